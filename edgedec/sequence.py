@@ -1,11 +1,12 @@
 """A request, the state of its generation, and what is returned of it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edgedec.errors import OptionError, RequestError
 from edgedec.model import LayerSet
+from edgedec.noise import SEED_LIMIT
 from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
 
@@ -87,6 +88,10 @@ class Request:
     rule: str = COUPLED
     record: Callable[[LayerSet], float] | None = None
     predicted_ids: tuple[int, ...] = ()
+
+    def text(self, k: int) -> "Request":
+        """Return the request of text `k` of several: the seed is `k` more."""
+        return replace(self, seed=(self.seed + k) % SEED_LIMIT)
 
     def __post_init__(self) -> None:
         if self.reuse not in ("exact", "longest"):

@@ -27,6 +27,7 @@ from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sessions.batching import Batcher
+from edgedec.sessions.forks import PAGE_TOKENS
 from edgedec.sessions.model_switching import SwitchingSession
 from edgedec.sessions.sliding_window import SlidingSession
 
@@ -37,7 +38,7 @@ logger = logging.getLogger("edgedec.api.load")
 logger.addHandler(logging.NullHandler())  # without a handler, `logging` would print warnings itself
 
 
-# 34 parameters, so that every editor and type checker completes them; a test holds them equal to the fields.
+# 35 parameters, so that every editor and type checker completes them; a test holds them equal to the fields.
 def load(
     model: ModelName,
     *,
@@ -61,6 +62,7 @@ def load(
     chat_template: str | None = None,
     grammars: bool = False,
     n_parallel: int = 1,
+    n_texts: int = 1,
     max_rows: int | None = None,
     n_threads: int | None = None,
     kv_type: str = "f16",
@@ -124,6 +126,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         planned = open_drafters(model, slots, planned, wishes, options, undo)
         for slot in slots:
             slot.forward_rows = load_options.max_rows if is_planned else None
+            slot.fork_tokens = _tokens_of_texts(options.n_texts, slot) if is_planned else None
             slot.watch = memory_watch(slot.drafting, planned.plan.process_cap_bytes)
         grammar_bytes = planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES)
         template = _template(model, options.chat_template)
@@ -136,6 +139,11 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
     if is_planned:
         return_free_memory()  # what probing and measuring left behind
     return engine
+
+
+def _tokens_of_texts(n_texts: int, slot: SessionSlot) -> int:
+    """Return how many tokens so many texts of one prompt hold at most, the last page of the prompt once more."""
+    return n_texts * slot.session.n_ctx + PAGE_TOKENS
 
 
 def _cap(options: EngineOptions, application: Application) -> Cap:

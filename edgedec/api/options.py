@@ -76,6 +76,8 @@ class EngineOptions:
             leaves grammars out, and they get the least memory that they work with.
         n_parallel: Requests that are generated at the same time and share each forward; further ones wait for their
             turn. On a runtime whose rows depend on what else is in a forward (llamacpp), all requests take turns.
+        n_texts: Texts of one prompt that a request writes at the same time (Engine.samples). A memory plan keeps room
+            for so many of the context's length; without a plan, requests may write more of them.
         max_rows: As in LoadOptions; None for n_draft_max + 1.
         n_threads: As in LoadOptions.
         kv_type: As in LoadOptions; or "auto", which takes f16, and a smaller type where memory is short. A smaller type
@@ -116,6 +118,7 @@ class EngineOptions:
     chat_template: str | None = None
     grammars: bool = False
     n_parallel: int = 1
+    n_texts: int = 1
     max_rows: int | None = None
     n_threads: int | None = None
     kv_type: str = "f16"

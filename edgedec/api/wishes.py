@@ -21,6 +21,7 @@ from edgedec.memory.planner import free_if_short, with_kv_type
 from edgedec.model import LoadOptions
 from edgedec.progress import stage
 from edgedec.scheduler.drafter_factories import HEAD, drafter_factories, require_overlap, used_draft_model
+from edgedec.sessions.forks import require_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ def engine_wishes(
         draft_overlap=options.draft_overlap,
         max_rows_pinned=options.max_rows is not None,
         request_bytes=application.request_bytes,
+        n_texts=require_count(options.n_texts, "texts"),
     )
     store = None if options.draft_store is None else require_draft_store(Path(options.draft_store))
     return Wishes(setting, factories, store, sizes, (*notes, *filter(None, [head_note])))

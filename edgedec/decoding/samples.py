@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from edgedec.decoding.generate import SessionSlot, begun, check_request, decoded, session_for
@@ -17,6 +17,7 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Generation, Request, TokenOutput
 from edgedec.sequence import Sequence as TextState
 from edgedec.sessions.forks import require_count
+from edgedec.stats import DecodeStats
 
 Until = Callable[[Sequence[Generation]], bool]
 """Is called when texts have ended, with all that ended so far in the order of their ends; True ends the others."""
@@ -61,6 +62,17 @@ class SampleStream(Stream[SampleOutput]):
     def live(self) -> tuple[int, ...]:
         """The numbers of the texts that are being written together; none before the first token is read."""
         return () if self._writing.batch is None else self._writing.batch.live
+
+    def has_ended(self, text: int) -> bool:
+        """Tell whether a text is complete, and its last token was read."""
+        return self._writing.has_ended(text)
+
+    def stats(self, text: int) -> DecodeStats:
+        """Return the statistics of a text, which grow while it is written (RequestError: no token of it was read)."""
+        batch, alone = self._writing.batch, self._writing.alone
+        if not 0 <= text < (len(alone) if batch is None else batch.n_texts):
+            raise RequestError(f"there is no text {text!r:.40} yet; read its first token before")
+        return alone[text][0].stats if batch is None else batch.stats(text)
 
     def fork(self, text: int, n: int = 1) -> list[int]:
         """Let `n` more texts go on from where a text is now, and return their numbers.
@@ -148,12 +160,14 @@ class _Writing:
         if self.batch is not None:
             return self.batch.generations
         unbegun = range(len(self.alone), self.n)
-        texts = [*self.alone, *((begun(self.request_of(k), self.slot, None), []) for k in unbegun)]
+        texts = [*self.alone, *((begun(self.request.text(k), self.slot, None), []) for k in unbegun)]
         return tuple(generation_of(state, outputs) for state, outputs in texts)
 
-    def request_of(self, k: int) -> Request:
-        """Return what text k would be alone."""
-        return replace(self.request, seed=self.request.seed + k)
+    def has_ended(self, text: int) -> bool:
+        """Tell whether a text is complete, and its last token was read."""
+        if self.batch is not None:
+            return text not in self.batch.live and all(found.text != text for found in self.pending)
+        return text < len(self.alone) and self.alone[text][0].finish_reason is not None
 
     def forget(self, dropped: Callable[[int], bool]) -> None:
         """Leave out the tokens of dropped texts that have not been read."""
@@ -184,7 +198,7 @@ class _Writing:
         done: list[Generation] = []
         for k in range(self.n):
             constraint = self.open_constraint()
-            state = begun(self.request_of(k), target, constraint)
+            state = begun(self.request.text(k), target, constraint)
             state.stats.add_reason(f"the texts are written one after another: {why}")
             outputs: list[TokenOutput] = []
             self.alone.append((state, outputs))

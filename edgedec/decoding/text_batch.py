@@ -6,7 +6,7 @@ read the prompt; only the forward is common. So a text has the bits that it woul
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -21,6 +21,7 @@ from edgedec.progress import OnProgress
 from edgedec.scheduler.shared_cost_curve import curve_of_fork
 from edgedec.sequence import Generation, Request, Sequence, TokenOutput
 from edgedec.sessions.forks import PAGE_TOKENS, ForkedSession, SessionForks, require_forks
+from edgedec.stats import DecodeStats
 
 OpenConstraint = Callable[[], Constraint | None]
 """Opens the grammar of one text, at its beginning."""
@@ -86,6 +87,15 @@ class TextBatch:
         """What was generated of each text so far, by its number."""
         return tuple(map(generation_of, self._sequences, self._outputs))
 
+    @property
+    def n_texts(self) -> int:
+        """How many texts were begun."""
+        return len(self._sequences)
+
+    def stats(self, number: int) -> DecodeStats:
+        """Return the statistics of a text, which grow while it is written."""
+        return self._sequences[number].stats
+
     def read_prompt(self, n: int, on_progress: OnProgress | None) -> None:
         """Read the prompt but for its last token, which each text evaluates, and open `n` texts.
 
@@ -109,7 +119,7 @@ class TextBatch:
         if n_reused < n_read:
             self._read(base, n_read, on_progress)
         for k in range(n):
-            sequence, constraint = self._begun(replace(request, seed=request.seed + k))
+            sequence, constraint = self._begun(request.text(k))
             sequence.n_cached = n_read
             sequence.stats.n_reused_tokens = n_read if k else n_reused
             self._open(sequence, self.forks.fork(target.session), constraint)
@@ -196,7 +206,7 @@ class TextBatch:
         source = self._text(number)
         session = self.forks.fork(source.session)
         try:
-            request = replace(source.sequence.request, seed=self._request.seed + len(self._sequences))
+            request = self._request.text(len(self._sequences))
             sequence, constraint = self._begun(request)
             n_prompt, old = len(request.prompt_ids), source.sequence
             for token_id in old.token_ids[n_prompt:]:

@@ -50,6 +50,7 @@ class Setting:
         draft_overlap: Whether the draft model drafts on the CPU while the target verifies.
         max_rows_pinned: Whether `options.max_rows` was asked for by name; it is not given up then.
         request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.
+        n_texts: Texts of one prompt that a request writes at the same time.
     """
 
     options: LoadOptions
@@ -64,6 +65,7 @@ class Setting:
     draft_overlap: bool = False
     max_rows_pinned: bool = False
     request_bytes: int = 0
+    n_texts: int = 1
 
     def less(self, kind: str, phrase: str, options: Mapping[str, Any] | None = None, **fields: Any) -> "Setting":
         """Return the setting with a sacrifice of this kind; its phrase replaces an earlier one of the same kind.

@@ -21,11 +21,14 @@ from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes
 from edgedec.model import LoadOptions
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
+from edgedec.sessions.forks import PAGE_TOKENS
 
 REQUESTS = "requests"
 """The term of what a server keeps for requests."""
 RESERVE = "reserve"
 """The term of what a plan keeps free below the cap."""
+TEXTS = "texts of one prompt"
+"""The term of what several texts of one prompt take beside the first one."""
 STORES = "draft stores"
 """The term of what drafters keep between requests; texts fill the stores."""
 
@@ -328,6 +331,10 @@ def _request_terms(setting: Setting, terms: Sequence[MemoryTerm]) -> Iterator[Me
     if setting.grammar_bytes:
         detail = f"{format_bytes(setting.grammar_bytes)} to compile them, as much for each text that keeps to one"
         yield MemoryTerm("grammars", setting.grammar_bytes * (1 + n_parallel), detail, grows=True)
+    if setting.n_texts > 1:
+        n_page = kv_bytes * PAGE_TOKENS // max(1, setting.options.n_ctx or PAGE_TOKENS)
+        n_bytes = (setting.n_texts - 1) * (kv_bytes + 2 * n_parallel * logit_bytes) + n_page
+        yield MemoryTerm(TEXTS, n_bytes, f"keys, values and logits of {setting.n_texts - 1} more", grows=True)
     if setting.prompt_cache:
         yield MemoryTerm("prompt cache", 2 * kv_bytes, "while it is read or saved", grows=True)
     if n_parallel > 1:

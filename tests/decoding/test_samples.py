@@ -24,13 +24,13 @@ COLD: dict[str, Any] = {"temperature": 0.0, "seed": 7}
 @pytest.fixture(scope="module", params=["plain", "drafts", "trees", "two requests"])
 def model(request: pytest.FixtureRequest, tiny_path: Path) -> Iterator[edgedec.Engine]:
     """The tiny model on the cpu runtime, with and without drafts, and loaded for two requests at a time."""
-    options: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
         "plain": {"draft": None},
         "drafts": {"draft": "suffix"},
         "trees": {"draft": "recycling"},
         "two requests": {"draft": "suffix", "n_parallel": 2},
-    }[request.param]
-    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, **options) as engine:
+    }
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, **ways[request.param]) as engine:
         yield engine
 
 
@@ -171,8 +171,6 @@ def test_a_callers_rule_ends_the_rest(model: edgedec.Engine) -> None:
     assert seen[-1] >= 2
     assert len(ended) >= 2
     assert all(n < 2 for n in seen[:-1])
-    never: list[Generation] = []
-    model.samples(PROMPT, 3, max_tokens=5, until=lambda texts: bool(never.extend(texts)), **WARM)
 
     def failing(ended: Sequence[Generation]) -> bool:
         raise KeyError("mine")
@@ -342,10 +340,26 @@ def test_texts_and_other_requests_share_forwards(tiny_path: Path, plain: edgedec
         assert other[0].token_ids == plain.generate("xyz", max_tokens=60, **WARM).token_ids
 
 
+def test_a_plan_keeps_room_for_texts(tiny_path: Path) -> None:
+    """n_texts is a term of the plan; with it, so many texts of the context's length are written to their ends."""
+    options: dict[str, Any] = {"runtime": "cpu", "n_ctx": 256, "draft": None, "memory": "2GB"}
+    with edgedec.load(tiny_path, **options) as one, edgedec.load(tiny_path, n_texts=4, **options) as four:
+        kv = next(term.n_bytes for term in one.plan.terms if term.name == "KV cache")
+        (term,) = (term for term in four.plan.terms if term.name == "texts of one prompt")
+        assert term.n_bytes >= 3 * kv
+        found = four.samples(PROMPT, 4, ignore_end=True, **WARM)
+        assert {text.stats.n_prompt_tokens + text.stats.n_generated_tokens for text in found} == {256}
+        with pytest.raises(MemoryCapError, match="room for"):
+            one.samples(PROMPT, 5, **WARM)
+    for wrong in (0, 257, 1.5):
+        with pytest.raises(RequestError, match="it must be from 1 to 256"):
+            edgedec.load(tiny_path, runtime="cpu", n_texts=wrong)  # type: ignore[arg-type]
+
+
 def test_a_memory_plan_limits_the_texts(tiny_path: Path) -> None:
     """Under a plan the texts share the context's room; without any for all of them, nothing is read."""
     with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=None) as engine:
-        engine._slot.fork_tokens = 256
+        engine._slot.fork_tokens = 4 * 64
         with pytest.raises(MemoryCapError, match=r"4 texts .* at least 256 tokens .* room for 192"):
             engine.samples(PROMPT, 4, **WARM)
         found = engine.samples(PROMPT, 3, ignore_end=True, **WARM)

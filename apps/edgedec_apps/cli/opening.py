@@ -38,6 +38,7 @@ def open_model(
     cancel: CancelToken,
     *,
     one_request: bool = False,
+    n_texts: int = 1,
     grammars: bool = False,
 ) -> Engine:
     """Find a model, plan its memory and load it, with progress and warnings on standard error.
@@ -48,6 +49,7 @@ def open_model(
         output: What is shown.
         cancel: Stops downloading and loading.
         one_request: Whether the engine will serve a single request, whose text the drafters need not keep for others.
+        n_texts: Texts of one prompt that are written at the same time.
         grammars: Whether texts may keep to grammars, which takes memory.
 
     Raises:
@@ -59,7 +61,7 @@ def open_model(
     with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
         if flags.prompt_cache is not None:
             require_prompt_cache(flags.prompt_cache)
-        options = engine_options(flags, on_progress, cancel, grammars=grammars)
+        options = engine_options(flags, on_progress, cancel, n_texts=n_texts, grammars=grammars)
         application = application_of(flags, base, one_request=one_request)
         if (preset := preset_of(name)) is not None:
             name, options = preset.model, loading(preset, options)
@@ -78,6 +80,7 @@ def engine_options(
     cancel: CancelToken | None = None,
     *,
     n_parallel: int = 1,
+    n_texts: int = 1,
     grammars: bool = False,
 ) -> EngineOptions:
     """Return the options of edgedec.load that the flags give; the chat template's file is read.
@@ -89,7 +92,8 @@ def engine_options(
     del given["prompt_cache"]
     given["chat_template"] = None if flags.chat_template is None else read_text(flags.chat_template)
     given["max_rows"] = 1 if flags.draft == "off" else None
-    return EngineOptions(**given, n_parallel=n_parallel, grammars=grammars, on_progress=on_progress, cancel=cancel)
+    given |= {"n_parallel": n_parallel, "n_texts": n_texts}
+    return EngineOptions(**given, grammars=grammars, on_progress=on_progress, cancel=cancel)
 
 
 def application_of(

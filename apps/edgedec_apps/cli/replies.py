@@ -12,7 +12,10 @@ from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import say, write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edgedec.decoding.generate import TokenStream
+    from edgedec.decoding.samples import SampleStream
     from edgedec.sequence import Generation
 
 
@@ -44,12 +47,14 @@ class PlainText:
 
 
 def print_stream(
-    stream: "TokenStream", progress: ProgressLine, *, n_most: int | None = None, show: ShownText | None
+    stream: "TokenStream | SampleStream", progress: ProgressLine, *, n_most: int | None = None, show: ShownText | None
 ) -> None:
-    """Show the tokens of a stream as they come, and close the stream.
+    """Show the tokens of a stream as they come, and close the stream; those of several texts are only counted.
 
     Where `show` is None nothing is printed, and the tokens are counted as progress, out of `n_most`.
     """
+    from edgedec.sequence import TokenOutput
+
     try:
         with progress as on_progress:
             with stage(on_progress, "prefill"):
@@ -57,13 +62,22 @@ def print_stream(
             for n, token in enumerate(chain([] if first is None else [first], stream), start=1):
                 if show is None:
                     on_progress(Progress("generating", n, n_most, "tokens"))
-                elif token.text:
+                elif isinstance(token, TokenOutput) and token.text:
                     progress.stop()
                     show.write(token.text)
     finally:
         stream.close()
     if show is not None:
         show.end()
+
+
+def print_texts(texts: "Sequence[Generation]") -> None:
+    """Print several texts, each below a line with its number."""
+    for number, text in enumerate(texts, 1):
+        shown = PlainText()
+        shown.write(f"--- text {number} of {len(texts)} ---\n")
+        shown.write(text.text or "\n")
+        shown.end()
 
 
 def say_summary(generation: "Generation", *, explain: bool = False) -> None:

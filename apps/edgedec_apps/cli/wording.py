@@ -11,6 +11,7 @@ KEYWORDS: Mapping[str, str] = {
     "draft_max": "n_draft_max",
     "gpu_layers": "n_gpu_layers",
     "parallel": "n_parallel",
+    "texts": "n_texts",
     "threads": "n_threads",
 }
 """The keyword of edgedec.load for each option of the command line that has another name; both without dashes."""
@@ -33,7 +34,8 @@ among the arguments of edgedec.load and of a generation."""
 _FLAGS = [field.name for flags in (LoadFlags, SamplingFlags) for field in fields(flags)]
 
 OPTIONS: Mapping[str, str] = {
-    KEYWORDS.get(name, name): "--" + name.replace("_", "-") for name in (*_FLAGS, "parallel", "allow_requantize")
+    KEYWORDS.get(name, name): "--" + name.replace("_", "-")
+    for name in (*_FLAGS, "parallel", "texts", "allow_requantize")
 } | {**TRAINING}
 """The command line's option for each argument of edgedec.load, of a generation and of a training, by its name."""
 

@@ -1,19 +1,22 @@
 """Generation of the texts of a request, piece by piece: the one place of the server that runs the engine.
 
-A request may want several texts: several prompts, and n texts of each. They are generated one after the other. Text k
-of a prompt is drawn with seed + k, so that the first text is the one that the seed gives alone.
+A request may want several texts: several prompts, and n texts of each. The texts of one prompt are generated together,
+the prompts one after the other. Text k of a prompt is drawn with seed + k, so that the first text is the one that the
+seed gives alone.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from edgedec.api.engine import Engine
 from edgedec.api.request_options import Reuse
 from edgedec.decoding.infill import Gap
-from edgedec.noise import SEED_LIMIT
+from edgedec.decoding.samples import SampleStream
 from edgedec.progress import CancelToken
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
@@ -40,6 +43,8 @@ class TextRequest:
         one_call: Whether the model may call only one of them in an answer.
         variables: Further variables of the chat template.
         thinks: Whether a text may begin with what the model thinks, which is a part of its own in the answer.
+        best_of: How many texts are generated for each prompt where that is more than n; the n texts are then those of
+            the highest mean log-probability of a token.
     """
 
     prompts: tuple[Prompt, ...]
@@ -52,6 +57,7 @@ class TextRequest:
     one_call: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     thinks: bool = False
+    best_of: int = 1
 
     def splitter(self) -> Splitter:
         """Return what splits the texts into their parts."""
@@ -113,28 +119,75 @@ def events(
     Raises:
         EdgedecError: As Engine.stream.
     """
-    index = 0
-    for token_ids in prompts:
-        for k in range(request.n):
-            yield from _one(engine, request, token_ids, k, index, cancel)
-            if cancel.cancelled:
-                return
-            index += 1
+    for index, token_ids in enumerate(prompts):
+        if request.best_of > request.n:
+            yield from _best(engine, request, token_ids, index * request.n, cancel)
+        elif request.n > 1:
+            yield from _several(engine, request, token_ids, index * request.n, cancel)
+        else:
+            yield from _one(engine, request, token_ids, index, cancel)
+        if cancel.cancelled:
+            return
+
+
+def _several(
+    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], first: int, cancel: CancelToken
+) -> Iterator[Event]:
+    """Generate the n texts of a prompt together; their indices are `first` and those that follow it."""
+    n_read = [0] * request.n
+    open_texts = list(range(request.n))
+    with closing(_samples(engine, request, token_ids, request.n, cancel)) as stream:
+        for found in stream:
+            k = found.text
+            n_read[k] += 1
+            stats = stream.stats(k)
+            yield Piece(first + k, found.output, Counts(n_read[k], stats.n_draft_tokens, stats.n_accepted_tokens))
+            for k in [k for k in open_texts if stream.has_ended(k)]:
+                open_texts.remove(k)
+                yield Finished(first + k, stream.generations[k])
+    for k in open_texts:
+        yield Finished(first + k, stream.generations[k])
+
+
+def _best(
+    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], first: int, cancel: CancelToken
+) -> Iterator[Event]:
+    """Generate `best_of` texts of a prompt together, and finish the n whose tokens are the most probable on average."""
+    with closing(_samples(engine, request, token_ids, request.best_of, cancel)) as stream:
+        for _ in stream:
+            pass
+    texts = sorted(stream.generations, key=_mean_logprob, reverse=True)
+    for k, generation in enumerate(texts[: request.n]):
+        yield Finished(first + k, generation)
+
+
+def _mean_logprob(generation: Generation) -> float:
+    """Return the mean log-probability of a text's tokens; a text without a token comes last."""
+    n = len(generation.token_ids)
+    return (generation.logprob_sum or 0.0) / n if n else -inf
+
+
+def _samples(
+    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], n: int, cancel: CancelToken
+) -> SampleStream:
+    options = dict(request.options)
+    if request.best_of <= request.n:
+        options.setdefault("logprobs", None)  # which takes time where nobody asks for it
+    return engine.samples_stream(
+        token_ids, n, reuse=request.reuse, draft=request.draft, verify=request.verify, cancel=cancel, **options
+    )
 
 
 def _one(
-    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], k: int, index: int, cancel: CancelToken
+    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], index: int, cancel: CancelToken
 ) -> Iterator[Event]:
-    options = dict(request.options)
-    if options.get("seed") is not None:
-        options["seed"] = (options["seed"] + k) % SEED_LIMIT
     stream = engine.stream(
         token_ids,
         reuse=request.reuse,
         draft=request.draft,
         verify=request.verify,
         cancel=cancel,
-        **options,
+        **request.options,
     )
     stats: DecodeStats = stream.generation.stats
     try:

@@ -87,7 +87,7 @@ class _Work:
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         producer = asyncio.create_task(self._produce(queue, share, cancel))
         producer.add_done_callback(lambda _: queue.put_nowait(None))
-        generations: list[Generation] = []
+        texts: dict[int, Generation] = {}
         queued_s = 0.0
         going = True
         try:
@@ -101,10 +101,10 @@ class _Work:
                     elif isinstance(event, Piece) and self.dialect.streams:
                         chunks.extend(self.dialect.piece(event))
                     elif isinstance(event, Finished):
-                        generations.append(event.generation)
+                        texts[event.index] = event.generation
                         chunks.extend(self.dialect.finished(event, queued_s) if self.dialect.streams else ())
                     going = event is not None
-                if self.service.closing or (generations and _was_stopped(generations[-1])):
+                if self.service.closing or any(map(_was_stopped, texts.values())):
                     raise closing_error()
                 await sender.send(chunks)
             await producer
@@ -113,6 +113,7 @@ class _Work:
             await asyncio.wait({producer})
             if not producer.cancelled():
                 producer.exception()  # raised above, or there is no client to answer
+        generations = [texts[index] for index in sorted(texts)]
         if self.dialect.streams:
             await sender.send(self.dialect.end(generations))
             await sender.finish()

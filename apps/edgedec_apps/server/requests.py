@@ -106,11 +106,14 @@ def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delive
         require_gaps(fields, "suffix", engine)
         prompts = tuple(Gap(str(prompt), suffix) for prompt in prompts)
     options |= with_close(fields, structured_options(fields))
-    best_of = fields.whole("best_of", low=1)
+    best_of = fields.whole("best_of", low=1, high=MOST_TEXTS)
     n, (draft, verify), reuse, delivery = _common(fields, logprobs=logprobs is not None, echo=echo)
-    if best_of not in (None, n):
-        raise fields.refusal("best_of", f"is {best_of}; it must be n = {n}, as many texts as are returned")
-    return TextRequest(prompts, options, n, reuse, draft, verify), delivery
+    best_of = best_of or n
+    if best_of < n:
+        raise fields.refusal("best_of", f"is {best_of}; it must be at least n = {n}, as many texts as are returned")
+    if best_of > n and delivery.stream:
+        raise fields.refusal("best_of", f"is {best_of}, more than n = {n}, which can't be streamed; leave out stream")
+    return TextRequest(prompts, options, n, reuse, draft, verify, best_of=best_of), delivery
 
 
 def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int, tuple[bool, str], Reuse, Delivery]:

@@ -65,7 +65,7 @@ def test_without_a_template_the_text_is_continued_and_that_is_said(plain_model: 
 def test_json_is_one_object_and_nothing_else(model: Path) -> None:
     """--json prints one object with text, tokens, reason and counts; the text itself is not printed besides."""
     found = document(run_here("run", model, "Hello", *GREEDY, "--json", "--seed", "7", "--logprobs", "2"))
-    assert list(found) == ["model", "text", "token_ids", "finish_reason", "stats", "logprobs", "memory"]
+    assert list(found) == ["model", "text", "token_ids", "finish_reason", "logprob_sum", "stats", "logprobs", "memory"]
     assert (found["model"], found["finish_reason"]) == (str(model), "length")
     assert found["stats"]["seed"] == 7
     assert len(found["token_ids"]) == len(found["logprobs"]) == 8
@@ -178,3 +178,20 @@ def test_the_real_model_answers(smollm_path: Path) -> None:
     """The 135M model answers a question through its own chat template."""
     result = run_here("run", smollm_path, "Why is the sky blue?", "-t", "0", "-n", "12", "-q", "--runtime", "llamacpp")
     assert result.text.startswith("The sky is blue because of")
+
+
+def test_several_texts_are_those_of_the_seeds_after(model: Path) -> None:
+    """-k 3 prints three texts, each below its number, and in JSON as a list; text k is that of the seed plus k."""
+    warm = ("-t", "1", "-n", "8", "--ignore-end", "--draft", "off")
+    alone = [document(run_here("run", model, "Hello", *warm, "--seed", str(5 + k), "--json")) for k in range(3)]
+    found = document(run_here("run", model, "Hello", *warm, "--seed", "5", "-k", "3", "--json"))
+    assert [text["token_ids"] for text in found["texts"]] == [text["token_ids"] for text in alone]
+    assert all(text["logprob_sum"] < 0 for text in found["texts"])
+    shown = run_here("run", model, "Hello", *warm, "--seed", "5", "--texts", "3")
+    assert shown.code == 0
+    assert shown.text == "".join(f"--- text {k} of 3 ---\n{text['text']}\n" for k, text in enumerate(alone, 1))
+    assert len(shown.err.splitlines()) == 3
+    for wrong in ("0", "257", "1000000"):
+        refused = run_here("run", model, "Hello", "-k", wrong)
+        assert refused.code != 0
+        assert "it must be from 1 to 256" in refused.err

@@ -82,6 +82,27 @@ def test_n_texts_are_those_of_the_seeds_after(client: Any) -> None:
     assert streamed == [choice.message.content for choice in several.choices]
 
 
+def test_the_prompt_of_several_texts_is_read_once(server: Running) -> None:
+    """The texts are written together: each but the first had all but the last token of its prompt from the first."""
+    asked = {"model": "tiny", "messages": messages("Read me once"), "max_tokens": 8, "seed": 1, "n": 4}
+    reply = server.client.post("/v1/chat/completions", json=asked).json()
+    text = server.engine.samples(messages("Read me once"), 4, max_tokens=8, seed=1)
+    assert [choice["message"]["content"] for choice in reply["choices"]] == [found.text for found in text]
+    assert all(found.stats.n_reused_tokens == found.stats.n_prompt_tokens - 1 for found in text[1:])
+
+
+def test_best_of_returns_the_most_probable_texts(client: Any, server: Running) -> None:
+    """Of best_of texts, those come whose tokens are the most probable on average, the best one first."""
+    asked = {"model": "tiny", "prompt": "Once", "max_tokens": 6, "seed": 3, "temperature": 1.0}
+    texts = server.engine.samples("Once", 6, max_tokens=6, seed=3, temperature=1.0)
+    mean = {text.text: (text.logprob_sum or 0) / len(text.token_ids) for text in texts}
+    best = sorted(mean, key=lambda text: -mean[text])
+    reply = client.completions.create(n=2, best_of=6, **asked)
+    assert [choice.text for choice in reply.choices] == best[:2]
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    assert [choice.text for choice in client.completions.create(best_of=6, **asked).choices] == best[:1]
+
+
 def test_logprobs(client: Any, server: Running) -> None:
     """Log-probabilities are the engine's, token by token, and their bytes are the text's."""
     own = server.engine.chat(messages("Hi"), max_tokens=6, temperature=0, logprobs=3)

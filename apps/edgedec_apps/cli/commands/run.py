@@ -25,12 +25,12 @@ from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import find_prompt, system_text
-from edgedec_apps.cli.replies import PlainText, cut_text, print_stream, say_summary
+from edgedec_apps.cli.replies import PlainText, cut_text, print_stream, print_texts, say_summary
 from edgedec_apps.cli.terminal import say, write_json
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
-    from edgedec.decoding.generate import TokenStream
+    from edgedec.chat import Message
     from edgedec.memory_plan import MemoryPlan
     from edgedec.sequence import Generation
 
@@ -57,6 +57,10 @@ class RunJob:
         ),
     ] = None
     raw: Annotated[bool, prompt_option("--raw", help="Continue the text, without the chat template.")] = False
+    texts: Annotated[
+        int,
+        prompt_option("--texts", "-k", help="Write so many texts of the prompt together: text k has the seed plus k."),
+    ] = 1
     system: System = None
     system_file: SystemFile = None
     history: KeepHistory = True
@@ -77,6 +81,8 @@ def command(job: RunJob) -> None:
     job = replace(job, sampling=sampling, system=None if job.raw and given is None else system)
     if text is not None:
         _run_prompt(job, text)
+    elif job.texts != 1:
+        raise RequestError("--texts needs a prompt; give one, or pipe it in")
     elif job.raw:
         raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
     else:
@@ -91,6 +97,7 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
         CutTextError: The text was cut before its grammar allowed an end; it is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
+    from edgedec.sessions.forks import require_count
     from edgedec_apps.cli.grammar_options import grammar_options
     from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
 
@@ -99,48 +106,75 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
     if not job.raw and not prompt.strip():
         raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
     require_writable(job.output.json_out)
+    require_count(job.texts, "texts")
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
 
-    def work(cancel: CancelToken) -> "tuple[Generation, MemoryPlan]":
-        with open_model(job.model, job.load, job.output, cancel, one_request=True, grammars=bool(grammar)) as engine:
+    def work(cancel: CancelToken) -> "tuple[tuple[Generation, ...], MemoryPlan]":
+        with open_model(
+            job.model, job.load, job.output, cancel, one_request=True, n_texts=job.texts, grammars=bool(grammar)
+        ) as engine:
             restore_prompt_cache(engine, job.load.prompt_cache)
             progress = ProgressLine(quiet=job.output.quiet)
             with progress as on_progress:
-                stream = _start(engine, job, prompt, options | {"cancel": cancel, "on_progress": on_progress})
-                show = None if job.output.as_json else PlainText()
-                print_stream(stream, progress, n_most=options.get("max_tokens"), show=show)
+                started = options | {"cancel": cancel, "on_progress": on_progress}
+                texts = _written(engine, job, _prompt(engine, job, prompt), started, progress)
             store_prompt_cache(engine, job.load.prompt_cache)
-            return stream.generation, engine.plan
+            return texts, engine.plan
 
-    generation, plan = interruptible(work)
-    _report(generation, plan, job.model, job.output)
-    if generation.finish_reason == "cancelled":
+    texts, plan = interruptible(work)
+    _report(texts, plan, job.model, job.output)
+    if any(text.finish_reason == "cancelled" for text in texts):
         raise CancelledError("interrupted")
-    if error := cut_text(generation):
-        raise error
+    for text in texts:
+        if error := cut_text(text):
+            raise error
 
 
-def _start(engine: "Engine", job: RunJob, prompt: str, options: dict[str, Any]) -> "TokenStream":
-    """Start the generation: by the chat template, or as a continuation where --raw is given or the model has none."""
+def _written(
+    engine: "Engine",
+    job: RunJob,
+    prompt: "str | list[Message]",
+    options: dict[str, Any],
+    progress: ProgressLine,
+) -> "tuple[Generation, ...]":
+    """Generate and print the text, or the texts; several are printed one after another when all are written."""
+    n_most = options.get("max_tokens")
+    show = None if job.output.as_json else PlainText()
+    if job.texts > 1:
+        stream = engine.samples_stream(prompt, job.texts, **options)
+        print_stream(stream, progress, n_most=n_most and n_most * job.texts, show=None)
+        if show is not None:
+            print_texts(stream.generations)
+        return stream.generations
+    one = engine.stream(prompt, **options) if isinstance(prompt, str) else engine.chat_stream(prompt, **options)
+    print_stream(one, progress, n_most=n_most, show=show)
+    return (one.generation,)
+
+
+def _prompt(engine: "Engine", job: RunJob, prompt: str) -> "str | list[Message]":
+    """Return the messages for the chat template, or the text to continue: with --raw, or for a model that has none."""
     if not job.raw and engine.can_chat:
         messages = [{"role": "system", "content": job.system}] if job.system is not None else []
-        return engine.chat_stream([*messages, {"role": "user", "content": prompt}], **options)
+        return [*messages, {"role": "user", "content": prompt}]
     if job.system is not None:
         raise RequestError("the model has no chat template, which --system needs; leave --system out")
     if not job.raw and not job.output.quiet:
         say("edgedec: the model has no chat template; the prompt is continued, as with --raw")
-    return engine.stream(prompt, **options)
+    return prompt
 
 
-def _report(generation: "Generation", plan: "MemoryPlan", model: str, output: OutputFlags) -> None:
+def _report(texts: "tuple[Generation, ...]", plan: "MemoryPlan", model: str, output: OutputFlags) -> None:
     if not output.quiet:
-        say_summary(generation, explain=output.explain)
+        for text in texts:
+            say_summary(text, explain=output.explain)
         if output.explain:
             say(f"  {held_line(plan)}")
     if not output.as_json and output.json_out is None:
         return
-    document = _document(generation, model) | {"memory": held_document(plan)}
+    documents = [_document(text, model) for text in texts]
+    document = documents[0] if len(texts) == 1 else {"model": model, "texts": documents}
+    document |= {"memory": held_document(plan)}
     if output.as_json:
         write_json(document)
     if output.json_out is not None:
@@ -155,6 +189,7 @@ def _document(generation: "Generation", model: str) -> dict[str, Any]:
         "token_ids": list(generation.token_ids),
         "finish_reason": generation.finish_reason,
         **({} if generation.is_whole is None else {"is_whole": generation.is_whole}),
+        **({} if generation.logprob_sum is None else {"logprob_sum": generation.logprob_sum}),
         "stats": generation.stats.as_dict(),
     }
     if any(output.logprob is not None for output in generation.outputs):
