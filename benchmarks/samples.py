@@ -2,9 +2,10 @@
 
     python benchmarks/samples.py qwen2.5-coder-1.5b --n 8 --out benchmarks/results/samples.json
 
-A chat prompt of about 300 tokens is answered n times: by Engine.samples, and by a request for each seed. Every text must
-equal the one of its seed alone. The script prints the tokens per second of both ways, prefill included, their ratio, and
-the state that bounds it: the seconds T(n) of a native forward with a row of each text, against those of one row.
+A chat prompt of about 300 tokens is answered n times: by Engine.samples, and by a request for each seed, which finds
+the prompt in the KV cache. Every text must equal the one of its seed alone. The script prints the tokens per second of
+both ways, prefill included, their ratio, and the state that bounds it: the seconds T(n) of a native forward with a row
+of each text, against those of one row.
 
 Then a prompt of about 2,000 tokens is read, and the resident memory that n texts of it take is compared with that of
 one text. Ends with one line of JSON; the exit code is 1 where a text differs.
@@ -23,7 +24,7 @@ import numpy as np
 from provenance import provenance
 
 import edgedec
-from edgedec.memory.system import resident_bytes
+from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.model import ForwardItem, Session
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, read_prompts
 
@@ -55,12 +56,13 @@ def forward_seconds(engine: edgedec.Engine, prompt: list[int], n: int, rounds: i
 
 
 def rates(
-    engine: edgedec.Engine, chat: list[dict[str, Any]], n: int, options: dict[str, Any], rounds: int
+    engine: edgedec.Engine, chat: list[dict[str, Any]], n: int, given: dict[str, Any], rounds: int
 ) -> tuple[dict[str, list[float]], int]:
     """Return the tokens per second of both ways by round, and how many texts differ."""
     found: dict[str, list[float]] = {"one after another": [], "together": []}
     differ = 0
     for i in range(rounds + 1):
+        options = given if i else {**given, "max_tokens": 8}  # the first round warms both
         engine.forget()
         engine.generate([1, 2, 3], max_tokens=1)  # so that both ways read the whole prompt
         begun = perf_counter()
@@ -71,7 +73,7 @@ def rates(
         alone = [engine.chat(chat, **{**options, "seed": options["seed"] + k}) for k in range(n)]
         alone_s = perf_counter() - begun
         differ += sum(a.token_ids != b.token_ids for a, b in zip(together, alone, strict=True))
-        if i or not rounds:  # the first round warms both
+        if i:
             n_tokens = sum(len(text.token_ids) for text in alone)
             found["one after another"].append(n_tokens / alone_s)
             found["together"].append(n_tokens / together_s)
@@ -87,7 +89,9 @@ def memory(engine: edgedec.Engine, chat: list[dict[str, Any]], n: int, options: 
     stream = engine.samples_stream([1, 2, 3], n, **options)  # what Python and the logits of n rows take
     for _ in stream:
         pass
+    del stream
     gc.collect()
+    return_free_memory()  # what closed forks left behind would not be counted else
     before = resident_bytes() or 0
     stream = engine.samples_stream(ids, n, **options)
     most, n_own = 0, 0
