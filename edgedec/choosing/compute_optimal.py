@@ -1,0 +1,61 @@
+"""Choosing the method by how hard a prompt is, after the scores of a few first texts.
+
+"Scaling LLM Test-Time Compute Optimally can be More Effective than Scaling Model Parameters" (arXiv:2408.03314): easy
+prompts need few texts, hard ones a search. Which method is best at which difficulty is measured, not known: the default
+table is that of docs/better-answers.md.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from edgedec.errors import OptionError
+
+Table = Sequence[tuple[float, str]]
+"""Pairs of the least mean score and the method from there on, the greatest score first; the last one begins at 0."""
+
+
+def method_for(scores: Sequence[float], table: Table) -> str:
+    """Return the method for a prompt whose first texts have these scores, 0 to 1.
+
+    Raises:
+        OptionError: There are no scores, or the table does not go down to 0.
+
+    >>> table = [(0.9, "one"), (0.4, "vote"), (0.0, "particles")]
+    >>> method_for([1.0, 0.9], table), method_for([0.5, 0.5], table), method_for([0.0, 0.1], table)
+    ('one', 'vote', 'particles')
+    """
+    bounds = [least for least, _ in table]
+    if not bounds or bounds[-1] != 0 or bounds != sorted(bounds, reverse=True):
+        raise OptionError("table", list(table), "it must hold falling scores, the last of them 0")
+    if not scores:
+        raise OptionError("scores", scores, "it must hold the score of at least one text")
+    mean = fmean(scores)
+    return next(name for least, name in table if mean >= least)
+
+
+def fitted(outcomes: Sequence[tuple[float, str, float]], bounds: Sequence[float]) -> list[tuple[float, str]]:
+    """Return the table of the methods that did best on measured prompts, by difficulty.
+
+    Args:
+        outcomes: (mean first score of a prompt, method, accuracy there, 0 to 1).
+        bounds: Falling least scores of the table's rows, the last one 0; a row without outcomes is left out, but for
+            the last.
+
+    Raises:
+        OptionError: No outcome falls into the last row.
+
+    >>> fitted([(0.9, "one", 1.0), (0.9, "vote", 0.8), (0.2, "vote", 0.5), (0.1, "one", 0.1)], [0.5, 0.0])
+    [(0.5, 'one'), (0.0, 'vote')]
+    """
+    table = list[tuple[float, str]]()
+    top = float("inf")
+    for least in bounds:
+        inside = [(name, accuracy) for mean, name, accuracy in outcomes if least <= mean < top]
+        names = dict.fromkeys(name for name, _ in inside)
+        if names:
+            best = max(names, key=lambda name: fmean(value for each, value in inside if each == name))
+            table.append((least, best))
+            top = least
+    if not table or table[-1][0] != 0:
+        raise OptionError("outcomes", len(outcomes), "some must have a first score in the table's last row")
+    return table
