@@ -199,7 +199,7 @@ ARCHITECTURES = {
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
 WINDOWED_EXAONE4 = Tiny(
-    *("exaone4", ("F32",), 64, 64, 4, 2, 16, 32),
+    *("exaone4", ("F32",), False, 64, 64, 4, 2, 16, 32),
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
