@@ -11,6 +11,21 @@ from edgedec.sampling import Place
 _FORBIDDEN = np.float32(-np.inf)
 
 
+class Predicate(Protocol):
+    """Says which texts are allowed."""
+
+    def __call__(self, text: str, is_end: bool, /) -> bool:
+        """Return whether a text is allowed to end here (`is_end`), or to stand there and go on.
+
+        The same arguments must always give the same answer.
+
+        Args:
+            text: The text from its beginning. A character of which only some bytes are there is a U+FFFD at the end: a
+                function that does not take it allows only characters that are one token.
+            is_end: Whether the text ends here.
+        """
+
+
 class GrammarState(Protocol):
     """A text's state in a grammar: it takes tokens and takes them back; what is allowed depends on its tokens alone."""
 
@@ -21,6 +36,10 @@ class GrammarState(Protocol):
     @property
     def may_end(self) -> bool:
         """Whether the text is whole; tokens may still follow."""
+
+    @property
+    def predicate(self) -> Predicate | None:
+        """What the texts must keep to beside the tokens that the state allows; None where that is all."""
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return bool[n_vocab]: which tokens may follow, among them the end tokens where the text may end.

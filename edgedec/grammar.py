@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol, get_args
 
 from edgedec import plugins
 from edgedec.closing import ClosingConstraint, ClosingTokens
-from edgedec.constraint import Constraint, GrammarState
+from edgedec.constraint import Constraint, GrammarState, Predicate
 from edgedec.errors import OptionError, RequestError, argument
-from edgedec.predicate import AnyText, Predicate, PredicateConstraint
+from edgedec.predicate import AnyText, PredicateConstraint, both
 from edgedec.tokenizer import Tokenizer
 
 JsonSchema = Mapping[str, Any] | str
@@ -190,6 +190,13 @@ class Grammars:
             PluginError: The plug-in does not import.
         """
         state = self._compiled(grammar)
+        if close and state.predicate is not None:
+            raise RequestError(
+                f"{argument('json_close')} can't close the texts of this schema in time, as its uniqueItems is checked "
+                f"item by item; leave {argument('json_close')} or uniqueItems out"
+            )
+        if state.predicate is not None:
+            return PredicateConstraint(state, state.predicate, self._tokenizer)
         if not close:
             return Constraint(state)
         with self._lock:
@@ -221,7 +228,8 @@ class Grammars:
         with self._lock:
             self._any_text = self._any_text or AnyText(self._tokenizer)
         state = self._any_text if grammar is None else self._compiled(grammar)
-        return PredicateConstraint(state, predicate, self._tokenizer)
+        asked = predicate if state.predicate is None else both(state.predicate, predicate)
+        return PredicateConstraint(state, asked, self._tokenizer)
 
     def _compiled(self, grammar: Grammar) -> GrammarState:
         """Return a compiled grammar's state before the first token."""

@@ -10,33 +10,17 @@ tokens that would be taken: with p of the taken token, p_out of those that were 
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Constraint, GrammarState
+from edgedec.constraint import Constraint, GrammarState, Predicate
 from edgedec.errors import RequestError
 from edgedec.sampling import Place
 from edgedec.tokenizer import Tokenizer
 
 _MOST_TESTS = 20_000  # for one token
 _LEFT_OVER = 1e-9  # a smaller probability that is left is rounding, and not worth a test
-
-
-class Predicate(Protocol):
-    """Says which texts are allowed."""
-
-    def __call__(self, text: str, is_end: bool, /) -> bool:
-        """Return whether a text is allowed to end here (`is_end`), or to stand there and go on.
-
-        The same arguments must always give the same answer.
-
-        Args:
-            text: The text from its beginning. A character of which only some bytes are there is a U+FFFD at the end: a
-                function that does not take it allows only characters that are one token.
-            is_end: Whether the text ends here.
-        """
 
 
 class AnyText:
@@ -48,6 +32,7 @@ class AnyText:
 
     is_complete = False
     may_end = True
+    predicate = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         ids = range(tokenizer.n_vocab)
@@ -162,3 +147,8 @@ class PredicateConstraint(Constraint):
             except Exception as error:
                 raise RequestError(f"the predicate failed: {type(error).__name__}: {error}") from error
         return self._answers[text, is_end]
+
+
+def both(one: Predicate, other: Predicate) -> Predicate:
+    """Return a predicate that takes what two others take."""
+    return lambda text, is_end: one(text, is_end) and other(text, is_end)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Literal, TypedDict
 
+from edgedec.constraint import Predicate
 from edgedec.errors import OptionError, RequestError
 from edgedec.grammar import Grammar, JsonSchema
-from edgedec.predicate import Predicate
 from edgedec.progress import OnProgress
 from edgedec.sequence import COUPLED
 from edgedec.verification import RULES

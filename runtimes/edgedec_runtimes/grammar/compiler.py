@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.constraint import Predicate
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec.grammar import GRAMMAR_BYTES, Grammar
 from edgedec.memory.system import resident_reader, return_free_memory
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.grammar.limits import Limits, require_modest
+from edgedec_runtimes.grammar.rewriting import Words, other_words
 from edgedec_runtimes.grammar.vocabulary import Vocabulary
 
 # White space stands where Python's json module puts it, and nowhere else: a small model that is allowed to go on with
@@ -71,7 +73,8 @@ class Llguidance:
             verbose_errors=False, **{name: min(most, n_bytes // unit) for name, (most, unit) in _LIMITS.items()}
         )
         self._compiled: OrderedDict[Grammar, SharedMatcher] = OrderedDict()
-        self._lock = threading.Lock()  # guards _compiled
+        self._words: OrderedDict[Grammar, Words] = OrderedDict()  # of schemas refused as they are
+        self._lock = threading.Lock()  # guards _compiled and _words
         self._resident = resident_reader()
 
     def compile(self, grammar: Grammar) -> "MatcherState":
@@ -80,6 +83,25 @@ class Llguidance:
         Raises:
             RequestError: The grammar is invalid, unsupported or too large, or the only text that keeps to it is "".
         """
+        with self._lock:
+            words = self._words.get(grammar)
+        if words is not None:
+            return self._in_words(*words)
+        try:
+            return self._in_words(grammar, None)
+        except RequestError:
+            words = other_words(grammar)
+            if words is None:
+                raise
+        state = self._in_words(*words)
+        with self._lock:
+            self._words[grammar] = words
+            while len(self._words) > _N_REMEMBERED:
+                self._words.popitem(last=False)
+        return state
+
+    def _in_words(self, grammar: Grammar, predicate: Predicate | None) -> "MatcherState":
+        """Return the state of a grammar as it is, whose texts must also keep to a predicate."""
         with self._lock:
             matched = self._compiled.get(grammar)
         if matched is None:
@@ -95,7 +117,9 @@ class Llguidance:
             self._compiled[grammar] = matched
             self._compiled.move_to_end(grammar)
         self.forget_large(keep=grammar)
-        return self._state(matched, grammar)
+        state = self._state(matched, grammar)
+        state.predicate = predicate
+        return state
 
     def forget_large(self, keep: Grammar | None = None) -> None:
         """Forget compiled grammars, the oldest first, until the others keep to their share of the memory.
@@ -191,6 +215,7 @@ class MatcherState:
         self._limits = limits
         self._resident = resident
         self._taken: list[int] = []
+        self.predicate: Predicate | None = None
         self._n_compiled = matched.n_bytes
 
     @property
