@@ -93,9 +93,10 @@ def require_text_decoder(gguf: GGUF, *, may_embed: bool = False, may_encode: boo
     """
     kind = _other_kind(gguf, may_embed=may_embed or may_encode, may_encode=may_encode)
     if kind is not None:
-        raise UnsupportedModelError(
-            f"{gguf.paths[0]}: this is {kind}; edgedec runs text decoders: pass the GGUF of a language model"
-        )
+        remedy = "edgedec runs text decoders: pass the GGUF of a language model"
+        if kind.startswith(_ENCODER):
+            remedy = "the llamacpp runtime embeds texts with it, unless it is a reranker: use that"
+        raise UnsupportedModelError(f"{gguf.paths[0]}: this is {kind}; {remedy}")
 
 
 def _other_kind(gguf: GGUF, *, may_embed: bool, may_encode: bool) -> str | None:

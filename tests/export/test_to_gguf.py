@@ -211,6 +211,7 @@ def test_the_command_says_what_it_made(tmp_path: Path, monkeypatch: pytest.Monke
     assert (result.code, result.err) == (0, ""), result
     out = Path("Tiny-0.1B-layers-0,2-Q8_0.gguf")
     facts = {"model": "Tiny-0.1B", "file": str(out), "bytes": out.stat().st_size, "type": "Q8_0", "n_layer": 2}
+    facts |= {"embeds": False}
     assert json.loads(result.out) == facts
     result = run_here("export", "Tiny-0.1B", "--to", "gguf", "--out", "m.gguf")
     assert (result.code, result.out) == (0, b""), result

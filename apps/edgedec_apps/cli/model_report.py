@@ -11,6 +11,7 @@ from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.gguf.model_kinds import is_embedder
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import Cap, plan_wishes
 from edgedec.memory.system import available_bytes
@@ -50,6 +51,7 @@ def model_document(path: Path, cap: Cap) -> dict[str, Any]:
         "sampling_defaults": asdict(SamplingParams(**found.sampling_defaults)),
         "sampling_defaults_from": "the model file" if found.sampling_defaults else "edgedec",
         "has_chat_template": found.has_chat_template,
+        "embeds": is_embedder(gguf),
         "license": found.license,
         "runtimes": _refusals(path, gguf),
         "runtime_chosen": None if choice is None else choice.runtime.name,

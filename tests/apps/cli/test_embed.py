@@ -45,3 +45,11 @@ def test_what_is_refused(bert: Path, model: Path) -> None:
     run_here("embed", model, "a", *auto).failed(40, "was not trained to embed")
     assert run_here("embed", model, "a", "--pooling", "mean", "--runtime", "cpu").code == 0
     run_here("run", bert, "a", *auto).failed(40, "is an embedding model")
+
+
+def test_info_says_what_it_is_for(bert: Path, model: Path) -> None:
+    """An embedding model's report has no defaults of sampling; a model that writes has them."""
+    assert "edgedec embed" in (found := run_here("info", bert).out.decode())
+    assert "sampling" not in found
+    assert "edgedec embed" not in run_here("info", model).out.decode()
+    assert json.loads(run_here("info", bert, "--json").out)["embeds"]

@@ -250,6 +250,7 @@ def _folder_document(job: ExportJob, folder: Path) -> dict[str, Any]:
 def _make_gguf(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> dict[str, Any]:
     """Export to another GGUF, and return the JSON object about it."""
     from edgedec.gguf.file import read_gguf
+    from edgedec.gguf.model_kinds import is_embedder
     from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
     from edgedec.trained_heads.load import is_head_path
     from edgedec_export.to_gguf import export_gguf
@@ -275,6 +276,7 @@ def _make_gguf(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> 
         "bytes": made.n_bytes,
         "type": FILE_TYPE_NAMES.get(number) if isinstance(number, int) else None,
         "n_layer": made.metadata.get(f"{made.metadata.get('general.architecture')}.block_count"),
+        "embeds": is_embedder(made),
     }
 
 
@@ -377,4 +379,5 @@ def _say_gguf(document: dict[str, Any]) -> None:
         say(one_line(f"{document['file']}: {size}, a draft head in {document['type']}; use it with: {used}"))
         return
     facts = ", ".join(str(fact) for fact in (size, document["type"], f"{document['n_layer']} layers") if fact)
-    say(one_line(f"{document['file']}: {facts}; run it with: edgedec run {document['file']}"))
+    use = "embed texts with it: edgedec embed" if document["embeds"] else "run it with: edgedec run"
+    say(one_line(f"{document['file']}: {facts}; {use} {document['file']}"))

@@ -64,6 +64,16 @@ def _stored(model: str) -> Path:
         raise
 
 
+def _use(document: dict[str, Any]) -> Facts:
+    """Return what a model is for: vectors, or texts with these defaults of sampling."""
+    if document["embeds"]:
+        return [("made for", "vectors of texts (edgedec embed)")]
+    return [
+        ("sampling", f"{_sampling(document['sampling_defaults'])} (from {document['sampling_defaults_from']})"),
+        ("chat template", "yes" if document["has_chat_template"] else "none: the model continues text"),
+    ]
+
+
 def _catalogue_document(entry: "Entry") -> dict[str, Any]:
     """Return the JSON object of a model of the catalogue that is not on this machine."""
     from edgedec_apps.cli.bandwidth import memory_bandwidth
@@ -133,8 +143,7 @@ def _facts(document: dict[str, Any]) -> Facts:
             f"{document['n_ctx_default']} tokens by default, trained for {'unknown' if trained is None else trained}",
         ),
         ("memory", _memory(document)),
-        ("sampling", f"{_sampling(document['sampling_defaults'])} (from {document['sampling_defaults_from']})"),
-        ("chat template", "yes" if document["has_chat_template"] else "none: the model continues text"),
+        *_use(document),
         ("license", document["license"] or "-"),
     ]
     for name, reason in document["runtimes"].items():
