@@ -10,7 +10,8 @@ lies in the cache (`moe/` below EDGEDEC_CACHE) and is written once.
 
 Both runtimes run in this process, in turn, with the same number of threads. T(n) is one forward of n new tokens on 256
 cached ones that returns all rows of logits; every run has other tokens, and so other experts. The figures are medians,
-in milliseconds. The last line is JSON.
+in milliseconds. At last the cpu runtime holds half of the weights in memory and reads the other experts from the disk;
+the time of a step is compared with what the memory plan says. The last line is JSON.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,17 @@ from support.gguf_writer import RawTensor, write_gguf
 from support.tiny_models import vocabulary
 from support.tiny_quantized import random_blocks
 
+from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LoadOptions, Model
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.library import read_bandwidth
+from edgedec_runtimes.cpu.model import CpuModel
+from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.cpu.tiles.cache import known_tile_file
+from edgedec_runtimes.cpu.tiles.streaming import remembered_rate
+from edgedec_runtimes.cpu.weights import stream_plan, tile_job
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
@@ -77,15 +85,16 @@ def tensors() -> dict[str, RawTensor]:
     """Return the model's tensors; those that Q4_K_M has in Q6_K are in half of the layers."""
     rng = np.random.default_rng(0)
 
-    def matrix(n_out: int, n_in: int, kind: str = "Q4_K", n: int = 1) -> RawTensor:
-        data = random_blocks(kind, n * n_out, n_in, rng, n_in**-0.5)
+    def matrix(n_out: int, n_in: int, kind: str = "Q4_K", n: int = 1, spread: float = 0.0) -> RawTensor:
+        data = random_blocks(kind, n * n_out, n_in, rng, spread or n_in**-0.5)
         return RawTensor(GGMLType[kind], (n_in, n_out, n) if n > 1 else (n_in, n_out), data)
 
     def floats(*shape: int, mean: float = 0.0, spread: float = 0.1) -> RawTensor:
         values = (mean + spread * rng.standard_normal(shape)).astype(np.float32)
         return RawTensor(GGMLType.F32, shape[::-1], values.tobytes())
 
-    found = {"token_embd.weight": matrix(N_VOCAB, N_EMBD), "output_norm.weight": floats(N_EMBD, mean=1.0)}
+    # Large embeddings, so that the states of different tokens, and so their experts, differ in every layer.
+    found = {"token_embd.weight": matrix(N_VOCAB, N_EMBD, spread=6.0), "output_norm.weight": floats(N_EMBD, mean=1.0)}
     for i in range(N_LAYER):
         finer = "Q6_K" if i % 2 else "Q4_K"
         layer = {
@@ -153,6 +162,36 @@ def measure(options: LoadOptions, n_runs: int) -> dict[str, Any]:
     return figures
 
 
+def capped(options: LoadOptions, n_steps: int = 60, n_warm: int = 100) -> dict[str, float]:
+    """Return what a step takes with half of the weights in memory, in milliseconds, and what the plan says."""
+    path = model_path()
+    gguf, network = read_gguf(path), read_network(read_gguf(path))
+    job = tile_job(gguf, network, options)
+    resident_bytes = job.n_bytes // 2
+    plan = stream_plan(job, network, resident_bytes)
+    tiles = known_tile_file(job)
+    assert plan is not None
+    assert tiles is not None
+    rate = remembered_rate(tiles)
+    ids = np.random.default_rng(2).integers(260, N_VOCAB, n_warm + n_steps).astype(np.int32)
+    with Cpu().load(path, replace(options, resident_bytes=resident_bytes)) as model:
+        assert isinstance(model, CpuModel)
+        session = model.session(n_warm + n_steps)
+        for i in range(n_warm):  # until all slots are in use
+            session.forward(ids[i : i + 1], n_past=i)
+        before, start = model.streamed_bytes(), time.perf_counter()
+        for i in range(n_warm, n_warm + n_steps):
+            session.forward(ids[i : i + 1], n_past=i)
+        step_s, read = (time.perf_counter() - start) / n_steps, (model.streamed_bytes() - before) / n_steps
+    return {
+        "step_ms": 1000 * step_s,
+        "planned_ms": 1000 * plan.seconds_per_token(rate),
+        "read_mb": read / 1e6,
+        "planned_mb": plan.missing_bytes / 1e6,
+        "disk_mb_s": rate / 1e6,
+    }
+
+
 def experts_of(model: Model) -> dict[str, float]:
     """Return the mean number of experts that a layer's rows went through, by rows of a forward."""
     touched = getattr(model, "experts_touched", None)
@@ -174,6 +213,7 @@ def main() -> int:
     if arguments.prepare:
         return 0
     found = measure(options, arguments.runs) | {"machine": os.uname().machine}
+    found["half in memory"] = capped(options)
     print(json.dumps(found))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -155,6 +155,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_finish_elsewhere": (c_int32, (c_void_p, LOOK_UP)),
     "ec_model_instruction_set": (c_char_p, (c_void_p,)),
     "ec_model_seconds": (None, (c_void_p, c_void_p)),
+    "ec_model_stream_experts": (c_int32, (c_void_p, c_int32)),
     "ec_model_experts": (None, (c_void_p, c_void_p, c_void_p)),
     "ec_model_destroy": (None, (c_void_p,)),
     "ec_session_open": (c_int32, (c_void_p, c_int32, c_int32, POINTER(c_void_p))),

@@ -35,12 +35,12 @@ MATRICES = {
     "ffn_down.weight": 8,
     "ffn_gate_inp.weight": 9,
     "ffn_gate_inp_shexp.weight": 10,
-    "ffn_gate_exps.weight": 11,
-    "ffn_up_exps.weight": 12,
-    "ffn_down_exps.weight": 13,
     "ffn_gate_shexp.weight": 6,
     "ffn_up_shexp.weight": 7,
     "ffn_down_shexp.weight": 8,
+    "ffn_gate_exps.weight": 11,  # experts come last, as what a stage reads must lie together in the tile file
+    "ffn_up_exps.weight": 12,
+    "ffn_down_exps.weight": 13,
 }
 VECTORS = {
     "output_norm.weight": 0,

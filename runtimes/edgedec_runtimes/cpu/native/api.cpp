@@ -228,14 +228,6 @@ const char *ec_model_instruction_set(const ec_model *model) { return model->kern
 
 void ec_model_seconds(const ec_model *model, double *seconds) { memcpy(seconds, model->seconds, sizeof model->seconds); }
 
-void ec_model_experts(const ec_model *model, uint64_t *n_layers, uint64_t *n_experts) {
-  for (int32_t n = 0; n <= model->max_rows; ++n) {
-    const bool known = (size_t)n < model->touched.size();
-    n_layers[n] = known ? model->touched[(size_t)n].n_layers : 0;
-    n_experts[n] = known ? model->touched[(size_t)n].n_experts : 0;
-  }
-}
-
 void ec_model_destroy(ec_model *model) { delete model; }
 
 namespace {

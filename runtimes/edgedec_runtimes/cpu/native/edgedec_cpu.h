@@ -30,15 +30,7 @@ enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADA
  * matrices of its experts, in each of which expert e is the rows from e * n_rows / n_expert on; its EC_GATE, EC_UP and
  * EC_DOWN are those of a shared expert, which all rows go through, and may be absent. */
 enum {
-  EC_TOKEN_EMBD,
-  EC_OUTPUT,
-  EC_Q,
-  EC_K,
-  EC_V,
-  EC_ATTN_OUT,
-  EC_GATE,
-  EC_UP,
-  EC_DOWN,
+  EC_TOKEN_EMBD, EC_OUTPUT, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN,
   EC_ROUTER,        /* [n_expert][n_embd] */
   EC_SHARED_ROUTER, /* [1][n_embd], the score whose sigmoid the shared expert's output is multiplied by; may be absent */
   EC_GATE_EXPERTS,
@@ -223,7 +215,10 @@ EC_API int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t lay
  * of them in whole pages. */
 EC_API int32_t ec_model_stream(ec_model *model, int64_t file, uint64_t file_bytes, const ec_part *parts, int32_t n_parts,
                                uint64_t ring_bytes);
-/* Return how many bytes of parts were read so far. */
+/* Have experts read when rows choose them, after ec_model_stream; no part holds their matrices. The n_slots experts that were
+ * used last stay in memory, at least as many as a row goes through. */
+EC_API int32_t ec_model_stream_experts(ec_model *model, int32_t n_slots);
+/* Return how many bytes of parts and experts were read so far. */
 EC_API uint64_t ec_model_streamed_bytes(ec_model *model);
 /* Set a vector, which is copied. */
 EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n);

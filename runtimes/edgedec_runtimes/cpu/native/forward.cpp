@@ -274,12 +274,12 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   const Matrix &down = layer.matrices[EC_DOWN];
   if (layer.has_experts()) {
     route(thread, l, normed, (int64_t)rows.size(), memory);
-    expert_gates(thread, l, normed, (int64_t)rows.size(), memory);
+    if (!mix(thread, l, normed, (int64_t)rows.size(), memory)) return false;
   }
   if (down.n_rows != 0) gate_and_up(thread, layer, normed, (int64_t)rows.size(), memory);
   release(thread, EC_PART_GATE_UP, l);
   if (!fetch(thread, EC_PART_DOWN, l)) return false;
-  if (layer.has_experts()) expert_downs(thread, l, rows, memory);
+  if (layer.has_experts()) add_mixed(thread, l, rows, memory);
   else add_product(thread, EC_OP_DOWN, gated(down), rows, down, layer.vectors[EC_POST_FFN_NORM], memory);
   release(thread, EC_PART_DOWN, l);
   return true;
@@ -367,7 +367,9 @@ Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, cons
     model.pool.run([&](int thread) { run(thread); });
   }
   model.speeds = learned_speeds(model.speeds, run.efforts());
-  if ((model.streamer.started() && !model.streamer.end()) || run.stopped) return Outcome::cancelled;
+  const bool streamed = !model.streamer.started() || model.streamer.end();
+  if (model.experts.started()) model.experts.check();
+  if (!streamed || run.stopped) return Outcome::cancelled;
   return run.finite ? Outcome::done : Outcome::not_finite;
 }
 

@@ -68,15 +68,50 @@ const Activations &Run::gathered(int thread, int32_t l, const ExpertGroup &group
   return own;
 }
 
-// Multiply gate and up of every expert with the rows that chose it.
-void Run::expert_gates(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory) {
-  const Layer &layer = m_.layers[(size_t)l];
+// Return the matrix of one expert, whose tiles are in memory.
+Matrix Run::expert(int which, int32_t l, int32_t number) const {
+  const Matrix &all = m_.layers[(size_t)l].matrices[which];
+  const int64_t n_rows = all.n_rows / c_.n_expert;
+  const uint8_t *tiles = m_.experts.started()
+                             ? m_.experts.tiles(l, number, which - EC_GATE_EXPERTS)
+                             : all.tiles + tile_bytes(all.type, n_rows, all.n_cols) * (uint64_t)number;
+  return {all.type, n_rows, all.n_cols, tiles};
+}
+
+// Compute what the experts of a layer add to each row, and leave it in `branch`. Experts that are not all in memory come in
+// waves of as many as there are slots. Return false where an expert can't be read: then all threads leave the forward.
+bool Run::mix(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory) {
+  ExpertStore &store = m_.experts;
+  const std::vector<ExpertGroup> &groups = m_.routings[(size_t)l].groups;
+  const int64_t n_groups = (int64_t)groups.size();
+  for (int64_t begin = 0, end = 0; begin < n_groups; begin = end) {
+    for (int32_t n = 0; end < n_groups; ++end) {
+      n += end == begin || groups[(size_t)end].expert != groups[(size_t)end - 1].expert;
+      if (store.started() && n > store.n_slots()) break;
+    }
+    if (store.started()) {
+      stages_.each(thread, 1, [&](int64_t) { store.assign(l, &groups[(size_t)begin], end - begin); });
+      stages_.each(thread, end - begin, [&](int64_t i) { store.load(l, &groups[(size_t)begin], i); });
+      end_stage(thread, EC_OP_OTHER);
+      if (store.failed()) return false;
+    }
+    expert_gates(thread, l, {begin, end}, normed, memory);
+    expert_downs(thread, l, {begin, end}, n_rows, memory);
+  }
+  return true;
+}
+
+// Multiply gate and up of the experts of some groups with their rows.
+void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activations &normed, float *memory) {
   const Routing &routing = m_.routings[(size_t)l];
-  const Matrix &gate = layer.matrices[EC_GATE_EXPERTS], &up = layer.matrices[EC_UP_EXPERTS];
-  const int64_t n_panels = c_.n_ff_expert / PANEL_ROWS, n_groups = (int64_t)routing.groups.size();
-  const int64_t bytes = (int64_t)(tile_bytes(gate.type, PANEL_ROWS, gate.n_cols) + tile_bytes(up.type, PANEL_ROWS, up.n_cols));
+  const int64_t n_panels = c_.n_ff_expert / PANEL_ROWS, n_rows = (int64_t)plan_.mlp(l).size();
+  int64_t bytes = 0;
+  for (int which : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) {
+    const Matrix &w = m_.layers[(size_t)l].matrices[which];
+    bytes += (int64_t)tile_bytes(w.type, PANEL_ROWS, w.n_cols);
+  }
   const int64_t most = std::min({PIECE_BYTES / bytes, (int64_t)BAND / std::max(1, routing.most_in_group),
-                                 n_groups * n_panels / (PIECES_PER_THREAD * m_.pool.size())});
+                                 range.size() * n_panels / (PIECES_PER_THREAD * m_.pool.size())});
   const int64_t each = std::max<int64_t>(1, std::min(most, n_panels)), in_group = (n_panels + each - 1) / each;
   const int64_t stride = each * PANEL_ROWS;
   float *gates = memory, *ups = memory + BAND * PANEL_ROWS;
@@ -85,40 +120,43 @@ void Run::expert_gates(int thread, int32_t l, const Activations &normed, int64_t
     return std::pair<int64_t, int64_t>(first, std::min(first + each, n_panels) - first);
   };
   const auto compute = [&](int64_t piece) {
-    const ExpertGroup &group = routing.groups[(size_t)(piece / in_group)];
+    const ExpertGroup &group = routing.groups[(size_t)(range.begin + piece / in_group)];
     const auto [first, n] = panels_of(piece);
-    const int64_t tile = (group.expert * n_panels + first) * PANEL_TILES, end = tile + n * PANEL_TILES;
+    const int64_t tile = first * PANEL_TILES, end = tile + n * PANEL_TILES;
     const Activations &rows = gathered(thread, l, group, normed, n_rows);
-    k_.matmul(gate, tile, end, rows, 0, group.n, gates, stride);
-    k_.matmul(up, tile, end, rows, 0, group.n, ups, stride);
+    k_.matmul(expert(EC_GATE_EXPERTS, l, group.expert), tile, end, rows, 0, group.n, gates, stride);
+    k_.matmul(expert(EC_UP_EXPERTS, l, group.expert), tile, end, rows, 0, group.n, ups, stride);
     for (int64_t r = 0; r < group.n; ++r)
       k_.gated(gates + r * stride, ups + r * stride, n * PANEL_ROWS, c_.gelu != 0, gates + r * stride);
   };
   const auto write = [&](int64_t piece) {
-    const ExpertGroup &group = routing.groups[(size_t)(piece / in_group)];
+    const ExpertGroup &group = routing.groups[(size_t)(range.begin + piece / in_group)];
     const auto [first, n] = panels_of(piece);
     for (int64_t r = 0; r < group.n; ++r)
       k_.quantize(m_.expert_gated.view(), group.slot + r, first * PANEL_ROWS, n * PANEL_ROWS, gates + r * stride);
   };
-  stages_.each_of_two_parts(thread, n_groups * in_group, (double)(each * bytes), retake_, compute, write);
+  stages_.each_of_two_parts(thread, range.size() * in_group, (double)(each * bytes), retake_, compute, write);
   end_stage(thread, EC_OP_GATE_UP);
 }
 
-// Multiply down of every expert, and add the weighted sum over each row's experts to x. A piece is a panel of down for all
-// experts and rows; a row's sum is in the order of its experts' numbers.
-void Run::expert_downs(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
+// Multiply down of the experts of some groups, and add the weighted outputs to `branch`, which begins with zeros. A piece is
+// a panel of all these experts with all rows; a row's sum is in the order of its experts' numbers.
+void Run::expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, float *memory) {
   const Routing &routing = m_.routings[(size_t)l];
-  const Matrix &down = m_.layers[(size_t)l].matrices[EC_DOWN_EXPERTS];
-  const int64_t n_tiles = c_.n_embd / TILE_ROWS, n_rows = (int64_t)rows.size();
+  const Matrix &all = m_.layers[(size_t)l].matrices[EC_DOWN_EXPERTS];
+  const int64_t n_tiles = c_.n_embd / TILE_ROWS;
   float *sums = memory, *outputs = memory + n_rows * PANEL_ROWS;
   const auto columns = [&](int64_t panel) { return std::min<int64_t>(PANEL_ROWS, c_.n_embd - panel * PANEL_ROWS); };
+  const auto place = [&](int64_t i, int64_t panel) { return m_.branch.data() + i * c_.n_embd + panel * PANEL_ROWS; };
   const auto compute = [&](int64_t panel) {
-    memset(sums, 0, (size_t)(n_rows * PANEL_ROWS) * sizeof(float));
+    const size_t n_bytes = (size_t)columns(panel) * sizeof(float);
+    if (range.begin == 0) memset(sums, 0, (size_t)(n_rows * PANEL_ROWS) * sizeof(float));
+    for (int64_t i = 0; range.begin != 0 && i < n_rows; ++i) memcpy(sums + i * PANEL_ROWS, place(i, panel), n_bytes);
     const int64_t first = panel * PANEL_TILES, last = std::min(first + PANEL_TILES, n_tiles);
-    for (const ExpertGroup &group : routing.groups) {
-      const int64_t tile = group.expert * n_tiles;
-      k_.matmul(down, tile + first, tile + last, m_.expert_gated.view(), group.slot, group.slot + group.n, outputs,
-                PANEL_ROWS);
+    for (int64_t g = range.begin; g < range.end; ++g) {
+      const ExpertGroup &group = routing.groups[(size_t)g];
+      k_.matmul(expert(EC_DOWN_EXPERTS, l, group.expert), first, last, m_.expert_gated.view(), group.slot,
+                group.slot + group.n, outputs, PANEL_ROWS);
       for (int32_t i = 0; i < group.n; ++i)
         k_.add(sums + routing.rows[(size_t)(group.first + i)] * PANEL_ROWS, outputs + i * PANEL_ROWS,
                routing.weights[(size_t)(group.first + i)], columns(panel));
@@ -126,15 +164,22 @@ void Run::expert_downs(int thread, int32_t l, const std::vector<int32_t> &rows, 
   };
   const auto write = [&](int64_t panel) {
     for (int64_t i = 0; i < n_rows; ++i)
-      k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd + panel * PANEL_ROWS, sums + i * PANEL_ROWS,
-             c_.residual_scale, columns(panel));
+      memcpy(place(i, panel), sums + i * PANEL_ROWS, (size_t)columns(panel) * sizeof(float));
   };
-  const double bytes = (double)tile_bytes(down.type, PANEL_ROWS, down.n_cols) * (double)routing.groups.size();
+  const double bytes = (double)tile_bytes(all.type, PANEL_ROWS, all.n_cols) * (double)range.size();
   stages_.each_of_two_parts(thread, (n_tiles + PANEL_TILES - 1) / PANEL_TILES, bytes, retake_, compute, write);
   end_stage(thread, EC_OP_DOWN);
+}
+
+// Add to x what mix() left, and what the shared expert gives.
+void Run::add_mixed(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
+  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
+    k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, m_.branch.data() + i * c_.n_embd, c_.residual_scale, c_.n_embd);
+  });
+  end_stage(thread, EC_OP_DOWN);
   const Matrix &shared = m_.layers[(size_t)l].matrices[EC_DOWN];
-  const Target target = {&shared, m_.x.data(), c_.n_embd, routing.shared.data()};
-  if (shared.n_rows != 0) products(thread, EC_OP_DOWN, gated(shared), n_rows, &target, 1, memory, &rows);
+  const Target target = {&shared, m_.x.data(), c_.n_embd, m_.routings[(size_t)l].shared.data()};
+  if (shared.n_rows != 0) products(thread, EC_OP_DOWN, gated(shared), (int64_t)rows.size(), &target, 1, memory, &rows);
 }
 
 }  // namespace edgedec

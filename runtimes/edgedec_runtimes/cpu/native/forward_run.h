@@ -104,11 +104,18 @@ class Run {
   struct alignas(64) Gathered {
     int32_t layer = -1, slot = -1;  // the group whose rows a thread holds
   };
+  struct GroupRange {
+    int64_t begin, end;  // of a routing's groups
+    int64_t size() const { return end - begin; }
+  };
   int64_t most_expert_pieces() const;
   void route(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory);
   const Activations &gathered(int thread, int32_t l, const ExpertGroup &group, const Activations &normed, int64_t n_rows);
-  void expert_gates(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory);
-  void expert_downs(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
+  Matrix expert(int which, int32_t l, int32_t number) const;
+  bool mix(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory);
+  void expert_gates(int thread, int32_t l, GroupRange range, const Activations &normed, float *memory);
+  void expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, float *memory);
+  void add_mixed(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
 
   // --- forward_attention.cpp ---
   bool attention_block(int thread, int32_t l, float *memory);

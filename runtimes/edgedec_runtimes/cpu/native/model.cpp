@@ -167,6 +167,7 @@ void ec_model::finish() {
   attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);
   if (n_of_kind[1] > 0) convolved = ActivationBuffer(max_rows, c.n_embd, quantized[6], floats[6]);
   gated = ActivationBuffer(max_rows, std::max(c.n_ff, c.n_ff_shared), quantized[2], floats[2]);
+  require(c.n_expert == 0 || !streamer.started() || experts.started(), "the experts are not set up for streaming");
   if (c.n_expert != 0) {
     routings.resize(layers.size());
     touched.resize(rows + 1);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "edgedec_cpu.h"
+#include "expert_store.h"
 #include "experts.h"
 #include "kernels.h"
 #include "kv_cache.h"
@@ -95,6 +96,7 @@ struct ec_model {
   // is the residual stream, normed where normed_residual is true, and the attention reads both, each after a norm of its own.
   bool paired = false, normed_residual = false;
   edgedec::Streamer streamer;  // of weights that are read in each forward
+  edgedec::ExpertStore experts;  // those of streamed weights
   edgedec::RowFile row_file;   // reads rows of token_embd, where they are not looked up in memory
   const ec_mapping *mapping = nullptr;  // of the tiles, where they are mapped from a file
   double seconds[EC_N_OPERATIONS] = {};  // of all forwards so far, by operation

@@ -21,12 +21,12 @@ void require(bool holds, const char *message) {
 uint64_t pages(const ec_part &part) { return io_ceil(part.offset + part.n_bytes) - io_floor(part.offset); }
 
 struct Matrices {
-  int32_t n, which[6];
+  int32_t n, which[4];
 };
 constexpr Matrices MATRICES_OF[EC_PART_HEAD] = {{3, {EC_Q, EC_K, EC_V}},
                                                 {1, {EC_ATTN_OUT}},
-                                                {6, {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}},
-                                                {2, {EC_DOWN, EC_DOWN_EXPERTS}}};
+                                                {4, {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER}},
+                                                {1, {EC_DOWN}}};  // experts: expert_store.h
 
 }  // namespace
 
@@ -100,7 +100,7 @@ void Streamer::start(ec_model &model, int64_t file, uint64_t file_bytes, const e
 // Check that all that a part's stage reads lies within the part.
 void Streamer::check_part(const Matrix &head, const ec_part &part) const {
   require(part.offset % ALIGNMENT == 0 && part.offset <= file_.n_bytes() &&
-              part.n_bytes <= file_.n_bytes() - part.offset && part.n_bytes > 0,
+              part.n_bytes <= file_.n_bytes() - part.offset && (part.n_bytes > 0 || part.data != nullptr),
           "a part lies beyond the end of the file");
   const auto contains = [&](uint64_t offset, uint64_t n_bytes) {
     require(offset >= part.offset && offset + n_bytes <= part.offset + part.n_bytes, "a matrix lies outside its part");
@@ -134,6 +134,24 @@ void Streamer::bind(int32_t number, const uint8_t *data) {
     Matrix &found = matrix(of.which[i], part.layer);
     if (found.n_rows != 0) found.tiles = data == nullptr ? nullptr : data + (placed(of.which[i], part.layer).offset - part.offset);
   }
+}
+
+void Streamer::start_experts(int32_t n_slots) {
+  const ec_config &c = model_->config;
+  require(started() && !model_->finished && !model_->experts.started(), "experts are set up once, after the streaming");
+  require(n_slots >= c.n_expert_used && n_slots >= 1 && n_slots <= c.n_layer * c.n_expert, "the slots of experts are out of range");
+  std::vector<ExpertStore::LayerPlaces> places((size_t)c.n_layer);
+  for (int32_t l = 0; l < c.n_layer; ++l)
+    for (int part = 0; part < ExpertStore::PARTS; ++part) {
+      const Matrix &all = matrix(EC_GATE_EXPERTS + part, l);
+      if (all.n_rows == 0) continue;
+      const Place &place = placed(EC_GATE_EXPERTS + part, l);
+      require(all.n_rows % (16 * (int64_t)c.n_expert) == 0, "an expert has no whole tiles");
+      require(place.offset <= file_.n_bytes() && place.n_bytes <= file_.n_bytes() - place.offset,
+              "experts lie beyond the end of the file");
+      places[(size_t)l].parts[part] = {place.offset, tile_bytes(all.type, all.n_rows / c.n_expert, all.n_cols)};
+    }
+  model_->experts.start(file_, std::move(places), c.n_expert, n_slots);
 }
 
 void Streamer::begin(const std::vector<int32_t> &order) {
@@ -220,7 +238,7 @@ void Streamer::embed(int32_t token, float *out) {
 
 uint64_t Streamer::bytes_read() {
   std::lock_guard<std::mutex> guard(lock_);
-  return n_read_;
+  return n_read_ + (model_ == nullptr ? 0 : model_->experts.bytes_read());
 }
 
 // --- the reading thread ---------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ class Streamer {
   // Check that the parts hold all that the model needs, and begin to read ahead. Throws Invalid, std::bad_alloc.
   void start(ec_model &model, int64_t file, uint64_t file_bytes, const ec_part *parts, int32_t n_parts,
              uint64_t ring_bytes);
+  // Set up the store of experts, after start(). Throws Invalid, std::bad_alloc.
+  void start_experts(int32_t n_slots);
   bool started() const { return !parts_.empty(); }
   bool complete() const { return started() || places_.empty(); }
 

@@ -56,6 +56,9 @@ class StreamedTiles:
         addresses: list[int | None] = []
         begin, done = 0, 0
         for part in self.plan.parts:
+            if part.stays and not part.n_bytes:
+                addresses.append(address(self._memory))  # nothing is read there
+                continue
             if not part.stays:
                 addresses.append(None)
                 continue
@@ -87,6 +90,9 @@ class StreamedTiles:
             handle, self._file.handle, self._file.n_bytes, parts, len(parts), self.plan.ring_bytes
         )
         check(code, f"streaming {self.label}")
+        if self.plan.experts is not None:
+            code = library.ec_model_stream_experts(handle, self.plan.experts.n)
+            check(code, f"streaming the experts of {self.label}")
 
     def close(self) -> None:
         """Close the file and give the memory back. The native model must have been destroyed."""

@@ -4,6 +4,10 @@ A part is what one stage of a forward reads (native/streaming.h). The parts that
 so that the disk is busy for all of a forward. The other parts pass through a ring of memory, as large as three of the
 largest parts.
 
+Experts of a mixture are no parts: a token reads a few of them. They have slots of memory, which hold the experts that
+were used last (native/expert_store.h). Where the model has experts, all parts stay if there is room, and slots take the
+rest of the memory.
+
 So a token takes at least the bytes of those parts / the read rate of the disk, which `read_rate` measures; a memory
 plan predicts that time.
 """
@@ -24,7 +28,8 @@ from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES, PagedFile, page_bu
 QKV, ATTN_OUT, GATE_UP, DOWN, HEAD = range(5)
 """The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
 
-_STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, **dict.fromkeys((6, 7, 9, 10, 11, 12), GATE_UP), 8: DOWN, 13: DOWN}
+_STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, **dict.fromkeys((6, 7, 9, 10), GATE_UP), 8: DOWN}
+_OF_EXPERTS = (11, 12, 13)
 _RING_PARTS = 3
 _PANEL_ROWS = 32
 _READ_BYTES = 4 << 20
@@ -56,16 +61,40 @@ class WeightPart:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertSlots:
+    """The memory for experts, and what reading them takes.
+
+    Attributes:
+        n: How many experts are in memory at a time.
+        slot_bytes: Memory of one of them.
+        n_expert: All experts of all layers.
+        token_bytes: Bytes of the experts that a token goes through.
+    """
+
+    n: int
+    slot_bytes: int
+    n_expert: int
+    token_bytes: int
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes of experts that a token reads on average where all are chosen alike; with favourites it reads fewer."""
+        return self.token_bytes - self.token_bytes * self.n // self.n_expert
+
+
+@dataclass(frozen=True, slots=True)
 class StreamPlan:
     """How a model's weights share the memory allowed.
 
     Attributes:
         parts: All parts of the weights, in the order of a forward.
         ring_bytes: The memory that streamed parts pass through.
+        experts: The memory for experts; None for a model without.
     """
 
     parts: tuple[WeightPart, ...]
     ring_bytes: int
+    experts: ExpertSlots | None = None
 
     @property
     def staying_bytes(self) -> int:
@@ -74,13 +103,15 @@ class StreamPlan:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that each forward through all layers reads."""
-        return sum(part.n_bytes for part in self.parts if not part.stays)
+        """Bytes that a forward of one token through all layers reads; with experts, on average."""
+        of_experts = 0 if self.experts is None else self.experts.missing_bytes
+        return sum(part.n_bytes for part in self.parts if not part.stays) + of_experts
 
     @property
     def resident_bytes(self) -> int:
         """Most bytes of weights that are in memory at a time."""
-        return self.staying_bytes + self.ring_bytes
+        of_experts = 0 if self.experts is None else self.experts.n * self.experts.slot_bytes
+        return self.staying_bytes + self.ring_bytes + of_experts
 
     def seconds_per_token(self, rate: float) -> float:
         """Return the seconds that reading takes for each token at `rate` bytes per second: no step can be faster."""
@@ -94,8 +125,9 @@ class StreamPlan:
             measured_on: What that was measured on, for a person.
         """
         seconds = self.seconds_per_token(rate)
+        about = "" if self.experts is None else "about "
         detail = (
-            f"{format_bytes(self.missing_bytes)} more are read for each token: {seconds:.3g} s at "
+            f"{about}{format_bytes(self.missing_bytes)} more are read for each token: {seconds:.3g} s at "
             f"{format_bytes(int(rate))}/s, measured on {measured_on}"
         )
         return MemoryTerm("weights (streamed)", self.resident_bytes, detail)
@@ -112,6 +144,8 @@ def plan_streaming(network: Network, offsets: Mapping[str, int], resident_bytes:
     Raises:
         RequestError: `resident_bytes` is less than the streamed parts pass through.
     """
+    if network.n_expert:
+        return _plan_experts(network, offsets, resident_bytes)
     parts = _layer_parts(network, offsets)
     largest = max(part.held_bytes for part in parts)
     parts += _head_parts(network, offsets, largest)
@@ -120,12 +154,46 @@ def plan_streaming(network: Network, offsets: Mapping[str, int], resident_bytes:
     # A row of the embedding matrix is read in its tile, beside the ring.
     rest = resident_bytes - ring_bytes - _tile_bytes(embedding, 16) - 2 * PAGE_BYTES
     if rest < 0:
-        raise RequestError(
-            f"resident_bytes is {format_bytes(resident_bytes)}; what this model's weights pass through takes "
-            f"{format_bytes(resident_bytes - rest)}: allow at least that"
-        )
+        raise _too_little(resident_bytes, resident_bytes - rest)
     stays = spread([part.held_bytes for part in parts], rest)
     return StreamPlan(tuple(replace(part, stays=s) for part, s in zip(parts, stays, strict=True)), ring_bytes)
+
+
+def _plan_experts(network: Network, offsets: Mapping[str, int], resident_bytes: int) -> StreamPlan:
+    """Choose as plan_streaming does for a model with experts."""
+    parts = _layer_parts(network, offsets)
+    parts += _head_parts(network, offsets, max(part.held_bytes for part in parts))
+    embedding = next(placed for placed in network.matrices if placed.which == EMBEDDING)
+    rest = resident_bytes - _tile_bytes(embedding, 16) - 2 * PAGE_BYTES
+    fewest, all_bytes = _slots(network, network.n_expert_used), sum(part.held_bytes for part in parts)
+    most = fewest.n_expert * fewest.slot_bytes
+    if rest >= all_bytes + fewest.n * fewest.slot_bytes:
+        n_slots = min(rest - all_bytes, most) // fewest.slot_bytes
+        return StreamPlan(tuple(replace(part, stays=True) for part in parts), 0, _slots(network, n_slots))
+    ring_bytes = _RING_PARTS * max(part.held_bytes for part in parts)
+    rest -= ring_bytes + fewest.n * fewest.slot_bytes
+    if rest < 0:
+        raise _too_little(resident_bytes, resident_bytes - rest)
+    stays = spread([part.held_bytes for part in parts], rest)
+    return StreamPlan(tuple(replace(part, stays=s) for part, s in zip(parts, stays, strict=True)), ring_bytes, fewest)
+
+
+def _slots(network: Network, n: int) -> ExpertSlots:
+    """Return the memory for n experts. A slot has room for the largest matrices of any layer, in whole pages."""
+    sizes: dict[int, list[int]] = {which: [] for which in _OF_EXPERTS}
+    for placed in network.matrices:
+        if placed.which in sizes:
+            sizes[placed.which].append(_tile_bytes(placed, placed.tensor.shape[1] // network.n_expert))
+    slot_bytes = sum(-(-max(found) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES for found in sizes.values())
+    token_bytes = network.n_expert_used * sum(map(sum, sizes.values()))
+    return ExpertSlots(n, slot_bytes, network.n_expert * len(sizes[_OF_EXPERTS[0]]), token_bytes)
+
+
+def _too_little(resident_bytes: int, least: int) -> RequestError:
+    return RequestError(
+        f"resident_bytes is {format_bytes(resident_bytes)}; what this model's weights pass through takes "
+        f"{format_bytes(least)}: allow at least that"
+    )
 
 
 def spread(sizes: Sequence[int], budget: int) -> list[bool]:
@@ -159,6 +227,8 @@ def _layer_parts(network: Network, offsets: Mapping[str, int]) -> list[WeightPar
             end = begin + _tile_bytes(placed, placed.tensor.shape[1])
             known = ranges.get(key, (begin, end))
             ranges[key] = min(begin, known[0]), max(end, known[1])
+    for layer in range(network.n_layer):  # with experts and none that is shared, there is no other matrix in this stage
+        ranges.setdefault((layer, DOWN), (0, 0))
     return [
         WeightPart(stage, layer, 0, 0, begin, end - begin) for (layer, stage), (begin, end) in sorted(ranges.items())
     ]
