@@ -42,7 +42,6 @@ from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles.cache import known_tile_file
-from edgedec_runtimes.cpu.tiles.streaming import remembered_rate
 from edgedec_runtimes.cpu.weights import stream_plan, tile_job
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.shared.cpu_count import usable_cores
@@ -172,7 +171,7 @@ def capped(options: LoadOptions, n_steps: int = 60, n_warm: int = 100) -> dict[s
     tiles = known_tile_file(job)
     assert plan is not None
     assert tiles is not None
-    rate = remembered_rate(tiles)
+    rate = plan.rate(tiles)
     ids = np.random.default_rng(2).integers(260, N_VOCAB, n_warm + n_steps).astype(np.int32)
     with Cpu().load(path, replace(options, resident_bytes=resident_bytes)) as model:
         assert isinstance(model, CpuModel)
@@ -212,7 +211,7 @@ def main() -> int:
     prepare(options)
     if arguments.prepare:
         return 0
-    found = measure(options, arguments.runs) | {"machine": os.uname().machine}
+    found = {"benchmark": "moe"} | measure(options, arguments.runs) | {"machine": os.uname().machine}
     found["half in memory"] = capped(options)
     print(json.dumps(found))
     if arguments.out is not None:

@@ -32,7 +32,7 @@ from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
-from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming, remembered_rate
+from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
 from edgedec_runtimes.shared.cpu_count import cores_to_pin
 
 LAYOUT = "1"
@@ -95,7 +95,7 @@ def weights_term(job: Job, plan: StreamPlan | None, *, in_file: bool, held_as: s
     """
     if plan is not None:
         tiles = known_tile_file(job)
-        rate = remembered_rate(tiles or job.gguf.paths[0])
+        rate = plan.rate(tiles or job.gguf.paths[0])
         return plan.memory_term(rate, "the tiles" if tiles else "the model's file, as there are no tiles yet")
     if not in_file:
         return MemoryTerm("weights (tiles)", job.n_bytes, held_as or "private")

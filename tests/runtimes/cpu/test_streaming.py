@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import build as tile_build
-from edgedec_runtimes.cpu.tiles.streaming import HEAD, QKV, StreamPlan, read_rate, spread
+from edgedec_runtimes.cpu.tiles.streaming import HEAD, QKV, StreamPlan, read_rate, scattered_rate, spread
 from edgedec_runtimes.llamacpp.loading import check_options
 from edgedec_runtimes.reference.runtime import Reference
 
@@ -378,5 +379,7 @@ def test_the_rate_of_a_file(tmp_path: Path) -> None:
         path = tmp_path / f"{n_bytes}"
         path.write_bytes(bytes(n_bytes))
         assert read_rate(path) > 0
-    with pytest.raises(StorageError, match="No such file"):
-        read_rate(tmp_path / "none")
+        assert scattered_rate(path, 4096, most_s=0.01) > 0
+    for rate in (read_rate, partial(scattered_rate, piece_bytes=4096)):
+        with pytest.raises(StorageError, match="No such file"):
+            rate(tmp_path / "none")

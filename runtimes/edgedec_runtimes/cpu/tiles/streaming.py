@@ -13,7 +13,9 @@ plan predicts that time.
 """
 
 import os
+import random
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +26,7 @@ from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.cpu.library import native
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network, Placed
 from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES, PagedFile, page_buffer
+from edgedec_runtimes.shared.cpu_count import usable_cores
 
 QKV, ATTN_OUT, GATE_UP, DOWN, HEAD = range(5)
 """The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
@@ -33,6 +36,7 @@ _OF_EXPERTS = (11, 12, 13)
 _RING_PARTS = 3
 _PANEL_ROWS = 32
 _READ_BYTES = 4 << 20
+_SCATTERED_BYTES = 512 << 20  # of a file, that pieces at random places are read from
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +73,14 @@ class ExpertSlots:
         slot_bytes: Memory of one of them.
         n_expert: All experts of all layers.
         token_bytes: Bytes of the experts that a token goes through.
+        read_bytes: Bytes that are read at a time, on average: one matrix of an expert.
     """
 
     n: int
     slot_bytes: int
     n_expert: int
     token_bytes: int
+    read_bytes: int
 
     @property
     def missing_bytes(self) -> int:
@@ -112,6 +118,10 @@ class StreamPlan:
         """Most bytes of weights that are in memory at a time."""
         of_experts = 0 if self.experts is None else self.experts.n * self.experts.slot_bytes
         return self.staying_bytes + self.ring_bytes + of_experts
+
+    def rate(self, path: Path) -> float:
+        """Return how fast the parts, or the experts, are read from a file, in bytes per second (remembered_rate)."""
+        return remembered_rate(path, 0 if self.experts is None else self.experts.read_bytes)
 
     def seconds_per_token(self, rate: float) -> float:
         """Return the seconds that reading takes for each token at `rate` bytes per second: no step can be faster."""
@@ -186,7 +196,9 @@ def _slots(network: Network, n: int) -> ExpertSlots:
             sizes[placed.which].append(_tile_bytes(placed, placed.tensor.shape[1] // network.n_expert))
     slot_bytes = sum(-(-max(found) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES for found in sizes.values())
     token_bytes = network.n_expert_used * sum(map(sum, sizes.values()))
-    return ExpertSlots(n, slot_bytes, network.n_expert * len(sizes[_OF_EXPERTS[0]]), token_bytes)
+    n_layer = len(sizes[_OF_EXPERTS[0]])
+    read_bytes = token_bytes // (network.n_expert_used * n_layer * len(sizes))
+    return ExpertSlots(n, slot_bytes, network.n_expert * n_layer, token_bytes, read_bytes)
 
 
 def _too_little(resident_bytes: int, least: int) -> RequestError:
@@ -280,8 +292,38 @@ def read_rate(path: Path, *, most_bytes: int = 64 << 20, most_s: float = 0.5) ->
         return max(1, done) / max(1e-9, perf_counter() - began)
 
 
-def remembered_rate(path: Path) -> float:
-    """Return read_rate of a file, measured once in this process as long as the file does not change.
+def scattered_rate(path: Path, piece_bytes: int, *, most_s: float = 0.5) -> float:
+    """Return how fast pieces at random places in a file's middle are read by all cores at once, in bytes per second.
+
+    Raises:
+        StorageError: The file can't be read, or is empty.
+    """
+    n_threads = usable_cores()
+    with PagedFile(path) as file:
+        n_bytes = min(_SCATTERED_BYTES, file.n_bytes)
+        piece_bytes, start = min(piece_bytes, n_bytes), (file.n_bytes - n_bytes) // 2
+        file.forget(start, n_bytes)
+        began = perf_counter()
+
+        def work(seed: int) -> int:
+            rng, done = random.Random(seed), 0
+            out = page_buffer(piece_bytes + 2 * PAGE_BYTES)
+            while done == 0 or perf_counter() - began < most_s:
+                file.read(start + rng.randrange(n_bytes - piece_bytes + 1), piece_bytes, out)
+                done += piece_bytes
+            return done
+
+        with ThreadPoolExecutor(n_threads) as pool:
+            total = sum(pool.map(work, range(n_threads)))
+        return max(1, total) / max(1e-9, perf_counter() - began)
+
+
+def remembered_rate(path: Path, piece_bytes: int = 0) -> float:
+    """Return the rate at which a file is read, measured once in this process as long as the file does not change.
+
+    Args:
+        path: The file.
+        piece_bytes: Pieces of so many bytes are read at random places (scattered_rate); 0: all in order (read_rate).
 
     Raises:
         StorageError: The file can't be read, or is empty.
@@ -290,9 +332,9 @@ def remembered_rate(path: Path) -> float:
         found = os.stat(path)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
-    return _rate(path, found.st_size, found.st_mtime_ns)
+    return _rate(path, found.st_size, found.st_mtime_ns, piece_bytes)
 
 
 @lru_cache(maxsize=16)
-def _rate(path: Path, _n_bytes: int, _mtime_ns: int) -> float:
-    return read_rate(path)
+def _rate(path: Path, _n_bytes: int, _mtime_ns: int, piece_bytes: int) -> float:
+    return scattered_rate(path, piece_bytes) if piece_bytes else read_rate(path)
