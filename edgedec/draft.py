@@ -15,6 +15,7 @@ from edgedec.errors import PluginError
 from edgedec.model import LayerSet, Session
 from edgedec.noise import Noise
 from edgedec.sampling import Distribution, SamplingParams
+from edgedec.sorted_text import SortedText
 from edgedec.tokenizer import Tokenizer
 from edgedec.tree_shapes import ONE_CHAIN, TreeShape
 
@@ -226,6 +227,7 @@ class DraftContext:
         recorder: Notes the forwards that the drafter makes, while drafts are recorded; else None.
         constraint: The grammar that the text keeps to, or None. A drafter may ask it for the tokens that are allowed,
             in draft() and in no other thread; nodes that it rules out are removed from every draft in any case.
+        learned: The user's own files in the target's tokens, or None.
         shape: How a drafter that evaluates a model branches, so that the rule verifies its drafts exactly.
         predicted: Tokens that the request expects the text to have; they may be wrong.
     """
@@ -241,6 +243,7 @@ class DraftContext:
     common: Corpus | None = None
     recorder: ForwardLog | None = None
     constraint: Constraint | None = None
+    learned: SortedText | None = None
     shape: TreeShape = ONE_CHAIN
     predicted: tuple[int, ...] = ()
 

@@ -54,6 +54,7 @@ _BUILT_IN = {
         "suffix": "edgedec.drafters.suffix.suffix:SuffixDrafter",
         "common": "edgedec.drafters.suffix.corpus:CommonDrafter",
         "recycling": "edgedec.drafters.ngram.recycling:RecyclingDrafter",
+        "learned": "edgedec.drafters.suffix.learned:LearnedDrafter",
         "trigram": "edgedec.drafters.ngram.trigram:TrigramDrafter",
         "stand": "edgedec.drafters.ngram.stand:StandDrafter",
         "model": "edgedec.drafters.draft_model.model:DraftModel",

@@ -20,6 +20,7 @@ MODEL, HEADS = "model", "draft heads"
 _IN_CACHE = {
     "tiles": "tiles, which make starts fast",
     "heads": HEADS,
+    "learned": "what was learned from your files",
     "probes": "measurements of this machine",
     "npu": "compiled graphs of NPUs",
     "optimum": "optimum's packages, for exports",

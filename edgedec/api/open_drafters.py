@@ -14,7 +14,11 @@ from edgedec.decoding.generate import SessionSlot
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.suffix.corpus_text import common_text
-from edgedec.drafters.suffix.store_file import DraftStore
+from edgedec.drafters.suffix.learned import NAME as LEARNED
+from edgedec.drafters.suffix.learned import LearnedDrafter
+from edgedec.drafters.suffix.learned_file import learned_path, read_learned
+from edgedec.drafters.suffix.store_file import DraftStore, vocabulary_hash
+from edgedec.errors import StorageError
 from edgedec.layer_skip.layer_sets import tuned_set
 from edgedec.layer_skip.skipping_model import variant
 from edgedec.loading.draft_worth import file_bytes, why_it_cannot_pay
@@ -26,6 +30,8 @@ from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
 from edgedec.scheduler.drafter_factories import COMMON, EXIT, HEAD, SUFFIX, with_draft_model
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
+from edgedec.sorted_text import SortedText
+from edgedec.storage.probe_cache import cache_folder
 from edgedec.tree_shapes import parse_shape
 
 Factories = Mapping[str, DrafterFactory]
@@ -72,6 +78,11 @@ def open_drafters(
             factories = _left(factories, planned)
     if HEAD in factories and first.session.draft_head is not None:
         notes += first.session.draft_head.notes
+    learned, why = _learned(model, options)
+    if why is not None:
+        notes.append(why)
+    if learned is not None and SUFFIX in factories and not setting.pinned:
+        factories = {**factories, LEARNED: LearnedDrafter}
     n_slots = len(slots)
     budget = drafter_bytes(setting, first.session.n_ctx) // n_slots if planned.plan.terms else None
     drafting = partial(
@@ -82,6 +93,7 @@ def open_drafters(
         store_bytes=setting.store_bytes // n_slots,
         tuned=tuned_set(setting.options.cache_dir, model.card),
         strict=options.draft_numerics == "strict",
+        learned=learned,
         tree=None if options.draft_tree is None else parse_shape(options.draft_tree),
     )
     first.drafting = drafting(factories, reasons=tuple(notes), head=first.session.draft_head)
@@ -91,6 +103,16 @@ def open_drafters(
     if n_max >= 1:
         _fill_stores(slots, model, planned, wishes.draft_store)
     return planned
+
+
+def _learned(model: Model, options: EngineOptions) -> tuple[SortedText | None, str | None]:
+    """Return the user's files that were learned for a model's vocabulary, and a sentence where they can't be read."""
+    path = learned_path(cache_folder(options.resolving.cache_dir), vocabulary_hash(model.tokenizer))
+    try:
+        found = read_learned(path, model.card.n_vocab)
+    except StorageError as error:
+        return None, f"{LEARNED} off: {error}"
+    return (None if found is None else found[1]), None
 
 
 def _left(factories: Factories, planned: Planned) -> Factories:

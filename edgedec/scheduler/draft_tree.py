@@ -3,7 +3,7 @@
 They are merged by longest prefix (RASD, Quan et al. 2025, arXiv:2503.03434).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgedec.draft import Draft
 
@@ -47,6 +47,13 @@ class DraftTree:
                 self.p[place] = chance
             places.append(place)
         return places
+
+    def drop_roots(self, is_wrong: Callable[[int], bool]) -> None:
+        """Give the first tokens that `is_wrong` names the probability 0, and so all nodes behind them."""
+        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if parent < 0 and is_wrong(token):
+                self._sums[-1] -= self.p[node]
+                self.p[node] = 0.0
 
     def paths(self) -> list[float]:
         """Return P(path to the node accepted) of each node; siblings whose p sum to over 1 are scaled down to 1."""

@@ -30,6 +30,7 @@ from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
 from edgedec.scheduler.rule_notes import rule_notes
 from edgedec.sequence import COUPLED, Sequence
+from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats
 from edgedec.tree_shapes import TreeShape, shape_for
 
@@ -57,6 +58,7 @@ class Drafting:
         strict: Whether to verify only what has the bits of single steps: no trees where the runtime's are not exact.
         reasons: Sentences for the statistics of every generation: what it drafts without, and why.
         head: The trained head that follows the session, which can be shed; or None.
+        learned: The user's own files in the model's tokens, or None.
         tree: The shape of drafts that the user named, or None for the rule's.
     """
 
@@ -76,6 +78,7 @@ class Drafting:
     strict: bool = True
     reasons: tuple[str, ...] = ()
     head: HeadState | None = None
+    learned: SortedText | None = None
     tree: TreeShape | None = None
 
     @property
@@ -162,6 +165,7 @@ def open_policy(
         common=drafting.common,
         recorder=recorder,
         constraint=constraint,
+        learned=drafting.learned,
         shape=shape,
         predicted=request.predicted_ids,
     )

@@ -55,6 +55,7 @@ def choose_nodes(
     """
     if options.always:
         candidates = range(len(paths)) if options.trees else tree.chain(paths)
+        candidates = [node for node in candidates if paths[node] > 0]  # others were ruled out
         return sorted(sorted(candidates, key=paths.__getitem__, reverse=True)[:n_max]), 0.0
     keep_s, others = curve.keep_s, curve.others
     if not options.trees:

@@ -30,6 +30,7 @@ from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog
 from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
 from edgedec.scheduler.recorder import Recorder
+from edgedec.scheduler.retrieval import drop_improbable
 from edgedec.scheduler.row_trials import RowTrials
 from edgedec.stats import DecodeStats
 
@@ -161,10 +162,12 @@ class Policy:
         self._floor.path_probability = plan.least_path
         asked_s = self.drafters.ask(stats, active, tree, plan.n_max, plan.extra_s)
         seconds = active.share_s(asked_s)
+        drawn = active.draft is self.drafters.drawn
         if active.draft.tokens:
+            if not drawn and active.model is not None:
+                drop_improbable(tree, active.draft, active.corrected_p(self._options.greedy))
             paths = tree.paths()
             nodes, rate = choose_nodes(tree, paths, cost, n_max, 0.0, self._curve, self._options)
-        drawn = active.draft is self.drafters.drawn
         found = self._drawn(active, cost) if drawn else self._best(paths, nodes, cost)
         mean_rate = (1 + self._log.others) * max(1 / cost(0), self._log.tokens_per_s)  # of all requests alike
         beside_s = active.taught_s + perf_counter() - begun - asked_s

@@ -3,18 +3,30 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 from edgedec.draft import EMPTY_DRAFT, Draft
 from edgedec.drafters.draft_builder import Child, grow_tree
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 
 _CHILDREN = 3
-_LEAST_PATH = 0.01
+LEAST_PATH = 0.01
 _LOOKED_AT = 64  # continuations of a context, those first seen: the others would take time and hardly change the draft
 # How often the most frequent continuation of a match of 1, 2, 3 to 4, 5 to 8, ... tokens comes, before any is seen.
 _PRIOR = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9)
 _PRIOR_WEIGHT = 12.0
 _MEMORY = 400  # observations after which older ones count half
+
+
+class Matching(Protocol):
+    """A context at the text's end that is known from before."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the context."""
+
+    def best(self) -> int | None:
+        """Return the most frequent continuation of the context; None without a context."""
 
 
 @dataclass(slots=True)
@@ -35,6 +47,11 @@ class Match:
         """Move on to the longest context that ends with this token."""
         self.state, self.length = self.automaton.follow(self.state, self.length, token)
 
+    def best(self) -> int | None:
+        """Return the most frequent continuation of the context; None without a context."""
+        following = self.automaton.next[self.state]
+        return _ranked(following, self.automaton.count)[0][1] if self.length and following else None
+
     def draft(self, rates: "MatchRates", n_max: int) -> Draft:
         """Return a tree of at most `n_max` nodes: what followed the context, most probable paths first."""
         if not self.length:
@@ -44,10 +61,10 @@ class Match:
         def children(state: int, depth: int) -> list[Child]:
             found = []
             if following[state]:
-                rate = known[_bucket(self.length + depth)]
+                rate = known[bucket_of(self.length + depth)]
                 for share, token in _ranked(following[state], counts):
                     p = rate * share
-                    if p >= _LEAST_PATH:
+                    if p >= LEAST_PATH:
                         found.append((p, token, p))
             return found
 
@@ -56,7 +73,7 @@ class Match:
             children,
             lambda state, token: following[state][token],
             n_max=n_max,
-            least_path=_LEAST_PATH,
+            least_path=LEAST_PATH,
             older_first=True,
         )
 
@@ -68,13 +85,13 @@ class MatchRates:
     hits: list[float] = field(default_factory=lambda: [_PRIOR_WEIGHT * p for p in _PRIOR])
     trials: list[float] = field(default_factory=lambda: [_PRIOR_WEIGHT] * len(_PRIOR))
 
-    def observe(self, match: Match, token: int) -> None:
+    def observe(self, match: "Matching", token: int) -> None:
         """Count whether the token that the text got is the most frequent continuation of the match before it."""
-        following = match.automaton.next[match.state]
-        if not match.length or not following:
+        best = match.best()
+        if best is None:
             return
-        bucket = _bucket(match.length)
-        self.hits[bucket] += token == _ranked(following, match.automaton.count)[0][1]
+        bucket = bucket_of(match.length)
+        self.hits[bucket] += token == best
         self.trials[bucket] += 1
         if self.trials[bucket] > _MEMORY:
             self.hits[bucket] *= 0.5
@@ -95,6 +112,6 @@ def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> list[tuple[f
     return [(count / total, token) for count, token in found[:_CHILDREN]]
 
 
-def _bucket(length: int) -> int:
+def bucket_of(length: int) -> int:
     """Return the bucket of a match of that many tokens, at least one."""
     return min((length - 1).bit_length(), len(_PRIOR) - 1)

@@ -18,6 +18,7 @@ SUMMARIES = {
     "simulate": "Replay recorded drafts with the forward times of another device: would speculation be faster there?",
     "eval": "Measure what a KV type, left-out layers or another file cost in quality and bring in speed.",
     "tune-skip": "Search for the half-layers that a model drafts best without, and keep the set for --draft skip.",
+    "learn": "Learn your own files, from which drafts come: code and documents that a model's texts will resemble.",
     "train-drafter": "Train a drafter for a model on the model's own answers; the same command resumes.",
     "export": "Export a model to a folder that onnxruntime runs, here or on another device; or to another GGUF.",
     "plan": "Show the memory that a model will need, what changes to fit --memory, and what else would fit.",

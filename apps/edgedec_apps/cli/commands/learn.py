@@ -1,0 +1,147 @@
+"""edgedec learn: let drafts come from the user's own files."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgedec.counted import counted
+from edgedec.errors import RequestError, StorageError
+from edgedec.memory_plan import format_bytes, parse_size
+from edgedec.progress import CancelToken
+from edgedec_apps.cli import completion
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.options import AsJson, Offline, Quiet, model_option, option
+from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
+from edgedec_models.folders import cache_folder
+
+if TYPE_CHECKING:
+    from edgedec_apps.learning import LearnReport
+
+
+def command(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="PATH", help="Files, and folders of files.", show_default=False)
+    ] = None,
+    *,
+    for_model: Annotated[
+        str | None,
+        model_option(
+            "--for",
+            help="The model that will write; models of the same vocabulary share what was learned.",
+            metavar="MODEL",
+            complete=completion.any_model,
+        ),
+    ] = None,
+    most: Annotated[
+        str, option("--most", help="Most bytes for a vocabulary, 8 a token.", metavar="SIZE", panel="Learning")
+    ] = "16MB",
+    listing: Annotated[bool, option("--list", help="List what was learned.", panel="Learning")] = False,
+    forget: Annotated[
+        bool, option("--forget", help="Forget the files at PATH, or everything.", panel="Learning")
+    ] = False,
+    offline: Offline = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn your own files, from which drafts come: code and documents that a model's texts will resemble.
+
+    Drafts change the speed of a text, never the text. The files' tokens are kept in the cache, in a file that only you
+    may read, and nowhere else. --draft auto uses them from the next load on; --draft learned uses nothing else.
+    """
+    if listing + forget + (for_model is not None) != 1:
+        raise RequestError("give one of --for MODEL (with files or folders), --list and --forget")
+    if listing:
+        _list(as_json=as_json)
+    elif forget:
+        _forget(paths or None, as_json=as_json, quiet=quiet)
+    elif not paths:
+        raise RequestError(f"give the files or folders that are to be learned for {for_model}")
+    else:
+        assert for_model is not None, "it is one of the three"
+        report = _learn(for_model, paths, parse_size(most), offline=offline, quiet=quiet)
+        _write_report(for_model, report, as_json=as_json, quiet=quiet)
+
+
+def _learn(model: str, paths: list[Path], most_bytes: int, *, offline: bool, quiet: bool) -> "LearnReport":
+    def work(cancel: CancelToken) -> "LearnReport":
+        import edgedec
+        from edgedec_apps.learning import files_of, learn_files
+
+        files_of(paths)  # a wrong path is refused before the model is loaded
+        with ProgressLine(quiet=quiet) as on_progress:
+            keywords = {"draft": "off", "n_ctx": 64, "offline": offline}
+            with edgedec.load(model, on_progress=on_progress, cancel=cancel, **keywords) as engine:  # type: ignore[arg-type]
+                return learn_files(
+                    *(cache_folder(), model, engine.tokenizer, paths),
+                    most_bytes=most_bytes,
+                    on_progress=on_progress,
+                    cancel=cancel,
+                )
+
+    return interruptible(work)
+
+
+def _write_report(model: str, report: "LearnReport", *, as_json: bool, quiet: bool) -> None:
+    known = report.learned
+    if as_json:
+        counts = {"files": report.n_files, "tokens": report.n_tokens, "unread": report.n_unread}
+        rest = {"without_room": report.n_without_room, "dropped": report.n_dropped, "bytes": known.n_bytes}
+        write_json({"model": model, "path": os.fspath(known.file)} | counts | rest)
+    elif not quiet:
+        say(
+            f"learned {counted(report.n_files, 'file')}, {report.n_tokens:,} tokens, for {model}; in all "
+            f"{counted(len(known.sources), 'file')}, {format_bytes(known.n_bytes)}"
+        )
+        for n, why in (
+            (report.n_unread, "left out: no text in UTF-8 of at most 1 MiB"),
+            (report.n_without_room, "left out: no room (--most)"),
+            (report.n_dropped, "learned before and forgotten to make room (--most)"),
+        ):
+            if n:
+                say(f"{counted(n, 'file')} {why}")
+
+
+def _list(*, as_json: bool) -> None:
+    from edgedec_apps.learning import all_learned
+
+    found = list(all_learned(cache_folder()))
+    if as_json:
+        write_json(
+            {
+                "learned": [
+                    {
+                        "path": os.fspath(each.file),
+                        "models": list(each.models),
+                        "bytes": each.n_bytes,
+                        "files": [{"path": source.path, "tokens": len(source.tokens)} for source in each.sources],
+                    }
+                    for each in found
+                    if not isinstance(each, StorageError)
+                ],
+                "unreadable": [str(each) for each in found if isinstance(each, StorageError)],
+            }
+        )
+        return
+    if not found:
+        write_line("nothing was learned")
+    for each in found:
+        if isinstance(each, StorageError):
+            write_line(one_line(str(each)))
+            continue
+        models = ", ".join(map(one_line, each.models))
+        write_line(f"{format_bytes(each.n_bytes):>9}  for {models}: {counted(len(each.sources), 'file')}")
+        for source in each.sources:
+            write_line(f"{len(source.tokens):>9,}  {one_line(source.path)}")
+
+
+def _forget(paths: list[Path] | None, *, as_json: bool, quiet: bool) -> None:
+    from edgedec_apps.learning import forget_files
+
+    n_forgotten = forget_files(cache_folder(), paths)
+    if as_json:
+        write_json({"forgotten": n_forgotten})
+    elif not quiet:
+        say(f"{counted(n_forgotten, 'file')} forgotten")

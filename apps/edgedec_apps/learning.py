@@ -1,0 +1,186 @@
+"""Reading a user's files for the drafter `learned`: which files, their tokens, and how much room they may take."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgedec.drafters.suffix.learned_file import (
+    BYTES_A_TOKEN,
+    Learned,
+    LearnedSource,
+    learned_path,
+    list_learned,
+    read_learned,
+    with_sources,
+    without_below,
+    write_learned,
+)
+from edgedec.drafters.suffix.store_file import vocabulary_hash
+from edgedec.errors import RequestError, StorageError
+from edgedec.progress import CancelToken, OnProgress, report_progress
+from edgedec.tokenizer import Tokenizer
+
+MOST_BYTES = 16_000_000
+"""Bytes that what was learned for one vocabulary may take, where the user says nothing else: two million tokens."""
+_LARGEST_FILE = 1 << 20
+_NOT_ENTERED = {"__pycache__", "node_modules"}
+
+
+@dataclass(frozen=True, slots=True)
+class LearnReport:
+    """What came of learning files.
+
+    Attributes:
+        learned: All that is known for the vocabulary now.
+        n_files: Files that were read in this run.
+        n_tokens: Their tokens.
+        n_unread: Files that were left out: no text in UTF-8, larger than 1 MiB, or not readable.
+        n_without_room: Files that were left out as the cap was reached.
+        n_dropped: Files learned before that had to go for the new ones.
+    """
+
+    learned: Learned
+    n_files: int
+    n_tokens: int
+    n_unread: int
+    n_without_room: int
+    n_dropped: int
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """Return the files that paths name, and those in folders, in the order of their names; absolute, each once.
+
+    Hidden files and folders, links and folders of caches inside a folder are left out.
+
+    Raises:
+        RequestError: There is no such file or folder.
+    """
+    found: dict[Path, None] = {}
+    for given in paths:
+        path = Path(os.path.abspath(given))
+        if not path.exists():
+            raise RequestError(f"there is no file or folder {given}; name one that can be read")
+        found.update(dict.fromkeys([path] if path.is_file() else _below(path)))
+    return list(found)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NOT_ENTERED)
+        for name in sorted(names):
+            path = Path(parent, name)
+            if not name.startswith(".") and path.is_file() and not path.is_symlink():
+                yield path
+
+
+def read_text_file(path: Path) -> str | None:
+    """Return a file's text; None for one that is large, is no UTF-8, holds zero bytes, or can't be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+        return None if len(data) > _LARGEST_FILE or b"\0" in data else data.decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def learn_files(
+    root: Path,
+    model: str,
+    tokenizer: Tokenizer,
+    paths: Sequence[Path],
+    *,
+    most_bytes: int = MOST_BYTES,
+    on_progress: OnProgress | None = None,
+    cancel: CancelToken | None = None,
+) -> LearnReport:
+    """Add files to what was learned for a model's vocabulary; a file learned before is read anew.
+
+    Where they don't all fit, files learned before are dropped, the oldest first; then the last of the new ones.
+
+    Args:
+        root: The cache folder.
+        model: The model's name, for `edgedec learn --list`.
+        tokenizer: The model's.
+        paths: Files, and folders whose files are read.
+        most_bytes: Most bytes of tokens and their order for the vocabulary.
+        on_progress: Told of each file.
+        cancel: Stops the work; what was learned before stays as it is.
+
+    Raises:
+        RequestError: There is no such file, or none of the files is a text.
+        StorageError: The file of what was learned can't be read or written.
+        CancelledError: `cancel` was cancelled.
+    """
+    path = learned_path(root, vocabulary_hash(tokenizer))
+    found = read_learned(path, tokenizer.n_vocab)
+    before = Learned(path, (), ()) if found is None else found[0]
+    files, new, n_left = files_of(paths), [], most_bytes // BYTES_A_TOKEN
+    n_unread = n_without_room = 0
+    for i, file in enumerate(files):
+        if cancel is not None:
+            cancel.check("learning files")
+        report_progress(on_progress, "learning", i, len(files), "files", file.name)
+        text = read_text_file(file)
+        if not text:
+            n_unread += 1
+            continue
+        tokens = np.array(tokenizer.encode(text, add_special=False), np.int32)
+        if len(tokens) + 1 > n_left:
+            n_without_room += 1
+            continue
+        n_left -= len(tokens) + 1
+        new.append(LearnedSource(os.fspath(file), tokens))
+    report_progress(on_progress, "learning", len(files), len(files), "files")
+    if not new:
+        raise RequestError(
+            f"none of the {len(files)} files can be learned: {n_unread} are no text in UTF-8 of at most 1 MiB, and "
+            f"{n_without_room} are larger than {most_bytes} bytes allow; name other files, or allow more"
+        )
+    known = with_sources(before, model, new)
+    n_before = len(known.sources)
+    while known.n_bytes > most_bytes:
+        known = Learned(known.file, known.models, known.sources[1:])
+    write_learned(known, cancel)
+    n_tokens = sum(len(source.tokens) for source in new)
+    return LearnReport(known, len(new), n_tokens, n_unread, n_without_room, n_before - len(known.sources))
+
+
+def all_learned(root: Path) -> Iterator[Learned | StorageError]:
+    """Yield what was learned for each vocabulary, or why its file can't be read."""
+    for path in list_learned(root):
+        try:
+            found = read_learned(path)
+        except StorageError as error:
+            yield error
+            continue
+        if found is not None:
+            yield found[0]
+
+
+def forget_files(root: Path, paths: Iterable[Path] | None) -> int:
+    """Forget files of every vocabulary, or all of them for None; return how many were forgotten.
+
+    A file of what was learned that can't be read is deleted where everything is forgotten.
+
+    Raises:
+        StorageError: A file of what was learned can't be written, deleted or, with paths, read.
+    """
+    n_forgotten = 0
+    for file in list_learned(root):
+        try:
+            found = read_learned(file)
+        except StorageError:
+            if paths is not None:
+                raise
+            found = None
+        known = Learned(file, (), ()) if found is None else found[0]
+        kept = Learned(file, (), ()) if paths is None else known
+        for path in paths or ():
+            kept = without_below(kept, Path(os.path.abspath(path)))
+        n_forgotten += len(known.sources) - len(kept.sources)
+        if paths is None or len(kept.sources) != len(known.sources):
+            write_learned(kept)
+    return n_forgotten
