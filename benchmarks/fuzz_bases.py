@@ -68,7 +68,7 @@ def cut_down(path: Path) -> Source:
 
 
 def loadable_sources() -> list[Source]:
-    """Return models that llama.cpp loads: nine architectures, dense and with experts, three kinds of vocabulary."""
+    """Return models that llama.cpp loads: ten architectures, dense and with experts, three kinds of vocabulary."""
     llama, llama_f16 = _tiny("llama"), _tiny("llama", dtype="f16", tied=True)
     qwen2, wide = _tiny("qwen2"), _tiny("llama", n_layer=1, n_embd=256, n_ff=256)
     qwen3 = _with_head_norms(_renamed(llama, "llama", "qwen3"))
@@ -88,6 +88,7 @@ def loadable_sources() -> list[Source]:
         _renamed(Source(llama.metadata | _scaled("granite"), llama.tensors), "llama", "granite"),
         _with_fused_weights(llama),
         _mamba(llama),
+        _lfm2(llama),
     ]
 
 
@@ -182,6 +183,20 @@ def _mamba(llama: Source) -> Source:
         data = np.linspace(-1, 1, int(np.prod(shape))).astype(np.float32)
         tensors |= {f"blk.{i}.ssm_{name}": RawTensor(0, shape, data.tobytes()) for i in range(2)}
     return _renamed(Source(metadata, tensors), "llama", "mamba")
+
+
+def _lfm2(llama: Source) -> Source:
+    """Return a tiny LFM2, whose second layer has a short convolution in place of attention."""
+    by_layer = Typed(ValueType.ARRAY, [2, 0], ValueType.INT32)
+    metadata = llama.metadata | {"llama.attention.head_count_kv": by_layer, "llama.shortconv.l_cache": 3}
+    norm = llama.tensors["output_norm.weight"]
+    kept = {name: t for name, t in llama.tensors.items() if "blk.1.attn_" not in name and name != "output_norm.weight"}
+    tensors = kept | {"token_embd_norm.weight": norm, "blk.1.attn_norm.weight": llama.tensors["blk.1.attn_norm.weight"]}
+    tensors |= {f"blk.0.attn_{which}_norm.weight": _vector(16) for which in "qk"}
+    for name, shape in {"in_proj": (64, 192), "conv": (3, 64), "out_proj": (64, 64)}.items():
+        data = np.linspace(-1, 1, int(np.prod(shape))).astype(np.float32)
+        tensors[f"blk.1.shortconv.{name}.weight"] = RawTensor(0, shape, data.tobytes())
+    return _renamed(Source(metadata, tensors), "llama", "lfm2")
 
 
 def _scaled(architecture: str) -> dict[str, Any]:

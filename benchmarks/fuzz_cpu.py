@@ -50,7 +50,9 @@ def sources() -> list[tuple[Source, Built]]:
     found = [s for s in loadable_sources() if is_own(RUN, s.metadata["general.architecture"])]
     shapes = [tiny for name, tiny in ARCHITECTURES.items() if name != "qwen3"]  # its wide heads take longest
     for i, tiny in enumerate(shapes):
-        mixed = Tiny(**{n: getattr(tiny, n) for n in Tiny.__slots__} | {"types": TILE_TYPES, "n_layer": 2, "seed": i})
+        n_layer = tiny.n_layer if tiny.convolutions else 2
+        changes = {"types": TILE_TYPES, "n_layer": n_layer, "seed": i}
+        mixed = Tiny(**{n: getattr(tiny, n) for n in Tiny.__slots__} | changes)
         found.append(Source(tiny_metadata(mixed), dict(tiny_tensors(mixed))))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "sound.gguf"

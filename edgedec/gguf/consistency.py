@@ -64,7 +64,7 @@ _NO_WEIGHT = frozenset({GGMLType.I8, GGMLType.I16, GGMLType.F64, GGMLType.Q8_1, 
 _IDS = frozenset({GGMLType.I32, GGMLType.I64})
 _COMPUTED = ("token_embd", "output", "attn_", "ffn_", "ssm_", "time_mix_", "channel_mix_")
 _ONLY_F32 = frozenset(
-    {"rope_freqs", "rope_factors_long", "rope_factors_short", "ssm_a", "ssm_d", "ssm_conv1d", "token_types"}
+    {"rope_freqs", "rope_factors_long", "rope_factors_short", "ssm_a", "ssm_d", "ssm_conv1d", "conv", "token_types"}
 )
 
 _BPE = frozenset({"gpt2", "gemma4", "hybriddna", "whitespace"})
@@ -116,6 +116,7 @@ def _check_layers(gguf: GGUF, info: ModelInfo) -> None:
     get_int(gguf, f"{name}.attention.shared_kv_layers", at_most=max(info.n_layer - 2, 0))
     get_int(gguf, f"{name}.full_attention_interval", at_least=1, at_most=_MAX_LAYERS)
     get_per_layer(gguf, f"{name}.attention.recurrent_layers", info.n_layer, at_most=1)
+    get_int(gguf, f"{name}.shortconv.l_cache", at_least=2, at_most=_MAX_WIDTH)
     if get_int(gguf, f"{name}.attention.sliding_window", at_most=_MAX_WIDTH):
         pattern = gguf.metadata.get(f"{name}.attention.sliding_window_pattern")
         if pattern == 1 or (isinstance(pattern, GGUFArray) and not any(list(pattern)[: info.n_layer])):

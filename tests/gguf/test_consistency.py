@@ -328,3 +328,15 @@ def test_experts(tmp_path: Path, name: str) -> None:
         require_consistent(changed(gguf, {}, {"blk.1.ffn_gate_inp.weight": None}))
     with pytest.raises(ModelFormatError, match=f"{n + 1} of {n} experts are used"):
         require_consistent(changed(gguf, {f"{architecture}.expert_used_count": n + 1}))
+
+
+def test_short_convolutions(tmp_path: Path) -> None:
+    """Kernels of one column, on which llama.cpp ends the process, and kernels that are no floats of 32 bits."""
+    lfm2 = read_gguf(write_tiny(tmp_path / "m.gguf", ARCHITECTURES["lfm2"]))
+    require_consistent(lfm2)
+    for length in (0, 1, -1):
+        with pytest.raises(ModelFormatError, match=r"shortconv\.l_cache"):
+            require_consistent(changed(lfm2, {"lfm2.shortconv.l_cache": length}))
+    kernels = replace(lfm2.tensors["blk.0.shortconv.conv.weight"], type=GGMLType.F16)
+    with pytest.raises(ModelFormatError, match=r"shortconv\.conv\.weight is of the type F16, expected F32"):
+        require_consistent(changed(lfm2, {}, {"blk.0.shortconv.conv.weight": kernels}))

@@ -203,11 +203,11 @@ WINDOWED_EXAONE4 = Tiny(
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
-EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in ("phi3", "phi3-short")]
-"""Those that are exported to ONNX: all but those with experts, and whose positions turn otherwise in long contexts."""
-UNIFORM = [
-    name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in ("exaone4", "gemma2", "smollm3", "olmo2")
-]
+_NOT_EXPORTED = ("lfm2", "phi3", "phi3-short")
+EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in _NOT_EXPORTED]
+"""Those that are exported to ONNX: not those with experts, with convolutions, or with other turns in long contexts."""
+_BY_NUMBER = ("exaone4", "gemma2", "lfm2", "smollm3", "olmo2")
+UNIFORM = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 
 

@@ -12,6 +12,7 @@ from edgedec.gguf.levels import dequantize
 from edgedec.trained_heads.card import HeadCard, Target
 from edgedec.trained_heads.target import default_taps
 from edgedec.trained_heads.target_rows import EMBEDDING, output_name
+from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.cpu.network import Network, read_network
 
 _LEAST_LAYERS = 7  # with fewer, two of the taps are one
@@ -62,7 +63,9 @@ class TargetParts:
     @cached_property
     def output_norm(self) -> NDArray[np.float32]:
         """float32[n_embd], the weights of the norm before the output matrix."""
-        return np.frombuffer(self.gguf.read_tensor_bytes("output_norm.weight"), "<f4").astype(np.float32)
+        return np.frombuffer(
+            usual_tensors(self.gguf, self.network).read_tensor_bytes("output_norm.weight"), "<f4"
+        ).astype(np.float32)
 
     def embeddings(self, token_ids: NDArray[np.integer]) -> NDArray[np.float32]:
         """Return float32[n, n_embd], the embeddings of tokens, not scaled."""
