@@ -148,7 +148,9 @@ def open_policy(
         stats.add_reason(note)
     drafting.notes.clear()
     if drafting.n_max < 1:
-        stats.add_reason("drafting off: this model's rows are not bit-equal to single steps on this runtime")
+        exact = "drafting off: this model's rows are not bit-equal to single steps on this runtime"
+        stuck = "drafting off: this model's state can't go back on this runtime"
+        stats.add_reason(exact if capabilities.rollback else stuck)
         return None
     recorder = None if request.record is None else Recorder(sequence.proposals, request.record)
     greedy = request.sampling.greedy

@@ -380,3 +380,16 @@ def test_recurrent_models_declare_that_they_cannot_go_back(tmp_path: Path) -> No
         session.forward(ids(8), n_past=3)
         session.forward(ids(5), n_past=0)
         assert session.n_cached == 1
+
+
+@pytest.mark.parametrize("numerics", ["strict", "loose"])
+def test_recurrent_models_draft_nothing(tmp_path: Path, numerics: Any) -> None:
+    """A pinned drafter is left out with a sentence, also where drafts need not be exact; the text is the plain one."""
+    path, found = tiny_mamba(tmp_path / "mamba.gguf"), []
+    for draft in ("off", "suffix"):
+        with edgedec.load(path, runtime="llamacpp", n_ctx=128, draft=draft, draft_numerics=numerics) as engine:
+            result = engine.generate("ab ab ab ab ", temperature=0.0, max_tokens=40, ignore_end=True)
+        found.append(result.token_ids)
+        assert result.stats.n_drafts == 0
+    assert found[0] == found[1]
+    assert any("go back" in reason for reason in result.stats.reasons), result.stats.reasons
