@@ -8,12 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.api import async_api as aio
+from edgedec.api.best_text import BestOf, best_of, prompt_text
 from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.embedding import Embedder
 from edgedec.api.extraction import Extraction, Wanted, extract, question_text
 from edgedec.api.request_options import Prompt, RequestOptions
 from edgedec.api.text_engine import TextEngine, finished
 from edgedec.chat import ChatTemplate, Message, thinking_variables
+from edgedec.choosing.choice import Chosen
+from edgedec.choosing.judgement import QUESTION, turn_after_answer
 from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.infill import Gap, gap_ids
@@ -309,6 +312,41 @@ class Engine(TextEngine):
         if think is not None:
             raise RequestError(f"{argument('think')} is for chats, and the prompt is none; leave it out")
         return self._sample_stream(cast(Prompt, prompt), n, until, cancel, **options)
+
+    def best(
+        self,
+        prompt: Prompt | Sequence[Message],
+        how: BestOf | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        think: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Chosen:
+        """Generate several texts of one prompt together and choose one of them; docs/better-answers.md says how.
+
+        When `cancel` stops it, the choice is among the texts so far.
+
+        Args:
+            prompt: As of samples().
+            how: How many texts, and how one is chosen; by default the majority vote of 8.
+            cancel: Stops all texts and the scorer, from any thread.
+            think: As of samples().
+            **options: Those of samples(). Text k draws with the seed plus k.
+
+        Raises:
+            OptionError: The scorer is missing, or not wanted.
+            PluginError: The scorer raised an error, took too long, or returned something else than scores.
+            What samples() raises.
+        """
+        ids = (
+            self._chat_prompt(prompt, cancel, think, {})[0]
+            if _is_chat(prompt)
+            else self.prompt_ids(cast(Prompt, prompt))
+        )
+        turn = turn_after_answer(self.render) if _is_chat(prompt) else f"\n\n{QUESTION}\n"
+        if _is_chat(prompt):
+            options = {"reuse": "longest", **options}
+        return best_of(self, ids, BestOf() if how is None else how, prompt_text(prompt), turn, cancel, options)
 
     async def asamples(
         self,

@@ -11,6 +11,7 @@ from typing import Self, Unpack, cast
 
 from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
 from edgedec.api.request_options import Prompt, RequestOptions, SamplingOptions, as_token_ids, require_rule
+from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.branches import Branches, branches_on
@@ -187,6 +188,41 @@ class TextEngine:
         token = CancelToken() if cancel is None else cancel
         with branches_on(self._pool, request, token, most=most, on_progress=on_progress) as opened:
             yield opened
+
+    @contextmanager
+    def partial_texts(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 512,
+        stop: Sequence[str] = (),
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Iterator[PartialTexts]:
+        """Read a prompt, and hold its texts inside the block for a search: edgedec.choosing has the searches.
+
+            with model.partial_texts(model.chat_ids(messages), max_tokens=200) as texts:
+                best = beam_search(texts, 4)[0]
+                print(texts.text(best.text))
+
+        Args:
+            prompt: The text or the token ids to go on from; chat_ids() makes them of messages.
+            max_tokens: Most tokens of a text; fewer where the context is full before.
+            stop: Strings, each of which ends a text.
+            cancel: Ends the search with CancelledError, from any thread.
+            on_progress: Called while the prompt is read.
+
+        Raises:
+            What branches() raises.
+        """
+        ids = self.prompt_ids(prompt)
+        with self.branches(ids, cancel=cancel, on_progress=on_progress) as branches:
+            room = max(1, min(max_tokens, branches.n_ctx - len(ids)))
+            is_end, decode = self.tokenizer.is_end, self.tokenizer.decode
+            with PartialTexts(
+                branches, ids, is_end=is_end, decode=decode, max_tokens=room, stop=stop, cancel=cancel
+            ) as texts:
+                yield texts
 
     def _wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
         """Return the request that options stand for, and what opens the grammar of a text of it."""

@@ -1,0 +1,181 @@
+"""The best of several texts on a real model: each method against the texts of samples() that it chooses among."""
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from support.real_models import real_model
+
+import edgedec
+from edgedec.api.best_text import EPS, MOST_AUTO, ROUND, BestOf
+from edgedec.choosing.beam import beam_search
+from edgedec.choosing.choice import chosen_among, may_stop, mean_logprob
+from edgedec.choosing.first_finish import first_finish
+from edgedec.choosing.judgement import question_of, turn_after_answer
+from edgedec.choosing.particles import Steps, filtered
+from edgedec.choosing.reward_scorer import RewardScorer
+from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
+from edgedec.choosing.sampled_steps import seeds_from, write_steps
+from edgedec.choosing.scorer import FunctionScorer, JudgeScorer
+from edgedec.errors import CancelledError, ContextFullError, OptionError, PluginError, RequestError
+
+CHAT = [{"role": "user", "content": "How much is 2 + 3? End with 'Answer: ' and the number."}]
+OPTIONS: dict[str, Any] = {"seed": 5, "temperature": 0.9, "max_tokens": 24}
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[edgedec.Engine]:
+    """The 135M on the cpu runtime."""
+    path = real_model("smollm2-135m.gguf")
+    with edgedec.load(path, runtime="cpu", n_ctx=256, draft="off", n_threads=2) as engine:
+        yield engine
+
+
+def test_each_method_chooses_among_the_texts_of_the_seeds(engine: edgedec.Engine) -> None:
+    """The texts are those of samples(); nothing but the choice differs. A text that was stopped is a beginning."""
+    texts = engine.samples(CHAT, 4, **OPTIONS)
+    for choose in ("likely", "judge", "bag"):
+        found = engine.best(CHAT, BestOf(4, choose), **OPTIONS)
+        assert [each.token_ids for each in found.texts] == [each.token_ids for each in texts]
+        again = chosen_among(found.texts, choose, scores=found.scores)
+        assert found.place == again.place
+        assert found.text == texts[found.place].text
+    for choose in ("first", "vote"):
+        found = engine.best(CHAT, BestOf(4, choose, answer=r"\d+"), **OPTIONS)  # type: ignore[arg-type]
+        for mine, whole in zip(found.texts, texts, strict=True):
+            assert mine.token_ids == whole.token_ids[: len(mine.token_ids)]
+
+
+def test_one_text_is_the_plain_one(engine: edgedec.Engine) -> None:
+    """n = 1 chooses the text that the seed gives alone, by every method."""
+    plain = engine.chat(CHAT, **OPTIONS)
+    for how in (BestOf(1), BestOf(1, "likely"), BestOf(1, "judge"), BestOf(1, "first"), BestOf(1, "bag")):
+        assert engine.best(CHAT, how, **OPTIONS).text == plain.text
+
+
+def test_judging_texts_again_is_judging_them_in_their_forks(engine: edgedec.Engine) -> None:
+    """The chances of whole texts equal those that a fork of each unfinished text gives: the same bits."""
+    found = engine.best(CHAT, BestOf(3, "judge"), **OPTIONS)
+    asked = question_of(engine.tokenizer, turn_after_answer(engine.render), parse_special=True)
+    params = engine.sampling(temperature=0.9, max_tokens=24)
+    with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=24) as texts:
+        root = texts.begin()
+        live = [root, texts.fork(root), texts.fork(root)]
+        written = write_steps(texts, live, params, seeds_from(5, 3), separator=None)
+        assert [text.token_ids for text in written] == [each.token_ids for each in found.texts]
+        assert JudgeScorer(asked)(texts, written) == list(found.scores)
+        means = [mean_logprob(each) for each in found.texts]
+        for text, mean in zip(written, means, strict=True):
+            if text.ended == "length":
+                assert text.mean_logprob == pytest.approx(mean, abs=1e-5)
+
+
+def test_auto_goes_on_in_rounds(engine: edgedec.Engine) -> None:
+    """Its texts are those of the seeds, in rounds, until another one adds too little."""
+    how = BestOf("auto", "vote", answer=r"\d+")
+    found = engine.best(CHAT, how, **OPTIONS)
+    n = len(found.texts)
+    assert n % ROUND == 0
+    texts = engine.samples(CHAT, n, **OPTIONS)
+    assert [each.token_ids for each in found.texts] == [each.token_ids for each in texts]
+    wanted = [another_is_wanted(n_agreeing(found.answers[:k]), k, EPS, MOST_AUTO) for k in range(ROUND, n + 1, ROUND)]
+    assert wanted == [True] * (n // ROUND - 1) + [False]
+
+
+def test_a_scorer_chooses(engine: edgedec.Engine) -> None:
+    """A function, and a command, that prefer short texts; the prefix is the last message."""
+    prefixes = list[str]()
+
+    def short(prefix: str, steps: Sequence[str], /) -> list[float]:
+        prefixes.append(prefix)
+        return [1 / (1 + len(step)) for step in steps]
+
+    found = engine.best(CHAT, BestOf(4, "score", scorer=short), **OPTIONS)
+    assert len(found.text) == min(len(each.text) for each in found.texts)
+    assert prefixes == [CHAT[0]["content"]]
+    code = "import json, sys; print([1 / (1 + len(s)) for s in json.load(sys.stdin)['steps']])"
+    command = BestOf(4, "score", scorer=[sys.executable, "-c", code])
+    assert engine.best(CHAT, command, **OPTIONS).place == found.place
+
+
+def test_what_is_refused(engine: edgedec.Engine) -> None:
+    """Before anything is written."""
+    wrong: list[dict[str, Any]] = [
+        {"choose": "best"},
+        {"answer": "("},
+        {"choose": "score"},
+        {"scorer": ["true"]},
+        {"n": "many"},
+        {"n": "auto", "choose": "likely"},
+    ]
+    for options in wrong:
+        with pytest.raises(OptionError):
+            BestOf(**options)
+    for n in (0, -3, 10**6):
+        with pytest.raises(RequestError):
+            engine.best(CHAT, BestOf(n), **OPTIONS)
+    with pytest.raises(OptionError, match="log-probabilities"):
+        engine.best(CHAT, BestOf(2, "likely"), **OPTIONS, logprobs=None)
+    with pytest.raises(PluginError, match="ZeroDivisionError"):
+        engine.best(CHAT, BestOf(2, "score", scorer=lambda prefix, steps: [1 / 0]), **OPTIONS)
+
+
+def test_cancelling_chooses_among_what_there_is(engine: edgedec.Engine) -> None:
+    """samples() returns what was written, and so does best()."""
+    cancel = edgedec.CancelToken()
+    threading.Timer(0.3, cancel.cancel).start()
+    found = engine.best(CHAT, BestOf(4), cancel=cancel, **(OPTIONS | {"max_tokens": 180, "ignore_end": True}))
+    assert {each.finish_reason for each in found.texts} == {"cancelled"}
+    assert may_stop("likely", found.texts, 4) is False
+
+
+def test_searches_on_a_real_model(engine: edgedec.Engine) -> None:
+    """One beam is greedy decoding; particles, and the first that ends, write; the next request is as ever."""
+    greedy = engine.chat(CHAT, temperature=0, max_tokens=24)
+    with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=24) as texts:
+        assert texts.text(beam_search(texts, 1)[0].text) == greedy.text
+    with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=24) as texts:
+        best, *_ = beam_search(texts, 4)
+        assert best.text.mean_logprob == pytest.approx(best.score / best.text.n_scored)
+    params = engine.sampling(temperature=0.9)
+    with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=24) as texts:
+        found = filtered(texts, 4, Steps(params, 5, "\n", 8), FunctionScorer(lambda p, s: [0.5] * len(s), "x"))
+        assert len(found.texts) == 4
+    with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=24, stop=["a"]) as texts:
+        root = texts.begin()
+        said = texts.text(first_finish(texts, [root, texts.fork(root)], params, [5, 6]))
+        assert "a" not in said
+    assert engine.chat(CHAT, temperature=0, max_tokens=24).token_ids == greedy.token_ids
+
+
+def test_a_search_that_is_cancelled_or_has_no_room_leaves_nothing(engine: edgedec.Engine) -> None:
+    """The error comes through, and the next request is as ever."""
+    plain = engine.chat(CHAT, **OPTIONS)
+    cancel = edgedec.CancelToken()
+    with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=180, cancel=cancel) as texts:
+        live = texts.advance([(texts.begin(), 5)])
+        cancel.cancel()
+        with pytest.raises(CancelledError):
+            write_steps(texts, live, engine.sampling(temperature=0.9), [1], separator=None)
+    with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=10**6) as texts, pytest.raises(ContextFullError):
+        texts.extend(texts.begin(), [1] * 250, 0.0)
+    assert engine.chat(CHAT, **OPTIONS).token_ids == plain.token_ids
+
+
+def test_a_reward_model_scores_by_a_token(engine: edgedec.Engine) -> None:
+    """Texts that begin alike are read once; the scores are those of reading each from its beginning."""
+    asked = question_of(engine.tokenizer, " Right?", "yes", "no")
+    session = engine.session(128)
+    reward = RewardScorer(session, asked)
+    steps = ["2 + 3 is 5.", "2 + 3 is 7.", "2 + 3"]
+    together = list(reward("How much is 2 + 3?", steps))
+    for step, score in zip(steps, together, strict=True):
+        assert list(RewardScorer(session, asked)("How much is 2 + 3?", [step])) == [score]
+    assert all(0 < score < 1 for score in together)
+    with pytest.raises(RequestError, match="128"):
+        reward("x", ["word " * 200])
+    session.close()
