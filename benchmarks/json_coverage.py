@@ -17,7 +17,7 @@ from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -71,15 +71,15 @@ class Walk:
         self._base = np.array([-0.3 * len(piece) for piece in pieces], np.float32)
 
     def __call__(self, constraint: Constraint, seed: int) -> tuple[str | None, list[float]]:
-        """Return a text (None where it did not end), and the seconds of each mask."""
+        """Return a text (None where it did not end), and the seconds of the processor for each mask."""
         data, seconds = b"", list[float]()
         for position in range(self.n_most):
             if constraint.is_over:
                 return data.decode(errors="replace"), seconds
             row = (self._base + 0.1 * position * self._closing + 4 * self._end).astype(np.float32)
-            began = perf_counter()
+            began = process_time()
             constraint.allowed()
-            seconds.append(perf_counter() - began)
+            seconds.append(process_time() - began)
             token = constraint.choose(Place(row, _PARAMS, (), Noise(seed), position), ())
             constraint.commit(token)
             if self._end[token]:
@@ -108,14 +108,14 @@ def compiled(grammars: Grammars, folder: Path, args: argparse.Namespace, tokeniz
         for number, file in enumerate(sorted(kind.glob("*.json"))):
             source = file.read_text(encoding="utf-8")
             counts["n"] += 1
-            began = perf_counter()
+            began = process_time()
             try:
                 constraint = grammars.open(Grammar.json_schema(source))
             except RequestError as error:
                 refused[reason(error)] += 1
                 continue
             finally:
-                times.append(perf_counter() - began)
+                times.append(process_time() - began)
             counts["taken"] += 1
             if args.walk and number % args.walk == 0:
                 try:

@@ -41,6 +41,7 @@ _LIMITS = {
     "max_lexer_states": (50_000, 1280),
     "max_grammar_size": (50_000, 1280),  # compiled in a few seconds
 }
+_PART_BYTES = 64  # of memory for each character of a schema that is said in other words
 _LEAST_RETURNED = 1_000_000  # bytes that a text must have added before giving them back to the system pays
 _T = TypeVar("_T")
 _stack_size = threading.Lock()  # the size of new stacks is a setting of the whole process
@@ -90,7 +91,7 @@ class Llguidance:
         try:
             return self._in_words(grammar, None)
         except RequestError:
-            words = other_words(grammar)
+            words = other_words(grammar, self._modest.n_bytes // _PART_BYTES)
             if words is None:
                 raise
         state = self._in_words(*words)

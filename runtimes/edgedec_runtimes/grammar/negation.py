@@ -1,8 +1,10 @@
 """The negation of a JSON schema, as a schema without `not`."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from edgedec_runtimes.grammar.certain import target
 
 TYPES = ("null", "boolean", "object", "array", "number", "string")
 ANNOTATIONS = frozenset(
@@ -13,8 +15,33 @@ ANNOTATIONS = frozenset(
 )
 _MOST_LEVELS = 16
 _MOST_WORDS = 200
-Lookup = Callable[[str], Any]
-"""From a reference to the schema that it names; None where it is not known."""
+MOST_PARTS = 50_000  # of a schema, looked at again for each place that they are said in: some tenths of a second
+
+
+class TooManyPartsError(Exception):
+    """A schema in other words would be too large."""
+
+
+class Lookup:
+    """Finds the parts of a schema that references name, and counts the parts that are looked at.
+
+    Args:
+        schema: The whole schema.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._n_left = MOST_PARTS
+
+    def __call__(self, name: str) -> Any:
+        """Return the schema that a reference names; None where it is not known."""
+        return target(self._schema, name)
+
+    def spend(self) -> None:
+        """Count one part (TooManyPartsError beyond MOST_PARTS)."""
+        self._n_left -= 1
+        if self._n_left < 0:
+            raise TooManyPartsError
 
 
 def negated(schema: Any, lookup: Lookup, level: int = 0) -> Any:
@@ -23,9 +50,10 @@ def negated(schema: Any, lookup: Lookup, level: int = 0) -> Any:
     It need not have all of them: of a conjunction, those parts are negated that can be, which leaves some texts out but
     takes none in.
 
-    >>> negated({"required": ["a"]}, {}.get)
+    >>> negated({"required": ["a"]}, Lookup({}))
     {'type': 'object', 'properties': {'a': False}}
     """
+    lookup.spend()
     if isinstance(schema, bool):
         return not schema
     if not isinstance(schema, dict) or level > _MOST_LEVELS:

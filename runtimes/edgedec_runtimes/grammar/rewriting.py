@@ -11,23 +11,25 @@ from typing import Any
 
 from edgedec.constraint import Predicate
 from edgedec.grammar import Grammar
-from edgedec_runtimes.grammar.certain import target
-from edgedec_runtimes.grammar.negation import Lookup, all_of, any_of, negated
+from edgedec_runtimes.grammar.negation import Lookup, TooManyPartsError, all_of, any_of, negated
 from edgedec_runtimes.grammar.unique import UniqueItems, asks_for_unique, without_unique
 
 Words = tuple[Grammar, Predicate | None]
 """A grammar, and what its texts must keep to beside it."""
 
 
-def other_words(grammar: Grammar) -> Words | None:
-    """Return the same JSON schema in words that llguidance may take; None where there are no others."""
-    if grammar.kind != "json_schema":
+def other_words(grammar: Grammar, n_most: int) -> Words | None:
+    """Return the same JSON schema in words that llguidance may take; None where there are no others.
+
+    There are none for a schema of over `n_most` characters.
+    """
+    if grammar.kind != "json_schema" or len(grammar.source) > n_most:
         return None
     schema = json.loads(grammar.source)
     try:
         unique = UniqueItems(schema) if asks_for_unique(schema) else None
         said = rewritten(without_unique(schema) if unique else schema)
-    except RecursionError:
+    except (RecursionError, TooManyPartsError):
         return None
     if said == schema or not isinstance(said, dict):
         return None
@@ -50,18 +52,18 @@ _MOST_NAMES = 40  # properties of an object of which one must be there
 def rewritten(schema: Any) -> Any:
     """Return a schema, or the part of one that is true or false, in words that llguidance takes, as far as possible.
 
+    Raises:
+        TooManyPartsError: The words are too many.
+
     >>> rewritten({"type": "string", "format": "color", "not": {"const": "x"}})["type"]
     'string'
     """
-
-    def lookup(name: str) -> Any:
-        return target(schema, name)
-
-    return _rewritten(schema, lookup)
+    return _rewritten(schema, Lookup(schema))
 
 
 def _rewritten(schema: Any, lookup: Lookup) -> Any:
     """Return a schema with its parts rewritten, and then its own keys."""
+    lookup.spend()
     if not isinstance(schema, dict):
         return schema
     node: dict[str, Any] = {}

@@ -10,7 +10,8 @@ import pytest
 import edgedec
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar, Grammars
-from edgedec_runtimes.grammar.negation import negated, other_words
+from edgedec_runtimes.grammar.negation import Lookup, TooManyPartsError, negated, other_words
+from edgedec_runtimes.grammar.rewriting import other_words as in_other_words
 from edgedec_runtimes.grammar.rewriting import rewritten
 from edgedec_runtimes.grammar.unique import UniqueItems
 
@@ -95,7 +96,7 @@ def test_negations_share_nothing_with_what_they_negate() -> None:
     n_found = 0
     for _ in range(1500):
         schema = a_schema(rng)
-        opposite = negated(schema, lambda name: None)
+        opposite = negated(schema, Lookup(schema))
         if opposite is not None:
             n_found += 1
             for _ in range(12):
@@ -192,3 +193,15 @@ def test_a_schema_in_other_words_is_remembered(grammars: Grammars) -> None:
     compiler: Any = grammars._compiler
     assert grammar in compiler._words
     assert grammar not in compiler._compiled
+
+
+def test_words_that_would_be_too_many_are_cut_short() -> None:
+    """Each case of a oneOf must say that the others are not there: with many cases that is refused, and at once."""
+    cases = [{"required": [f"a{i}"], "properties": {f"b{i}": {"const": "x"}}} for i in range(400)]
+    schema = {"type": "object", "oneOf": cases}
+    with pytest.raises(TooManyPartsError):
+        rewritten(schema)
+    assert in_other_words(Grammar.json_schema(schema), 10**6) is None
+    few = Grammar.json_schema({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]})
+    assert in_other_words(few, 10**6) is not None
+    assert in_other_words(few, 10) is None
