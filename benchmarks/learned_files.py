@@ -5,8 +5,8 @@
 
 Every `--every`-th file of the folder is held out, the others are learned. A prompt is 200 tokens from the middle of a
 held-out file. Each is continued greedily in four ways in turn: plain, `auto`, `auto` with the learned files, and the
-same without dropping the branches that the head or the draft model rules out. Every store is emptied before every text,
-and the texts must be equal. The script ends with one line of JSON.
+same without dropping the branches that the head or the draft model rules out. Every store is emptied before every text;
+what the policy knows of the drafters stays. The texts must be equal. The script ends with one line of JSON.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def main() -> None:
             seconds: dict[str, float] = {}
             texts = set()
             for way in (PLAIN, AUTO, LEARNED, UNPRUNED):
-                engine.forget()
+                drafting.store.clear()
                 drafting.factories = without if way == AUTO else {**without, NAME: LearnedDrafter}
                 retrieval.LEAST_FIRST = 0.0 if way == UNPRUNED else least_first
                 options: dict[str, Any] = {"max_tokens": args.max_tokens, "ignore_end": True, "draft": way != PLAIN}

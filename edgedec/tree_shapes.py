@@ -13,7 +13,7 @@ _SHAPES_OF: Mapping[str, tuple[str, ...]] = {  # by rule, the shapes that it is 
     "coupled": (CHAIN, GROW),
     "tokenwise": (CHAIN,),
     "block": (CHAIN,),
-    "recursive": (SIBLINGS, BEAM, GROW, CHAIN),
+    "recursive": (GROW, SIBLINGS, BEAM, CHAIN),
     "kseq": (PATHS, CHAIN),
     "multipath": (PATHS, CHAIN),
 }

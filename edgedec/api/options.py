@@ -57,8 +57,8 @@ class EngineOptions:
             or a GPU (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise" and the other rules
             than "coupled", and with a `draft_tree` other than "chain".
         draft_tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
-            "chain" under coupled, tokenwise and block, "siblings:2" under recursive, "paths:2" under kseq and
-            multipath. Also "grow" under coupled and recursive, "beam:2" under recursive; other numbers are branches.
+            "chain" under coupled, tokenwise and block, "grow" under recursive, "paths:2" under kseq and
+            multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.
             Where a shape does not fit the rule, the rule's own is taken, and the statistics say so.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         draft_numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "loose"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from edgedec.draft import Draft
 from edgedec.scheduler.draft_tree import DraftTree
 
-LEAST_FIRST = 0.02
+LEAST_FIRST = 0.01
 """A retrieved branch is dropped where the model holds its first token less probable than this."""
 
 

@@ -58,7 +58,7 @@ def test_each_rule_has_a_shape_of_its_own() -> None:
     shapes = {
         "coupled": "chain",
         "block": "chain",
-        "recursive": "siblings:2",
+        "recursive": "grow",
         "kseq": "paths:2",
         "multipath": "paths:2",
     }
