@@ -10,7 +10,7 @@ import pytest
 import edgedec
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.storage import probe_cache
-from edgedec_runtimes.llamacpp import library, trial
+from edgedec_runtimes.llamacpp import library, tiny_run, trial
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -30,11 +30,11 @@ def test_the_tiny_model_runs(tmp_path: Path) -> None:
     """llama.cpp takes every step of a forward with it."""
     api = library.llama()
     path = tmp_path / "tiny.gguf"
-    path.write_bytes(trial.tiny_model())
+    path.write_bytes(tiny_run.tiny_model())
     model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
     assert model, library.last_complaint()
     api.llama_model_free(model)
-    trial.run_tiny_model(api, tmp_path)
+    tiny_run.run_tiny_model(api, tmp_path)
 
 
 def test_a_library_that_runs_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
