@@ -2,7 +2,8 @@
 
     python benchmarks/parallel.py qwen2.5-coder-1.5b --parallel 2
 
-With --draft-head HEAD, several at once are compared without a trained head and with it.
+With --draft-head HEAD, several at once are compared without a trained head and with it; with --draft-model MODEL,
+without any drafts and with a draft model that drafts for each of them.
 
 Both ways answer the same prompts in turn, in one process, with one copy of the weights per way. Every text must equal
 the one of the way that is answered first. The script prints the tokens per second of all requests together, prefill
@@ -51,6 +52,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--draft", default="auto")
     parser.add_argument("--draft-head")
+    parser.add_argument("--draft-model")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     prompts = [prompt.text for prompt in read_prompts(args.prompts, args.per_task)]
     load: dict[str, Any] = {"runtime": "cpu", "offline": True, "draft": args.draft, "n_ctx": 2048, "draft_head": "off"}
@@ -59,6 +62,9 @@ def main() -> None:
     if args.draft_head is not None:
         ways = {"without the head": (args.parallel, many)}
         ways["with the head"] = args.parallel, many | {"draft_head": args.draft_head}
+    if args.draft_model is not None:
+        ways = {"without drafts": (args.parallel, many | {"draft": None})}
+        ways["with the draft model"] = args.parallel, many | {"draft_model": args.draft_model}
     rates: dict[str, list[float]] = {way: [] for way in ways}
     differ = 0
     with ExitStack() as opened:
@@ -76,7 +82,11 @@ def main() -> None:
     plain, other = ways
     print(f"{args.parallel} requests: {other} {second / first:.2f} x {plain}; {differ} texts differ")
     document = {"benchmark": "parallel", "model": args.model, "draft": args.draft, "parallel": args.parallel}
-    print(json.dumps(document | {"ratio": second / first, "tokens_per_s": rates, "different": differ} | provenance()))
+    document |= {"draft_model": args.draft_model, "draft_head": args.draft_head}
+    document |= {"ratio": second / first, "tokens_per_s": rates, "different": differ} | provenance()
+    if args.out is not None:
+        args.out.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document))
     sys.exit(bool(differ))
 
 

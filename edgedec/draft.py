@@ -4,7 +4,9 @@ p is the target's distribution and q the drafter's, as in Leviathan et al. 2023 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -225,6 +227,7 @@ class DraftContext:
             absolute position. Otherwise it draws with numbers of its own, new ones in every step, and gives its q.
         common: A small text in the target's tokens to begin with, or None.
         recorder: Notes the forwards that the drafter makes, while drafts are recorded; else None.
+        lock: Held while `store` or what it holds is read or changed, as several texts may be written at the same time.
         constraint: The grammar that the text keeps to, or None. A drafter may ask it for the tokens that are allowed,
             in draft() and in no other thread; nodes that it rules out are removed from every draft in any case.
         learned: The user's own files in the target's tokens, or None.
@@ -246,6 +249,7 @@ class DraftContext:
     learned: SortedText | None = None
     shape: TreeShape = ONE_CHAIN
     predicted: tuple[int, ...] = ()
+    lock: AbstractContextManager[object] = field(default_factory=RLock)
 
 
 class Drafter(Protocol):
@@ -276,7 +280,7 @@ class DrafterFactory(Protocol):
 
 @runtime_checkable
 class Closing(Protocol):
-    """A drafter with a thread of its own, which ends with the generation."""
+    """A drafter that holds something until the generation ends: a thread, or a session of another model."""
 
     def close(self) -> None:
-        """End the thread; calling close() again does nothing."""
+        """Let that go; calling close() again does nothing."""

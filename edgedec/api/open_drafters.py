@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -12,7 +11,6 @@ from edgedec.api.wishes import Wishes
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot
 from edgedec.draft import DrafterFactory
-from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.drafters.suffix.learned import NAME as LEARNED
 from edgedec.drafters.suffix.learned import LearnedDrafter
@@ -67,8 +65,11 @@ def open_drafters(
     if setting.draft_model is not None:
         why = None if setting.pinned else _why_not(setting.draft_model, planned, model, first.curve, n_max)
         if why is None:
+            most = setting.options.n_parallel if planned.plan.terms else None
             with stage(options.on_progress, "load", setting.draft_model.name):
-                source = open_draft_model(setting.draft_model, model, setting.options, overlap=options.draft_overlap)
+                source = open_draft_model(
+                    setting.draft_model, model, setting.options, overlap=options.draft_overlap, most=most
+                )
             undo.callback(source.close)
             factories = with_draft_model(factories, source, pinned=setting.pinned)
         else:
@@ -83,25 +84,23 @@ def open_drafters(
         notes.append(why)
     if learned is not None and SUFFIX in factories and not setting.pinned:
         factories = {**factories, LEARNED: LearnedDrafter}
-    n_slots = len(slots)
-    budget = drafter_bytes(setting, first.session.n_ctx) // n_slots if planned.plan.terms else None
-    drafting = partial(
-        Drafting,
-        n_max=n_max,
+    drafting = Drafting(
+        factories,
+        n_max,
         always=setting.pinned,
-        budget_bytes=budget,
-        store_bytes=setting.store_bytes // n_slots,
+        budget_bytes=drafter_bytes(setting, first.session.n_ctx) if planned.plan.terms else None,
+        store_bytes=setting.store_bytes,
         tuned=tuned_set(setting.options.cache_dir, model.card),
         strict=options.draft_numerics == "strict",
         learned=learned,
         tree=None if options.draft_tree is None else parse_shape(options.draft_tree),
+        reasons=tuple(notes),
+        head=first.session.draft_head,
     )
-    first.drafting = drafting(factories, reasons=tuple(notes), head=first.session.draft_head)
-    shared, missing = _without_models(factories, wishes.draft_store, n_slots)
-    for slot in slots[1:]:
-        slot.drafting = drafting(shared, reasons=(*notes, *missing), head=slot.session.draft_head)
+    for slot in slots:
+        slot.drafting = drafting
     if n_max >= 1:
-        _fill_stores(slots, model, planned, wishes.draft_store)
+        _fill_stores(drafting, model, planned, wishes.draft_store)
     return planned
 
 
@@ -142,31 +141,14 @@ def _why_not(path: Path, planned: Planned, model: Model, curve: CostCurve, n_max
     return f"the draft model {path.name}{f' ({size})' if size else ''} is not loaded: {why}"
 
 
-def _without_models(factories: Factories, store: Path | None, n_slots: int) -> tuple[Factories, list[str]]:
-    """Return the drafters of all sessions but the first, and a sentence on each thing that only the first one has.
-
-    A draft model has one KV cache, and a draft store one writer.
-    """
-    models = {name: factory for name, factory in factories.items() if isinstance(factory, ModelFactory)}
-    first_only = [f"{name}: {factory.summary()}" for name, factory in models.items()]
-    if store is not None and SUFFIX in factories:
-        first_only.append(f"the draft store {store.name}")
-    sentence = f"serves one of {n_slots} parallel requests at a time, and not this one"
-    shared = {name: factory for name, factory in factories.items() if name not in models}
-    return shared, [f"{what} {sentence}" for what in first_only]
-
-
-def _fill_stores(slots: Sequence[SessionSlot], model: Model, planned: Planned, store: Path | None) -> None:
-    """Give all sessions the common text, and the first one the draft store, where their drafters use them."""
-    first, options, drafters = slots[0].drafting, planned.setting.options, planned.setting.drafters
+def _fill_stores(drafting: Drafting, model: Model, planned: Planned, store: Path | None) -> None:
+    """Give the drafters the common text, and the draft store, where they use them."""
+    options, drafters = planned.setting.options, planned.setting.drafters
     if COMMON in drafters:
-        common = common_text(model.tokenizer, options.cache_dir, model.card.fingerprint)
-        common.build(options)
-        for slot in slots:
-            if slot.drafting is not None:
-                slot.drafting.common = common
-    if first is not None and SUFFIX in drafters and store is not None:
-        first.use_file(DraftStore(store, model, variant(model.card.left_out)), options)
+        drafting.common = common_text(model.tokenizer, options.cache_dir, model.card.fingerprint)
+        drafting.common.build(options)
+    if SUFFIX in drafters and store is not None:
+        drafting.use_file(DraftStore(store, model, variant(model.card.left_out)), options)
 
 
 def _share_curve(slots: Sequence[SessionSlot], curve: CostCurve) -> None:

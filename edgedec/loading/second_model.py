@@ -17,7 +17,7 @@ _PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
 
 
 def open_draft_model(
-    path: Path, target: Model, options: LoadOptions, *, overlap: bool = False
+    path: Path, target: Model, options: LoadOptions, *, overlap: bool = False, most: int | None = None
 ) -> DraftModel | UniversalDraftModel:
     """Load a draft model. Where its tokenizer is not the target's, it drafts text instead of tokens.
 
@@ -26,6 +26,7 @@ def open_draft_model(
         target: The model that verifies the drafts.
         options: The target's options.
         overlap: Run the draft model on the CPU, and let it go on drafting while the target verifies.
+        most: Most texts that it drafts for at a time; None for any number.
 
     Raises:
         UnsupportedModelError: The tokenizers differ, and one of them can't encode text.
@@ -35,7 +36,7 @@ def open_draft_model(
     model = _load(path, draft_model_options(options, overlap=overlap))
     try:
         if same_tokenizer(model, target):
-            return OverlappedModel(model) if overlap else DraftModel(model)
+            return OverlappedModel(model, most) if overlap else DraftModel(model, most)
         if overlap:
             raise RequestError(
                 f"{path}: its tokenizer is not the target's, which {argument('draft_overlap')} needs; choose a draft "
@@ -43,7 +44,7 @@ def open_draft_model(
             )
         for loaded in (model, target):
             _require_encoding(loaded, path)
-        return UniversalDraftModel(model)
+        return UniversalDraftModel(model, most)
     except BaseException:
         model.close()
         raise
@@ -51,7 +52,7 @@ def open_draft_model(
 
 def draft_model_options(options: LoadOptions, *, overlap: bool = False) -> LoadOptions:
     """Return the options to load a draft model with, from those of its target."""
-    smaller = replace(options, n_ctx=WINDOW, n_parallel=1, max_rows=ROWS, resident_bytes=None, draft_head=None)
+    smaller = replace(options, n_ctx=WINDOW, max_rows=ROWS, resident_bytes=None, draft_head=None)
     return replace(smaller, device=None, n_gpu_layers=0) if overlap else smaller
 
 

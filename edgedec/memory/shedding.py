@@ -70,8 +70,9 @@ def _suffix_store(drafting: Drafting) -> Shedder:
         return [store for store in kept if isinstance(store, SuffixStore) and not store.shut]
 
     def shed() -> None:
-        for store in stores():
-            store.shed()
+        with drafting.lock:
+            for store in stores():
+                store.shed()
 
     return Shedder("the suffix store", lambda: sum(store.memory_bytes() for store in stores()), shed)
 
@@ -117,7 +118,7 @@ def _source(factory: DrafterFactory) -> DraftModel | None:
 
 def _window(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder:
     def held() -> int:
-        n_ctx = source.session.n_ctx
+        n_ctx = source.n_ctx
         if n_ctx <= SMALL_WINDOW or names[0] in drafting.off:
             return 0
         return source.held_bytes()[1] * (n_ctx - SMALL_WINDOW) // n_ctx

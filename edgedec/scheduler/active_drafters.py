@@ -141,6 +141,6 @@ def note_failure(stats: DecodeStats, name: str, error: Exception) -> None:
 
 
 def close_drafter(drafter: Drafter | None) -> None:
-    """End the thread of a drafter that has one."""
+    """Let go of what a drafter holds until the generation ends: a thread, or a session of another model."""
     if isinstance(drafter, Closing):
         drafter.close()

@@ -1,9 +1,11 @@
 """The drafters of an engine, and the policy of one generation that is made of them."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
+from threading import RLock
 from typing import Any
 
 from edgedec.constraint import Constraint
@@ -57,9 +59,10 @@ class Drafting:
         tuned: The set of layers that was tuned for this model, or None.
         strict: Whether to verify only what has the bits of single steps: no trees where the runtime's are not exact.
         reasons: Sentences for the statistics of every generation: what it drafts without, and why.
-        head: The trained head that follows the session, which can be shed; or None.
         learned: The user's own files in the model's tokens, or None.
         tree: The shape of drafts that the user named, or None for the rule's.
+        head: The trained head that follows the first session, which can be shed for all of them; or None.
+        lock: Held while the store is used, as several texts may be written at the same time.
     """
 
     factories: Mapping[str, DrafterFactory]
@@ -80,6 +83,7 @@ class Drafting:
     head: HeadState | None = None
     learned: SortedText | None = None
     tree: TreeShape | None = None
+    lock: AbstractContextManager[object] = field(default_factory=RLock)
 
     @property
     def share_bytes(self) -> int | None:
@@ -170,6 +174,7 @@ def open_policy(
         learned=drafting.learned,
         shape=shape,
         predicted=request.predicted_ids,
+        lock=drafting.lock,
     )
     drafters = []
     left = drafting.budget_bytes

@@ -11,7 +11,6 @@ import pytest
 from support.draft_models import loaded, tiny
 
 from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterFactory, Verification
-from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.model import Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
@@ -102,7 +101,7 @@ def budget_holds(make_context: MakeContext) -> Callable[[DrafterFactory, str], N
 @pytest.fixture
 def prompts_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read more of a prompt than TEXT is long, so that draft model and target see the same."""
-    monkeypatch.setattr(model_drafter, "_FIRST", 256)
+    monkeypatch.setattr(draft_text, "_FIRST", 256)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
 """A draft model with the target's tokenizer: the text is plain decoding's, and nothing is evaluated in vain."""
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +17,12 @@ from edgedec.conformance import check_drafter
 from edgedec.draft import DraftContext, DrafterFactory, Floor, Verification
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
-from edgedec.drafters.draft_model.model import DraftModel, ModelFactory, window_of
+from edgedec.drafters.draft_model.draft_text import window_of
+from edgedec.drafters.draft_model.model import DraftModel, ModelFactory
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.levels import cut
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.errors import SessionError
+from edgedec.errors import MemoryCapError, SessionError
 from edgedec.model import Capabilities, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, distribution
@@ -80,7 +83,7 @@ def test_rejected_tokens_leave_no_trace(target: Path, folder: Path) -> None:
         found = generate(target, recorded, temperature=0)
         assert sum(outcome.path == () for _, outcome in recorded.steps) > 10
         text = [BOS, *byte_ids(TEXT), *found.token_ids]
-        continued = source.read(text).logits.copy()
+        continued = source.read(source.texts[0], text).logits.copy()
         fresh = model.session(512).forward(np.array(text, np.int32), n_past=0)
         np.testing.assert_array_equal(continued, fresh.logits)
 
@@ -220,10 +223,31 @@ def test_forgetting_and_closing_reach_every_factory_with_a_model(target: Path) -
     assert [isinstance(factory, ModelFactory) for factory in factories.values()] == [True, True, True, False]
     drafting = Drafting(factories, 8)
     for held in (source, universal.source):
-        held.read([1, 2, 3])
+        held.read(held.texts[0], [1, 2, 3])
     drafting.forget()
-    assert (source.cached, universal.source.cached) == ([], [])
+    assert (source.texts[0].cached, universal.source.texts[0].cached) == ([], [])
     drafting.close()
     for model in models:
         with pytest.raises(SessionError, match="closed"):
             model.session(8)
+
+
+def test_each_text_has_a_session_and_later_texts_fork_it(target: Path, folder: Path) -> None:
+    """A second text of the same prompt forks the session of the first; when both are gone, their sessions are free."""
+    with loaded(tiny(folder, 2)) as model:
+        source = DraftModel(model, most=2)
+        first, second, third = (source(context_for(model)) for _ in range(3))
+        prompt = [BOS, *byte_ids(TEXT)]
+        for drafter in (first, second, third):
+            drafter.begin(prompt)
+        far = monotonic() + 60
+        expected = first.draft(4, far)
+        assert source.texts[0].n_unread(prompt) == 0
+        assert second.draft(4, far) == expected
+        assert len(source.texts) == 2
+        with pytest.raises(MemoryCapError, match="serves 2 of the texts"):
+            third.draft(4, far)
+        del first
+        gc.collect()
+        assert third.draft(4, far) == expected
+        assert len(source.texts) == 2

@@ -58,13 +58,13 @@ class Watched(OverlappedModel):
         self.busy = Lock()
         self.readers: list[str] = []
 
-    def read(self, window: Any, ahead: Any = ()) -> Forward:
+    def read(self, text: Any, window: Any, ahead: Any = ()) -> Forward:
         """Evaluate alone."""
         assert self.busy.acquire(blocking=False), "two threads read at once"
         try:
             self.readers.append(current_thread().name)
             time.sleep(0.001)  # so that the other thread has its turn
-            return super().read(window, ahead)
+            return super().read(text, window, ahead)
         finally:
             self.busy.release()
 
@@ -174,13 +174,13 @@ class Failing(Patient):
 
     n_read = 0
 
-    def read(self, window: Any, ahead: Any = ()) -> Forward:
+    def read(self, text: Any, window: Any, ahead: Any = ()) -> Forward:
         """Evaluate, or fail."""
         is_ahead = current_thread().name == THREAD_NAME
         self.n_read += is_ahead
         if is_ahead and self.n_read == 3:
             raise ZeroDivisionError("in the thread")
-        return super().read(window, ahead)
+        return super().read(text, window, ahead)
 
 
 def test_a_thread_that_fails_is_told_as_the_drafters_fault(target: Path, equal: Model) -> None:
@@ -200,12 +200,12 @@ class Held(OverlappedModel):
         super().__init__(model)
         self.drafting, self.let_go = Event(), Event()
 
-    def read(self, window: Any, ahead: Any = ()) -> Forward:
+    def read(self, text: Any, window: Any, ahead: Any = ()) -> Forward:
         """Evaluate, in the thread when it is let go."""
         if current_thread().name == THREAD_NAME:
             self.drafting.set()
             assert self.let_go.wait(PATIENCE_S)
-        return super().read(window, ahead)
+        return super().read(text, window, ahead)
 
 
 @pytest.mark.parametrize("ending", ["cancel", "close"])
@@ -269,7 +269,7 @@ def test_a_smaller_window_waits_for_the_thread(equal: Model) -> None:
     token = int(drafter.draft(4, 1e18).tokens[0])
     source.shrink()
     assert drafting_threads() == []
-    assert source.session.n_ctx == SMALL_WINDOW
+    assert source.n_ctx == SMALL_WINDOW
     drafter.accept(Verification((), (token,)), {})
     found = drafter.draft(8, 1e18)
     source.settle()

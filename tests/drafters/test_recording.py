@@ -137,4 +137,4 @@ def test_a_draft_models_forwards_are_all_noted(target: Path, equal: Model, way: 
         if way in (DraftModel, OverlappedModel):
             assert all(row.after == depths(row) for row in rows)
         engine.generate(TEXT, max_tokens=4, temperature=0)
-        assert source.recorder is None
+        assert source.texts[0].recorder is None

@@ -253,7 +253,7 @@ def test_the_draft_model_goes_on_with_a_small_window(bench: Bench) -> None:
         assert stream.generation.stats.n_drafts > 0
         assert stream.generation.stats.reasons == []
     assert texts[0] == texts[1]
-    assert source.session.n_ctx == 256
+    assert source.n_ctx == 256
     # Two layers of keys and values of 16 elements of two bytes; the reference runtime adds a byte a layer.
     assert held == [(1024 - 256) * (128 if isinstance(bench.target, CpuModel) else 130), 0]
 

@@ -81,8 +81,8 @@ class Counted:
 
 def counted(source: DraftModel) -> Counted:
     """Count what a draft model evaluates from here on."""
-    found = Counted(source.session)
-    source.session = cast(Session, found)
+    found = Counted(source.texts[0].session)
+    source.texts[0].session = cast(Session, found)
     return found
 
 

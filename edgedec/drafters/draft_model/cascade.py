@@ -90,6 +90,10 @@ class CascadeDrafter:
         for token in verification.token_ids:
             self._pairs.add(token)
 
+    def close(self) -> None:
+        """Give the draft model's session back; calling close() again does nothing."""
+        self._model.close()
+
     def memory_bytes(self) -> int:
         """Return about how much memory the drafter and the cheap drafter hold."""
         return self._model.memory_bytes() + self._cheap.memory_bytes() + self._pairs.memory_bytes()

@@ -8,17 +8,23 @@ edgedec.drafters.drawn_trees, with one forward for all nodes of a level.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from math import inf
+from threading import RLock
 from typing import Protocol, TypeVar, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, ForwardLog, Verification
 from edgedec.drafters.draft_builder import DraftBuilder, Level
+from edgedec.drafters.draft_model.draft_text import DraftText, n_common, window_of
 from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
 from edgedec.drafters.levels import LevelMaker, agreement
+from edgedec.errors import MemoryCapError
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Forward, Model
 from edgedec.tree_shapes import CHAIN
@@ -26,7 +32,6 @@ from edgedec.tree_shapes import CHAIN
 WINDOW = 1024  # tokens of the draft model's KV cache
 SMALL_WINDOW = 256  # tokens of that cache where memory is short
 ROWS = 9  # rows of logits that a draft model is loaded for: a token and what a cheap drafter expects after it
-_FIRST = 64  # last tokens of a prompt that are read: what needs more of it, the suffix drafter proposes already
 _LEAST_LEAF = 0.02  # a leaf of a smaller path probability is left out
 _DRAWS = 0x4D6F64656C447277  # sets the drawn numbers apart from those of other drafters
 
@@ -49,87 +54,102 @@ class ModelFactory(DrafterFactory, Protocol):
 
 
 class DraftModel:
-    """A loaded draft model with one session; makes the drafter of each generation (a ModelFactory).
+    """A loaded draft model; makes the drafter of each generation (a ModelFactory).
+
+    Each text that is being written has a session of its own, which later texts go on with. Any thread may call it.
 
     Attributes:
         model: The draft model.
-        session: The draft model's session, which holds a window of the text.
-        cached: The tokens that the session holds.
-        recorder: Where each forward is logged while drafts are recorded; else None.
+        lock: Held while a session is lent, forked, or evaluates.
+        texts: The sessions, each with what it holds.
+        most: Most texts that may be drafted for at a time; None for any number.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, most: int | None = None) -> None:
         self.model = model
-        self.session = model.session(WINDOW)
-        self.cached: list[int] = []
-        self.recorder: ForwardLog | None = None
+        self.most = most
+        self.lock: AbstractContextManager[object] = RLock()
+        self.texts = [DraftText(model.session(WINDOW))]
+        self._users: WeakKeyDictionary[object, DraftText] = WeakKeyDictionary()
+        self._n_ctx = WINDOW
 
     def __call__(self, context: DraftContext) -> "ModelDrafter":
         """Make the drafter of one generation."""
         return ModelDrafter(self, context)
 
-    def forget(self) -> None:
-        """Forget the tokens that the session holds, so that the next generation reads its prompt anew."""
-        self.cached = []
+    def lend(self, user: object, token_ids: Sequence[int], recorder: ForwardLog | None) -> DraftText:
+        """Return the session that a drafter uses until give_back(), or for as long as the drafter exists.
 
-    def held_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the draft model, KV cache included, and of the KV cache alone.
+        At first that is the free session, or a fork of another one, that holds most of the text.
 
-        They are counted as planned, because a new plan may take memory itself.
+        Raises:
+            MemoryCapError: All sessions are in use, and there are as many as there may be.
+            EdgedecError: As Model.session.
         """
-        terms = [term for term in self.model.memory(WINDOW, ROWS) if not term.base]
-        n_planned = sum(term.n_bytes for term in terms if term.name == "KV cache")
-        n_kv = n_planned * self.session.n_ctx // WINDOW
-        return sum(term.n_bytes for term in terms) - n_planned + n_kv, n_kv
+        with self.lock:
+            text = self._users.get(user)
+            if text is None:
+                text = self._users[user] = self._best_for(token_ids)
+                text.recorder = recorder
+            return text
 
-    def summary(self) -> str:
-        """Return the draft model's name and the memory that it takes, for a person."""
-        card = self.model.card
-        return f"the draft model {card.name or card.architecture} ({format_bytes(self.held_bytes()[0])})"
+    def give_back(self, user: object) -> None:
+        """Let later texts have the session of a drafter; nothing happens where it has none."""
+        with self.lock:
+            self._users.pop(user, None)
 
-    def shrink(self) -> None:
-        """Go on with a smaller window, whose KV cache takes less memory (raises what Model.session raises)."""
-        self.session.close()
-        self.cached = []
-        self.session = self.model.session(SMALL_WINDOW)
+    def _best_for(self, token_ids: Sequence[int]) -> DraftText:
+        used = set(map(id, self._users.values()))
+        free = [text for text in self.texts if id(text) not in used]
+        lent = [text for text in self.texts if id(text) in used] if self.model.capabilities.fork else []
+        best = min(free, key=lambda text: text.n_unread(token_ids), default=None)
+        near = min(lent, key=lambda text: text.n_unread(token_ids), default=None)
+        if near is not None and best is not None and best.n_unread(token_ids) <= near.n_unread(token_ids):
+            near = None
+        if best is None and self.most is not None and len(self.texts) >= self.most:
+            raise MemoryCapError(
+                f"the draft model serves {self.most} of the texts that are written at a time, and not this one; load "
+                "the model for more texts or requests"
+            )
+        if best is None or near is not None:
+            session = self.model.session(self._n_ctx) if near is None else near.session.fork()
+            cached = [] if near is None else [*near.cached]
+            if best is None:
+                best = DraftText(session)
+                self.texts.append(best)
+            else:
+                best.session.close()
+                best.session = session
+            best.cached = cached
+        return best
 
-    def close(self) -> None:
-        """Free the draft model."""
-        self.model.close()
-
-    def read(self, window: Sequence[int], ahead: Sequence[int] = ()) -> Forward:
+    def read(self, text: DraftText, window: Sequence[int], ahead: Sequence[int] = ()) -> Forward:
         """Return the logits after the last token of `window` and after each token of `ahead`, which follows it.
 
-        Only the tokens that the session does not hold are evaluated, and the last token of the window.
+        Only the tokens that the text's session does not hold are evaluated, and the last token of the window.
         """
-        n = min(_n_common(self.cached, window), len(window) - 1, self.session.n_cached)
-        self.cached = list(window[:n])
-        tokens = np.array([*window[n:], *ahead], np.int32)
-        rows = np.arange(len(tokens) - len(ahead) - 1, len(tokens), dtype=np.int32)
-        forward = self.session.forward(tokens, n_past=n, rows=rows if ahead else "last")
-        self.cached = [*window, *ahead]
-        self._note(len(tokens))
-        return forward
-
-    def go_on(self, token: int) -> Forward:
-        """Return the logits after one more token."""
-        forward = self.session.forward(np.array([token], np.int32), n_past=len(self.cached), rows="last")
-        self.cached.append(token)
-        self._note(1)
+        with self.lock:
+            n = min(n_common(text.cached, window), len(window) - 1, text.session.n_cached)
+            text.cached = list(window[:n])
+            tokens = np.array([*window[n:], *ahead], np.int32)
+            rows = np.arange(len(tokens) - len(ahead) - 1, len(tokens), dtype=np.int32)
+            forward = _own(text.session.forward(tokens, n_past=n, rows=rows if ahead else "last"))
+            text.cached = [*window, *ahead]
+        text.note(len(tokens))
         return forward
 
     def read_paths(
-        self, window: Sequence[int], paths: Sequence[tuple[int, ...]]
+        self, text: DraftText, window: Sequence[int], paths: Sequence[tuple[int, ...]]
     ) -> Iterator[tuple[tuple[int, ...], Forward, int]]:
         """Yield each path with a forward, and its row there that has the logits after the window and the path.
 
-        The paths follow the window, which the session holds; they have one length, and none comes twice. They are rows
-        of one forward, as far as it has room for rows of logits. A forward is valid until the next one is yielded.
+        The paths follow the window, which the text's session holds; they have one length, and none comes twice. They
+        are rows of one forward, as far as it has room for rows of logits.
         """
         trees, most = self.model.capabilities.trees, self.model.capabilities.max_rows
         if len(paths) == 1 or not trees:
             for path in paths:
-                yield path, self.read([*window, *path]), 0
+                yield path, self.read(text, [*window, *path]), 0
             return
         for begin in range(0, len(paths), most):
             wanted = paths[begin : begin + most]
@@ -141,44 +161,64 @@ class DraftModel:
             tokens = np.array([path[-1] for path in rows], np.int32)
             parents = np.array([rows.get(path[:-1], -1) for path in rows], np.int32)
             last = np.array([rows[path] for path in wanted], np.int32)
-            self.cached = list(window)
-            forward = self.session.forward(tokens, n_past=len(window), parents=parents, rows=last)
-            self._note(len(tokens))
+            with self.lock:
+                text.cached = list(window)
+                forward = _own(text.session.forward(tokens, n_past=len(window), parents=parents, rows=last))
+            text.note(len(tokens))
             for row, path in enumerate(wanted):
                 yield path, forward, row
 
-    def _note(self, n_rows: int) -> None:
-        if self.recorder is not None:
-            self.recorder.evaluated(n_rows, None)
+    def go_on(self, text: DraftText, token: int) -> Forward:
+        """Return the logits after one more token."""
+        with self.lock:
+            n_past = len(text.cached)
+            forward = _own(text.session.forward(np.array([token], np.int32), n_past=n_past, rows="last"))
+            text.cached.append(token)
+        text.note(1)
+        return forward
 
-    def first_begin(self, token_ids: Sequence[int]) -> int:
-        """Return where the window of a new text begins.
+    def forget(self) -> None:
+        """Forget the tokens that the sessions hold, so that later generations read their prompts anew."""
+        for text in self.texts:
+            text.cached = []
 
-        That is the text's start where the session holds all but a few of its tokens and has room for more, else a few
-        tokens before its end.
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of a session's KV cache."""
+        return self._n_ctx
+
+    def held_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the draft model, KV caches included, and of the KV caches alone.
+
+        They are counted as planned, because a new plan may take memory itself.
         """
-        n = len(token_ids)
-        if n - _n_common(self.cached, token_ids) <= _FIRST and n < self.session.n_ctx * 3 // 4:
-            return 0
-        return max(0, n - _FIRST)
+        terms = [term for term in self.model.memory(WINDOW, ROWS) if not term.base]
+        n_planned = sum(term.n_bytes for term in terms if term.name == "KV cache")
+        n_kv = n_planned * self._n_ctx // WINDOW * len(self.texts)
+        return sum(term.n_bytes for term in terms) - n_planned + n_kv, n_kv
 
-    def next_begin(self, begin: int, n: int, n_more: int) -> int:
-        """Return where the window of a text of `n` tokens begins so that `n_more` tokens have room behind it.
+    def summary(self) -> str:
+        """Return the draft model's name and the memory that it takes, for a person."""
+        card = self.model.card
+        return f"the draft model {card.name or card.architecture} ({format_bytes(self.held_bytes()[0])})"
 
-        That is `begin` as long as they do; otherwise the window keeps the last half of its tokens.
-        """
-        return begin if n - begin + n_more + 1 < self.session.n_ctx else n - self.session.n_ctx // 2
+    def shrink(self) -> None:
+        """Go on with smaller windows, whose KV caches take less memory (raises what Model.session raises)."""
+        with self.lock:
+            self._n_ctx = SMALL_WINDOW
+            for text in self.texts:
+                text.session.close()
+                text.cached = []
+                text.session = self.model.session(SMALL_WINDOW)
+
+    def close(self) -> None:
+        """Free the draft model."""
+        self.model.close()
 
 
-def window_of(token_ids: Sequence[int], begin: int) -> list[int]:
-    """Return the text's first token, an attention sink, and its tokens from `begin` on.
-
-    Attention sinks: Xiao et al. 2023, arXiv:2309.17453. The first token is the BOS where there is one.
-
-    >>> window_of([1, 5, 6, 7], 2)
-    [1, 6, 7]
-    """
-    return [*token_ids[:1], *token_ids[begin:]] if begin > 0 else list(token_ids)
+def _own(forward: Forward) -> Forward:
+    """Return a forward's result in arrays of its own: another text's forward may come before they are read."""
+    return forward if forward.is_own else replace(forward, logits=forward.logits.copy(), is_own=True)
 
 
 class DraftModelUser:
@@ -221,28 +261,29 @@ class ModelDrafter:
         self, source: DraftModel, context: DraftContext, ahead: Ahead | None = None, *, label: int = _DRAWS
     ) -> None:
         self._source = source
-        source.recorder = context.recorder
+        self._recorder = context.recorder
         self._n_vocab = min(context.target.model.card.n_vocab, source.model.card.n_vocab)
         self._levels = LevelMaker(context, self._n_vocab, label)
         self._shape = context.shape
         self._floor = context.floor
         self._ahead = ahead
         self._ids: list[int] = []
-        self._begin = 0  # where the window begins
+        self._n_prompt = 0
+        self._begin: int | None = None  # where the window begins; None before the first draft
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt, which is read when the first draft is requested."""
         self._ids = list(token_ids)
-        self._begin = self._source.first_begin(self._ids)
+        self._n_prompt = len(self._ids)
+        self._begin = None
         self._levels.begin()
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Draft a chain of the most probable tokens with leaves beside it, or a drawn chain, while that pays."""
-        n_max = min(n_max, self._source.session.n_ctx // 4)
+        n_max = min(n_max, self._source.n_ctx // 4)
         if not self._ids or n_max < 1:
             return EMPTY_DRAFT
-        self._begin = self._source.next_begin(self._begin, len(self._ids), n_max)
-        window = window_of(self._ids, self._begin)
+        window = self._window_for(n_max)
         if self._shape.kind != CHAIN:
             return self._tree(window, n_max)
         nodes = DraftBuilder(n_max)
@@ -267,9 +308,22 @@ class ModelDrafter:
         """Return what `made` makes of the row after each path, one result for equal paths."""
         found = {
             path: made(forward, row, [*self._ids, *path])
-            for path, forward, row in self._source.read_paths(window, list(dict.fromkeys(paths)))
+            for path, forward, row in self._source.read_paths(self._text, window, list(dict.fromkeys(paths)))
         }
         return [found[path] for path in paths]
+
+    @property
+    def _text(self) -> DraftText:
+        """The session that the drafts are made on."""
+        return self._source.lend(self, self._ids[: self._n_prompt], self._recorder)
+
+    def _window_for(self, n_more: int) -> list[int]:
+        """Return the end of the text that the session holds, with room for `n_more` tokens behind it."""
+        text = self._text
+        if self._begin is None:
+            self._begin = text.first_begin(self._ids[: self._n_prompt])
+        self._begin = text.next_begin(self._begin, len(self._ids), n_more)
+        return window_of(self._ids, self._begin)
 
     def _add_levels(self, nodes: DraftBuilder, levels: Iterator[Level], deadline_s: float) -> int:
         """Add the levels that pay for their forwards, and return how many those are."""
@@ -279,8 +333,8 @@ class ModelDrafter:
     def _levels_behind(self, window: Sequence[int], nodes: DraftBuilder) -> Iterator[Level]:
         """Yield the levels behind the text; each one after the first is evaluated when it is needed."""
         drafted: list[int] = []
-        ahead = self._ahead_of(drafted, nodes.n_left)
-        forward, row = self._source.read(window, ahead), 0
+        text, ahead = self._text, self._ahead_of(drafted, nodes.n_left)
+        forward, row = self._source.read(text, window, ahead), 0
         while True:
             level = self._levels.level(forward, row, [*self._ids, *drafted])
             yield level
@@ -289,7 +343,7 @@ class ModelDrafter:
                 row += 1
             else:
                 ahead = self._ahead_of(drafted, nodes.n_left)
-                forward, row = self._source.read([*window, *drafted], ahead), 0
+                forward, row = self._source.read(text, [*window, *drafted], ahead), 0
 
     def _ahead_of(self, drafted: list[int], n_left: int) -> list[int]:
         """Return the tokens to evaluate beyond those drafted; the last token of a draft needs no row of its own."""
@@ -304,14 +358,10 @@ class ModelDrafter:
         """Take the tokens that the text got."""
         self._ids.extend(verification.token_ids)
 
+    def close(self) -> None:
+        """Give the session back; calling close() again does nothing."""
+        self._source.give_back(self)
+
     def memory_bytes(self) -> int:
         """Return the bytes of the text's tokens; the draft model has its own terms in the memory plan."""
         return 16 * len(self._ids)
-
-
-def _n_common(some: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many tokens two texts have in common, from the start."""
-    n = min(len(some), len(others))
-    if list(some[:n]) == list(others[:n]):
-        return n
-    return next(i for i in range(n) if some[i] != others[i])

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Verification
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.draft_model.model import DraftModel, ModelDrafter, window_of
+from edgedec.drafters.draft_model.model import DraftModel, ModelDrafter
 from edgedec.model import Model
 from edgedec.tree_shapes import CHAIN
 
@@ -35,8 +35,8 @@ class OverlappedModel(DraftModel):
     One thread at a time uses the session: whoever needs it calls settle() first.
     """
 
-    def __init__(self, model: Model) -> None:
-        super().__init__(model)
+    def __init__(self, model: Model, most: int | None = None) -> None:
+        super().__init__(model, most)
         self._thread: Thread | None = None
         self._stopped = Event()
 
@@ -146,13 +146,12 @@ class OverlappedDrafter(ModelDrafter):
         self._settle()
         if self._failure is not None:
             raise self._failure
-        n_ctx = self._source.session.n_ctx
+        n_ctx = self._source.n_ctx
         n_max = min(n_max, n_ctx // 4)
         if not self._ids or n_max < 1:
             return EMPTY_DRAFT
         n_most = min(2 * n_max + 1, n_ctx // 2 - 2)  # half of a window is kept when it moves
-        self._begin = self._source.next_begin(self._begin, len(self._ids), n_most)
-        self._window = window_of(self._ids, self._begin)
+        self._window = self._window_for(n_most)
         nodes = DraftBuilder(n_max)
         n_levels = self._add_levels(nodes, self._levels_in_turn(), deadline_s)
         if n_levels:
@@ -171,7 +170,7 @@ class OverlappedDrafter(ModelDrafter):
     def _extend(self) -> bool:
         """Add a level; False where the draft model expects no token that the target has."""
         chain = [level.tokens[0] for level in self._drafted]
-        forward = self._source.read([*self._window, *chain])
+        forward = self._source.read(self._text, [*self._window, *chain])
         level = self._levels.level(forward, 0, [*self._ids, *chain])
         if level.tokens:
             self._drafted.append(_Level(level.tokens, level.p))
@@ -219,5 +218,6 @@ class OverlappedDrafter(ModelDrafter):
         level.ahead = False
 
     def close(self) -> None:
-        """End the thread; calling it again does nothing."""
+        """End the thread and give the session back; calling close() again does nothing."""
         self._settle()
+        super().close()

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.draft_model.alignment import Aligned, continuation, leading_ids, whole_characters
-from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser, window_of
+from edgedec.drafters.draft_model.draft_text import window_of
+from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser
 from edgedec.model import Forward, Model
 from edgedec.sampling import SamplingParams, distribution
 
@@ -38,9 +39,9 @@ class UniversalDraftModel(DraftModelUser):
         first: Tokens that the draft model expects before every text.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, most: int | None = None) -> None:
         self.first = leading_ids(model.tokenizer)
-        super().__init__(DraftModel(model))
+        super().__init__(DraftModel(model, most))
 
     def __call__(self, context: DraftContext) -> "UniversalDrafter":
         """Make the drafter of one generation."""
@@ -54,7 +55,7 @@ class UniversalDrafter:
 
     def __init__(self, drafts: UniversalDraftModel, context: DraftContext) -> None:
         self._source = drafts.source
-        self._source.recorder = context.recorder
+        self._recorder = context.recorder
         self._first = drafts.first
         self._target = context.tokenizer
         self._n_vocab = context.target.model.card.n_vocab
@@ -82,11 +83,12 @@ class UniversalDrafter:
         ids = [*self._first, *self._text.ids]
         if not ids or not self._text.complete or n_max < 1:
             return EMPTY_DRAFT
-        n_steps = min(n_max * _STEPS, self._source.session.n_ctx // 4)
+        n_steps = min(n_max * _STEPS, self._source.n_ctx // 4)
+        lent = self._source.lend(self, ids, self._recorder)
         if self._window is None or self._window >= len(ids):  # the text may begin later than it did
-            self._window = self._source.first_begin(ids)
-        self._window = self._source.next_begin(self._window, len(ids), n_steps)
-        forward = self._source.read(window_of(ids, self._window))
+            self._window = lent.first_begin(ids)
+        self._window = lent.next_begin(self._window, len(ids), n_steps)
+        forward = self._source.read(lent, window_of(ids, self._window))
         pieces: list[bytes] = []
         p: list[float] = []
         path, draft = 1.0, EMPTY_DRAFT
@@ -107,7 +109,7 @@ class UniversalDrafter:
                 break
             if path < self._floor.path_probability or monotonic() > deadline_s:
                 break
-            forward = self._source.go_on(token)
+            forward = self._source.go_on(lent, token)
         return draft.truncated(n_max)
 
     def _translated(self, pieces: Sequence[bytes], p: Sequence[float], *, ended: bool) -> Draft:
@@ -139,6 +141,10 @@ class UniversalDrafter:
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
         self._take(verification.token_ids)
+
+    def close(self) -> None:
+        """Give the draft model's session back; calling close() again does nothing."""
+        self._source.give_back(self)
 
     def memory_bytes(self) -> int:
         """Return the bytes of the text and its tokens; the draft model has its own terms in the memory plan."""

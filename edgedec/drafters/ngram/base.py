@@ -32,9 +32,11 @@ class NgramDrafter:
 
     def __init__(self, context: DraftContext, name: str, rankings: Mapping[int, Ranking], least_rate: float) -> None:
         limit_bytes = store_limit(context.budget_bytes)
-        table = context.store.setdefault(name, CandidateTable(limit_bytes, least_rate))
-        assert isinstance(table, CandidateTable), "the store's entry of this name is ours"
-        self.table = context.store[name] = table.resized(limit_bytes)
+        self._lock = context.lock
+        with self._lock:
+            table = context.store.setdefault(name, CandidateTable(limit_bytes, least_rate))
+            assert isinstance(table, CandidateTable), "the store's entry of this name is ours"
+            self.table = context.store[name] = table.resized(limit_bytes)
         self._rankings = rankings
         self._n_tokens = max(rankings)
         self._state = 0  # the text's last tokens, as many as the longest context has
@@ -44,14 +46,16 @@ class NgramDrafter:
         """Start a text with its prompt, which teaches the table the contexts that it lacks."""
         self._state = last_tokens(token_ids, self._n_tokens)
         self._length = len(token_ids)
-        for order in self._rankings:
-            learn_text(self.table, token_ids[-_MAX_PROMPT:], order)
+        with self._lock:
+            for order in self._rankings:
+                learn_text(self.table, token_ids[-_MAX_PROMPT:], order)
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Grow a tree of at most `n_max` nodes from the text's last tokens, most probable paths first."""
-        return grow_tree(
-            self._state, self._children, self._follow, n_max=n_max, least_path=_LEAST_PATH, older_first=False
-        )
+        with self._lock:
+            return grow_tree(
+                self._state, self._children, self._follow, n_max=n_max, least_path=_LEAST_PATH, older_first=False
+            )
 
     def _follow(self, state: int, token: int) -> int:
         """Return the state after one more token."""
@@ -80,11 +84,12 @@ class NgramDrafter:
             states.append(self._follow(states[-1], token))
         before, self._state = self._state, states.pop()
         self._length += len(verification.token_ids)
-        if verification.candidates is not None:
-            self._learn_rows(before, verification.candidates, verification.token_ids)
-            return
-        ids = np.array([*verification.token_ids] * len(self._rankings), np.int32)[:, None]
-        self.table.learn(self._keys(states), ids, np.ones(ids.shape, np.float32), prior=1)
+        with self._lock:
+            if verification.candidates is not None:
+                self._learn_rows(before, verification.candidates, verification.token_ids)
+                return
+            ids = np.array([*verification.token_ids] * len(self._rankings), np.int32)[:, None]
+            self.table.learn(self._keys(states), ids, np.ones(ids.shape, np.float32), prior=1)
 
     def _learn_rows(self, state: int, candidates: Candidates, token_ids: Sequence[int]) -> None:
         """Learn every evaluated row; those of the accepted path are learned last, so that they stay."""

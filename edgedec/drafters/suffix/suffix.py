@@ -71,6 +71,7 @@ class SuffixDrafter:
     needs = DrafterNeeds()
 
     def __init__(self, context: DraftContext) -> None:
+        self._lock = context.lock
         store = context.store.setdefault("suffix", SuffixStore())
         assert isinstance(store, SuffixStore), "the store's entry of this name is ours"
         self._store = store
@@ -80,17 +81,31 @@ class SuffixDrafter:
         self._output: Text = array("i")
         self._earlier: list[Match] = []
         self._expected = context.predicted
+        self._kept_in, self._kept = store.young, 0  # where the text's latest token is among those of other texts
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt; only the tokens that follow it are kept for later requests."""
-        self._store.begin(self._limit)
-        self._output = array("i")
-        self._store.outputs.append(self._output)
-        self._learn_prediction(token_ids)
-        known = (self._store.young, self._store.old, self._predicted)
-        self._earlier = [Match(a) for a in known if len(a.next) > 1]
-        for token in token_ids[-_MAX_PROMPT:]:
-            self._take(token)
+        with self._lock:
+            self._store.begin(self._limit)
+            self._output = array("i")
+            self._store.outputs.append(self._output)
+            self._learn_prediction(token_ids)
+            # In `young` are soon the texts that are written beside this one.
+            known = [self._store.young, *(a for a in (self._store.old, self._predicted) if len(a.next) > 1)]
+            self._earlier = [Match(a) for a in known]
+            self._kept_in, self._kept = self._store.young, 0
+            for token in token_ids[-_MAX_PROMPT:]:
+                self._take(token)
+
+    def _keep(self, token: int) -> None:
+        """Add a token to the text in the store, where the tokens of other texts may have come meanwhile."""
+        young = self._store.young
+        if self._kept_in is not young:
+            self._kept_in, self._kept = young, 0
+        young.last = self._kept
+        young.add(token)
+        self._kept = young.last
+        self._output.append(token)
 
     def _learn_prediction(self, token_ids: Sequence[int]) -> None:
         """Learn the text that the request expects, as what follows the end of its prompt."""
@@ -109,19 +124,20 @@ class SuffixDrafter:
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Return a tree of at most `n_max` nodes: what followed the longest match, most probable paths first."""
-        return self._longest().draft(self._store.rates, n_max)
+        with self._lock:
+            return self._longest().draft(self._store.rates, n_max)
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Learn the tokens that the text got."""
-        if self._store.shut:
-            self._predicted = SuffixAutomaton()
-            self._earlier.clear()
-        for token in verification.token_ids:
-            self._store.rates.observe(self._longest(), token)
-            self._take(token)
-            if not self._store.shut:
-                self._store.young.add(token)
-                self._output.append(token)
+        with self._lock:
+            if self._store.shut:
+                self._predicted = SuffixAutomaton()
+                self._earlier.clear()
+            for token in verification.token_ids:
+                self._store.rates.observe(self._longest(), token)
+                self._take(token)
+                if not self._store.shut:
+                    self._keep(token)
 
     def _longest(self) -> Match:
         """Return the longest context at the text's end that occurred before, in this text or in an earlier one."""

@@ -1,0 +1,71 @@
+"""What a draft model's session holds: a window of a text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edgedec.draft import ForwardLog
+from edgedec.model import Session
+
+_FIRST = 64  # last tokens of a prompt that are read: what needs more of it, the suffix drafter proposes already
+
+
+def window_of(token_ids: Sequence[int], begin: int) -> list[int]:
+    """Return the text's first token, an attention sink, and its tokens from `begin` on.
+
+    Attention sinks: Xiao et al. 2023, arXiv:2309.17453. The first token is the BOS where there is one.
+
+    >>> window_of([1, 5, 6, 7], 2)
+    [1, 6, 7]
+    """
+    return [*token_ids[:1], *token_ids[begin:]] if begin > 0 else list(token_ids)
+
+
+def n_common(some: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many tokens two texts have in common, from the start."""
+    n = min(len(some), len(others))
+    if list(some[:n]) == list(others[:n]):
+        return n
+    return next(i for i in range(n) if some[i] != others[i])
+
+
+@dataclass(eq=False, slots=True)
+class DraftText:
+    """A session of a draft model, which holds a window of a text.
+
+    Attributes:
+        session: The session.
+        cached: The tokens that the session holds.
+        recorder: Where each forward is logged while drafts are recorded; else None.
+    """
+
+    session: Session
+    cached: list[int] = field(default_factory=list)
+    recorder: ForwardLog | None = None
+
+    def n_unread(self, token_ids: Sequence[int]) -> int:
+        """Return how many tokens of a new text would be read."""
+        window = window_of(token_ids, self.first_begin(token_ids))
+        return len(window) - n_common(self.cached, window)
+
+    def note(self, n_rows: int) -> None:
+        """Log a forward over so many rows."""
+        if self.recorder is not None:
+            self.recorder.evaluated(n_rows, None)
+
+    def first_begin(self, token_ids: Sequence[int]) -> int:
+        """Return where the window of a new text begins.
+
+        That is the text's start where the session holds all but a few of its tokens and has room for more, else a few
+        tokens before its end.
+        """
+        n = len(token_ids)
+        if n - n_common(self.cached, token_ids) <= _FIRST and n < self.session.n_ctx * 3 // 4:
+            return 0
+        return max(0, n - _FIRST)
+
+    def next_begin(self, begin: int, n: int, n_more: int) -> int:
+        """Return where the window of a text of `n` tokens begins so that `n_more` tokens have room behind it.
+
+        That is `begin` as long as they do; otherwise the window keeps the last half of its tokens.
+        """
+        return begin if n - begin + n_more + 1 < self.session.n_ctx else n - self.session.n_ctx // 2
