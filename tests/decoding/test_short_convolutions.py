@@ -34,7 +34,8 @@ def plain(path: Path) -> list[tuple[int, ...]]:
 
 def load(path: Path, **options: Any) -> edgedec.Engine:
     """Load the model on the cpu runtime."""
-    return edgedec.load(path, **({"runtime": "cpu", "offline": True, "n_ctx": 512} | options))
+    given: dict[str, Any] = {"runtime": "cpu", "offline": True, "n_ctx": 512} | options
+    return edgedec.load(path, **given)
 
 
 def texts(engine: edgedec.Engine) -> list[tuple[int, ...]]:

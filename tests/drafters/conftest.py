@@ -11,6 +11,7 @@ import pytest
 from support.draft_models import loaded, tiny
 
 from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterFactory, Verification
+from edgedec.drafters.draft_model import draft_text
 from edgedec.model import Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
