@@ -38,6 +38,7 @@ _BUILT_IN = {
         "gemma2": "edgedec_runtimes.architectures.gemma2:GEMMA2",
         "gemma3": "edgedec_runtimes.architectures.gemma3:GEMMA3",
         "glm4": "edgedec_runtimes.architectures.glm4:GLM4",
+        "gpt-oss": "edgedec_runtimes.architectures.gpt_oss:GPT_OSS",
         "granite": "edgedec_runtimes.architectures.granite:GRANITE",
         "lfm2": "edgedec_runtimes.architectures.lfm2:LFM2",
         "mistral3": "edgedec_runtimes.architectures.mistral3:MISTRAL3",

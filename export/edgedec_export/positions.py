@@ -18,7 +18,10 @@ _HONOURED = frozenset(
         *("gelu", "embedding_scale", "residual_scale", "logit_scale", "logit_softcap"),
     }
 )
-_OPERATIONS = MATRICES.keys() | (VECTORS.keys() - {SINKS})
+_OTHER_LAYERS = ("ffn_gate_inp", "exp_probs_b", "_exps.", "_shexp.", "shortconv.")
+_OPERATIONS = frozenset(
+    name for name in (*MATRICES, *VECTORS) if name != SINKS and not any(part in name for part in _OTHER_LAYERS)
+)
 _REMEDY = "run the GGUF itself, with the cpu runtime"
 
 

@@ -242,12 +242,13 @@ def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_graphs_do_not_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Divisors for short and long contexts, sinks, and a switch that a later architecture sets; nothing is written."""
+    """Divisors for short and long contexts, sinks, experts, a later switch."""
     monkeypatch.setitem(plugins._BUILT_IN[plugins.ARCHITECTURES], "sunken", f"{__name__}:SUNKEN")
     monkeypatch.setattr(positions, "_HONOURED", positions._HONOURED - {"residual_scale"})
     for tiny, words in (
         (ARCHITECTURES["phi3"], r"it has 'rope_factors_short\.weight', by which positions turn otherwise"),
         (Tiny("sunken", vectors=(SINKS,)), r"it has 'blk\.0\.attn_sinks\.weight', for which graphs have no operation"),
+        (ARCHITECTURES["olmoe"], r"it has 'blk\.0\.ffn_gate_inp\.weight', for which graphs have no operation"),
         (ARCHITECTURES["granite"], "the architecture 'granite' sets 'residual_scale', which graphs do not have"),
     ):
         path = write_tiny(tmp_path / "m.gguf", tiny)

@@ -46,6 +46,7 @@ _VECTORS = {
     "gemma3": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS),
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
     "lfm2": (*_INPUT_NORMS, *_QK_NORMS),
+    "gpt-oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight", "attn_output.bias", "attn_sinks.weight"),
     "olmo2": (*_QK_NORMS, *_POST_NORMS),
     "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
     "qwen2": (*_INPUT_NORMS, *_BIASES),
@@ -178,6 +179,9 @@ ARCHITECTURES = {
         "mistral3",
         keys=(*_YARN, ("rope.scaling.yarn_log_multiplier", 1.0), ("attention.temperature_scale", 0.1)),
     ),
+    "gpt-oss": Tiny(
+        "gpt-oss", n_head_kv=4, n_expert=8, n_expert_used=4, keys=(*_YARN, ("attention.sliding_window", 8))
+    ),
     "qwen3moe": Tiny("qwen3moe", n_expert=16, n_expert_used=4),
     "olmoe": Tiny("olmoe", n_head_kv=4, n_expert=8, n_expert_used=4),
     "qwen2moe": Tiny(
@@ -199,14 +203,18 @@ ARCHITECTURES = {
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
 WINDOWED_EXAONE4 = Tiny(
-    *("exaone4", ("F32",), False, 64, 64, 4, 2, 16, 32),
+    "exaone4",
+    n_layer=64,
+    n_embd=64,
+    head_dim=16,
+    n_ff=32,
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
 _NOT_EXPORTED = ("lfm2", "phi3", "phi3-short")
 EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in _NOT_EXPORTED]
 """Those that are exported to ONNX: not those with experts, with convolutions, or with other turns in long contexts."""
-_BY_NUMBER = ("exaone4", "gemma2", "lfm2", "smollm3", "olmo2")
+_BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", "lfm2", "smollm3", "olmo2")
 UNIFORM = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 
@@ -326,22 +334,30 @@ def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Genera
     """Return the tensors of a layer's experts."""
     n, n_embd, n_ff = tiny.n_expert, tiny.n_embd, tiny.n_ff_expert
 
-    def stacked(n_out: int, n_in: int) -> RawTensor:
-        found = matrix(n * n_out, n_in)
+    # Gates and ups of gpt-oss go beyond their bound of 7 now and then.
+    wide, narrow = (2.0, 0.25) if tiny.architecture == "gpt-oss" else (1.0, 1.0)
+
+    def stacked(n_out: int, n_in: int, gain: float) -> RawTensor:
+        found = matrix(n * n_out, n_in, gain)
         return RawTensor(found.type, (n_in, n_out, n), found.data)
 
     # Scores so far apart that the last of a token's experts counts for little: which one it is may change by rounding.
     router = (rng.standard_normal((n, n_embd)) * 4 / n_embd**0.5).astype(np.float32)
     found = {
         "ffn_gate_inp.weight": RawTensor(GGMLType.F32, (n_embd, n), router.tobytes()),
-        "ffn_gate_exps.weight": stacked(n_ff, n_embd),
-        "ffn_up_exps.weight": stacked(n_ff, n_embd),
-        "ffn_down_exps.weight": stacked(n_embd, n_ff),
+        "ffn_gate_exps.weight": stacked(n_ff, n_embd, wide),
+        "ffn_up_exps.weight": stacked(n_ff, n_embd, wide),
+        "ffn_down_exps.weight": stacked(n_embd, n_ff, narrow),
     }
     if tiny.n_ff_shared:
         found["ffn_gate_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
         found["ffn_up_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
         found["ffn_down_shexp.weight"] = matrix(n_embd, tiny.n_ff_shared)
+    if tiny.architecture == "gpt-oss":
+        for name, width in (("gate_exps", n_ff), ("up_exps", n_ff), ("down_exps", n_embd), ("gate_inp", 1)):
+            bias = (0.3 * rng.standard_normal(n * width)).astype(np.float32)
+            shape = (width, n) if width > 1 else (n,)
+            found[f"ffn_{name}.bias"] = RawTensor(GGMLType.F32, shape, bias.tobytes())
     if tiny.architecture == "qwen2moe":
         found["ffn_gate_inp_shexp.weight"] = _vector(n_embd, 0.0, rng)
     return found

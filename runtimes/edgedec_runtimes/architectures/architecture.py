@@ -12,6 +12,7 @@ from edgedec_runtimes.architectures.rope import Rope, read_rope
 
 OUTPUT_BIAS = "attn_output.bias"
 SINKS = "attn_sinks.weight"
+EXPERT_BIASES = frozenset(f"ffn_{name}.bias" for name in ("gate_inp", "gate_exps", "up_exps", "down_exps"))
 BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})
 POST_NORMS = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
@@ -28,6 +29,8 @@ class Switches:
         attention_scale: What the products of queries and keys are multiplied by.
         rope_interleaved: A rotation pairs neighbouring elements of a head, not its two halves.
         gelu: The feed-forward activation is GELU (the tanh form), not SiLU.
+        glu_limit, glu_slope: l and s where a gate g becomes min(g, l) * sigmoid(s * min(g, l)), and what it multiplies
+            becomes 1 + u, with u kept from -l to l; a limit of 0 where they do not.
         wide_norms: The norms of queries and keys are over all heads together, not over each head.
         embedding_scale: What embeddings are multiplied by.
         residual_scale: What the output of every half-layer is multiplied by before it is added to the hidden state.
@@ -52,6 +55,8 @@ class Switches:
     attention_scale: float
     rope_interleaved: bool = False
     gelu: bool = False
+    glu_limit: float = 0.0
+    glu_slope: float = 1.0
     wide_norms: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0

@@ -13,6 +13,7 @@ from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
 _FUSED = re.compile(r"(blk\.\d+\.)(attn_qkv|ffn_up|shortconv\.in_proj)\.(weight|bias)")
 _EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight")
+_EXPERT_BIASES = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.bias")
 _SHARED_ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
 
 
@@ -43,10 +44,15 @@ def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
 
 
 def _as_matrix(tensor: TensorInfo, hyper: Hyperparameters) -> TensorInfo:
-    """Return a tensor of experts, or of a shared expert's router, as a matrix; any other as it is."""
+    """Return the matrices of experts as one, their biases as a vector, a shared expert's router as a matrix.
+
+    Any other tensor is returned as it is.
+    """
     shape = tensor.shape
     if _EXPERTS.fullmatch(tensor.name) and len(shape) == 3 and shape[2] == hyper.n_expert:
         return replace(tensor, shape=(shape[0], shape[1] * shape[2]))
+    if _EXPERT_BIASES.fullmatch(tensor.name) and len(shape) == 2 and shape[1] == hyper.n_expert:
+        return replace(tensor, shape=(shape[0] * shape[1],))
     if _SHARED_ROUTER.fullmatch(tensor.name) and len(shape) == 1:
         return replace(tensor, shape=(*shape, 1))
     return tensor

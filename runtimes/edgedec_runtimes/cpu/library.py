@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.extras import DISTRIBUTION
 
-ABI_VERSION = 18
+ABI_VERSION = 20
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -40,7 +40,7 @@ class Config(ctypes.Structure):
         *((name, c_float) for name in ("logit_scale", "attention_scale", "attention_softcap", "logit_softcap")),
         *((name, c_int32) for name in ("n_expert", "n_expert_used", "n_ff_expert", "n_ff_shared")),
         *((name, c_int32) for name in ("expert_gating", "norm_experts")),
-        ("expert_scale", c_float),
+        *((name, c_float) for name in ("expert_scale", "glu_limit", "glu_slope")),
     )
 
 

@@ -57,6 +57,10 @@ VECTORS = {
     "attn_sinks.weight": 12,
     "exp_probs_b.bias": 13,
     CONVOLUTION_KERNELS: CONVOLUTION,
+    "ffn_gate_inp.bias": 15,
+    "ffn_gate_exps.bias": 16,
+    "ffn_up_exps.bias": 17,
+    "ffn_down_exps.bias": 18,
 }
 _GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
 _OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight"})
@@ -214,7 +218,8 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
         expected[p.tensor.name] = shapes[p.which]
     n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
     norms = (n_q, n_kv) if n.switches.wide_norms else (n.head_dim, n.head_dim)
-    lengths = (e, e, e, n_q, n_kv, n_kv, *norms, e, e, 0, e, n.n_head, n.n_expert)
+    of_experts = (n.n_expert, 0, n.n_expert, rows_of_experts, rows_of_experts, n.n_expert * e)
+    lengths = (e, e, e, n_q, n_kv, n_kv, *norms, e, e, 0, e, n.n_head, *of_experts)
     for p in n.vectors:
         is_kernels = p.which == CONVOLUTION
         expected[p.tensor.name] = (n.switches.convolution_length, e) if is_kernels else (lengths[p.which],)
@@ -224,7 +229,7 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
 def _check_numbers(gguf: GGUF, n: Network) -> None:
     """Refuse numbers of the metadata that are no positive (or no whole) factors."""
     s, rope, sliding = n.switches, n.switches.rope, n.switches.rope_sliding or n.switches.rope
-    scales = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale", "expert_scale")
+    scales = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale", "expert_scale", "glu_slope")
     factors = {
         "rms_epsilon": n.rms_epsilon,
         "rope_base": rope.base,
@@ -235,7 +240,7 @@ def _check_numbers(gguf: GGUF, n: Network) -> None:
     for name, value in factors.items():
         if not 0 < ctypes.c_float(value).value < math.inf:
             raise _unsupported(gguf, f"{name} is {value}, no positive number")
-    for name in ("attention_softcap", "logit_softcap", "temperature_scale"):
+    for name in ("attention_softcap", "logit_softcap", "temperature_scale", "glu_limit"):
         if not 0 <= ctypes.c_float(getattr(s, name)).value < math.inf:
             raise _unsupported(gguf, f"{name} is {getattr(s, name)}, expected 0 or more")
     for name, size in (("sliding_window", s.sliding_window), ("temperature_tokens", s.temperature_tokens)):

@@ -154,7 +154,7 @@ def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
     x = _normed(state, layer.ffn_norm, weights.hyper.rms_epsilon)
     output = np.zeros_like(x)
     if layer.gate is not None and layer.up is not None and layer.down is not None:
-        output = _gated(weights.switches, layer.gate, layer.up, layer.down, x)
+        output = layer.down @ _gated(weights.switches, layer.gate @ x, layer.up @ x)
         if layer.shared_router is not None:
             output = output * _sigmoid(layer.shared_router @ x)
     if layer.router is not None:
@@ -162,10 +162,13 @@ def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
     return _normed(output, layer.ffn_post_norm, weights.hyper.rms_epsilon)
 
 
-def _gated(switches: Switches, gate: Floats, up: Floats, down: Floats, x: Floats) -> Floats:
-    active = _gelu(gate @ x) if switches.gelu else _silu(gate @ x)
-    output: Floats = down @ (active * (up @ x))
-    return output
+def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
+    """Return the gated activations."""
+    if switches.glu_limit:
+        limit, slope = np.float32(switches.glu_limit), np.float32(switches.glu_slope)
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        return gate * _sigmoid(slope * gate) * (up + np.float32(1))
+    return (_gelu(gate) if switches.gelu else _silu(gate)) * up
 
 
 def _experts(weights: Weights, layer: Layer, router: Floats, x: Floats) -> Floats:
@@ -174,7 +177,7 @@ def _experts(weights: Weights, layer: Layer, router: Floats, x: Floats) -> Float
     assert layer.expert_gate is not None
     assert layer.expert_up is not None
     assert layer.expert_down is not None
-    gates: Floats = router @ x
+    gates = _project(router, layer.router_bias, x)
     if switches.expert_gating != "chosen":
         gates = _softmax(gates) if switches.expert_gating == "softmax" else _sigmoid(gates)
     biased = gates if layer.expert_bias is None else gates + layer.expert_bias
@@ -184,9 +187,15 @@ def _experts(weights: Weights, layer: Layer, router: Floats, x: Floats) -> Float
         shares = shares / max(shares.sum(), _LEAST_SUM)
     output = np.zeros_like(x)
     for expert, share in zip(chosen, shares * np.float32(switches.expert_scale), strict=True):
-        parts = layer.expert_gate[expert], layer.expert_up[expert], layer.expert_down[expert]
-        output = output + _gated(switches, *parts, x) * share
+        gate = _project(layer.expert_gate[expert], _of(layer.expert_gate_bias, expert), x)
+        up = _project(layer.expert_up[expert], _of(layer.expert_up_bias, expert), x)
+        active = _gated(switches, gate, up)
+        output = output + _project(layer.expert_down[expert], _of(layer.expert_down_bias, expert), active) * share
     return output
+
+
+def _of(biases: Floats | None, expert: int) -> Floats | None:
+    return None if biases is None else biases[expert]
 
 
 def _sigmoid(x: Floats) -> Floats:

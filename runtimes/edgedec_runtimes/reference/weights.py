@@ -29,6 +29,8 @@ class Layer:
         router: Scores experts; None in a layer without.
         shared_router: Scores the expert that all tokens go through.
         expert_bias: What is added to the gates of experts only to choose them.
+        router_bias: Of the scores of experts.
+        expert_gate_bias, expert_up_bias, expert_down_bias: f32[n_expert, n_out].
         expert_gate, expert_up, expert_down: f32[n_expert, n_out, n_in].
         turns: How queries and keys are rotated; None where they are not.
         window: How many tokens the layer sees; 0 for all.
@@ -56,6 +58,10 @@ class Layer:
     router: NDArray[np.float32] | None
     shared_router: NDArray[np.float32] | None
     expert_bias: NDArray[np.float32] | None
+    router_bias: NDArray[np.float32] | None
+    expert_gate_bias: NDArray[np.float32] | None
+    expert_up_bias: NDArray[np.float32] | None
+    expert_down_bias: NDArray[np.float32] | None
     expert_gate: NDArray[np.float32] | None
     expert_up: NDArray[np.float32] | None
     expert_down: NDArray[np.float32] | None
@@ -207,15 +213,20 @@ def _read_dense(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArra
 def _read_experts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
     """Return the matrices of a layer's experts and their routers; None for those that it does not have."""
     p, n, d, names = f"blk.{i}", h.n_expert, h.n_embd, ("expert_gate", "expert_up", "expert_down")
+    biases = ("router_bias", *(f"{name}_bias" for name in names))
     if not h.has_experts(i):
-        return dict.fromkeys((*names, "router", "shared_router", "expert_bias"))
+        return dict.fromkeys((*names, *biases, "router", "shared_router", "expert_bias"))
     sizes = {"gate": (h.n_ff_expert, d), "up": (h.n_ff_expert, d), "down": (d, h.n_ff_expert)}
     found: dict[str, NDArray[np.float32] | None] = {
         f"expert_{name}": reader.take(f"{p}.ffn_{name}_exps.weight", n * rows, columns).reshape(n, rows, columns)
         for name, (rows, columns) in sizes.items()
     }
+    for name, (rows, _) in sizes.items():
+        bias = reader.maybe(i, f"ffn_{name}_exps.bias", n * rows)
+        found[f"expert_{name}_bias"] = None if bias is None else bias.reshape(n, rows)
     shared = f"{p}.ffn_gate_inp_shexp.weight"
     return found | {
+        "router_bias": reader.maybe(i, "ffn_gate_inp.bias", n),
         "router": reader.take(f"{p}.ffn_gate_inp.weight", n, d),
         "shared_router": reader.take(shared, 1, d) if h.n_ff_shared and shared in reader.left else None,
         "expert_bias": reader.maybe(i, "exp_probs_b.bias", n),

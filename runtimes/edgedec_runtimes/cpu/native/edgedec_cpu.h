@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 18
+#define EC_ABI_VERSION 20
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -57,6 +57,10 @@ enum {
   EC_EXPERT_BIAS,    /* [n_expert], added to the gates of experts only to choose them */
   EC_CONVOLUTION,    /* [n_embd][length], the kernels of a layer with a short convolution (gated: LFM2) in place of attention:
                         EC_Q, EC_K and EC_V are then C, B and x, of n_embd rows each, and C * conv(B * x) goes to EC_ATTN_OUT */
+  EC_ROUTER_BIAS,    /* [n_expert], of the scores of experts */
+  EC_GATE_EXPERTS_BIAS, /* [n_expert][n_ff_expert] */
+  EC_UP_EXPERTS_BIAS,   /* the same */
+  EC_DOWN_EXPERTS_BIAS, /* [n_expert][n_embd] */
   EC_N_VECTORS
 };
 
@@ -113,6 +117,8 @@ typedef struct ec_config {
   int32_t expert_gating;   /* EC_GATING_... */
   int32_t norm_experts;    /* the gates of a row's experts are divided by their sum (1) or not (0) */
   float expert_scale;      /* gates are multiplied by it */
+  float glu_limit;         /* l: gates g become min(g, l) * sigmoid(glu_slope * min(g, l)), and what they multiply, u, becomes */
+  float glu_slope;         /* 1 + u, where u is kept from -l to l; 0: they do not */
 } ec_config;
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */

@@ -285,6 +285,18 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   return true;
 }
 
+// Replace n gates by the gated activations; `ups` is changed.
+void Run::activate(float *gates, float *ups, int64_t n) const {
+  if (c_.glu_limit != 0.0f) {  // as SiLU of what is multiplied by the slope
+    const float limit = c_.glu_limit, slope = c_.glu_slope;
+    for (int64_t i = 0; i < n; ++i) {
+      gates[i] = slope * std::min(gates[i], limit);
+      ups[i] = (1.0f + std::max(-limit, std::min(ups[i], limit))) / slope;
+    }
+  }
+  k_.gated(gates, ups, n, c_.gelu != 0, gates);
+}
+
 // Multiply gate and up. A panel of both gives 32 columns of the gated activations, one block to quantize.
 void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory) {
   const Matrix &gate = layer.matrices[EC_GATE], &up = layer.matrices[EC_UP];
@@ -303,7 +315,7 @@ void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed,
       k_.matmul(up, t, end, normed, piece.begin, piece.end, ups + column, stride);
     }
     for (int64_t r = 0; r < piece.end - piece.begin; ++r)
-      k_.gated(gates + r * stride, ups + r * stride, columns(piece), c_.gelu != 0, gates + r * stride);
+      activate(gates + r * stride, ups + r * stride, columns(piece));
   };
   const auto write = [&](const Piece &piece) {
     for (int64_t r = piece.begin; r < piece.end; ++r)

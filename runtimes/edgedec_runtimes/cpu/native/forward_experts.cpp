@@ -45,9 +45,10 @@ void Run::route(int thread, int32_t l, const Activations &normed, int64_t n_rows
   const Target targets[] = {{&layer.matrices[EC_ROUTER], m_.scores.data(), stride},
                             {&gate, m_.scores.data() + c_.n_expert, stride}};
   products(thread, EC_OP_GATE_UP, normed, n_rows, targets, gate.n_rows != 0 ? 2 : 1, memory);
-  const std::vector<float> &bias = layer.vectors[EC_EXPERT_BIAS];
+  const std::vector<float> &bias = layer.vectors[EC_EXPERT_BIAS], &of_scores = layer.vectors[EC_ROUTER_BIAS];
   stages_.each(thread, n_rows, [&](int64_t i) {
-    const float *scores = m_.scores.data() + i * stride;
+    float *scores = m_.scores.data() + i * stride;
+    if (!of_scores.empty()) k_.add(scores, of_scores.data(), 1.0f, c_.n_expert);
     routing.choose(i, scores, bias.empty() ? nullptr : bias.data(), c_);
     routing.shared[(size_t)i] = gate.n_rows != 0 ? 1.0f / (1.0f + expf(-scores[c_.n_expert])) : 1.0f;
   });
@@ -104,6 +105,8 @@ bool Run::mix(int thread, int32_t l, const Activations &normed, int64_t n_rows, 
 // Multiply gate and up of the experts of some groups with their rows.
 void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activations &normed, float *memory) {
   const Routing &routing = m_.routings[(size_t)l];
+  const std::vector<float> *vectors = m_.layers[(size_t)l].vectors;
+  const std::vector<float> &gate_bias = vectors[EC_GATE_EXPERTS_BIAS], &up_bias = vectors[EC_UP_EXPERTS_BIAS];
   const int64_t n_panels = c_.n_ff_expert / PANEL_ROWS, n_rows = (int64_t)plan_.mlp(l).size();
   int64_t bytes = 0;
   for (int which : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) {
@@ -126,8 +129,12 @@ void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activation
     const Activations &rows = gathered(thread, l, group, normed, n_rows);
     k_.matmul(expert(EC_GATE_EXPERTS, l, group.expert), tile, end, rows, 0, group.n, gates, stride);
     k_.matmul(expert(EC_UP_EXPERTS, l, group.expert), tile, end, rows, 0, group.n, ups, stride);
-    for (int64_t r = 0; r < group.n; ++r)
-      k_.gated(gates + r * stride, ups + r * stride, n * PANEL_ROWS, c_.gelu != 0, gates + r * stride);
+    const int64_t row = group.expert * (int64_t)c_.n_ff_expert + first * PANEL_ROWS;
+    for (int64_t r = 0; r < group.n; ++r) {
+      if (!gate_bias.empty()) k_.add(gates + r * stride, gate_bias.data() + row, 1.0f, n * PANEL_ROWS);
+      if (!up_bias.empty()) k_.add(ups + r * stride, up_bias.data() + row, 1.0f, n * PANEL_ROWS);
+      activate(gates + r * stride, ups + r * stride, n * PANEL_ROWS);
+    }
   };
   const auto write = [&](int64_t piece) {
     const ExpertGroup &group = routing.groups[(size_t)(range.begin + piece / in_group)];
@@ -144,6 +151,7 @@ void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activation
 void Run::expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, float *memory) {
   const Routing &routing = m_.routings[(size_t)l];
   const Matrix &all = m_.layers[(size_t)l].matrices[EC_DOWN_EXPERTS];
+  const std::vector<float> &bias = m_.layers[(size_t)l].vectors[EC_DOWN_EXPERTS_BIAS];
   const int64_t n_tiles = c_.n_embd / TILE_ROWS;
   float *sums = memory, *outputs = memory + n_rows * PANEL_ROWS;
   const auto columns = [&](int64_t panel) { return std::min<int64_t>(PANEL_ROWS, c_.n_embd - panel * PANEL_ROWS); };
@@ -157,9 +165,12 @@ void Run::expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, 
       const ExpertGroup &group = routing.groups[(size_t)g];
       k_.matmul(expert(EC_DOWN_EXPERTS, l, group.expert), first, last, m_.expert_gated.view(), group.slot,
                 group.slot + group.n, outputs, PANEL_ROWS);
-      for (int32_t i = 0; i < group.n; ++i)
+      const float *own_bias = bias.empty() ? nullptr : bias.data() + group.expert * (int64_t)c_.n_embd + panel * PANEL_ROWS;
+      for (int32_t i = 0; i < group.n; ++i) {
+        if (own_bias != nullptr) k_.add(outputs + i * PANEL_ROWS, own_bias, 1.0f, columns(panel));
         k_.add(sums + routing.rows[(size_t)(group.first + i)] * PANEL_ROWS, outputs + i * PANEL_ROWS,
                routing.weights[(size_t)(group.first + i)], columns(panel));
+      }
     }
   };
   const auto write = [&](int64_t panel) {

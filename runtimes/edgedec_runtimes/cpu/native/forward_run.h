@@ -94,6 +94,7 @@ class Run {
                    const std::vector<float> &post_norm, float *memory);
   Activations gated(const Matrix &down) const;
   bool mlp_block(int thread, int32_t l, float *memory);
+  void activate(float *gates, float *ups, int64_t n) const;
   void gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory);
   void copy_taps(int thread, int32_t l);
   void head(int thread, float *memory);

@@ -44,10 +44,11 @@ void check_config(const ec_config &c) {
               c.n_ff_shared >= 0 && c.n_ff_shared <= 1 << 20,
           "the width of an expert is out of range, or no multiple of 32");
   require(c.n_expert == 0 || (isfinite(c.expert_scale) && c.expert_scale > 0), "the factor of experts is not a positive number");
+  require(c.glu_limit == 0.0f || (isfinite(c.glu_slope) && c.glu_slope > 0), "the slope of gates is not a positive number");
   require(c.sliding_window >= 0 && c.temperature_tokens >= 0, "the sliding window or a number of tokens is negative");
   for (float f : {c.rms_epsilon, c.embedding_scale, c.residual_scale, c.logit_scale, c.attention_scale})
     require(isfinite(f) && f > 0, "a factor of the model is not a positive number");
-  for (float f : {c.attention_softcap, c.logit_softcap, c.temperature_scale})
+  for (float f : {c.attention_softcap, c.logit_softcap, c.temperature_scale, c.glu_limit})
     require(isfinite(f) && f >= 0, "a bound of the model is not a number of at least 0");
 }
 
@@ -78,6 +79,10 @@ void ec_model::check_experts(const Layer &layer) const {
   require_matrix(m[EC_DOWN_EXPERTS], "ffn_down_exps", (int64_t)c.n_expert * c.n_embd, c.n_ff_expert);
   if (m[EC_SHARED_ROUTER].n_rows != 0) require_matrix(m[EC_SHARED_ROUTER], "ffn_gate_inp_shexp", 1, c.n_embd);
   require_vector(layer.vectors[EC_EXPERT_BIAS], "exp_probs_b", c.n_expert, true);
+  require_vector(layer.vectors[EC_ROUTER_BIAS], "ffn_gate_inp.bias", c.n_expert, true);
+  require_vector(layer.vectors[EC_GATE_EXPERTS_BIAS], "ffn_gate_exps.bias", (int64_t)c.n_expert * c.n_ff_expert, true);
+  require_vector(layer.vectors[EC_UP_EXPERTS_BIAS], "ffn_up_exps.bias", (int64_t)c.n_expert * c.n_ff_expert, true);
+  require_vector(layer.vectors[EC_DOWN_EXPERTS_BIAS], "ffn_down_exps.bias", (int64_t)c.n_expert * c.n_embd, true);
   require(layer.vectors[EC_POST_FFN_NORM].empty(), "a norm stands behind experts");
 }
 
