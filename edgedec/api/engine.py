@@ -117,13 +117,6 @@ class Engine(TextEngine):
         wanted = Wanted(passage, prompt_ids, lead, n, max_tokens)
         return extract(self._pool, wanted, CancelToken() if cancel is None else cancel, on_progress)
 
-    def cut_ids(self, text: str) -> tuple[int, ...]:
-        """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
-        most, last = self.n_prompt_max, self.tokenizer.encode("")[-1:]
-        ends = last if last == self.tokenizer.encode("a")[-1:] else []
-        ids = self.tokenizer.encode(text, most=most)
-        return tuple(ids) if len(ids) <= most else (*ids[: most - len(ends)], *ends)
-
     def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
         """Return a prompt, as token ids, that makes the model write what belongs between two texts.
 

@@ -263,6 +263,13 @@ class TextEngine:
             raise RequestError(f"the prediction holds a token id outside the vocabulary of {self.card.n_vocab}")
         return ids
 
+    def cut_ids(self, text: str) -> tuple[int, ...]:
+        """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
+        most, last = self.n_prompt_max, self.tokenizer.encode("")[-1:]
+        ends = last if last == self.tokenizer.encode("a")[-1:] else []
+        ids = self.tokenizer.encode(text, most=most)
+        return tuple(ids) if len(ids) <= most else (*ids[: most - len(ends)], *ends)
+
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return a prompt's token ids.
 

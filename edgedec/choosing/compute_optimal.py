@@ -1,8 +1,8 @@
 """Choosing the method by how hard a prompt is, after the scores of a few first texts.
 
 "Scaling LLM Test-Time Compute Optimally can be More Effective than Scaling Model Parameters" (arXiv:2408.03314): easy
-prompts need few texts, hard ones a search. Which method is best at which difficulty is measured, not known: the default
-table is that of docs/better-answers.md.
+prompts need few texts, hard ones a search. Which method is best at which difficulty is measured, not known: `fitted`
+makes the table of measured outcomes.
 """
 
 from collections.abc import Sequence

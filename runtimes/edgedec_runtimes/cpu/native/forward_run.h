@@ -170,4 +170,7 @@ class Run {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
+// Evaluate a plan for which the sessions' memory is made. `logits` and `best` are as in forward().
+Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel);
+
 }  // namespace edgedec

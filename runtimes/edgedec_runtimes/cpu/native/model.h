@@ -140,10 +140,10 @@ namespace edgedec {
 
 enum class Outcome { done, cancelled, not_finite };
 
-// Throws Invalid, std::bad_alloc, Unreadable.
 // Evaluate rows again until a session holds the columns before its first n_past tokens. Throws as forward() does.
 Outcome renew_columns(ec_session &session, int32_t n_past, const volatile int32_t *cancel);
 
+// Throws Invalid, std::bad_alloc, Unreadable.
 Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
                 const volatile int32_t *cancel);
 
