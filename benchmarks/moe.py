@@ -16,7 +16,6 @@ the time of a step is compared with what the memory plan says. The last line is 
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -211,7 +211,7 @@ def main() -> int:
     prepare(options)
     if arguments.prepare:
         return 0
-    found = {"benchmark": "moe"} | measure(options, arguments.runs) | {"machine": os.uname().machine}
+    found = {"benchmark": "moe"} | measure(options, arguments.runs) | provenance()
     found["half in memory"] = capped(options)
     print(json.dumps(found))
     if arguments.out is not None:
