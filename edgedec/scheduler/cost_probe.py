@@ -119,21 +119,21 @@ def _measure(
             seconds = perf_counter() - started
             measured[n] = min(measured.get(n, seconds), seconds)
             if n == 1 and most > 1 and streak_s is None and _STREAK * seconds < limit_s / 8:
-                streak_s = _streak_s(session, tokens[n_past : n_past + 1], n_past)
+                streak_s = _streak_s(session, _random_tokens(rng, n_vocab, _STREAK), n_past)
     except EdgedecError:
         if options.cancel is not None:
             options.cancel.check("measuring the model's speed")
     return measured, streak_s
 
 
-def _streak_s(session: Session, token: NDArray[np.int32], n_past: int) -> float:
-    """Return the least seconds of a forward of one row among several in a row."""
+def _streak_s(session: Session, tokens: NDArray[np.int32], n_past: int) -> float:
+    """Return the least seconds of a forward of one token, those of the first half not counted."""
     seconds = []
-    for _ in range(_STREAK):
+    for i in range(len(tokens)):
         started = perf_counter()
-        session.forward(token, n_past=n_past, rows="all")
+        session.forward(tokens[i : i + 1], n_past=n_past, rows="all")
         seconds.append(perf_counter() - started)
-    return min(seconds[_STREAK // 2 :])
+    return min(seconds[len(seconds) // 2 :])
 
 
 def _random_tokens(rng: np.random.Generator, n_vocab: int, n: int) -> NDArray[np.int32]:

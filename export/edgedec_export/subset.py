@@ -35,8 +35,8 @@ from edgedec_export.hf.config import GEMMA_27B_LAYERS, GEMMA_PERIOD
 # In these architectures a layer's number does not decide what it does, in llama.cpp and here.
 _UNIFORM = frozenset(
     {
-        *("llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "ernie4_5", "glm4", "granite", "mistral3", "phi3"),
-        "seed_oss",
+        *("llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "ernie4_5", "glm4", "granite", "granitemoe", "mistral3"),
+        *("olmoe", "phi3", "seed_oss"),
     }
 )
 # Metadata arrays with one entry per layer.

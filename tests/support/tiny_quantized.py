@@ -168,7 +168,7 @@ ARCHITECTURES = {
     "olmo3": Tiny("olmo2", n_layer=4, keys=(("attention.sliding_window", 8), *_YARN)),
     "phi3": Tiny("phi3", rope_factors=True, n_rot=48, keys=(*_LONGROPE, ("attention.sliding_window", 64))),
     "phi3-short": Tiny("phi3", rope_factors=True, n_head_kv=4),
-    "phi3-4k": Tiny("phi3", keys=(("attention.sliding_window", 8),)),
+    "phi3-4k": Tiny("phi3", keys=(("attention.sliding_window", 64),)),
     "ernie4_5": Tiny("ernie4_5", n_head_kv=1, tied=True),
     "exaone4": Tiny("exaone4", rope_factors=True),
     "glm4": Tiny("glm4", n_rot=32, biases=True),
