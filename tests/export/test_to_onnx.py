@@ -70,7 +70,8 @@ def test_every_architecture_is_the_references(tmp_path: Path, name: str) -> None
     and behind half-layers, biases, GELU, sliding windows, fused matrices and tied heads.
     """
     path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name])
-    graph = ExportedGraph(export_onnx(path, tmp_path / "onnx"), window=8)
+    window = dict(ARCHITECTURES[name].keys).get("attention.sliding_window", 8)
+    graph = ExportedGraph(export_onnx(path, tmp_path / "onnx"), window=window)
     assert distance(graph.forward(TOKENS, 0)[0], logits(Reference(), path, "f32")) < EXACT
 
 
