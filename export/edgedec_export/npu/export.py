@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec import __version__
-from edgedec.errors import RequestError
+from edgedec.errors import RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import DATA, VOCABULARY
 from edgedec.progress import CancelToken, OnProgress
@@ -26,6 +26,8 @@ from edgedec_runtimes.npu.facts import KV, ROWS, TARGET, Facts, to_json
 
 CONTEXTS = (128, 512, 1024)
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
+# Vectors of the cpu runtime that these graphs have no operation for.
+_LACKED = ("attn_output.bias", "attn_sinks.weight")
 
 
 def export_npu(
@@ -79,6 +81,12 @@ def export_npu(
 def _check(gguf: GGUF, network: Network, contexts: Sequence[int]) -> None:
     """Check architecture and contexts."""
     require_architecture(gguf, network, ARCHITECTURES)
+    for placed in network.vectors:
+        if placed.tensor.name.endswith(_LACKED):
+            raise UnsupportedModelError(
+                f"{gguf.paths[0]}: graphs for NPUs lack {placed.tensor.name!r}; export the model to ONNX "
+                "(--target cpu), or run the GGUF itself"
+            )
     usable = [n for n in contexts if n > 0 and n % ROWS[-1] == 0]
     if not usable or list(contexts) != sorted(set(usable)):
         raise RequestError(

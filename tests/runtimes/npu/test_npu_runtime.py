@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from edgedec.errors import (
     ModelFormatError,
     ModelNotFoundError,
     RequestError,
+    UnsupportedModelError,
 )
 from edgedec.loading.runtime_choice import Choice
 from edgedec.model import LayerSet, LoadOptions, Model, Runtime
@@ -46,11 +48,18 @@ def logits(runtime: Runtime, path: Path, options: LoadOptions) -> NDArray[np.flo
 @pytest.mark.parametrize("name", ["llama3", "llama-linear", "qwen2", "qwen3"])
 def test_logits_are_the_sources_but_for_quantization(name: str, tmp_path: Path) -> None:
     """Weights and keys of 8 bits move logits by a 20th of their spread, in every architecture (measured: to 0.05)."""
-    source = write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name])
+    source = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES[name], vectors=()))
     folder = export_npu(source, tmp_path / "export", contexts=(256,), calibration=bundled_text()[:2500])
     expected = logits(Cpu(), source, LoadOptions(n_threads=1, max_rows=100))
     distance = np.sqrt(np.square(logits(Npu(), folder, ON_CPU) - expected).mean() / expected.var())
     assert 0.001 < distance < 0.08
+
+
+def test_a_bias_that_graphs_lack_is_refused_by_name(tmp_path: Path) -> None:
+    """It would be left out without a word."""
+    source = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["llama-linear"])
+    with pytest.raises(UnsupportedModelError, match=r"graphs for NPUs lack 'blk\.0\.attn_output\.bias'"):
+        export_npu(source, tmp_path / "export", contexts=(256,))
 
 
 def test_blocks_cut_in_two_compute_the_same(cut_in_two: Path, model: Model) -> None:
