@@ -53,6 +53,7 @@ _LAYERS = {
     "gemma3": _QKV | _DENSE | _HEAD_NORMS | _POST_NORMS,
     "phi3": _QKV | {"ffn_up": "eg", "ffn_down": "fe"},
     "granitemoe": _QKV | _EXPERTS,
+    "gpt-oss": {name: shape for name, shape in _QKV.items() if name != "ffn_norm"} | _EXPERTS,
     "olmoe": _QKV | _EXPERTS | {"attn_q_norm": "q", "attn_k_norm": "k"},
     "qwen2moe": _QKV | _EXPERTS | _SHARED_EXPERT | {"ffn_gate_inp_shexp": "e"},
     "qwen3moe": _QKV | _EXPERTS | _HEAD_NORMS,
