@@ -22,7 +22,7 @@ from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.errors import RequestError
 from edgedec.gguf.pooling import POOLINGS
 from edgedec_apps.server.bodies import read_fields
-from edgedec_apps.server.computed import Computed
+from edgedec_apps.server.computed import Computed, until_done
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.fields import Fields
 from edgedec_apps.server.keep_alive import keep_seconds
@@ -177,21 +177,9 @@ async def _embed(
         all_ids = [await _ids(lending, text, engine, truncate=truncate) for text in texts]
     async with lending.slots.slot():
         work = asyncio.to_thread(engine.embed, all_ids, pooling=chosen, dimensions=dimensions, cancel=lending.cancel)
-        vectors = await _until_done(work, lending)
+        vectors = await until_done(work, lending)
     load_s = lending.lease.load_s
     return _Embedded(vectors, sum(map(len, all_ids)), load_s, perf_counter() - began)
-
-
-async def _until_done(work: Any, lending: Lending) -> NDArray[np.float32]:
-    """Return the result of a thread; where the task is cancelled, the work is, too, and its end is waited for."""
-    task: asyncio.Task[NDArray[np.float32]] = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        lending.cancel.cancel()
-        await asyncio.wait({task})
-        task.exception()  # nobody waits for it
-        raise
 
 
 def _checked(engine: Engine, fields: Fields, pooling: str | None, dimensions: int | None) -> Any:

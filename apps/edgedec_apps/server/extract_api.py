@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec.api.extraction import MOST_SPAN_TOKENS, MOST_SPANS, Extraction
 from edgedec.decoding.prompt_length import require_may_fit
-from edgedec_apps.server.computed import Computed
+from edgedec_apps.server.computed import Computed, until_done
 from edgedec_apps.server.fields import Fields
 from edgedec_apps.server.lent import Lending, Wanted
 from edgedec_apps.server.naming import read_named
@@ -38,16 +38,10 @@ async def extract(request: Request, service: Service) -> Response:
         await asyncio.to_thread(require_may_fit, engine.tokenizer, passage, engine.n_prompt_max)
         await lending.share.grow(engine.n_ctx * (_START_BYTES + _TOKEN_BYTES * max_tokens))
         async with lending.slots.slot():
-            work = asyncio.create_task(
-                asyncio.to_thread(engine.extract, question, passage, n=n, max_tokens=max_tokens, cancel=lending.cancel)
+            work = asyncio.to_thread(
+                engine.extract, question, passage, n=n, max_tokens=max_tokens, cancel=lending.cancel
             )
-            try:
-                found = await asyncio.shield(work)
-            except asyncio.CancelledError:
-                lending.cancel.cancel()
-                await asyncio.wait({work})
-                work.exception()  # nobody waits for it
-                raise
+            found = await until_done(work, lending)
         return _document(found)
 
     return cast(Response, Computed(service, Wanted(named), fields, compute))
