@@ -5,13 +5,8 @@ Retrieved branches whose first token the draft model or the head holds improbabl
 (edgedec.scheduler.retrieval). Lossless, as it only proposes.
 """
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
-
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.suffix.matching import MatchRates
+from edgedec.draft import DraftContext
+from edgedec.drafters.suffix.fixed_text import FixedTextDrafter
 from edgedec.drafters.suffix.sorted_match import SortedMatch
 from edgedec.errors import CapabilityError
 
@@ -19,10 +14,8 @@ NAME = "learned"
 _LAST = 64  # tokens of a prompt that decide where the text stands
 
 
-class LearnedDrafter:
+class LearnedDrafter(FixedTextDrafter):
     """Implements edgedec.draft.Drafter."""
-
-    needs = DrafterNeeds()
 
     def __init__(self, context: DraftContext) -> None:
         """Draft from the files that were learned (CapabilityError where none were)."""
@@ -30,25 +23,7 @@ class LearnedDrafter:
             raise CapabilityError(
                 "nothing was learned for this model's vocabulary; run edgedec learn FOLDER --for MODEL"
             )
-        rates = context.store.setdefault(NAME, MatchRates())
-        assert isinstance(rates, MatchRates), "the store's entry of this name is ours"
-        self._rates = rates
-        self._match = SortedMatch(context.learned)
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        """Find the end of the prompt in the learned files."""
-        for token in token_ids[-_LAST:]:
-            self._match.follow(token)
-
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Return a tree of at most `n_max` nodes: what followed the longest match, most probable paths first."""
-        return self._match.draft(self._rates, n_max)
-
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Follow the text by the tokens that it got."""
-        for token in verification.token_ids:
-            self._rates.observe(self._match, token)
-            self._match.follow(token)
+        super().__init__(NAME, context, SortedMatch(context.learned), _LAST)
 
     def memory_bytes(self) -> int:
         """Return the bytes of the rates; the files are mapped, and the system takes their pages back at will."""

@@ -1,0 +1,49 @@
+"""Drafts from a fixed text: what followed there after the longest match with the text's end."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.drafters.suffix.matching import Matching, MatchRates
+
+
+class Followed(Matching, Protocol):
+    """A context that follows the text, token by token."""
+
+    def follow(self, token: int) -> None:
+        """Take the text's next token."""
+
+    def draft(self, rates: MatchRates, n_max: int) -> Draft:
+        """Return a tree of at most `n_max` nodes, most probable paths first."""
+
+
+class FixedTextDrafter:
+    """Implements edgedec.draft.Drafter but for memory_bytes()."""
+
+    needs = DrafterNeeds()
+
+    def __init__(self, name: str, context: DraftContext, match: Followed, n_last: int) -> None:
+        """Draft from the text of `match`; `n_last` tokens of a prompt decide where the text stands."""
+        rates = context.store.setdefault(name, MatchRates())
+        assert isinstance(rates, MatchRates), "the store's entry of this name is ours"
+        self._rates = rates
+        self._match = match
+        self._n_last = n_last
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Find the end of the prompt in the fixed text."""
+        for token in token_ids[-self._n_last :]:
+            self._match.follow(token)
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Return a tree of at most `n_max` nodes: what followed the longest match, most probable paths first."""
+        return self._match.draft(self._rates, n_max)
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Follow the text by the tokens that it got."""
+        for token in verification.token_ids:
+            self._rates.observe(self._match, token)
+            self._match.follow(token)
