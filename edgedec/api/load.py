@@ -29,6 +29,7 @@ from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.forks import PAGE_TOKENS
 from edgedec.sessions.model_switching import SwitchingSession
+from edgedec.sessions.padded_steps import with_padded_steps
 from edgedec.sessions.sliding_window import SlidingSession
 
 # The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
@@ -116,11 +117,13 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
     planned.plan.require()
     is_planned = bool(planned.plan.terms)
     with ExitStack() as undo:
-        model = _load_model(planned, wishes, options, undo)
+        model, notes = _load_model(planned, wishes, options, undo)
         if is_planned:
             return_free_memory()  # before what is allocated next is put among the freed pages
         load_options = planned.setting.options
         slots = _slots(model, load_options, planned.choice.reason, slide=options.slide)
+        for slot in slots:
+            slot.notes += notes
         small = _open_pair(slots[0], planned, options.entropy, undo)
         _warn(slots, _context_notes(planned, slots[0].session.n_ctx))
         planned = open_drafters(model, slots, planned, wishes, options, undo)
@@ -154,14 +157,22 @@ def _cap(options: EngineOptions, application: Application) -> Cap:
     return Cap(options.cap_bytes, sum(engine.held_bytes for engine in _ENGINES))
 
 
-def _load_model(planned: Planned, wishes: Wishes, options: EngineOptions, undo: ExitStack) -> Model:
+def _load_model(
+    planned: Planned, wishes: Wishes, options: EngineOptions, undo: ExitStack
+) -> tuple[Model, tuple[str, ...]]:
+    """Load the model as the options want it, and return it with sentences for the statistics of every text."""
     choice, load_options = planned.choice, planned.setting.options
     with stage(options.on_progress, "load", choice.path.name):
         model = choice.runtime.load(choice.path, load_options)
     undo.callback(model.close)
-    if wishes.layer_sizes is None or options.layer_skip is None:
-        return model
-    return leave_out(model, wishes.layer_sizes, options.layer_skip, load_options.cache_dir)
+    if wishes.layer_sizes is not None and options.layer_skip is not None:
+        model = leave_out(model, wishes.layer_sizes, options.layer_skip, load_options.cache_dir)
+    if options.draft_numerics != "padded":
+        return model, ()
+    n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
+    with stage(options.on_progress, "looking for numbers of rows that have the bits of each other"):
+        model, note = with_padded_steps(model, n_ctx, load_options.cache_dir)
+    return model, () if note is None else (note,)
 
 
 def _slots(model: Model, options: LoadOptions, runtime_reason: str, *, slide: bool) -> list[SessionSlot]:

@@ -91,7 +91,7 @@ def open_drafters(
         budget_bytes=drafter_bytes(setting, first.session.n_ctx) if planned.plan.terms else None,
         store_bytes=setting.store_bytes,
         tuned=tuned_set(setting.options.cache_dir, model.card),
-        strict=options.draft_numerics == "strict",
+        strict=options.draft_numerics != "loose",
         learned=learned,
         tree=None if options.draft_tree is None else parse_shape(options.draft_tree),
         reasons=tuple(notes),

@@ -18,7 +18,7 @@ from edgedec.tree_shapes import parse_shape
 
 ModelName = str | os.PathLike[str]
 """A path, a name of the catalogue, hf:owner/repo[:quantization or file][@revision], or ollama:name."""
-Numerics = Literal["strict", "loose"]
+Numerics = Literal["strict", "padded", "loose"]
 HugePagesMode = Literal["auto", "on", "off"]
 
 _MOST_DRAFTED = (1 << 16) - 1
@@ -61,8 +61,10 @@ class EngineOptions:
             multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.
             Where a shape does not fit the rule, the rule's own is taken, and the statistics say so.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
-        draft_numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "loose"
-            verifies longer ones; the text may then differ where two tokens are nearly as probable.
+        draft_numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "padded"
+            gives every step the few rows that longer forwards share their bits with, where a runtime has such
+            (edgedec.sessions.padded_steps): drafts change no bit there either, but the text is that of padded steps.
+            "loose" verifies longer drafts; the text may then differ where two tokens are nearly as probable.
         draft_store: A file in which the suffix drafter keeps the token ids of earlier texts from process to process. It
             is read now, and written by Engine.close(). Only models of one vocabulary can share a file.
         small_model: A smaller model of the same vocabulary that writes where the text is easy; named as the model is.
@@ -140,7 +142,7 @@ class EngineOptions:
         if self.draft_tree is not None:
             parse_shape(self.draft_tree)
         if self.draft_numerics not in get_args(Numerics):
-            raise OptionError("draft_numerics", self.draft_numerics, "it must be strict or loose")
+            raise OptionError("draft_numerics", self.draft_numerics, "it must be strict, padded or loose")
         if self.huge_pages not in get_args(HugePagesMode):
             raise OptionError("huge_pages", self.huge_pages, "it must be auto, on or off")
         require_pair(self.small_model, self.entropy, force=self.entropy_force)

@@ -97,19 +97,25 @@ def repeats_are_equal(subject: Subject) -> None:
 
 
 def going_back_forgets(subject: Subject) -> None:
-    """After going back with n_past, dropped tokens have no influence: the bits are a fresh session's."""
+    """After going back with n_past, dropped tokens have no influence: the bits are a fresh session's.
+
+    The fresh sessions are closed before: two that are open may share a KV cache, and a library's attention may add up
+    in groups of cells, those of other sessions among them.
+    """
     a, b = subject.tokens(10), subject.tokens(14)
     n = min(4, subject.model.capabilities.max_rows)
     old, new = subject.tokens(n, seed=1), subject.tokens(n, seed=2)
+    expected = ((24, subject.replay(a, b, new)), (10, subject.replay(a, new)))
     session = subject.session()
     for piece in (a, b, old):
         session.forward(piece, n_past=session.n_cached)
     if not subject.model.capabilities.rollback:
         require_raises(CapabilityError, "going back", lambda: session.forward(new, n_past=10))
         again = session.forward(a, n_past=0).logits.copy()
+        session.close()
         require_equal(again, subject.session().forward(a, n_past=0).logits.copy(), "n_past=0")
         return
-    for n_past, fresh in ((24, subject.replay(a, b, new)), (10, subject.replay(a, new))):
+    for n_past, fresh in expected:
         found = session.forward(new, n_past=n_past, rows="all").logits.copy()
         require_equal(found, fresh, f"going back to {n_past}")
         require(session.n_cached == n_past + n, f"n_cached is {session.n_cached}, expected {n_past + n}")
@@ -122,9 +128,9 @@ def going_back_forgets(subject: Subject) -> None:
 
 def errors_leave_the_session_usable(subject: Subject) -> None:
     """A refused forward evaluates nothing: n_cached and later forwards are as if it had not been requested."""
-    session, n_vocab = subject.prefixed(), subject.model.card.n_vocab
     one = subject.tokens(1)
     expected = subject.replay(subject.prefix, one)
+    session, n_vocab = subject.prefixed(), subject.model.card.n_vocab
     too_many = subject.tokens(session.n_ctx - N_PREFIX + 1)
     refused: list[tuple[str, type[Exception] | tuple[type[Exception], ...], Callable[[], object]]] = [
         ("one token too many", ContextFullError, lambda: session.forward(too_many, n_past=N_PREFIX)),

@@ -39,6 +39,7 @@ def trees_equal_their_chains(subject: Subject) -> None:
     """Each row of a tree has the logits of its path evaluated as a chain (its bits, where that is claimed)."""
     tokens = _tree(subject)
     found = _grow(subject.prefixed(), tokens)
+    subject.close_sessions()
     for row in range(len(tokens)):
         path = _path_to(row)
         expected = subject.replay(subject.prefix, tokens[path])[-1:]
@@ -57,9 +58,10 @@ def kept_paths_go_on_as_chains(subject: Subject) -> None:
         session.keep(chain(*path))
         n_kept = N_PREFIX + len(path)
         require(session.n_cached == n_kept, f"after keep({path}) n_cached is {session.n_cached}, expected {n_kept}")
-        expected = subject.replay(subject.prefix, tokens[path], *after)
-        subject.require_same(extend(session, *after), expected, f"after keep({path})", exact=exact)
+        found = extend(session, *after)
         session.close()
+        expected = subject.replay(subject.prefix, tokens[path], *after)
+        subject.require_same(found, expected, f"after keep({path})", exact=exact)
 
 
 def branches_must_be_settled(subject: Subject) -> None:
@@ -187,6 +189,8 @@ def hidden_states_resume(subject: Subject) -> None:
 def undeclared_capabilities_raise(subject: Subject) -> None:
     """Using a capability that the model does not declare raises CapabilityError, and leaves the session usable."""
     card, capabilities, one = subject.model.card, subject.model.capabilities, subject.tokens(2)
+    expected = subject.prefixed().forward(one, n_past=N_PREFIX).logits.copy()
+    subject.close_sessions()
     session = subject.prefixed()
     state = np.zeros((2, card.n_embd), np.float32)
     subset = LayerSet.of(card.n_layer, range(card.n_layer - 1))
@@ -204,7 +208,7 @@ def undeclared_capabilities_raise(subject: Subject) -> None:
         require_raises(CapabilityError, f"using {name!r}", call)
         require(session.n_cached == N_PREFIX, f"after {name!r} n_cached is {session.n_cached}, expected {N_PREFIX}")
     found = session.forward(one, n_past=N_PREFIX).logits.copy()
-    require_equal(found, subject.prefixed().forward(one, n_past=N_PREFIX).logits.copy(), "the forward after them")
+    require_equal(found, expected, "the forward after them")
 
 
 CHECKS = (

@@ -8,23 +8,24 @@ capability by which a forward chooses layers, so the drafters `skip` and `exit` 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, ModelFormatError, SessionError, argument
 from edgedec.layer_skip.layer_sets import Half, left_out
-from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, ModelCard, Session
+from edgedec.model import Forward, ForwardItem, LayerSet, Model, ModelCard, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import OuterSession
-from edgedec.tokenizer import Tokenizer
+from edgedec.sessions.outer_model import OuterModel
 
 
-class LossyModel:
+class LossyModel(OuterModel):
     """Implements edgedec.model.Model over another one, whose forwards all leave out the same half-layers.
+
+    It is as batch-invariant as the whole model: what holds for the rows of each half-layer holds for those of any set.
+    Its memory is the whole model's, as the layers that are left out stay loaded.
 
     Args:
         inner: The whole model, which is closed with this one.
@@ -38,35 +39,14 @@ class LossyModel:
     def __init__(self, inner: Model, layers: LayerSet, share: float) -> None:
         card = inner.card
         inner.capabilities.require("layers", card.runtime)
-        self.inner = inner
         self.layers = layers
         out = tuple(left_out(layers))
         fingerprint = hashlib.sha256(f"{card.fingerprint} {variant(out)}".encode()).hexdigest()
-        self._card = replace(card, fingerprint=fingerprint, left_out=out, share=share)
-
-    @property
-    def card(self) -> ModelCard:
-        """The facts of the model, with a fingerprint of this set of layers."""
-        return self._card
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the runtime can do, except choosing layers and beginning between two."""
-        return replace(self.inner.capabilities, layers=False, hidden_input=False)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's own tokenizer."""
-        return self.inner.tokenizer
-
-    @property
-    def batch_invariant(self) -> int | Literal[True]:
-        """As the whole model's: what holds for the rows of each half-layer holds for those of any set."""
-        return self.inner.batch_invariant
-
-    def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
-        """Return the whole model's terms, as the layers that are left out stay loaded."""
-        return self.inner.memory(n_ctx, n_rows)
+        super().__init__(
+            inner,
+            replace(card, fingerprint=fingerprint, left_out=out, share=share),
+            replace(inner.capabilities, layers=False, hidden_input=False),
+        )
 
     def session(self, n_ctx: int) -> "LossySession":
         """Open an empty session of that many tokens (raises what Model.session raises)."""
@@ -93,18 +73,6 @@ class LossyModel:
                 "every forward of this model leaves out the same layers, so it takes no other set of layers and no "
                 f"hidden states; load the model without {argument('layer_skip')}"
             )
-
-    def close(self) -> None:
-        """Free the weights and every session; calling it again does nothing."""
-        self.inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class LossySession(OuterSession):

@@ -49,6 +49,6 @@ def test_an_unknown_keyword_is_refused(tmp_path: Path) -> None:
     """Before anything is looked for; the model's name may be a keyword."""
     with pytest.raises(TypeError, match="n_contexts"):
         edgedec.load("m.gguf", n_contexts=4)  # type: ignore[call-arg]
-    with pytest.raises(RequestError, match="draft_numerics is 'exact'; it must be strict or loose"):
+    with pytest.raises(RequestError, match="draft_numerics is 'exact'; it must be strict, padded or loose"):
         EngineOptions(draft_numerics="exact")  # type: ignore[arg-type]
     edgedec.load(model=tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu").close()

@@ -90,7 +90,7 @@ def _notes(document: Figures) -> list[str]:
     )
     notes += document["reasons"]
     if document["differing_prompts"]:
-        advice = "please report this" if document["draft_numerics"] == "strict" else "loose numerics allow this"
+        advice = "please report this" if document["draft_numerics"] != "loose" else "loose numerics allow this"
         notes.append(f"OTHER TEXT than plain decoding: {', '.join(document['differing_prompts'])}; {advice}")
     return notes
 

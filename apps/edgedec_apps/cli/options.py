@@ -164,9 +164,10 @@ class LoadFlags:
         str,
         model_option(
             "--draft-numerics",
-            help="strict: drafts only as long as they keep the text; loose: longer ones, and the text may differ.",
+            help="strict: drafts only as long as they keep the text; padded: steps of a few rows, so that longer ones "
+            "do, too; loose: longer ones, and the text may differ.",
             metavar="MODE",
-            complete=completion.one_of("strict", "loose"),
+            complete=completion.one_of("strict", "padded", "loose"),
         ),
     ] = "strict"
     draft_store: Annotated[

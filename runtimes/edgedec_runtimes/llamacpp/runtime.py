@@ -21,6 +21,7 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
+from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
 from edgedec_runtimes.llamacpp.library import HOW_TO_MEND, how_to_install, installed, llama, version
@@ -29,7 +30,6 @@ from edgedec_runtimes.llamacpp.model import LlamaCppModel
 from edgedec_runtimes.llamacpp.trial import complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
-from edgedec_runtimes.shared.invariance import will_probe
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, ModelCard, Session
+from edgedec.sessions.invariance import ExactRows, measured_invariance
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.shared.invariance import ExactRows, measured_invariance
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
 

@@ -31,12 +31,12 @@ RANGE_TOKENS = 256
 _LEAST_COMPARED = 8  # rows: rounding to int8 hides a small difference in many rows
 
 
-def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int = N_PREFIX) -> int:
+def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int = N_PREFIX, n_room: int = 0) -> int:
     """Return the largest n whose rows are bit-equal to single steps: at most N_MAX, and at most Capabilities.max_rows.
 
     The step after the rows is compared too, also where other rows were evaluated before and dropped. The number holds
-    for contexts of the same range as `n_prefix`. It is kept in `cache_dir` by the model's fingerprint, which names
-    file, release, machine and options.
+    for contexts of the same range as `n_prefix`. The session has `n_room` tokens more than are compared. The number is
+    kept in `cache_dir` by the model's fingerprint, which names file, release, machine and options.
     """
     n_max = min(N_MAX, model.capabilities.max_rows)
     if n_max == 1 or not model.capabilities.rollback:
@@ -46,7 +46,7 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
         return found
     n_tokens = n_prefix + n_max + 1
     tokens = _some_tokens(model, n_tokens)
-    session = model.session(n_tokens)
+    session = model.session(n_tokens + n_room)
     try:
         session.forward(tokens[:n_prefix], n_past=0)
         result = _largest_equal(session, n_prefix, tokens[n_prefix:], range(2, n_max + 1))
