@@ -32,6 +32,10 @@ class LoadOptions:
         draft_head: A trained draft head that follows each session's text, or None.
         n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
         device: Name of the device (`edgedec doctor` lists the names), or None.
+        layer_split: How many layers each device takes, by its name, in the order of the layers; the host keeps the
+            first layers, as many as are left. The output matrix counts as the last layer. A memory plan chooses it
+            (edgedec.device); None to go by `n_gpu_layers`.
+        rpc_servers: "host:port" of servers that lend devices of other machines.
         cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None to remember nothing.
         on_progress: Called during loading, in the calling thread.
         cancel: Stops the loading.
@@ -52,6 +56,8 @@ class LoadOptions:
     draft_head: Path | None = None
     n_gpu_layers: int | None = None
     device: str | None = None
+    layer_split: tuple[tuple[str, int], ...] | None = None
+    rpc_servers: tuple[str, ...] = ()
     cache_dir: Path | None = None
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None

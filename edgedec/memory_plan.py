@@ -7,6 +7,7 @@ mapped files that are in memory (VmRSS and VmHWM on Linux, the working set on Wi
 import re
 from dataclasses import dataclass
 
+from edgedec.device import HOST
 from edgedec.errors import MemoryCapError, RequestError
 
 OTHER_MODELS = "other models"
@@ -29,6 +30,7 @@ class MemoryTerm:
         partial: Whether more is held, of unknown size, as finding out takes more memory than there is. No plan with
             such a term fits.
         grows: Whether this is held only as texts fill it (a KV cache in pages, what drafters keep), or only kept free.
+        device: The name of the device that holds it (edgedec.device.Device), or HOST.
     """
 
     name: str
@@ -37,6 +39,7 @@ class MemoryTerm:
     base: bool = False
     partial: bool = False
     grows: bool = False
+    device: str = HOST
 
 
 @dataclass(frozen=True, slots=True)

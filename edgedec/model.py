@@ -352,6 +352,9 @@ class Runtime(Protocol):
 
     A runtime that honours LoadOptions.draft_head has a method `takes_draft_heads(path: Path) -> bool`, which says
     whether it does so for a model; no head is looked for without it.
+
+    A runtime that puts layers on devices has a method `devices` (edgedec.device.HasDevices), and its terms say on which
+    device they lie (MemoryTerm.device) where LoadOptions.layer_split is given.
     """
 
     name: str

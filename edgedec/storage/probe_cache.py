@@ -45,6 +45,8 @@ def machine_key(options: LoadOptions) -> str:
     """Return a key of all that a measured time depends on besides the model: the machine, the threads, the device."""
     machine = f"{platform.machine()} {cpu_name()} {os.cpu_count()}"
     key = f"{machine} {options.n_threads} {options.n_gpu_layers} {options.device}"
+    if options.layer_split is not None:
+        key = f"{key} {options.layer_split} {options.rpc_servers}"
     return key if options.resident_bytes is None else f"{key} {options.resident_bytes}"
 
 

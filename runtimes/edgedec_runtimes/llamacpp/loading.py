@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgedec.device import n_split
 from edgedec.errors import (
     CancelledError,
     MemoryCapError,
     OptionError,
     RequestError,
-    RuntimeUnavailableError,
     UnsupportedModelError,
     argument,
 )
@@ -23,6 +23,7 @@ from edgedec.memory.system import return_free_memory
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
+from edgedec_runtimes.llamacpp.devices import device_array
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.draft_heads import refuse_draft_head
@@ -109,13 +110,18 @@ def _model_params(options: LoadOptions) -> Iterator[Any]:
     params.load_mode = _MMAP if options.mmap else _COPY
     if options.n_gpu_layers is not None:
         params.n_gpu_layers = options.n_gpu_layers
-    if options.device is not None:
-        devices = (ctypes.c_void_p * 2)(_device(options.device), None)
-        params.devices = ctypes.addressof(devices)
-        yield params
-        del devices
+    if options.layer_split is not None:
+        params.n_gpu_layers = n_split(options.layer_split)
+        shares = (ctypes.c_float * api.llama_max_devices())(*(float(n) for _, n in options.layer_split))
+        params.split_mode, params.tensor_split = api.LLAMA_SPLIT_MODE_LAYER, shares
+        names = [name for name, _ in options.layer_split]
     else:
-        yield params
+        shares, names = None, [] if options.device is None else [options.device]
+    devices = device_array(names)
+    if names or options.layer_split is not None:
+        params.devices = ctypes.addressof(devices)
+    yield params
+    del devices, shares
 
 
 def load(path: Path, options: LoadOptions) -> Any:
@@ -191,33 +197,3 @@ def dry_run(path: Path, options: LoadOptions, n_ctx: int, *, embeds: bool = Fals
 def _logged(lines: list[str], pattern: str) -> int:
     found = [match for line in lines if (match := re.search(pattern, line))]
     return int(sum(float(match[1]) for match in found) * _MIB)
-
-
-def _device(name: str) -> int:
-    """Return ggml's handle of a device (RuntimeUnavailableError where there is no device of that name)."""
-    library = _ggml()
-    for index in range(library.ggml_backend_dev_count()):
-        device = library.ggml_backend_dev_get(index)
-        if library.ggml_backend_dev_name(device).decode() == name:
-            return int(device)
-    raise RuntimeUnavailableError(
-        f"llama.cpp knows no device {name!r}; it knows {', '.join(device_names())} (edgedec doctor lists them)"
-    )
-
-
-def device_names() -> tuple[str, ...]:
-    """Return the names of the devices that ggml has, such as "CPU" and "Vulkan0"."""
-    library = _ggml()
-    devices = (library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count()))
-    return tuple(library.ggml_backend_dev_name(device).decode() for device in devices)
-
-
-def _ggml() -> Any:
-    from llama_cpp._ggml import libggml  # llama_cpp loads this library, but binds none of these functions
-
-    libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-    libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
-    libggml.ggml_backend_dev_name.argtypes = [ctypes.c_void_p]
-    libggml.ggml_backend_dev_name.restype = ctypes.c_char_p
-    return libggml

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgedec.counted import counted
 from edgedec.defaults import default_n_ctx
+from edgedec.device import Device
 from edgedec.errors import EdgedecError
 from edgedec.gguf.consistency import require_consistent
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
@@ -23,9 +24,10 @@ from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
+from edgedec_runtimes.llamacpp.devices import device_names, devices
 from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
 from edgedec_runtimes.llamacpp.library import HOW_TO_MEND, how_to_install, installed, llama, version
-from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, device_names, dry_run, load
+from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
 from edgedec_runtimes.llamacpp.trial import complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
@@ -98,6 +100,11 @@ class LlamaCpp:
         chosen = context_options(handle, options, n_ctx)
         return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, options.cache_dir)
 
+    def devices(self, options: LoadOptions) -> tuple[Device, ...]:
+        """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.device.HasDevices."""
+        llama()
+        return devices(options)
+
     def report(self) -> RuntimeReport:
         """Return llama.cpp's version, its devices, and what it was built with."""
         features = re.findall(r"(\w+) = 1", llama().llama_print_system_info().decode(errors="replace"))
@@ -140,7 +147,8 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
 def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
     n_threads = options.n_threads or usable_cores()
     numerics = f"{version()} {options.kv_type} {options.flash_attention} {options.repack} {n_threads}"
-    device = f"{options.n_gpu_layers} {options.device} {platform.machine()} {cpu_name()}"
+    split = "" if options.layer_split is None else f"{options.layer_split} {options.rpc_servers} "
+    device = f"{split}{options.n_gpu_layers} {options.device} {platform.machine()} {cpu_name()}"
     return hashlib.sha256(f"{_identity(gguf)} {numerics} {device}".encode()).hexdigest()
 
 

@@ -1,0 +1,63 @@
+"""A device that layers of a model can be put on, and how layers are split among the host and its devices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from edgedec.load_options import LoadOptions
+
+HOST = "host"
+"""The column of a memory plan for the memory that the CPU uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device beside the CPU, with memory of its own or with a share of the host's.
+
+    Attributes:
+        name: The name that the runtime gives it, such as "CUDA0"; no two devices of a runtime have the same.
+        backend: The kind of the device: "CUDA", "Vulkan", "Metal", "RPC", ...
+        total_bytes: All of its memory.
+        free_bytes: What can still be taken. Where the memory is unified, the host's free memory counts instead.
+        unified: Whether it uses the host's memory (Jetson, Apple, integrated GPUs). Its terms are then the host's.
+        driver_bytes: What driver and library take there for a model, beside the model's tensors.
+        measured: Whether `driver_bytes` was found by the device's own account of an earlier load.
+        description: The device's full name, for a person.
+    """
+
+    name: str
+    backend: str
+    total_bytes: int
+    free_bytes: int
+    unified: bool = False
+    driver_bytes: int = 0
+    measured: bool = False
+    description: str = ""
+
+
+@runtime_checkable
+class HasDevices(Protocol):
+    """A runtime that puts layers on devices, and honours LoadOptions.layer_split."""
+
+    def devices(self, options: LoadOptions) -> tuple[Device, ...]:
+        """Return the devices for layers under these options, in the order in which they take layers; no CPU.
+
+        LoadOptions.device names the only one that is wanted; LoadOptions.rpc_servers adds devices of other machines.
+
+        Raises:
+            EdgedecError: The runtime does not work, there is no device of that name, or a server does not answer.
+        """
+
+
+def devices_of(runtime: object, options: LoadOptions) -> tuple[Device, ...]:
+    """Return a runtime's devices under these options (raises as HasDevices.devices); none where it has none."""
+    return runtime.devices(options) if isinstance(runtime, HasDevices) else ()
+
+
+def n_split(split: Sequence[tuple[str, int]]) -> int:
+    """Return how many layers a split puts on devices.
+
+    >>> n_split([("RPC0", 4), ("CUDA0", 20)])
+    24
+    """
+    return sum(n_layers for _, n_layers in split)
