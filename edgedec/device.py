@@ -1,6 +1,5 @@
 """A device that layers of a model can be put on, and how layers are split among the host and its devices."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -8,6 +7,9 @@ from edgedec.load_options import LoadOptions
 
 HOST = "host"
 """The column of a memory plan for the memory that the CPU uses."""
+
+Split = tuple[tuple[str, int], ...]
+"""How many layers each device takes (LoadOptions.layer_split)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,23 @@ class Device:
     description: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceCap:
+    """How much of a device's memory a model may take.
+
+    Attributes:
+        device: The device.
+        cap_bytes: The most bytes.
+        cap_name: Where the cap comes from: "allowed" by the user, or "free" on the device.
+        held_bytes: What the load took there by the device's own account; None before it, and where that is unknown.
+    """
+
+    device: Device
+    cap_bytes: int
+    cap_name: str = "free"
+    held_bytes: int | None = None
+
+
 @runtime_checkable
 class HasDevices(Protocol):
     """A runtime that puts layers on devices, and honours LoadOptions.layer_split."""
@@ -54,10 +73,10 @@ def devices_of(runtime: object, options: LoadOptions) -> tuple[Device, ...]:
     return runtime.devices(options) if isinstance(runtime, HasDevices) else ()
 
 
-def n_split(split: Sequence[tuple[str, int]]) -> int:
+def n_split(split: Split) -> int:
     """Return how many layers a split puts on devices.
 
-    >>> n_split([("RPC0", 4), ("CUDA0", 20)])
+    >>> n_split((("RPC0", 4), ("CUDA0", 20)))
     24
     """
     return sum(n_layers for _, n_layers in split)

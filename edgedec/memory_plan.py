@@ -5,13 +5,17 @@ mapped files that are in memory (VmRSS and VmHWM on Linux, the working set on Wi
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgedec.device import HOST
-from edgedec.errors import MemoryCapError, RequestError
+from edgedec.device import HOST, DeviceCap
+from edgedec.errors import MemoryCapError, RequestError, argument
 
 OTHER_MODELS = "other models"
 """The term of the models that are loaded already, where a cap is for all models together."""
+
+DRIVER = "driver"
+"""The term of what driver and library take on a device beside a model's tensors."""
 
 _MOST_BYTES = 1 << 63
 _SCALES = {"": 1000, "b": 1000, "ib": 1024}
@@ -44,77 +48,158 @@ class MemoryTerm:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The terms of a plan, and the cap that their sum must keep to.
+    """The terms of a plan, and the caps that their sums must keep to: one for the host, and one for each device.
+
+    What a device takes of unified memory counts as the host's, too.
 
     Attributes:
         terms: What will be held at the peak; none where nothing was planned.
-        cap_bytes: The most bytes, or None for no cap.
+        cap_bytes: The most bytes of the host's memory, or None for no cap.
         given_up: A phrase for each thing that was given up to fit.
         cap_name: Where the cap comes from: "allowed" by the user, or "free" on this machine.
+        devices: The devices that may hold layers, with their caps.
     """
 
     terms: tuple[MemoryTerm, ...]
     cap_bytes: int | None = None
     given_up: tuple[str, ...] = ()
     cap_name: str = "allowed"
+    devices: tuple[DeviceCap, ...] = ()
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all terms."""
-        return sum(term.n_bytes for term in self.terms)
+        """The bytes of all terms of the host."""
+        return sum(term.n_bytes for term in self._host_terms())
 
     @property
     def start_bytes(self) -> int:
-        """The bytes that are held with a short text: those of the terms that don't grow with texts."""
-        return sum(term.n_bytes for term in self.terms if not term.grows)
+        """The bytes of the host that are held with a short text: those of the terms that don't grow with texts."""
+        return sum(term.n_bytes for term in self._host_terms() if not term.grows)
 
     @property
     def own_bytes(self) -> int:
-        """The bytes of the model itself: without those of the process, and of other models."""
-        return sum(term.n_bytes for term in self.terms if not term.base and term.name != OTHER_MODELS)
+        """The host's bytes of the model itself: without those of the process, and of other models."""
+        return sum(term.n_bytes for term in self._host_terms() if not term.base and term.name != OTHER_MODELS)
 
     @property
     def process_cap_bytes(self) -> int | None:
-        """The cap where it is for the whole process, else None."""
-        return self.cap_bytes if any(term.base for term in self.terms) else None
+        """The cap where it is for the whole process, else None; less what devices take of unified memory.
+
+        The system does not count a GPU's buffers as the process's.
+        """
+        if self.cap_bytes is None or not any(term.base for term in self.terms):
+            return None
+        return self.cap_bytes - sum(self.device_bytes(cap.device.name) for cap in self.devices if cap.device.unified)
 
     @property
     def fits(self) -> bool:
-        """Whether the sum is known and not over the cap."""
-        return self.cap_bytes is None or (not self.partial and self.total_bytes <= self.cap_bytes)
+        """Whether the sums are known and none is over its cap."""
+        return not self.over_bytes and (self.cap_bytes is None or not self.partial)
+
+    @property
+    def over_bytes(self) -> int:
+        """By how many bytes the columns are over their caps, together."""
+        host = 0 if self.cap_bytes is None else max(0, self.total_bytes - self.cap_bytes)
+        return host + sum(max(0, self.device_bytes(cap.device.name) - cap.cap_bytes) for cap in self.devices)
 
     @property
     def partial(self) -> bool:
         """Whether more is needed, of unknown size."""
         return any(term.partial for term in self.terms)
 
+    @property
+    def caps(self) -> str:
+        """The caps for a person, such as "900.0 MB" or "900.0 MB and 4000.0 MB on CUDA0"."""
+        host = [] if self.cap_bytes is None else [format_bytes(self.cap_bytes)]
+        return " and ".join([*host, *(f"{format_bytes(cap.cap_bytes)} on {cap.device.name}" for cap in self.devices)])
+
+    def device_bytes(self, name: str) -> int:
+        """The bytes of the terms of a device, by its name."""
+        return sum(term.n_bytes for term in self.terms if term.device == name)
+
     def table(self) -> str:
-        """Return the plan as plain text, one line for each term."""
-        rows = [(term.name, format_bytes(term.n_bytes), term.detail) for term in self.terms]
-        rows.append(("total", format_bytes(self.total_bytes), "and more" if self.partial else ""))
-        if self.cap_bytes is not None:
-            over = self.total_bytes - self.cap_bytes
-            unknown = "to find out whether it fits takes more than the system has" if self.partial else ""
-            what = f"over by {format_bytes(over)}" if over > 0 else unknown
-            rows.append((self.cap_name, format_bytes(self.cap_bytes), what))
-        width = max(len(name) for name, _, _ in rows)
-        return "\n".join(f"  {name:{width}}  {size:>9}  {detail}".rstrip() for name, size, detail in rows)
+        """Return the plan as plain text: a line for each term, with a column for each device that has its own memory.
+
+        Without such a device there is one column, which has the terms of unified devices as well.
+        """
+        own = [cap for cap in self.devices if not cap.device.unified]
+        names = [HOST, *(cap.device.name for cap in own)]
+        rows = [["", *names, ""]] if own else []
+        for name in dict.fromkeys(term.name for term in self.terms):
+            terms = [term for term in self.terms if term.name == name]
+            sizes = [sum(term.n_bytes for term in terms if self._column(term) == column) for column in names]
+            details = dict.fromkeys(self._detail(term) for term in terms)
+            shown = [format_bytes(n) if n or len(names) == 1 else "" for n in sizes]
+            rows.append([name, *shown, ", ".join(filter(None, details))])
+        totals = [self.total_bytes, *(self.device_bytes(cap.device.name) for cap in own)]
+        rows.append(["total", *map(format_bytes, totals), "and more" if self.partial else ""])
+        rows += self._cap_rows(own)
+        widths = [max(len(row[0]) for row in rows), *([9] + [max(9, len(name)) for name in names[1:]])]
+        return "\n".join(_line(row, widths) for row in rows)
+
+    def _cap_rows(self, own: Sequence[DeviceCap]) -> list[list[str]]:
+        """Return the last lines of the table: the caps, with what is over them; those of unified devices by name."""
+        caps = [(self.cap_bytes, self.cap_name), *((cap.cap_bytes, cap.cap_name) for cap in own)]
+        rows = []
+        for cap_name in dict.fromkeys(name for n_bytes, name in caps if n_bytes is not None):
+            sizes = [format_bytes(n or 0) if n is not None and name == cap_name else "" for n, name in caps]
+            rows.append([cap_name, *sizes, ""])
+        if rows:
+            overs = [f"over by {format_bytes(n_over)}{where}" for n_over, where in self._overs() if n_over > 0]
+            unknown = ["to find out whether it fits takes more than the system has"] if self.partial else []
+            rows[-1][-1] = ", ".join(overs or unknown)
+        return rows
+
+    def _overs(self) -> list[tuple[int, str]]:
+        """Return by how much each column is over its cap, with words for the column; "" where there is one only."""
+        where = " on the host" if any(not cap.device.unified for cap in self.devices) else ""
+        host = [] if self.cap_bytes is None else [(self.total_bytes - self.cap_bytes, where)]
+        names = [(cap, cap.device.name) for cap in self.devices]
+        return host + [(self.device_bytes(name) - cap.cap_bytes, f" on {name}") for cap, name in names]
+
+    def _host_terms(self) -> list[MemoryTerm]:
+        return [term for term in self.terms if self._column(term) == HOST]
+
+    def _column(self, term: MemoryTerm) -> str:
+        unified = {cap.device.name for cap in self.devices if cap.device.unified}
+        return HOST if term.device in unified else term.device
+
+    def _detail(self, term: MemoryTerm) -> str:
+        is_unified = term.device != HOST and self._column(term) == HOST
+        return ": ".join(filter(None, (term.device, term.detail))) if is_unified else term.detail
 
     def require(self) -> None:
         """Raise MemoryCapError, with the table, unless the plan fits."""
         if not self.fits:
-            needed = format_bytes(self.total_bytes)
-            if self.partial:
-                needed = f"more than {needed}"
-            elif self.given_up:
-                needed += " at the least"
+            needed = " and ".join(self._needs())
             without = f", even with {', '.join(self.given_up)}" if self.given_up else ""
-            advice = "close programs, or take" if self.total_bytes <= (self.cap_bytes or 0) else "allow more, or take"
+            caps = [f"{self.cap_name}: {format_bytes(self.cap_bytes)}"] if self.cap_bytes is not None else []
+            caps += [f"{cap.cap_name} on {cap.device.name}: {format_bytes(cap.cap_bytes)}" for cap in self.devices]
             raise MemoryCapError(
-                f"the model needs {needed}{without}; {self.cap_name}: "
-                f"{format_bytes(self.cap_bytes or 0)}\n{self.table()}\n"
-                f"{advice} a smaller model; edgedec plan MODEL shows what would fit"
+                f"the model needs {needed}{without}; {', '.join(caps)}\n{self.table()}\n"
+                f"{self._advice()} a smaller model; edgedec plan MODEL shows what would fit"
             )
+
+    def _needs(self) -> list[str]:
+        least = " at the least" if self.given_up and not self.partial else ""
+        more = "more than " if self.partial else ""
+        where = " of the host's memory" if self.devices else ""
+        host = f"{more}{format_bytes(self.total_bytes)}{where}{least}"
+        needed = [(cap.device.name, self.device_bytes(cap.device.name)) for cap in self.devices]
+        return [host, *(f"{format_bytes(n_bytes)} on {name}" for name, n_bytes in needed if n_bytes)]
+
+    def _advice(self) -> str:
+        over = [cap for cap in self.devices if self.device_bytes(cap.device.name) > cap.cap_bytes]
+        if over:
+            option = argument("n_gpu_layers")
+            return f"put fewer layers on {over[0].device.name} (leave {option} out to have as many as fit), or take"
+        is_over = self.total_bytes > (self.cap_bytes or 0)
+        return "allow more, or take" if is_over else "close programs, or take"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [f"{row[0]:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:-1], widths[1:], strict=True))]
+    return ("  " + "  ".join([*cells, row[-1]])).rstrip()
 
 
 def parse_size(size: str | int) -> int:

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from weakref import WeakSet
 
 from edgedec import plugins
@@ -14,12 +15,14 @@ from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.decoding.generate import SessionSlot
 from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
+from edgedec.device import devices_of
 from edgedec.draft import DrafterFactory
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import open_small_model
+from edgedec.memory.device_account import remember_drivers, with_account
 from edgedec.memory.planner import Cap, Planned, plan_within, planning_bytes
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
@@ -39,7 +42,7 @@ logger = logging.getLogger("edgedec.api.load")
 logger.addHandler(logging.NullHandler())  # without a handler, `logging` would print warnings itself
 
 
-# 35 parameters, so that every editor and type checker completes them; a test holds them equal to the fields.
+# 36 parameters, so that every editor and type checker completes them; a test holds them equal to the fields.
 def load(
     model: ModelName,
     *,
@@ -49,6 +52,7 @@ def load(
     layer_skip: float | None = None,
     layer_skip_force: bool = False,
     memory: int | str | None = None,
+    gpu_memory: int | str | None = None,
     draft: str | DrafterFactory | None = "auto",
     draft_model: ModelName | None = None,
     draft_head: str | os.PathLike[str] | None = None,
@@ -131,17 +135,29 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
             slot.forward_rows = load_options.max_rows if is_planned else None
             slot.fork_tokens = _tokens_of_texts(options.n_texts, slot) if is_planned else None
             slot.watch = memory_watch(slot.drafting, planned.plan.process_cap_bytes)
+        planned = _with_account(planned)
         grammar_bytes = planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES)
         template = _template(model, options.chat_template)
         engine = Engine(model, slots, template, planned.plan, small, grammar_bytes, choice.path)
         n_tokens = len(slots) * engine.n_ctx
         held = planned.plan if is_planned else MemoryPlan(model.memory(n_tokens, load_options.max_rows))
         engine.held_bytes = held.own_bytes
+        engine.gpu_held_bytes = max((held.device_bytes(cap.device.name) for cap in held.devices), default=0)
         _ENGINES.add(engine)
         undo.pop_all()
     if is_planned:
         return_free_memory()  # what probing and measuring left behind
     return engine
+
+
+def _with_account(planned: Planned) -> Planned:
+    """Return the plan with what its devices' own accounts say; keep what the drivers took for later plans."""
+    if not planned.plan.devices:
+        return planned
+    runtime, options = planned.choice.runtime, planned.setting.options
+    plan = with_account(planned.plan, devices_of(runtime, options))
+    remember_drivers(plan, runtime.name, options.cache_dir)
+    return replace(planned, plan=plan)
 
 
 def _tokens_of_texts(n_texts: int, slot: SessionSlot) -> int:
@@ -151,10 +167,11 @@ def _tokens_of_texts(n_texts: int, slot: SessionSlot) -> int:
 
 def _cap(options: EngineOptions, application: Application) -> Cap:
     """Return the cap that `memory` sets: for the application's whole process, or for the engines of this process."""
+    gpus = Cap(gpu_bytes=options.gpu_cap_bytes, gpu_beside_bytes=sum(engine.gpu_held_bytes for engine in _ENGINES))
+    cap = replace(gpus, n_bytes=options.cap_bytes, earlier_peak_bytes=application.earlier_peak_bytes)
     if application.base_bytes is not None:
-        peak = application.earlier_peak_bytes
-        return Cap(options.cap_bytes, application.base_bytes, whole_process=True, earlier_peak_bytes=peak)
-    return Cap(options.cap_bytes, sum(engine.held_bytes for engine in _ENGINES))
+        return replace(cap, beside_bytes=application.base_bytes, whole_process=True)
+    return replace(cap, beside_bytes=sum(engine.held_bytes for engine in _ENGINES))
 
 
 def _load_model(

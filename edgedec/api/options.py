@@ -45,6 +45,9 @@ class EngineOptions:
             together; the rest of the process doesn't count. Options that were not given are cut down to fit, in the
             order of edgedec.memory.ladder (engine.plan.given_up lists them). If nothing fits, the model is refused
             before anything is loaded. None for the memory that the system reports as free.
+        gpu_memory: The most memory that edgedec may hold on each GPU of this machine, for all its models together. As
+            many layers as fit are put there, with their part of the KV cache; `memory` counts the host's memory only.
+            None for what a GPU has free. On a GPU that shares the host's memory, its part counts for both.
         draft: "auto" drafts where the measured cost and acceptance promise a gain. The name of a drafter, several names
             joined by "+", or a factory pins drafters: their drafts are verified whatever they cost. "off" and None
             decode plainly. The text is the same in every case.
@@ -106,6 +109,7 @@ class EngineOptions:
     layer_skip: float | None = None
     layer_skip_force: bool = False
     memory: int | str | None = None
+    gpu_memory: int | str | None = None
     draft: str | DrafterFactory | None = "auto"
     draft_model: ModelName | None = None
     draft_head: str | os.PathLike[str] | None = None
@@ -153,6 +157,11 @@ class EngineOptions:
         return None if self.memory is None else parse_size(self.memory)
 
     @property
+    def gpu_cap_bytes(self) -> int | None:
+        """The bytes that `gpu_memory` names, or None (RequestError where it names none)."""
+        return None if self.gpu_memory is None else parse_size(self.gpu_memory)
+
+    @property
     def resolving(self) -> ResolveOptions:
         """How the names of models are looked up."""
         return ResolveOptions(self._cache_root, self.offline, self.on_progress, self.cancel)
@@ -182,7 +191,7 @@ class EngineOptions:
             tile_cache=self.tile_cache,
             huge_pages=self.huge_pages,
             planning_bytes=planning_bytes,
-            n_gpu_layers=self.n_gpu_layers,
+            n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,
             device=self.device,
             cache_dir=self._cache_root,
             on_progress=self.on_progress,

@@ -46,6 +46,7 @@ class TextEngine:
         tokenizer: The model's tokenizer.
         plan: The memory plan that the model was loaded under; without terms where nothing was planned.
         held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
+        gpu_held_bytes: The same of the device that holds most.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class TextEngine:
         self._slot = slots[0]
         self._grammars = Grammars(self.tokenizer, grammar_bytes)
         self.plan = plan
-        self.held_bytes = 0
+        self.held_bytes = self.gpu_held_bytes = 0
 
     @property
     def n_ctx(self) -> int:
@@ -357,7 +358,7 @@ class TextEngine:
             self._close_models()
 
     def _close_models(self) -> None:
-        self.held_bytes = 0
+        self.held_bytes = self.gpu_held_bytes = 0
         drafting = self._slot.drafting
         for slot in self._pool.slots:
             if slot.drafting is not None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from edgedec.device import HOST
 from edgedec.errors import ConformanceError
 from edgedec.memory.system import resident_bytes
 from edgedec.model import LoadOptions, Model
@@ -17,7 +18,7 @@ _TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """The sum of Model.memory()'s terms, and the process's resident memory; None where the system does not tell."""
+    """The sum of the host's terms of Model.memory(), and the process's resident memory; None where it is unknown."""
 
     planned_bytes: int
     resident_bytes: int | None
@@ -32,7 +33,7 @@ def measure_memory(load: Callable[[LoadOptions], Model]) -> MemoryReading:
         session.forward(tokens[:-n_rows], n_past=0)
         logits = session.forward(tokens[-n_rows:], n_past=_N_CTX - n_rows, rows="all").logits
         held = resident_bytes() if len(logits) == n_rows else None
-        planned = sum(term.n_bytes for term in model.memory(_N_CTX, n_rows))
+        planned = sum(term.n_bytes for term in model.memory(_N_CTX, n_rows) if term.device == HOST)
     return MemoryReading(planned, held)
 
 

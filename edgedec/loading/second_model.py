@@ -3,14 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 
+from edgedec.device import HasDevices
 from edgedec.drafters.draft_model.alignment import encode_aligned
 from edgedec.drafters.draft_model.model import ROWS, WINDOW, DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.model_info import describe
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model
+from edgedec.model import LoadOptions, Model, Runtime
 
 _SAMPLED = 4096  # tokens of two vocabularies that are compared
 _PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
@@ -53,7 +56,7 @@ def open_draft_model(
 def draft_model_options(options: LoadOptions, *, overlap: bool = False) -> LoadOptions:
     """Return the options to load a draft model with, from those of its target."""
     smaller = replace(options, n_ctx=WINDOW, max_rows=ROWS, resident_bytes=None, draft_head=None)
-    return replace(smaller, device=None, n_gpu_layers=0) if overlap else smaller
+    return replace(smaller, device=None, n_gpu_layers=0, layer_split=None) if overlap else smaller
 
 
 def open_small_model(path: Path, large: Model, options: LoadOptions) -> Model:
@@ -90,8 +93,8 @@ def second_model_terms(path: Path, options: LoadOptions, name: str) -> tuple[Mem
     Raises:
         EdgedecError: As choose_runtime and Runtime.plan.
     """
-    options = replace(options, on_progress=None)
-    terms = choose_runtime(path, "auto", options).runtime.plan(path, options)
+    runtime, options = _runtime(path, replace(options, on_progress=None))
+    terms = runtime.plan(path, options)
     return tuple(replace(term, name=f"{name}: {term.name}") for term in terms if not term.base)
 
 
@@ -113,7 +116,20 @@ def same_tokenizer(model: Model, target: Model) -> bool:
 
 
 def _load(path: Path, options: LoadOptions) -> Model:
-    return choose_runtime(path, "auto", options).runtime.load(path, options)
+    runtime, options = _runtime(path, options)
+    return runtime.load(path, options)
+
+
+def _runtime(path: Path, options: LoadOptions) -> tuple[Runtime, LoadOptions]:
+    """Return the runtime of a second model, and its options: all its layers lie where the target's last ones do."""
+    choice = choose_runtime(path, "auto", options)
+    if options.layer_split is None:
+        return choice.runtime, options
+    if not isinstance(choice.runtime, HasDevices):
+        return choice.runtime, replace(options, layer_split=None)
+    n_layers = describe(choice.header or read_gguf(path)).n_layer + 1
+    split = tuple((name, n_layers) for name, _ in options.layer_split[-1:])
+    return choice.runtime, replace(options, layer_split=split)
 
 
 def _require_encoding(model: Model, path: Path) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgedec.counted import counted
 from edgedec.draft import STORE_BYTES
 from edgedec.drafters.self_speculation.exit import EXITS
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
@@ -51,6 +52,7 @@ class Setting:
         max_rows_pinned: Whether `options.max_rows` was asked for by name; it is not given up then.
         request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.
         n_texts: Texts of one prompt that a request writes at the same time.
+        fewer_layers: Whether as many layers as fit are put on devices, instead of all that are wished for.
     """
 
     options: LoadOptions
@@ -66,6 +68,7 @@ class Setting:
     max_rows_pinned: bool = False
     request_bytes: int = 0
     n_texts: int = 1
+    fewer_layers: bool = False
 
     def less(self, kind: str, phrase: str, options: Mapping[str, Any] | None = None, **fields: Any) -> "Setting":
         """Return the setting with a sacrifice of this kind; its phrase replaces an earlier one of the same kind.
@@ -92,17 +95,20 @@ Rung = Callable[[Setting], Setting]
 """A step down the ladder: gives something up, or returns the setting unchanged where there is nothing to give up."""
 
 
-def rungs(wishes: Setting, runtime: str) -> Sequence[Rung]:
+def rungs(wishes: Setting, runtime: str, *, with_devices: bool = False) -> Sequence[Rung]:
     """Return the steps down from these wishes on a runtime, in their order (docs/memory.md)."""
+    free_layers = with_devices and wishes.options.n_gpu_layers in (None, -1)
     kv_types = _KV_TYPES if wishes.options.kv_type == "auto" else ()
     keeps = any(name in WITH_STORE for name in wishes.drafters)
     return (
         *_cuts("grammars", "grammar_bytes", "grammars of at most {}", _GRAMMAR_BYTES),
+        *([_without_mapping] if with_devices else []),
         *([_without_repacking] if runtime == "llamacpp" else []),
         _without_draft_model,
         *_cuts("store", "store_bytes", "draft stores cut to {}", _STORE_BYTES if keeps else ()),
         *_cuts("requests", "request_bytes", "{} for all requests together", _REQUEST_BYTES),
         *(partial(_with_rows, n_rows) for n_rows in _ROWS[:-1]),
+        *([_with_fewer_layers] if free_layers else []),
         _without_head,
         *(partial(_with_kv, kv_type) for kv_type in kv_types[:1]),
         *(partial(_with_context, n_ctx) for n_ctx in (_CONTEXTS if wishes.options.n_ctx is None else ())),
@@ -111,6 +117,18 @@ def rungs(wishes: Setting, runtime: str) -> Sequence[Rung]:
         partial(_with_rows, _ROWS[-1]),
         _without_drafting,
     )
+
+
+def with_layers(setting: Setting, split: tuple[tuple[str, int], ...], n_layers: int) -> Setting:
+    """Return the setting with this split of its `n_layers` layers; what is left on the host is among what is given up.
+
+    A split that was asked for by its number of layers gives nothing up.
+    """
+    setting = replace(setting, options=replace(setting.options, layer_split=split))
+    if not setting.fewer_layers:
+        return setting
+    where = " and ".join(f"{n} on {name}" for name, n in split) or "none on a GPU"
+    return replace(setting, given_up={**setting.given_up, "layers": f"of {counted(n_layers, 'layer')} {where}"})
 
 
 def with_streamed_weights(setting: Setting, resident_bytes: int) -> Setting:
@@ -134,6 +152,16 @@ def _cut(kind: str, name: str, phrase: str, n_bytes: int, setting: Setting) -> S
         return setting
     fields: dict[str, Any] = {name: n_bytes}
     return setting.less(kind, phrase.format(format_bytes(n_bytes)), **fields)
+
+
+def _without_mapping(setting: Setting) -> Setting:
+    return (
+        setting.less("mapping", "weights read instead of mapped", {"mmap": False}) if setting.options.mmap else setting
+    )
+
+
+def _with_fewer_layers(setting: Setting) -> Setting:
+    return setting.less("layers", "fewer layers on devices", fewer_layers=True)
 
 
 def _without_repacking(setting: Setting) -> Setting:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgedec.counted import counted
 from edgedec.defaults import default_n_ctx
+from edgedec.device import HOST, n_split
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf.file import read_gguf
@@ -16,6 +17,7 @@ from edgedec.gguf.trained_context import embeds_only, trained_context
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import draft_model_options, second_model_terms, small_model_options
 from edgedec.memory.ladder import WITH_STORE, Rung, Setting, rungs, with_more_rows, with_streamed_weights
+from edgedec.memory.layer_split import are_ample, device_caps, devices_for, driver_terms, with_split
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes
@@ -54,6 +56,9 @@ class Cap:
         whole_process: Whether the cap is for the whole process, the interpreter included, or for edgedec's models only.
         name: Where the cap comes from: "allowed" by the user, or "free" on this machine.
         earlier_peak_bytes: The most bytes that the process held before the plan was begun, as a server may have done.
+        beside: How `beside_bytes` were found, where they are the process's: "measured" or "assumed".
+        gpu_bytes: The most bytes on each device of this machine, or None for what the device has free.
+        gpu_beside_bytes: Bytes that edgedec's other models hold there and that count.
     """
 
     n_bytes: int | None = None
@@ -61,6 +66,9 @@ class Cap:
     whole_process: bool = False
     name: str = "allowed"
     earlier_peak_bytes: int = 0
+    beside: str = "measured"
+    gpu_bytes: int | None = None
+    gpu_beside_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +86,21 @@ Plan = Callable[[Setting], Planned]
 def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
     """Return the first setting down the ladder that fits under the cap, with its plan; the smallest if none fits.
 
-    Without a cap, the system's free memory is the cap where the model may not fit into it; elsewhere the wishes are
-    returned as they are, with a plan that has no terms.
+    Without a cap, the system's free memory is the cap where the model may not fit into it. Devices have caps as well
+    where the model may not fit into the first one, or where `cap` has one for them. Elsewhere the wishes are returned
+    as they are, with a plan that has no terms.
 
     Raises:
         EdgedecError: As Runtime.plan.
     """
     if cap.n_bytes is None:
-        free = free_if_short(choice.path)
-        if free is None:
+        free, devices = free_if_short(choice.path), devices_for(choice, wishes)
+        if free is None and cap.gpu_bytes is None and are_ample(devices, _ample_bytes(choice.path)):
             return Planned(_definite(wishes, choice), MemoryPlan(()), choice)
-        return_free_memory()
-        held = resident_bytes() or 0  # other models included
-        cap = Cap(held + free, held, whole_process=True, name="free")
+        if free is not None:
+            return_free_memory()
+            held = resident_bytes() or 0  # other models included
+            cap = replace(cap, n_bytes=held + free, beside_bytes=held, whole_process=True, name="free")
     wishes = replace(wishes, options=replace(wishes.options, planning_bytes=planning_bytes(cap)))
     return with_peak(best_of(plan_settings(choice, wishes, cap)), cap)
 
@@ -119,7 +129,7 @@ def planning_bytes(cap: Cap) -> int | None:
 
 def best_of(settings: Sequence[Planned]) -> Planned:
     """Return the first setting that fits, or else the smallest."""
-    smallest = min(settings, key=lambda planned: planned.plan.total_bytes)
+    smallest = min(settings, key=_size)
     return next((planned for planned in settings if planned.plan.fits), smallest)
 
 
@@ -144,7 +154,7 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
         return_free_memory()
         cap = replace(cap, beside_bytes=max(cap.beside_bytes, resident_bytes() or 0))
     wishes = replace(wishes, given_up={"runtime": f"runtime {second} in place of {first}"})
-    return min(settings, _descend(instead, wishes, cap), key=lambda found: best_of(found).plan.total_bytes)
+    return min(settings, _descend(instead, wishes, cap), key=lambda found: _size(best_of(found)))
 
 
 def plan_wishes(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
@@ -173,9 +183,17 @@ def with_kv_type(options: LoadOptions) -> LoadOptions:
 def free_if_short(path: Path) -> int | None:
     """Return the bytes that the system has free where the model may not fit into them, else None."""
     free = available_bytes()
+    return int(free * _USABLE) if free is not None and _ample_bytes(path) > free else None
+
+
+def _ample_bytes(path: Path) -> float:
+    """Return the bytes of free memory with which nothing needs to be planned for a model file."""
     parts = read_gguf(path).paths if "-of-" in path.name else [path]  # by the name of a split model
-    n_model = sum(part.stat().st_size for part in parts)
-    return int(free * _USABLE) if free is not None and _AMPLE * n_model + _AMPLE_MORE > free else None
+    return _AMPLE * sum(part.stat().st_size for part in parts) + _AMPLE_MORE
+
+
+def _size(planned: Planned) -> tuple[int, int]:
+    return planned.plan.over_bytes, planned.plan.total_bytes
 
 
 def _definite(wishes: Setting, choice: Choice) -> Setting:
@@ -196,13 +214,16 @@ def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     if cap.n_bytes is not None and not (first.drafters or first.max_rows_pinned):
         first = replace(first, options=replace(first.options, max_rows=1))
     settings, taken, current = [plan(first)], list[Rung](), first
-    for rung in rungs(wishes, choice.runtime.name):
+    with_devices = bool(settings[0].plan.devices)
+    for rung in rungs(wishes, choice.runtime.name, with_devices=with_devices):
         lower = rung(current)
         if lower == current:
             continue
         try:
             planned = plan(lower)
         except RequestError:  # a KV type that this model's heads don't take
+            continue
+        if planned.plan.terms == settings[-1].plan.terms:  # the step brings nothing
             continue
         taken.append(rung)
         current = lower
@@ -215,14 +236,18 @@ def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
 
 
 def _with_back(plan: Plan, taken: Sequence[Rung], first: Setting, found: Planned) -> Planned:
-    """Return the setting without those of the steps taken that it fits without, the dearest first."""
+    """Return the setting without those of the steps taken that it fits without, the dearest first.
+
+    None comes back at the price of layers on devices.
+    """
+    n_layers = n_split(found.setting.options.layer_split or ())
     for rung in taken[-2::-1]:
         fewer = [other for other in taken if other is not rung]
         setting = first
         for step in fewer:
             setting = step(setting)
         planned = plan(setting)
-        if planned.plan.fits:
+        if planned.plan.fits and n_split(planned.setting.options.layer_split or ()) >= n_layers:
             taken, found = fewer, planned
     return found
 
@@ -280,29 +305,39 @@ def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
     """Return the function that plans a setting; it asks each runtime once for the same options."""
     second_terms = lru_cache(second_model_terms)
     vocabulary = [_grammar_vocabulary(choice.path)] if wishes.grammar_bytes else []
+    caps = device_caps(devices_for(choice, wishes), cap.gpu_bytes, cap.gpu_beside_bytes)
+    n_layers = describe(read_gguf(header_path(choice.path))).n_layer + 1 if caps else 0  # the output is the last
 
     @lru_cache
     def runtime_terms(options: LoadOptions) -> tuple[MemoryTerm, ...]:
         return choice.runtime.plan(choice.path, options)
 
     def plan(setting: Setting) -> Planned:
-        options = replace(setting.options, on_progress=None, cancel=None)
-        terms = [*(term for term in runtime_terms(options) if not term.base), *vocabulary]
+        if caps:
+            setting = with_split(
+                setting, caps, n_layers, lambda options: model_terms(replace(setting, options=options))
+            )
+        terms = model_terms(setting)
         if cap.whole_process:
-            terms.insert(0, MemoryTerm("interpreter and libraries", cap.beside_bytes, "measured", base=True))
+            terms.insert(0, MemoryTerm("interpreter and libraries", cap.beside_bytes, cap.beside, base=True))
         elif cap.beside_bytes:
             terms.append(MemoryTerm(OTHER_MODELS, cap.beside_bytes, "loaded already"))
+        terms += [*_drafter_terms(setting, setting.options.n_ctx or 0), *_request_terms(setting, terms)]
+        if cap.n_bytes is not None:
+            detail = "kept free: drafters shrink near the cap"
+            terms.append(MemoryTerm(RESERVE, margin_bytes(cap.n_bytes), detail, grows=True))
+        given_up = tuple(setting.given_up.values())
+        return Planned(setting, MemoryPlan(tuple(terms), cap.n_bytes, given_up, cap.name, caps), choice)
+
+    def model_terms(setting: Setting) -> list[MemoryTerm]:
+        options = replace(setting.options, on_progress=None, cancel=None)
+        terms = [*(term for term in runtime_terms(options) if not term.base), *vocabulary]
         if setting.draft_model is not None:
             smaller = draft_model_options(options, overlap=setting.draft_overlap)
             terms += second_terms(setting.draft_model, smaller, _DRAFT_MODEL)
         if setting.small_model is not None:
             terms += second_terms(setting.small_model, small_model_options(options), "small model")
-        terms += [*_drafter_terms(setting, options.n_ctx or 0), *_request_terms(setting, terms)]
-        if cap.n_bytes is not None:
-            detail = "kept free: drafters shrink near the cap"
-            terms.append(MemoryTerm(RESERVE, margin_bytes(cap.n_bytes), detail, grows=True))
-        given_up = tuple(setting.given_up.values())
-        return Planned(setting, MemoryPlan(tuple(terms), cap.n_bytes, given_up, cap.name), choice)
+        return terms + driver_terms(terms, caps)
 
     return plan
 
@@ -331,10 +366,13 @@ def _request_terms(setting: Setting, terms: Sequence[MemoryTerm]) -> Iterator[Me
     if setting.grammar_bytes:
         detail = f"{format_bytes(setting.grammar_bytes)} to compile them, as much for each text that keeps to one"
         yield MemoryTerm("grammars", setting.grammar_bytes * (1 + n_parallel), detail, grows=True)
-    if setting.n_texts > 1:
-        n_page = kv_bytes * PAGE_TOKENS // max(1, setting.options.n_ctx or PAGE_TOKENS)
-        n_bytes = (setting.n_texts - 1) * (kv_bytes + 2 * n_parallel * logit_bytes) + n_page
-        yield MemoryTerm(TEXTS, n_bytes, f"keys, values and logits of {setting.n_texts - 1} more", grows=True)
+    for device in dict.fromkeys((HOST, *(t.device for t in terms))) if setting.n_texts > 1 else ():
+        n_kv = sum(t.n_bytes for t in terms if t.name == "KV cache" and t.device == device)
+        n_page = n_kv * PAGE_TOKENS // max(1, setting.options.n_ctx or PAGE_TOKENS)
+        n_logits = 2 * n_parallel * logit_bytes if device == HOST else 0
+        n_bytes = (setting.n_texts - 1) * (n_kv + n_logits) + n_page
+        detail = f"keys, values and logits of {setting.n_texts - 1} more"
+        yield MemoryTerm(TEXTS, n_bytes, detail, grows=True, device=device)
     if setting.prompt_cache:
         yield MemoryTerm("prompt cache", 2 * kv_bytes, "while it is read or saved", grows=True)
     if n_parallel > 1:

@@ -89,6 +89,13 @@ def drafter(incomplete: str) -> list[str]:
     return _fitting(incomplete, known)
 
 
+def machine(incomplete: str) -> list[str]:
+    """Return the names of the machines that a memory plan can be made for."""
+    from edgedec.memory.machines import MACHINES
+
+    return _fitting(incomplete, lambda: MACHINES)
+
+
 def one_of(*words: str) -> Complete:
     """Return the completion of a value that is one of these words, in any case."""
 

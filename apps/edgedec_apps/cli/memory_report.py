@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from edgedec.device import DeviceCap
 from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes
 
@@ -16,10 +17,33 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
         "total_bytes": plan.total_bytes,
         "start_bytes": plan.start_bytes,
         "terms": [
-            {"name": term.name, "n_bytes": term.n_bytes, "detail": term.detail, "grows": term.grows}
+            {
+                "name": term.name,
+                "n_bytes": term.n_bytes,
+                "detail": term.detail,
+                "grows": term.grows,
+                "device": term.device,
+            }
             for term in plan.terms
         ],
+        "devices": [_device_document(plan, cap) for cap in plan.devices],
         "given_up": list(plan.given_up),
+    }
+
+
+def _device_document(plan: MemoryPlan, cap: DeviceCap) -> dict[str, Any]:
+    device = cap.device
+    return {
+        "name": device.name,
+        "backend": device.backend,
+        "description": device.description,
+        "unified": device.unified,
+        "memory_bytes": device.total_bytes,
+        "free_bytes": device.free_bytes,
+        "cap_bytes": cap.cap_bytes,
+        "cap_name": cap.cap_name,
+        "total_bytes": plan.device_bytes(device.name),
+        "held_bytes": cap.held_bytes,
     }
 
 
@@ -35,7 +59,14 @@ def held_line(plan: MemoryPlan) -> str:
     if not plan.terms:
         return f"memory held at the peak: {held}"
     cap = "" if plan.cap_bytes is None else f", {plan.cap_name}: {format_bytes(plan.cap_bytes)}"
-    return f"memory held at the peak: {held}; planned: {planned_range(plan)}{cap}"
+    line = f"memory held at the peak: {held}; planned: {planned_range(plan)}{cap}"
+    return "; ".join([line, *(_device_line(plan, one) for one in plan.devices if plan.device_bytes(one.device.name))])
+
+
+def _device_line(plan: MemoryPlan, cap: DeviceCap) -> str:
+    held = "" if cap.held_bytes is None else f"{format_bytes(cap.held_bytes)}, "
+    planned = format_bytes(plan.device_bytes(cap.device.name))
+    return f"on {cap.device.name}: {held}planned: {planned}, {cap.cap_name}: {format_bytes(cap.cap_bytes)}"
 
 
 def planned_range(plan: MemoryPlan) -> str:

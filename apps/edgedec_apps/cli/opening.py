@@ -14,7 +14,7 @@ from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.api.request_options import require_rule
 from edgedec.draft import STORE_BYTES
 from edgedec.errors import EdgedecError, ModelFormatError
-from edgedec.memory_plan import format_bytes, parse_size
+from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED
@@ -70,7 +70,7 @@ def open_model(
         for warning in warnings:
             say(f"edgedec: {warning}")
     if engine.plan.given_up and not output.quiet:
-        say(f"edgedec: to keep within {format_bytes(engine.plan.cap_bytes or 0)}: {', '.join(engine.plan.given_up)}")
+        say(f"edgedec: to keep within {engine.plan.caps}: {', '.join(engine.plan.given_up)}")
     return engine
 
 

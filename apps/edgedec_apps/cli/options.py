@@ -115,6 +115,14 @@ class LoadFlags:
             metavar="SIZE",
         ),
     ] = None
+    gpu_memory: Annotated[
+        str | None,
+        model_option(
+            "--gpu-memory",
+            help="Most memory on each GPU (default: what is free); as many layers as fit are put there.",
+            metavar="SIZE",
+        ),
+    ] = None
     threads: Threads = None
     draft: Annotated[
         str,

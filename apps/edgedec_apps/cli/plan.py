@@ -1,14 +1,19 @@
 """edgedec plan: the memory that a model would hold, what is given up to fit, and what else would fit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgedec.api.base_memory import base_bytes
+from edgedec.api.options import EngineOptions
 from edgedec.api.wishes import engine_wishes, find_model
 from edgedec.counted import counted
 from edgedec.errors import MemoryCapError, RequestError
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import context_note
+from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.machines import RuntimeThere, machine_of
 from edgedec.memory.planner import Cap, Planned, best_of, plan_settings, with_peak
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
@@ -30,10 +35,12 @@ class Wanted:
     Attributes:
         flags: How the model is loaded.
         n_parallel: Requests at the same time, as of `edgedec serve`; None for the one prompt of `edgedec run`.
+        machine: Name of the machine that is planned for; None for this one.
     """
 
     flags: LoadFlags
     n_parallel: int | None = None
+    machine: str | None = None
 
 
 def print_plan(model: str, wanted: Wanted, *, plot: Path | None, as_json: bool, quiet: bool) -> None:
@@ -48,12 +55,13 @@ def print_plan(model: str, wanted: Wanted, *, plot: Path | None, as_json: bool, 
     if wanted.n_parallel is not None and wanted.n_parallel < 1:
         raise RequestError(f"--parallel is {wanted.n_parallel}; it must be at least 1")
     require_picture(plot)
-    base, memory = base_bytes(), wanted.flags.memory  # measured before the model's file is looked at
-    cap = Cap(None if memory is None else parse_size(memory), base, whole_process=True)
+    cap = _cap(wanted)
     planned = interruptible(lambda cancel: _settings(model, wanted, cap, cancel, quiet=quiet or as_json))
-    chosen = with_peak(found := best_of(planned), cap)
+    found = best_of(planned)
+    chosen = with_peak(found, cap) if wanted.machine is None else found
     planned = [chosen if other is found else other for other in planned]
-    document = _document(model, chosen, planned)
+    free = available_bytes() if wanted.machine is None else machine_of(wanted.machine).free_bytes
+    document = _document(model, chosen, planned, free)
     if as_json:
         write_json(document)
     else:
@@ -61,11 +69,40 @@ def print_plan(model: str, wanted: Wanted, *, plot: Path | None, as_json: bool, 
     if plot is not None:
         write_plot(plot, document)
     if not chosen.plan.fits:
-        raise MemoryCapError(
-            f"even the smallest setting needs {'more than ' if chosen.plan.partial else ''}"
-            f"{format_bytes(chosen.plan.total_bytes)}, and {format_bytes(chosen.plan.cap_bytes or 0)} are allowed; "
-            "allow more, or take a smaller model"
-        )
+        raise MemoryCapError(f"even the smallest setting needs {_shortage(chosen.plan)}")
+
+
+def _cap(wanted: Wanted) -> Cap:
+    """Return the cap of the plan, with what this process holds, or what is assumed for the machine that is named."""
+    memory, gpu_memory = wanted.flags.memory, wanted.flags.gpu_memory
+    n_bytes = None if memory is None else parse_size(memory)
+    gpu_bytes = None if gpu_memory is None else parse_size(gpu_memory)
+    if wanted.machine is None:  # measured before the model's file is looked at
+        return Cap(n_bytes, base_bytes(), whole_process=True, gpu_bytes=gpu_bytes)
+    machine = machine_of(wanted.machine)
+    most = n_bytes if n_bytes is not None and n_bytes <= machine.free_bytes else machine.free_bytes
+    name = "allowed" if most == n_bytes else "free"
+    base = machine.base_bytes
+    return Cap(most, base, whole_process=True, name=name, beside="assumed", gpu_bytes=gpu_bytes)
+
+
+def _shortage(plan: MemoryPlan) -> str:
+    """Return what a plan that does not fit needs and what is allowed, for the host and the devices, and what to do."""
+    more = "more than " if plan.partial else ""
+    host = [] if plan.cap_bytes is None else [(plan.total_bytes, plan.cap_bytes, plan.cap_name, "")]
+    of_devices = [
+        (plan.device_bytes(cap.device.name), cap.cap_bytes, cap.cap_name, f" on {cap.device.name}")
+        for cap in plan.devices
+    ]
+    parts = [
+        f"{more}{format_bytes(needed)}{where}, and {format_bytes(most)} are {name}"
+        for needed, most, name, where in host + of_devices
+        if needed > most or (plan.partial and not where)
+    ]
+    advice = (
+        "; put fewer layers there, or" if any(need > most for need, most, _, _ in of_devices) else "; allow more, or"
+    )
+    return f"{'; '.join(parts)}{advice} take a smaller model"
 
 
 def _settings(model: str, wanted: Wanted, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
@@ -78,15 +115,26 @@ def _settings(model: str, wanted: Wanted, cap: Cap, cancel: CancelToken, *, quie
     with ProgressLine(quiet=quiet) as on_progress:
         grammars = served and serves_grammars()
         options = engine_options(flags, on_progress, cancel, n_parallel=n_parallel or 1, grammars=grammars)
-        choice = find_model(model, options, room, measure=False)
+        choice = _choice(model, options, room, wanted.machine)
         wishes = engine_wishes(choice, options, application, room)
         with stage(on_progress, "planning the memory"):
             return plan_settings(choice, wishes.setting, cap)
 
 
-def _document(model: str, chosen: Planned, planned: list[Planned]) -> dict[str, Any]:
+def _choice(model: str, options: EngineOptions, room: int | None, machine: str | None) -> Choice:
+    """Return the model's file and its runtime; on another machine, the runtime that puts layers on its GPUs."""
+    if machine is None:
+        return find_model(model, options, room, measure=False)
+    there = machine_of(machine)
+    if there.devices and options.runtime == "auto":
+        options = replace(options, runtime="llamacpp")
+    choice = find_model(model, replace(options, n_gpu_layers=None, gpu_memory=None, device=None), room, measure=False)
+    return replace(choice, runtime=RuntimeThere(choice.runtime, there), slower=None, reason=f"as on {machine}")
+
+
+def _document(model: str, chosen: Planned, planned: list[Planned], free: int | None) -> dict[str, Any]:
     return (
-        {"model": model, "free_bytes": available_bytes()}
+        {"model": model, "free_bytes": free}
         | plan_document(chosen.plan)
         | {
             "setting": _setting(chosen),
@@ -127,8 +175,18 @@ def _setting(chosen: Planned) -> dict[str, Any]:
         "store_bytes": setting.store_bytes,
         "max_rows": options.max_rows,
         "repack": options.repack,
+        "mmap": options.mmap,
+        "n_layers": None if options.layer_split is None else describe(read_gguf(chosen.choice.path)).n_layer + 1,
+        "layers": None if options.layer_split is None else dict(options.layer_split),
         "resident_bytes": options.resident_bytes,
     }
+
+
+def _layers(by_device: dict[str, int], n_layers: int) -> str:
+    """Return how many layers are where, for a person; the output matrix counts as a layer."""
+    n_host = n_layers - sum(by_device.values())
+    where = [f"{n} on {name}" for name, n in by_device.items()] + ([f"{n_host} on the host"] if n_host else [])
+    return f"{', '.join(where)} (the output counts as one, the embedding is always on the host)"
 
 
 def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], chosen: Planned) -> None:
@@ -144,6 +202,7 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
     write_facts(
         [
             ("runtime", setting["runtime"] + why),
+            *([("layers", _layers(setting["layers"], setting["n_layers"]))] if setting["layers"] is not None else []),
             ("context", f"{counted(setting['context'], 'token')}, KV cache as {setting['kv_type']}"),
             ("drafting", drafters),
             ("memory", planned_range(plan)),

@@ -18,7 +18,6 @@ from edgedec.gguf.trained_context import embeds_only, read_model_info, trained_c
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import REQUESTS, RESERVE, Cap, plan_wishes, plan_within, planning_bytes
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
-from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.server.models import Loaded, ModelFile, Prepared, Recipe
 
@@ -57,11 +56,12 @@ class Opener:
 
     @cached_property
     def _cap(self) -> Cap:
-        base, cap_bytes = self._base_bytes, self.options.cap_bytes
+        base, cap_bytes, gpu_bytes = self._base_bytes, self.options.cap_bytes, self.options.gpu_cap_bytes
         if cap_bytes is not None:
-            return Cap(cap_bytes, base, whole_process=True)
+            return Cap(cap_bytes, base, whole_process=True, gpu_bytes=gpu_bytes)
         free = available_bytes()
-        return Cap(None if free is None else base + int(_USABLE * free), base, whole_process=True, name="free")
+        most = None if free is None else base + int(_USABLE * free)
+        return Cap(most, base, whole_process=True, name="free", gpu_bytes=gpu_bytes)
 
     def prepare(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
         """Plan how a recipe is loaded, as if it were alone; a model of the command line is downloaded where it must be.
@@ -135,7 +135,7 @@ class Opener:
             engine.close()
             raise
         if engine.plan.given_up:
-            cap = format_bytes(engine.plan.cap_bytes or 0)
+            cap = engine.plan.caps
             self.tell(f"{path.stem}: to keep within {cap}: {', '.join(engine.plan.given_up)}")
         planned = [term.n_bytes for term in engine.plan.terms if term.name == REQUESTS]
         return Loaded(engine, file, lambda: self._close(engine, cache_file), planned[0] if planned else None)

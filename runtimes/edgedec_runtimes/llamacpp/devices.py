@@ -8,14 +8,11 @@ from typing import Any
 from edgedec.device import Device
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.model import LoadOptions
-from edgedec.storage import probe_cache
-from edgedec_runtimes.llamacpp.library import version
 
 # ggml_backend_dev_type of ggml-backend.h.
 _GPU, _INTEGRATED_GPU = 1, 2
 _UNIFIED_BACKENDS = ("MTL", "Metal")  # Apple's GPUs call themselves GPUs, and share the host's memory
 _RPC = "RPC"
-_KIND = "devices"
 # Until a load has measured it. CUDA: its context, kernels, cuBLAS and graphs; nothing was measured for other back ends.
 _DRIVER_BYTES = {"CUDA": 400_000_000, "ROCm": 400_000_000, _RPC: 0}
 _OTHER_DRIVER_BYTES = 200_000_000
@@ -32,11 +29,11 @@ def devices(options: LoadOptions) -> tuple[Device, ...]:
     """
     if options.device is not None:
         handles = [device_handle(options.device)]
-        return tuple(_device(handle, options) for handle in handles if _kind(handle) in (_GPU, _INTEGRATED_GPU))
-    found = [_device(handle, options) for handle in _handles() if _kind(handle) == _GPU]
+        return tuple(_device(handle) for handle in handles if _kind(handle) in (_GPU, _INTEGRATED_GPU))
+    found = [_device(handle) for handle in _handles() if _kind(handle) == _GPU]
     remote, own = [one for one in found if one.backend == _RPC], [one for one in found if one.backend != _RPC]
     if not own:
-        own = [_device(handle, options) for handle in _handles() if _kind(handle) == _INTEGRATED_GPU]
+        own = [_device(handle) for handle in _handles() if _kind(handle) == _INTEGRATED_GPU]
     return (*remote, *own)
 
 
@@ -64,33 +61,21 @@ def device_names() -> tuple[str, ...]:
     return tuple(_name(handle) for handle in _handles())
 
 
-def remember_driver_bytes(device: Device, n_bytes: int, options: LoadOptions) -> None:
-    """Keep what driver and library were found to take on a device, for later plans."""
-    probe_cache.put(options.cache_dir, _KIND, _key(device.description, device.backend), n_bytes)
-
-
-def _device(handle: int, options: LoadOptions) -> Device:
+def _device(handle: int) -> Device:
     library = _ggml()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     library.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
     backend = library.ggml_backend_reg_name(library.ggml_backend_dev_backend_reg(handle)).decode()
     description = library.ggml_backend_dev_description(handle).decode(errors="replace")
-    measured = probe_cache.get(options.cache_dir, _KIND, _key(description, backend))
-    is_measured = isinstance(measured, int) and 0 <= measured < 1 << 40
     return Device(
         name=_name(handle),
         backend=backend,
         total_bytes=total.value,
         free_bytes=free.value,
         unified=_kind(handle) == _INTEGRATED_GPU or backend in _UNIFIED_BACKENDS,
-        driver_bytes=measured if is_measured else _DRIVER_BYTES.get(backend, _OTHER_DRIVER_BYTES),
-        measured=is_measured,
+        driver_bytes=_DRIVER_BYTES.get(backend, _OTHER_DRIVER_BYTES),
         description=description,
     )
-
-
-def _key(description: str, backend: str) -> str:
-    return f"{version()} {backend} {description}"
 
 
 def _handles() -> Iterator[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgedec.counted import counted
 from edgedec.defaults import default_n_ctx
-from edgedec.device import Device
+from edgedec.device import HOST, Device
 from edgedec.errors import EdgedecError
 from edgedec.gguf.consistency import require_consistent
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
@@ -24,6 +24,15 @@ from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
+from edgedec_runtimes.llamacpp.device_terms import (
+    HostRun,
+    compute_bytes,
+    default_split,
+    kv_terms,
+    layer_of,
+    n_rearranged,
+    weight_terms,
+)
 from edgedec_runtimes.llamacpp.devices import device_names, devices
 from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
 from edgedec_runtimes.llamacpp.library import HOW_TO_MEND, how_to_install, installed, llama, version
@@ -65,7 +74,7 @@ class LlamaCpp:
         return None if crash is None else f"its library can't be used on this machine: {crash}; {HOW_TO_MEND}"
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Return the terms of the memory plan, from the header and a dry run.
+        """Return the terms of the memory plan, from the header and a dry run on the host.
 
         Where options.planning_bytes leaves no room for a dry run, the terms are only those that the header gives, and
         marked as partial.
@@ -74,6 +83,7 @@ class LlamaCpp:
         gguf = _read_runnable(path)
         if (least := _least_terms(gguf, options)) is not None:
             return least
+        options = _placed(options, gguf)
         n_ctx = options.n_ctx or default_n_ctx(describe(gguf).n_ctx_train or 0)
         return _terms(gguf, options, n_ctx, resident_bytes() or 0)
 
@@ -82,6 +92,7 @@ class LlamaCpp:
         check_options(options)
         gguf = _read_runnable(path)
         llama()
+        options = _placed(options, gguf)
         before = resident_bytes() or 0
         handle, mapped = with_mappings(gguf.paths, lambda: load(path, options))
         card = _card(handle, gguf, options)
@@ -119,6 +130,18 @@ def _read_runnable(path: Path) -> GGUF:
         require_consistent(gguf)
         _consistent.append(gguf.header_hash)
     return gguf
+
+
+def _placed(options: LoadOptions, gguf: GGUF) -> LoadOptions:
+    """Return the options with the layers that llama.cpp puts on each device by itself, where none are named."""
+    if options.layer_split is not None or options.n_gpu_layers == 0:
+        return options
+    llama()
+    found = devices(options)
+    if not found:
+        return options
+    n_layers = describe(gguf).n_layer + 1
+    return replace(options, layer_split=default_split(found, options.n_gpu_layers, n_layers))
 
 
 def _with_rows(options: LoadOptions, n_rows: int) -> LoadOptions:
@@ -163,23 +186,30 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     embeds = is_embedder(gguf)
     n_ctx = _embedding_context(gguf, n_ctx) if embeds else n_ctx
     sizes = _dry_run(gguf.paths[0], gguf.header_hash, _sizing_options(options), n_ctx, embeds=embeds)
-    info = describe(gguf)
+    info, split = describe(gguf), options.layer_split or ()
     probes = not embeds and will_probe(_fingerprint(gguf, options), options.max_rows, options.cache_dir)
+    run = HostRun(sizes.kv_bytes, sizes.compute_bytes, n_ctx * (1 if embeds else options.n_parallel), info.n_embd)
+    compute = compute_bytes(run, split, info.n_layer)
+    is_copied = sizes.repacks and options.mmap  # private weights are rearranged when they are read
+    n_repacked = _repacked_bytes(gguf, n_rearranged(gguf, split)) if is_copied else 0
+    kv_detail = f"{counted(n_ctx, 'token')} × {options.n_parallel}, {options.kv_type}"
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
-        _weights_term(gguf, options),
-        MemoryTerm("weights (repacked)", _repacked_bytes(gguf) if sizes.repacks else 0, "a private copy"),
+        *weight_terms(gguf, split, mmap=options.mmap),
+        MemoryTerm("weights (repacked)", n_repacked, "a private copy"),
         MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),
-        MemoryTerm("KV cache", sizes.kv_bytes, f"{counted(n_ctx, 'token')} × {options.n_parallel}, {options.kv_type}"),
+        *kv_terms(run, split, info.n_layer, kv_detail),
         _output_term(info, options, sizes, n_ctx if embeds else None),
-        MemoryTerm("activations", sizes.compute_bytes + _GRAPH_BYTES, "compute buffer and graph"),
+        MemoryTerm("activations", compute.pop(HOST) + _GRAPH_BYTES, "compute buffer and graph"),
+        *(MemoryTerm("activations", n_bytes, "compute buffer", device=name) for name, n_bytes in compute.items()),
         MemoryTerm("first run", _PROBE_BYTES if probes else 0, "what finding out which rows are bit-equal leaves"),
     ]
     return tuple(term for term in terms if term.n_bytes)
 
 
 def _sizing_options(options: LoadOptions) -> LoadOptions:
-    """Return the options without those that make no difference to a dry run: these are None."""
+    """Return the options without those that make no difference to a dry run on the host: these are None."""
+    options = replace(options, n_gpu_layers=None, device=None, layer_split=(), rpc_servers=())
     return replace(options, n_ctx=None, planning_bytes=None, cache_dir=None, on_progress=None, cancel=None)
 
 
@@ -221,12 +251,16 @@ def _vocabulary_bytes(gguf: GGUF) -> int:
     return describe(gguf).n_vocab * _BYTES_PER_TOKEN + n_merges * _BYTES_PER_MERGE
 
 
-def _repacked_bytes(gguf: GGUF) -> int:
-    """Return the bytes of the matrices that ggml rearranges for its fast kernels, which take rows in groups of 8."""
+def _repacked_bytes(gguf: GGUF, n_layers: int) -> int:
+    """Return the bytes of the matrices that ggml rearranges for its fast kernels, which take rows in groups of 8.
+
+    `n_layers` are the host's layers; the output matrix counts as the last of all.
+    """
     arm = platform.machine().lower() in ("aarch64", "arm64")
-    types = _REPACKED_ARM if arm else _REPACKED_X86
+    types, n_layer = _REPACKED_ARM if arm else _REPACKED_X86, describe(gguf).n_layer
     return sum(
         tensor.n_bytes
         for tensor in gguf.tensors.values()
         if tensor.type in types and len(tensor.shape) == 2 and tensor.shape[1] % 8 == 0 and "embd" not in tensor.name
+        if layer_of(tensor.name, n_layer) < n_layers
     )

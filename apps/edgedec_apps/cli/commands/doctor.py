@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import edgedec
 from edgedec import plugins
+from edgedec.device import devices_of
 from edgedec.errors import EdgedecError
+from edgedec.load_options import LoadOptions
 from edgedec.memory import system as system_memory
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.clash import clash
@@ -58,6 +60,7 @@ def _document() -> dict[str, Any]:
         "memory": _memory(),
         "models": {"cache": str(models_folder()), "EDGEDEC_MODELS": str(own_folder() or "not set")},
         "runtimes": {name: _summarize(answer) for name, answer in ask_runtimes(lambda one: one.report()).items()},
+        "devices": _devices(),
         "plug-ins": _plugins(),
         "packages": _packages(),
     }
@@ -108,6 +111,18 @@ def _summarize(answer: "RuntimeReport | EdgedecError") -> str:
         return f"does not work: {answer}"
     devices = f"devices {', '.join(answer.devices)}" if answer.devices else ""
     return " · ".join(part for part in (answer.version, devices, *answer.notes) if part)
+
+
+def _devices() -> dict[str, str]:
+    """Return the devices that layers can be put on, by runtime and name, with their memory."""
+    lines = {}
+    for runtime, found in ask_runtimes(lambda one: devices_of(one, LoadOptions())).items():
+        for device in () if isinstance(found, EdgedecError) else found:
+            kind = f"{device.description or device.backend} ({device.backend})"
+            shared = ", shared with the host" if device.unified else ""
+            sizes = f"{format_bytes(device.total_bytes)}{shared}, {format_bytes(device.free_bytes)} free"
+            lines[f"{runtime} {device.name}"] = f"{kind}, {sizes}"
+    return lines or {"none": "layers run on the CPU"}
 
 
 def _plugins() -> dict[str, str]:

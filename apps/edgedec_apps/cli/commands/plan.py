@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+from edgedec_apps.cli import completion
 from edgedec_apps.cli.options import AsJson, LoadFlags, ModelName, Quiet, model_option
 
 
@@ -20,6 +21,15 @@ def command(
             "--plot", help="Also draw the memory by term, as an SVG or a PNG (needs matplotlib).", metavar="FILE"
         ),
     ] = None,
+    machine: Annotated[
+        str | None,
+        model_option(
+            "--machine",
+            help="Plan for another machine, such as jetson-orin-nano-8gb (docs/memory.md lists them).",
+            metavar="NAME",
+            complete=completion.machine,
+        ),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -30,4 +40,4 @@ def command(
     """
     from edgedec_apps.cli.plan import Wanted, print_plan
 
-    print_plan(model, Wanted(load, parallel), plot=plot, as_json=as_json, quiet=quiet)
+    print_plan(model, Wanted(load, parallel, machine), plot=plot, as_json=as_json, quiet=quiet)

@@ -1,0 +1,115 @@
+"""Machines that a memory plan can be made for without having them: their memory, and their GPUs.
+
+What a machine has free is its memory less what is assumed for its system; what drivers take is assumed as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgedec.device import Device
+from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.memory_plan import MemoryTerm
+from edgedec.model import LoadOptions, Model, Runtime
+
+_GB, _MIB = 10**9, 2**20
+_BASE_BYTES = 60_000_000  # of Python with edgedec's packages on Linux
+_NO_DESKTOP, _DESKTOP, _BOTH = 500_000_000, 1_500_000_000, 2_500_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine.
+
+    Attributes:
+        total_bytes: Its memory.
+        system_bytes: What its system is assumed to hold.
+        devices: Its GPUs.
+        base_bytes: What Python and edgedec's packages are assumed to hold before a model is loaded.
+    """
+
+    total_bytes: int
+    system_bytes: int
+    devices: tuple[Device, ...] = ()
+    base_bytes: int = _BASE_BYTES
+
+    @property
+    def free_bytes(self) -> int:
+        """The bytes that are free before edgedec starts."""
+        return self.total_bytes - self.system_bytes
+
+
+def _jetson(n_gb: int, name: str) -> Machine:
+    total = n_gb * _GB * 95 // 100  # the firmware keeps a part
+    free = total - _DESKTOP
+    device = Device("CUDA0", "CUDA", total, free, unified=True, driver_bytes=400_000_000, description=name)
+    return Machine(total, _DESKTOP, (device,))
+
+
+def _laptop(n_gb: int, n_gpu_mib: int, name: str) -> Machine:
+    n_gpu_bytes = n_gpu_mib * _MIB
+    free = n_gpu_bytes - 500_000_000  # the screen's
+    device = Device("CUDA0", "CUDA", n_gpu_bytes, free, driver_bytes=400_000_000, description=name)
+    return Machine(n_gb * _GB, _BOTH, (device,))
+
+
+def _mac(n_gb: int, name: str) -> Machine:
+    total = n_gb * 2**30
+    free = total * 2 // 3  # what Metal recommends as the most for a GPU on machines of this size
+    device = Device("MTL0", "MTL", total, free, unified=True, driver_bytes=200_000_000, description=name)
+    return Machine(total, _BOTH, (device,))
+
+
+MACHINES: Mapping[str, Machine] = {
+    "raspberry-pi-4gb": Machine(4 * _GB, _NO_DESKTOP),
+    "raspberry-pi-8gb": Machine(8 * _GB, _NO_DESKTOP),
+    "raspberry-pi-16gb": Machine(16 * _GB, _NO_DESKTOP),
+    "jetson-orin-nano-4gb": _jetson(4, "Orin Nano"),
+    "jetson-orin-nano-8gb": _jetson(8, "Orin Nano"),
+    "jetson-orin-nx-16gb": _jetson(16, "Orin NX"),
+    "rtx-4060-laptop": _laptop(16, 8188, "RTX 4060 Laptop"),
+    "apple-8gb": _mac(8, "Apple"),
+    "apple-16gb": _mac(16, "Apple"),
+}
+"""The machines by name."""
+
+
+def machine_of(name: str) -> Machine:
+    """Return the machine of that name (RequestError where there is none)."""
+    if name not in MACHINES:
+        raise RequestError(f"{name!r} is no machine that is known; it must be one of {', '.join(MACHINES)}")
+    return MACHINES[name]
+
+
+class RuntimeThere:
+    """A runtime as it would be on another machine: it plans, with that machine's devices, and loads nothing."""
+
+    def __init__(self, runtime: Runtime, machine: Machine) -> None:
+        self.name = runtime.name
+        self.runtime = runtime
+        self.machine = machine
+
+    def accepts(self, path: Path) -> str | None:
+        """Return what the runtime says here."""
+        return self.runtime.accepts(path)
+
+    def devices(self, options: LoadOptions) -> tuple[Device, ...]:
+        """Return the machine's devices, or the one that is named (RuntimeUnavailableError where it has none such)."""
+        found = tuple(device for device in self.machine.devices if options.device in (None, device.name))
+        if options.device is not None and not found:
+            names = ", ".join(device.name for device in self.machine.devices) or "none"
+            raise RuntimeUnavailableError(f"that machine has no device {options.device!r}; it has {names}")
+        return found
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the terms, which the runtime finds without the devices."""
+        return self.runtime.plan(path, options)
+
+    def load(self, path: Path, options: LoadOptions) -> Model:
+        """Refuse: nothing can be loaded there."""
+        raise RuntimeUnavailableError("this machine is another one; leave the machine's name out to load a model here")
+
+    def report(self) -> Any:
+        """Return what the runtime says here."""
+        return self.runtime.report()
