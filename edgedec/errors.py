@@ -8,6 +8,7 @@ EdgedecError
 ├── PullError                  a model could not be fetched, checked or stored
 │   └── OfflineError           the network would have been needed, but was ruled out
 ├── RuntimeUnavailableError    a runtime, device or library is absent or the wrong version
+│   └── RuntimeLostError       what ran the model was lost in the middle: its process, or a machine it ran on
 ├── PluginError                a plug-in is missing, does not import or breaks its contract
 ├── RequestError               the request itself cannot be served
 │   ├── OptionError            an option has a value that is out of range or not known
@@ -106,6 +107,23 @@ class RuntimeUnavailableError(EdgedecError):
     """A runtime, device or library is absent or of an untested version."""
 
     exit_code = 30
+
+
+class RuntimeLostError(RuntimeUnavailableError):
+    """What ran the model was lost: its process ended, or another machine that it ran on no longer answers.
+
+    The model's sessions are empty then, and can be used again: their next forward loads the model anew.
+
+    Attributes:
+        token_ids: The tokens that were generated before the loss, where a text was being written: a request with
+            resume=token_ids goes on behind them.
+    """
+
+    exit_code = 32
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.token_ids: tuple[int, ...] = ()
 
 
 class PluginError(EdgedecError):

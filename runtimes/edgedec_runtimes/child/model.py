@@ -1,0 +1,250 @@
+"""A model in a process of its own, behind the same protocol as every other model."""
+
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from edgedec.errors import EdgedecError, RuntimeLostError, SessionError
+from edgedec.load_options import LoadOptions
+from edgedec.memory_plan import MemoryTerm
+from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
+from edgedec.progress import OnProgress
+from edgedec_runtimes.child.host import Opened, Result
+from edgedec_runtimes.child.messages import LOAD
+from edgedec_runtimes.child.process import Child
+from edgedec_runtimes.child.rows import SharedRows
+from edgedec_runtimes.child.session import ChildSession
+from edgedec_runtimes.child.tokenizer import ChildTokenizer
+from edgedec_runtimes.shared.model_lock import ModelLock
+
+
+def _nothing() -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """What a child loads, and what a runtime knows of what the child depends on.
+
+    Attributes:
+        target: The function that loads the model in the child ("module:function"); it takes the path and the options.
+        path: The model file.
+        options: How it is loaded.
+        terms: Makes the memory plan for a context and a number of rows.
+        prepare: Called before a child is started; raises where what it depends on is not there.
+        explain: Makes the message of a RuntimeLostError from how the child ended.
+    """
+
+    target: str
+    path: Path
+    options: LoadOptions
+    terms: Callable[[int, int], tuple[MemoryTerm, ...]]
+    prepare: Callable[[], None] = _nothing
+    explain: Callable[[str], str] = "the process that ran the model was lost: {}; ask again to load it anew".format
+
+
+class ChildModel:
+    """Implements edgedec.model.Model. A child that was lost is started again by the next call that needs it.
+
+    Attributes:
+        card: The facts of the model.
+        capabilities: What the runtime in the child can do with it.
+        tokenizer: The model's tokenizer.
+        lock: Lets one thread at a time call; it refuses a closed model, and a forked process.
+    """
+
+    def __init__(self, hosting: Hosting) -> None:
+        """Start a child and load the model in it (raises what Runtime.load raises)."""
+        self._hosting = hosting
+        self._numbers = itertools.count(LOAD + 1)
+        self._running: list[Child] = []  # the child, or nothing; the finalizer has it, too
+        self._finalizer = weakref.finalize(self, _end, self._running, os.getpid())
+        self.lock = ModelLock()
+        opened = self._start(hosting.options)
+        self.card: ModelCard = opened.card
+        self.capabilities: Capabilities = opened.capabilities
+        self.tokenizer = ChildTokenizer(opened.vocabulary, self._ask_tokenizer)
+
+    def _start(self, options: LoadOptions) -> Opened:
+        """Start a child, load the model in it, and share the memory for its logits."""
+        self._hosting.prepare()
+        child = Child()
+        cancel = options.cancel
+        plain = replace(options, on_progress=None, cancel=None)
+        try:
+            with cancel.calling(lambda: child.cancel(LOAD)) if cancel is not None else nullcontext():
+                if cancel is not None:
+                    cancel.check(f"loading {self._hosting.path.name}")
+                answer = child.ask(
+                    "open", self._hosting.target, self._hosting.path, plain, on_progress=options.on_progress
+                )
+            opened: Opened = answer.value
+            n_rows = opened.capabilities.max_rows
+            self._rows = SharedRows.create(n_rows, opened.card.n_vocab)
+            try:
+                child.ask("share_rows", self._rows.path, len(self._rows.rows))
+            finally:
+                self._rows.unlink()
+        except RuntimeLostError as error:
+            raise self._lost(error) from None
+        except BaseException:
+            child.kill()
+            raise
+        self._running.append(child)
+        return opened
+
+    @property
+    def child(self) -> Child | None:
+        """The process that runs the model; None where it was lost."""
+        return self._running[0] if self._running and self._running[0].ending is None else None
+
+    def _child(self) -> Child:
+        """Return the process that runs the model; start another one, without reports of progress, where it was lost."""
+        if (child := self.child) is not None:
+            return child
+        self._running.clear()
+        opened = self._start(replace(self._hosting.options, on_progress=None, cancel=None))
+        if opened.card.fingerprint != self.card.fingerprint:
+            raise SessionError("the model's file or its runtime has changed since it was loaded; load it again")
+        return self._running[0]
+
+    def _lost(self, error: RuntimeLostError) -> RuntimeLostError:
+        self._running.clear()
+        return RuntimeLostError(self._hosting.explain(error.marked))
+
+    def _call(self, method: str, *arguments: Any, **rest: Any) -> Any:
+        child = self._child()
+        try:
+            return child.ask(method, *arguments, **rest).value
+        except RuntimeLostError as error:
+            raise self._lost(error) from None
+
+    def _ask_tokenizer(self, method: str, *arguments: Any) -> Any:
+        """Call the tokenizer, which does not wait for a forward."""
+        self.lock.check()
+        if (child := self.child) is not None:
+            with suppress(RuntimeLostError):
+                return child.ask(method, *arguments).value
+        with self.lock:
+            return self._call(method, *arguments)
+
+    def _number(self, session: ChildSession) -> int:
+        """Return the number of a session, which is opened where it is not open in the running child."""
+        if not isinstance(session, ChildSession) or session.model is not self:
+            raise SessionError("the session belongs to another model; open one with model.session()")
+        session.check_open()
+        child = self._child()
+        if session.child is not child:
+            self._call("session", session.number, session.n_ctx)
+            session.child = child
+        return session.number
+
+    def ask(self, method: str, session: ChildSession, *arguments: Any) -> Any:
+        """Call a method in the child, with the session's number before the arguments."""
+        with self.lock:
+            return self._call(method, self._number(session), *arguments)
+
+    @cached_property
+    def batch_invariant(self) -> int | Literal[True]:  # measured in the child, at the first read
+        """How many rows of one forward are bit-equal to single steps; see edgedec.model.Model."""
+        with self.lock:
+            n_rows: int | Literal[True] = self._call("batch_invariant")
+            return n_rows
+
+    def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+        """Return what this machine will hold with one session of `n_ctx` tokens and `n_rows` rows of logits."""
+        return self._hosting.terms(n_ctx, n_rows)
+
+    def session(self, n_ctx: int) -> ChildSession:
+        """Open an empty session of `n_ctx` tokens."""
+        with self.lock:
+            session = ChildSession(self, next(self._numbers), n_ctx)
+            self._number(session)
+            return session
+
+    def fork(self, session: ChildSession) -> ChildSession:
+        """Fork a session in the child."""
+        with self.lock:
+            twin = next(self._numbers)
+            self._call("fork", self._number(session), twin)
+            return ChildSession(self, twin, session.n_ctx, self.child)
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Evaluate rows of several sessions; see edgedec.model.Model."""
+        return self.evaluate(items, None)
+
+    def evaluate(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
+        """Evaluate items in the child; their rows of logits are views of shared memory, or arrays of their own."""
+        with self.lock:
+            numbers = tuple(self._number(item.session) for item in items)  # type: ignore[arg-type]  # checked there
+            sent = [(number, _attributes(item)) for number, item in zip(numbers, items, strict=True)]
+            results = self._call("forward", sent, on_progress=on_progress, sessions=numbers)
+            return [self._forward(result) for result in results]
+
+    def _forward(self, result: Result) -> Forward:
+        if result.row is None:
+            assert result.logits is not None, "rows that are not shared come along"
+            return Forward(result.logits, result.hidden, best=result.best, is_own=True)
+        rows = self._rows.rows[result.row : result.row + result.shape[0]]
+        return Forward(rows, result.hidden, best=result.best)
+
+    def n_cached(self, session: ChildSession) -> int:
+        """Return how many tokens a session holds; 0 where it is in no child that runs."""
+        child = self.child
+        return 0 if child is None or session.child is not child else child.n_cached.get(session.number, 0)
+
+    def cancel(self, session: ChildSession) -> None:
+        """Cancel the forward that the session is in, from any thread; without one, nothing happens."""
+        if (child := self.child) is not None and session.child is child:
+            child.cancel(session.number)
+
+    def release(self, session: ChildSession) -> None:
+        """Close a session; calling it again, or in a forked process, does nothing."""
+        if not self.lock.is_ours or session.is_closed:
+            return
+        with self.lock.threads:
+            session.is_closed = True
+            if (child := self.child) is not None and session.child is child:
+                with suppress(EdgedecError):  # it is gone with the process
+                    child.ask("close_session", session.number)
+
+    def close(self) -> None:
+        """End the child; calling it again, or in a forked process, does nothing."""
+        if self.lock.is_ours:
+            with self.lock.threads:
+                self.lock.refusal = SessionError("the model is closed; load it again")
+                self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _attributes(item: ForwardItem) -> tuple[Any, ...]:
+    """Return the attributes of an item behind its session, in their order."""
+    return (
+        *(item.n_past, item.tokens, item.hidden, item.resume_after),
+        *(item.parents, item.layers, item.rows, item.taps),
+    )
+
+
+def _end(running: list[Child], pid: int) -> None:
+    """End the child, once it has freed the model; a forked process leaves the parent's child alone."""
+    if os.getpid() != pid:
+        return
+    while running:
+        child = running.pop()
+        with suppress(EdgedecError):
+            child.ask("close")
+        child.end()

@@ -1,0 +1,138 @@
+"""A model in a child process: it passes the conformance suite, and either process outlives the other's end."""
+
+import _thread
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.hosted import child_of_a_killed_parent, hosted
+from support.tiny_models import tiny_llama
+
+from edgedec.conformance import check_runtime, raise_failures
+from edgedec.errors import CancelledError, OptionError, RuntimeLostError, SessionError
+from edgedec.model import LoadOptions, Session
+from edgedec.progress import CancelToken, Progress
+from edgedec_runtimes.child.messages import Failure
+from edgedec_runtimes.child.model import ChildModel
+
+N_CTX = 2048
+TEXT = np.arange(3, 23, dtype=np.int32)
+LONG = np.resize(np.arange(3, 200, dtype=np.int32), N_CTX - 1)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model."""
+    return tiny_llama(tmp_path_factory.mktemp("child") / "tiny.gguf", n_embd=32, n_ff=48, n_ctx_train=N_CTX)
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[ChildModel]:
+    """The model on the reference runtime in a child."""
+    with hosted(path, LoadOptions(n_ctx=N_CTX)) as loaded:
+        yield loaded
+
+
+def test_the_conformance_suite_passes(path: Path) -> None:
+    """Everything that the reference runtime can do is done in the child as in this process."""
+    results = check_runtime(lambda: hosted(path, LoadOptions(n_ctx=128, n_parallel=3)))
+    raise_failures(results)
+    skipped = [result.name for result in results if result.status == "skipped"]
+    assert set(skipped) <= {"undeclared_capabilities_raise", "memory_is_as_planned", "cancel_stops_a_forward"}
+
+
+def test_a_lost_child_is_started_again(model: ChildModel) -> None:
+    """After its end a call says so, the session is empty, and the same forward gives the same bits again."""
+    session = model.session(64)
+    expected = session.forward(TEXT, n_past=0).logits.copy()
+    assert session.n_cached == len(TEXT)
+    assert model.child is not None
+    os.kill(model.child.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeLostError, match=r"(?s)was lost: it was ended by SIGKILL.*ask again"):
+        _again_and_again(session, TEXT)  # the first forward may still find the process there
+    assert session.n_cached == 0
+    assert np.array_equal(session.forward(TEXT, n_past=0).logits, expected)
+    session.close()
+    with pytest.raises(SessionError):
+        session.forward(TEXT, n_past=0)
+
+
+def test_the_child_ends_with_its_parent(path: Path) -> None:
+    """A parent that is killed leaves no process behind."""
+    pid = child_of_a_killed_parent(path)
+    deadline = time.monotonic() + 20
+    while _runs(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+def test_closing_ends_the_child(model: ChildModel) -> None:
+    """close() waits for the process; a closed model refuses everything."""
+    assert model.child is not None
+    pid = model.child.pid
+    model.close()
+    assert not _runs(pid)
+    with pytest.raises(SessionError, match="closed"):
+        model.session(8)
+    with pytest.raises(SessionError, match="closed"):
+        model.tokenizer.encode("a")
+
+
+def test_ctrl_c_and_cancel_stop_a_forward(model: ChildModel) -> None:
+    """Either ends a forward in the child; what was completed counts, and the session goes on from there."""
+    session = model.session(N_CTX)
+    threading.Timer(0.2, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        _again_and_again(session, LONG)
+    threading.Timer(0.2, session.cancel).start()
+    with pytest.raises(CancelledError):
+        _again_and_again(session, LONG)
+    n = session.n_cached
+    found = session.forward(LONG[n : n + 1], n_past=n).logits.copy()
+    fresh = model.session(N_CTX)
+    assert np.array_equal(fresh.forward(LONG[: n + 1], n_past=0).logits, found)
+
+
+def test_what_a_callback_raises_is_raised(model: ChildModel, path: Path) -> None:
+    """An exception of the application's callback passes through both processes; so does a cancelled loading."""
+
+    def fail(_progress: Progress) -> None:
+        raise ZeroDivisionError("the application's")
+
+    with pytest.raises(ZeroDivisionError, match="the application's"):
+        model.session(64).forward(TEXT, n_past=0, on_progress=fail)
+    cancel = CancelToken()
+    cancel.cancel()
+    with pytest.raises(CancelledError):
+        hosted(path, LoadOptions(n_ctx=64, cancel=cancel))
+
+
+def test_errors_keep_their_arguments() -> None:
+    """An error with arguments of its own is the same after the pipe; any other exception is named."""
+    error = Failure.of(OptionError("n_ctx", -1, "it must be positive")).error()
+    assert isinstance(error, OptionError)
+    assert (error.argument, error.value, error.naming({"n_ctx": "--context"})) == (
+        *("n_ctx", -1),
+        "--context is -1; it must be positive",
+    )
+    assert "ValueError: no" in str(Failure.of(ValueError("no")).error())
+
+
+def _again_and_again(session: Session, tokens: NDArray[np.int32]) -> None:
+    """Evaluate tokens until an exception ends it."""
+    while True:
+        session.forward(tokens, n_past=0)
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs: a zombie, which nobody has waited for, has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
