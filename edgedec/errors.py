@@ -15,6 +15,7 @@ EdgedecError
 │   ├── PromptTooLongError     the prompt does not fit the context
 │   ├── ContextFullError       the context is full before the generation is finished
 │   ├── TemplateError          the chat template fails, loops or reaches outside its sandbox
+│   ├── DeadEndError           no token keeps to the grammar after a text that may not end there
 │   ├── BusyError              this thread is in the middle of another generation on the model
 │   └── CutTextError           a text that keeps to a grammar was cut before it was whole (on the command line)
 ├── MemoryCapError             the plan is over the memory allowed, or the system refused memory
@@ -170,6 +171,12 @@ class TemplateError(RequestError):
     """The chat template fails, runs without end or reaches outside its sandbox."""
 
     exit_code = 43
+
+
+class DeadEndError(RequestError):
+    """No token keeps to the grammar or the predicate after a text that may not end there."""
+
+    exit_code = 40
 
 
 class BusyError(RequestError):

@@ -9,7 +9,7 @@ A plug-in (`edgedec.grammars`) compiles and matches grammars; the first installe
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal, Protocol, get_args
@@ -18,7 +18,9 @@ from edgedec import plugins
 from edgedec.closing import ClosingConstraint, ClosingTokens
 from edgedec.constraint import Constraint, GrammarState, Predicate
 from edgedec.errors import OptionError, RequestError, argument
+from edgedec.futures import AlignedConstraint, Futures, require_plain_draw
 from edgedec.predicate import AnyText, PredicateConstraint, both
+from edgedec.sampling import SamplingParams
 from edgedec.tokenizer import Tokenizer
 
 JsonSchema = Mapping[str, Any] | str
@@ -139,6 +141,26 @@ def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None, *, c
     return Grammar.json_schema(json_schema)
 
 
+def require_aligned(
+    futures: object, grammar: Grammar | None, predicate: Predicate | None, params: SamplingParams, *, close: bool
+) -> Grammar:
+    """Return the grammar of a text that is drawn with Futures.
+
+    Raises:
+        RequestError: There is no grammar, or an option is set that does not go with Futures.
+    """
+    if not isinstance(futures, Futures):
+        name = type(futures).__name__
+        raise RequestError(f"{argument('futures')} is a {name}; it must be a Futures of edgedec.futures")
+    if grammar is None:
+        raise RequestError(f"{argument('futures')} needs a grammar or a JSON schema, found neither; give one")
+    if predicate is not None or close:
+        other = argument("json_close" if close else "predicate")
+        raise RequestError(f"{argument('futures')} can't be combined with {other}; leave one of them out")
+    require_plain_draw(params)
+    return grammar
+
+
 class GrammarCompiler(Protocol):
     """Compiles grammars for the vocabulary of one model; called from one thread at a time."""
 
@@ -230,6 +252,20 @@ class Grammars:
         state = self._any_text if grammar is None else self._compiled(grammar)
         asked = predicate if state.predicate is None else both(state.predicate, predicate)
         return PredicateConstraint(state, asked, self._tokenizer)
+
+    def open_aligned(self, grammar: Grammar, futures: Futures, key: Hashable, temperature: float) -> Constraint:
+        """Return the constraint of a grammar that knows what became of earlier texts; see AlignedConstraint.
+
+        Raises:
+            RequestError: The grammar needs a predicate beside its masks; or as open.
+        """
+        state = self._compiled(grammar)
+        if state.predicate is not None:
+            raise RequestError(
+                f"{argument('futures')} needs masks that say all, and uniqueItems of this schema is checked item by "
+                f"item; leave {argument('futures')} or uniqueItems out"
+            )
+        return AlignedConstraint(state, futures, (grammar, key, temperature), temperature)
 
     def _compiled(self, grammar: Grammar) -> GrammarState:
         """Return a compiled grammar's state before the first token."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint, GrammarState, Predicate
-from edgedec.errors import RequestError
+from edgedec.errors import DeadEndError, RequestError
 from edgedec.sampling import Place
 from edgedec.tokenizer import Tokenizer
 
@@ -83,7 +83,8 @@ class PredicateConstraint(Constraint):
         """Return the first token in order that the grammar and the function take, and estimate Z.
 
         Raises:
-            RequestError: They take none, or the function failed.
+            DeadEndError: They take none.
+            RequestError: The function failed.
         """
         found: tuple[int, float] | None = None
         out, left = 0.0, 1.0
@@ -102,7 +103,7 @@ class PredicateConstraint(Constraint):
         if found is not None:  # it was the last one
             self._weights[tuple(path)] = self._log(found[1], place)
             return found[0]
-        raise RequestError(
+        raise DeadEndError(
             f"no token keeps to the constraint after {self._text[-40:].decode(errors='replace')!r}: {_MOST_TESTS:,} "
             "tokens at most were tried; a text that is allowed to go on must have a token to go on with"
         )

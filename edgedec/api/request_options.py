@@ -6,11 +6,14 @@ from typing import Literal, TypedDict
 
 from edgedec.constraint import Predicate
 from edgedec.errors import OptionError, RequestError
+from edgedec.futures import Futures
 from edgedec.grammar import Grammar, JsonSchema
 from edgedec.progress import OnProgress
 from edgedec.sequence import COUPLED
+from edgedec.tokenizer import Tokenizer
 from edgedec.verification import RULES
 
+_PREDICTED_CHARACTERS = 16  # of a prediction, for each token of the context: more would hardly be looked up
 Prompt = str | Sequence[int]
 Reuse = Literal["exact", "longest"]
 
@@ -54,6 +57,9 @@ class RequestOptions(SamplingOptions, total=False):
         predicate: A function of a text and of whether it ends there, which says whether that is allowed
             (edgedec.predicate): for what no grammar says. It is asked about tokens in the order of the draw, so a few
             questions a token are enough where most tokens are allowed.
+        futures: What earlier texts of the prompt taught about where a grammar leads (edgedec.futures). With it, texts
+            are drawn nearer to the model's own law; a text then depends on what this object held when it began. Of the
+            options of the draw only the temperature is left: the model's defaults of the others are off.
         on_progress: Called while the prompt is read.
     """
 
@@ -65,6 +71,7 @@ class RequestOptions(SamplingOptions, total=False):
     json_close: bool
     prediction: Prompt | None
     predicate: Predicate | None
+    futures: Futures | None
     on_progress: OnProgress | None
 
 
@@ -72,6 +79,20 @@ def require_rule(name: str) -> None:
     """Raise RequestError unless `name` is a verification rule."""
     if not isinstance(name, str) or (name != COUPLED and name not in RULES):
         raise OptionError("verify", name, f"it must be one of {', '.join([COUPLED, *RULES])}")
+
+
+def predicted_ids(tokenizer: Tokenizer, prediction: Prompt | None, most: int) -> tuple[int, ...]:
+    """Return the token ids of what a text is expected to have: at most `most` of them.
+
+    Raises:
+        RequestError: The prediction is neither a text nor a sequence of ids of the vocabulary.
+    """
+    if isinstance(prediction, str):
+        prediction = tokenizer.encode(prediction[: _PREDICTED_CHARACTERS * most], add_special=False, most=most)
+    ids = as_token_ids(prediction or ())[:most]
+    if not all(0 <= token_id < tokenizer.n_vocab for token_id in ids):
+        raise RequestError(f"the prediction holds a token id outside the vocabulary of {tokenizer.n_vocab}")
+    return ids
 
 
 def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:

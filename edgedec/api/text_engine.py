@@ -10,9 +10,16 @@ from types import TracebackType
 from typing import Self, Unpack, cast
 
 from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
-from edgedec.api.request_options import Prompt, RequestOptions, SamplingOptions, as_token_ids, require_rule
+from edgedec.api.request_options import (
+    Prompt,
+    RequestOptions,
+    SamplingOptions,
+    as_token_ids,
+    predicted_ids,
+    require_rule,
+)
 from edgedec.choosing.partial_texts import PartialTexts
-from edgedec.constraint import Constraint
+from edgedec.constraint import Predicate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.branches import Branches, branches_on
 from edgedec.decoding.generate import SessionSlot, TokenStream
@@ -21,7 +28,8 @@ from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.text_batch import OpenConstraint
 from edgedec.errors import RequestError
-from edgedec.grammar import GRAMMAR_BYTES, Grammars, chosen_grammar
+from edgedec.futures import PLAIN_DRAW
+from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar, require_aligned
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
@@ -30,8 +38,6 @@ from edgedec.scheduler.recorder import share_of_halves
 from edgedec.sequence import COUPLED, Generation, Request
 from edgedec.sessions.forks import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
-
-_PREDICTED_CHARACTERS = 16  # of a prediction, for each token of the context: more would hardly be looked up
 
 
 class TextEngine:
@@ -132,7 +138,7 @@ class TextEngine:
             prompt: The text or the token ids to go on from.
             cancel: Stops the generation, from any thread.
             **options: Those of edgedec.api.request_options.RequestOptions: the fields of SamplingParams, and reuse,
-                draft, verify, grammar, json_schema, json_close, prediction, predicate and on_progress.
+                draft, verify, grammar, json_schema, json_close, prediction, predicate, futures and on_progress.
 
         Raises:
             PromptTooLongError: The prompt does not fit the context.
@@ -230,19 +236,37 @@ class TextEngine:
         reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
         close, predicate = options.pop("json_close", False), options.pop("predicate", None)
         grammar = options.pop("grammar", None), options.pop("json_schema", None)
-        predicted_ids = self._predicted_ids(options.pop("prediction", None))
-        request = self._request(prompt, cast(SamplingOptions, options))
+        futures = options.pop("futures", None)
+        predicted = predicted_ids(self.tokenizer, options.pop("prediction", None), self.n_ctx)
+        plain = {} if futures is None else PLAIN_DRAW
+        request = self._request(prompt, cast(SamplingOptions, {**plain, **options}))
         require_rule(rule)
-        request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted_ids)
+        request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted)
         chosen = chosen_grammar(*grammar, close=close)
-        bias = request.sampling.logit_bias
+        sampling = request.sampling
         if predicate is not None and rule != COUPLED:
             raise RequestError(f"with a predicate, verify must be {COUPLED!r}, found {rule!r}: a predicate has no mask")
+        if futures is None:
+            bias = sampling.logit_bias
+            return request, lambda: self._grammars.open_constraint(chosen, predicate, bias, close=close)
+        aligned = require_aligned(futures, chosen, predicate, sampling, close=close)
+        key = self.card.fingerprint, request.prompt_ids
+        return request, lambda: self._grammars.open_aligned(aligned, futures, key, sampling.temperature)
 
-        def open_constraint() -> Constraint | None:
-            return self._grammars.open_constraint(chosen, predicate, bias, close=close)
+    def constraint_opener(
+        self,
+        *,
+        grammar: Grammar | None = None,
+        json_schema: JsonSchema | None = None,
+        predicate: Predicate | None = None,
+    ) -> OpenConstraint:
+        """Return what opens the constraint of one text, as edgedec.choosing.constrained takes it.
 
-        return request, open_constraint
+        Raises:
+            RequestError: Both a grammar and a schema are given, or one of them is invalid.
+        """
+        chosen = chosen_grammar(grammar, json_schema)
+        return lambda: self._grammars.open_constraint(chosen, predicate)
 
     def _request(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
@@ -253,16 +277,6 @@ class TextEngine:
             )
         token_ids, sampling = self.prompt_ids(prompt), self.sampling(**options)
         return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)
-
-    def _predicted_ids(self, prediction: Prompt | None) -> tuple[int, ...]:
-        """Return the token ids of what a text is expected to have, at most as many as the context has tokens."""
-        if isinstance(prediction, str):
-            begin = prediction[: _PREDICTED_CHARACTERS * self.n_ctx]
-            prediction = self.tokenizer.encode(begin, add_special=False, most=self.n_ctx)
-        ids = as_token_ids(prediction or ())[: self.n_ctx]
-        if not all(0 <= token_id < self.card.n_vocab for token_id in ids):
-            raise RequestError(f"the prediction holds a token id outside the vocabulary of {self.card.n_vocab}")
-        return ids
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""

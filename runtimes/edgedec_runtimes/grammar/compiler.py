@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.constraint import Predicate
-from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.errors import DeadEndError, RequestError, RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec.grammar import GRAMMAR_BYTES, Grammar
 from edgedec.memory.system import resident_reader, return_free_memory
@@ -319,7 +319,7 @@ def _stuck(name: str, matcher: Any, limits: Limits) -> RequestError:
     """Return the error to raise for a matcher that can't go on and may not end."""
     reason = f"{matcher.stop_reason()} {matcher.get_error()}"
     if "NoExtension" in reason:
-        return RequestError(
+        return DeadEndError(
             f"{name} has come to a dead end: no token of the vocabulary fits, and the text may not end here; change it"
         )
     return RequestError(f"{name} is too complex to go on ({_short(reason)}); simplify it, {limits.advice}")

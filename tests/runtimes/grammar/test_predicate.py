@@ -11,11 +11,13 @@ from support.decoding_loop import Text
 from support.tiny_models import BOS, EOS, byte_ids
 
 import edgedec
+from edgedec.choosing.constrained import constrained
 from edgedec.constraint import Constraint
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
+from edgedec.futures import Futures
 from edgedec.grammar import Grammar, Grammars
 from edgedec.model import Model, Session
 from edgedec.noise import Noise
@@ -177,3 +179,56 @@ def test_what_the_engine_says_of_predicates(byte_path: Any) -> None:
         with pytest.raises(RequestError, match="the predicate failed: ZeroDivisionError"):
             engine.generate("x", predicate=lambda text, is_end: bool(1 / 0), **options)
         assert len(engine.generate("x", **options).token_ids) > 0
+
+
+def test_futures_of_a_prompt(byte_path: Any) -> None:
+    """Drafts change no text, alone or with others; what was learned does; what does not go with it is refused."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    options: dict[str, Any] = {"max_tokens": 30, "temperature": 2.0}
+    found = list[list[tuple[int, ...]]]()
+    for draft in ("auto", "suffix", "off"):
+        with edgedec.load(byte_path, runtime="cpu", draft=draft, n_ctx=128, n_threads=1) as engine:
+            known = Futures()
+            texts = [engine.generate("x", json_schema=schema, futures=known, seed=i, **options) for i in range(4)]
+            texts += engine.samples("x", 4, json_schema=schema, futures=known, seed=9, **options)
+            found.append([text.token_ids for text in texts])
+            assert len(known) > 1
+            assert all(text.constraint_logprob is not None for text in texts)
+            again = [engine.generate("x", json_schema=schema, futures=known, seed=i, **options) for i in range(4)]
+            assert [text.token_ids for text in again] != found[-1][:4]
+            for more, match in (
+                ({"temperature": 0}, "temperature"),
+                ({"top_p": 0.9}, "top_p"),
+                ({"frequency_penalty": 1.0}, "frequency_penalty"),
+                ({"logit_bias": {5: 1.0}}, "logit_bias"),
+                ({"json_close": True}, "json_close"),
+                ({"predicate": in_grammar}, "predicate"),
+                ({"futures": {}}, "futures is a dict"),
+                ({"json_schema": None}, "needs a grammar"),
+                ({"json_schema": {"type": "array", "items": {}, "uniqueItems": True}}, "uniqueItems"),
+            ):
+                with pytest.raises(RequestError, match=match):
+                    engine.generate("x", **{"json_schema": schema, "futures": known, **options, **more})
+    assert found[0] == found[1] == found[2]
+
+
+def test_weighted_texts_of_an_engine(byte_path: Any) -> None:
+    """One text is the one of generate(); the mean of exp(log_mass) over many is the probability to keep the grammar."""
+    with edgedec.load(byte_path, runtime="cpu", draft="off", n_ctx=128, n_threads=1) as engine:
+        opener = engine.constraint_opener(grammar=GRAMMAR)
+        for seed in range(5):
+            with engine.partial_texts(PROMPT, max_tokens=6) as texts:
+                one = constrained(texts, 1, opener, temperature=3.0, seed=seed).text
+            alone = engine.generate(PROMPT, grammar=GRAMMAR, temperature=3.0, top_p=1.0, seed=seed, max_tokens=6)
+            assert one.token_ids == alone.token_ids
+        with engine.partial_texts(PROMPT, max_tokens=6) as texts:
+            many = constrained(texts, 128, opener, temperature=3.0, seed=7)
+            assert all(WHOLE.fullmatch(texts.text(text)) for text in many.texts)
+        session = engine.session(64)
+        laws = ended(lambda: Grammars(engine.tokenizer).open(GRAMMAR), session, PARAMS)
+        session.close()
+        assert math.exp(many.log_mass) == pytest.approx(sum(p for p, _ in laws.values()), rel=0.5)
+        wrong: tuple[dict[str, Any], ...] = {}, {"json_schema": {}, "grammar": GRAMMAR}
+        for options in wrong:
+            with engine.partial_texts(PROMPT, max_tokens=6) as texts, pytest.raises(RequestError, match="grammar"):
+                constrained(texts, 2, engine.constraint_opener(**options))
