@@ -143,6 +143,7 @@ def ways_of(auto: Mapping[str, Any], widths: Sequence[int]) -> dict[str, tuple[d
     for width in widths:
         ways[f"bigram {width}"] = {"bigram": partial(Jacobi, width=width, redraw=False)}, True
         ways[f"jacobi {width}"] = {"jacobi": partial(Jacobi, width=width)}, True
+    ways["auto + bigram"] = {**auto, "bigram": partial(Jacobi, width=max(widths), redraw=False)}, False
     ways["auto + jacobi"] = {**auto, "jacobi": partial(Jacobi, width=max(widths))}, False
     return ways
 
@@ -151,7 +152,7 @@ def measured(engine: edgedec.Engine, requests: Sequence[Any], args: argparse.Nam
     """Return the figures of each way and temperature; texts must be equal."""
     drafting = engine._slot.drafting
     assert drafting is not None, "auto drafts"
-    ways = ways_of(drafting.factories, args.widths)
+    ways = {name: way for name, way in ways_of(drafting.factories, args.widths).items() if name in (args.ways or name)}
     totals: dict[tuple[float, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for request in track(requests, "prompts", console=Console(stderr=True)):
         for temperature in args.temperatures:
@@ -191,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--widths", type=int, nargs="+", default=[3, 7])
+    parser.add_argument("--ways", nargs="+", help="only these, as they are printed")
     parser.add_argument("--width", type=int, default=7, help="of the window that is recorded")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PROMPTS)
