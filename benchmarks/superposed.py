@@ -13,9 +13,11 @@ import argparse
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -27,7 +29,13 @@ from rich.progress import track
 
 import edgedec
 from edgedec.choosing.beam import beam_search
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.levels import dequantize
+from edgedec.gguf.tensor_types import GGMLType
+from edgedec.loading.resolve import resolve
+from edgedec.resolver import ResolveOptions
 from edgedec.tokenizer import Tokenizer
+from edgedec_export.gguf_writer import OutTensor, file_pieces, read_entries, write_gguf
 from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluate, logits
 
 PROMPTS = (
@@ -77,6 +85,23 @@ def ngrams_of(tokenizer: Tokenizer, folder: Path | None) -> NextTokens:
     return following
 
 
+def as_floats(name: str, folder: Path) -> Path:
+    """Write a model with its weights as F32, which the reference runtime reads, to a folder; return the file."""
+    source = resolve(name, ResolveOptions(offline=True))
+    gguf, path = read_gguf(source), folder / "floats.gguf"
+
+    def pieces(tensor: Any) -> Iterator[bytes]:
+        rows = b"".join(file_pieces(source, tensor.offset, tensor.n_bytes))
+        n_rows = math.prod(tensor.shape[1:])
+        yield dequantize(tensor.type, np.frombuffer(rows, np.uint8).reshape(n_rows, -1)).astype("<f4").tobytes()
+
+    tensors = [
+        OutTensor(tensor.name, tensor.shape, GGMLType.F32, partial(pieces, tensor)) for tensor in gguf.tensors.values()
+    ]
+    write_gguf(path, read_entries(gguf), tensors)
+    return path
+
+
 def superposed(
     model: Any, tokenizer: Tokenizer, prompt_ids: list[int], k: int, n_tokens: int, following: NextTokens | None
 ) -> list[tuple[int, ...]]:
@@ -123,7 +148,8 @@ def quality(name: str, folder: Path | None, k: int, n_tokens: int) -> dict[str, 
     """Return by way the mean log-probabilities of a token, of the best and of all continuations."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with (
-        edgedec.load(name, runtime="reference", draft="off", offline=True, n_ctx=128) as oracle,
+        TemporaryDirectory() as made,
+        edgedec.load(as_floats(name, Path(made)), runtime="reference", draft="off", n_ctx=128) as oracle,
         edgedec.load(name, runtime="cpu", draft="off", offline=True) as engine,
     ):
         following = ngrams_of(engine.tokenizer, folder)
