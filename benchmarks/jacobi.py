@@ -92,8 +92,9 @@ class Jacobi:
         assert self._session is not None
         n_past = min(self._session.n_cached, base - 1)
         tokens = [*self._text[n_past:base], *draft.tokens]
-        logits = self._session.forward(np.array(tokens, np.int32), n_past=n_past, rows="all").logits
-        rows = logits[len(tokens) - len(draft.tokens) - 1 :].astype(np.float64)
+        wanted = np.arange(len(tokens) - len(draft.tokens) - 1, len(tokens))
+        logits = self._session.forward(np.array(tokens, np.int32), n_past=n_past, rows=wanted).logits
+        rows = logits.astype(np.float64)
         rows = np.exp(rows - rows.max(axis=1, keepdims=True))
         probs = rows / rows.sum(axis=1, keepdims=True)
         ids = np.argsort(-probs, axis=1)[:, :_K].astype(np.int32)
