@@ -172,7 +172,7 @@ class AlignedConstraint(Constraint):
         self._visits: list[Visit] = []
         self._rows: list[tuple[NDArray[np.float32], float, float]] = []  # of the tokens that are committed next
         self._limit: int | None = None
-        self._is_dead_end = self._is_closed = False
+        self._is_dead_end, self._teaches = False, True
 
     def begin(self, n_tokens: int) -> None:
         """Set how many tokens the text may have, and look up what is known of texts of at most so many."""
@@ -222,6 +222,8 @@ class AlignedConstraint(Constraint):
         if self._rows:
             row, log_sum, log_z = self._rows.pop(0)
             self._visits.append(Visit(token_id, math.exp(float(row[token_id]) - log_sum), log_z))
+        else:  # of a text that goes on from another one, which teaches this
+            self._teaches = False
         self._node = _child(self._node, token_id)
         if self._node is not None and self._node.missing < 1:
             self.logprob -= math.log1p(-self._node.missing)
@@ -229,8 +231,8 @@ class AlignedConstraint(Constraint):
 
     def close(self) -> None:
         """Add the text to what is known, and free the memory of the grammar's state."""
-        if not self._is_closed:
-            self._is_closed = True
+        if self._teaches:
+            self._teaches = False
             self._futures.learn((self._key, self._limit), self._visits, self._last())
         super().close()
 

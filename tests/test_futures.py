@@ -118,6 +118,17 @@ def test_a_text_sees_what_was_known_when_it_began() -> None:
     assert root.children[3][1].children == {}
 
 
+def test_a_text_that_goes_on_from_another_teaches_nothing() -> None:
+    """Its first tokens were drawn elsewhere, so their probabilities are not known here."""
+    futures = Futures()
+    constraint = opened(futures)
+    constraint.commit(3)
+    constraint.log_mass(TABLE[3,], (), 1.0)
+    constraint.commit(3)
+    constraint.close()
+    assert len(futures) == 0
+
+
 def test_what_is_kept_has_a_limit() -> None:
     """A single prompt learns no more beginnings than there is room for; of several, the oldest are forgotten."""
     for most in (1, 2, 3, 5, 50):
