@@ -92,7 +92,7 @@ class Jacobi:
         assert self._session is not None
         n_past = min(self._session.n_cached, base - 1)
         tokens = [*self._text[n_past:base], *draft.tokens]
-        wanted = np.arange(len(tokens) - len(draft.tokens) - 1, len(tokens))
+        wanted = np.arange(len(tokens) - len(draft.tokens) - 1, len(tokens), dtype=np.int32)
         logits = self._session.forward(np.array(tokens, np.int32), n_past=n_past, rows=wanted).logits
         rows = logits.astype(np.float64)
         rows = np.exp(rows - rows.max(axis=1, keepdims=True))
