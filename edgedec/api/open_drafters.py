@@ -55,6 +55,8 @@ def open_drafters(
     setting, first, notes = planned.setting, slots[0], [*wishes.notes]
     factories = _left(wishes.factories, planned)
     if not factories:
+        for slot in slots:
+            slot.notes += wishes.notes
         return planned
     max_rows = setting.options.max_rows if planned.plan.terms else None
     n_most = options.n_draft_max if max_rows is None else min(options.n_draft_max, max_rows - 1)
@@ -79,7 +81,7 @@ def open_drafters(
             factories = _left(factories, planned)
     if HEAD in factories and first.session.draft_head is not None:
         notes += first.session.draft_head.notes
-    learned, why = _learned(model, options)
+    learned, why = _learned(model, options) if setting.learned_bytes else (None, None)
     if why is not None:
         notes.append(why)
     if learned is not None and SUFFIX in factories and not setting.pinned:

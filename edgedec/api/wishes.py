@@ -6,6 +6,8 @@ from pathlib import Path
 
 from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.draft import DrafterFactory
+from edgedec.drafters.suffix.learned import NAME as LEARNED
+from edgedec.drafters.suffix.learned_file import largest_learned
 from edgedec.drafters.suffix.store_file import require_draft_store
 from edgedec.errors import RequestError, argument
 from edgedec.gguf.trained_context import embeds_only
@@ -20,8 +22,9 @@ from edgedec.memory.ladder import Setting
 from edgedec.memory.planner import free_if_short, with_kv_type
 from edgedec.model import LoadOptions
 from edgedec.progress import stage
-from edgedec.scheduler.drafter_factories import HEAD, drafter_factories, require_overlap, used_draft_model
+from edgedec.scheduler.drafter_factories import HEAD, SUFFIX, drafter_factories, require_overlap, used_draft_model
 from edgedec.sessions.forks import require_count
+from edgedec.storage.probe_cache import cache_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +138,27 @@ def engine_wishes(
         max_rows_pinned=options.max_rows is not None,
         request_bytes=application.request_bytes,
         n_texts=require_count(options.n_texts, "texts"),
+        learned_bytes=_learned_bytes(factories, options, pinned=pinned),
     )
     store = None if options.draft_store is None else require_draft_store(Path(options.draft_store))
-    return Wishes(setting, factories, store, sizes, (*notes, *filter(None, [head_note])))
+    return Wishes(setting, factories, store, sizes, (*notes, *filter(None, [head_note]), *_unused(options, factories)))
+
+
+def _unused(options: EngineOptions, factories: Mapping[str, DrafterFactory]) -> list[str]:
+    """Return sentences on options of drafting that have no effect with these drafters."""
+    found = " + ".join(factories) or "none"
+    notes = []
+    if options.draft_tree is not None and not factories:
+        notes.append(f"the shape {options.draft_tree} has no effect: nothing is drafted")
+    if options.draft_store is not None and SUFFIX not in factories:
+        notes.append(f"the draft store {Path(options.draft_store).name} is not used: it is for suffix, found {found}")
+    return notes
+
+
+def _learned_bytes(factories: Mapping[str, DrafterFactory], options: EngineOptions, *, pinned: bool) -> int:
+    """Return the bytes of the largest file of learned files where a drafter reads one; which one, the model decides."""
+    reads = LEARNED in factories or (SUFFIX in factories and not pinned)
+    return largest_learned(cache_folder(options.resolving.cache_dir)) if reads else 0
 
 
 def _named_head(options: EngineOptions) -> Path:
@@ -170,6 +191,8 @@ def _require_alone(options: EngineOptions, application: Application) -> None:
         f"a draft model ({argument('draft_model')})": options.draft_model is not None,
         f"a draft head ({argument('draft_head')})": options.draft_head not in (None, OFF),
         f"the drafter {options.draft!r} ({argument('draft')})": options.draft not in ("auto", "off", None),
+        f"a shape of drafts ({argument('draft_tree')})": options.draft_tree is not None,
+        f"a draft store ({argument('draft_store')})": options.draft_store is not None,
         f"a context that slides ({argument('slide')})": options.slide,
         f"a prompt cache ({argument('prompt_cache')})": application.prompt_cache,
     }

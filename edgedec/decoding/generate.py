@@ -312,6 +312,8 @@ def open_run(
         sequence.stats.add_reason(
             f"verified by {request.rule}: a text of the same distribution, not plain decoding's own"
         )
+        if drafting is None or not request.draft:
+            sequence.stats.add_reason(f"the rule {request.rule} gains nothing: nothing is drafted")
     if decoder.ending.unsure is not None and decoder.ending.unsure.note:
         sequence.stats.add_reason(decoder.ending.unsure.note)
     if drafting is not None and request.draft:

@@ -53,6 +53,7 @@ class Setting:
         request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.
         n_texts: Texts of one prompt that a request writes at the same time.
         fewer_layers: Whether as many layers as fit are put on devices, instead of all that are wished for.
+        learned_bytes: Most bytes of the user's own files that the drafters may read from; 0 for none.
     """
 
     options: LoadOptions
@@ -69,6 +70,7 @@ class Setting:
     request_bytes: int = 0
     n_texts: int = 1
     fewer_layers: bool = False
+    learned_bytes: int = 0
 
     def less(self, kind: str, phrase: str, options: Mapping[str, Any] | None = None, **fields: Any) -> "Setting":
         """Return the setting with a sacrifice of this kind; its phrase replaces an earlier one of the same kind.
@@ -113,6 +115,7 @@ def rungs(wishes: Setting, runtime: str, *, with_devices: bool = False) -> Seque
         *(partial(_with_kv, kv_type) for kv_type in kv_types[:1]),
         *(partial(_with_context, n_ctx) for n_ctx in (_CONTEXTS if wishes.options.n_ctx is None else ())),
         *(partial(_with_kv, kv_type) for kv_type in kv_types[1:]),
+        _without_learned,
         _without_common,
         partial(_with_rows, _ROWS[-1]),
         _without_drafting,
@@ -198,6 +201,12 @@ def _with_rows(n_rows: int, setting: Setting) -> Setting:
     return setting.less("rows", f"drafts cut to {n_rows - 1} tokens", {"max_rows": n_rows})
 
 
+def _without_learned(setting: Setting) -> Setting:
+    if setting.pinned or not setting.learned_bytes:
+        return setting
+    return setting.less("learned", "your learned files left out", learned_bytes=0)
+
+
 def _without_common(setting: Setting) -> Setting:
     if setting.pinned or COMMON not in setting.drafters:
         return setting
@@ -210,4 +219,4 @@ def _without_drafting(setting: Setting) -> Setting:
     n_rows = setting.options.max_rows if setting.max_rows_pinned else 1
     setting = replace(setting, given_up=setting.given_up_without("rows"))
     options = {"max_rows": n_rows, "draft_head": None}
-    return setting.less("drafting", "drafting turned off", options, drafters=())
+    return setting.less("drafting", "drafting turned off", options, drafters=(), learned_bytes=0)

@@ -352,6 +352,8 @@ def _drafter_terms(setting: Setting, n_ctx: int) -> Iterator[MemoryTerm]:
     """Yield the terms of what the drafters hold, a draft model not included."""
     if COMMON in setting.drafters:
         yield MemoryTerm("common text", _COMMON_BYTES, "for the first drafts")
+    if setting.learned_bytes:
+        yield MemoryTerm("learned files", setting.learned_bytes, "mapped; those of edgedec learn")
     if n_ctx and any(name in _INDEX_TEXT for name in setting.drafters):
         n_bytes = int(n_ctx * setting.options.n_parallel * _STATES_PER_TOKEN * STATE_BYTES)
         yield MemoryTerm("index of the text", n_bytes, f"for drafts, {counted(n_ctx, 'token')}", grows=True)

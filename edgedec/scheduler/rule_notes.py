@@ -35,7 +35,9 @@ def rule_notes(rule: str, shape: TreeShape, drafters: Iterable[Drafter], *, gree
     who = "only a draft model with the target's tokenizer and a trained head draft trees of a shape"
     if any(isinstance(drafter, SelfDrafter) for drafter in drafters):
         same = _AS_CHAIN.get(rule)
-        return [f"{named} does what {same} does: {who}, other drafters a chain"] if same is not None else []
+        if same is not None:
+            return [f"{named} does what {same} does: {who}, other drafters a chain"]
+        return [] if shape.kind == CHAIN else [f"the shape {shape} has no effect: {who}"]
     if rule != COUPLED:
         return [
             f"{named} gains nothing: the drafters in use draw no tokens, they look them up; only a draft model, a "

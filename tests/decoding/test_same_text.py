@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.real_models import real_model
 from support.tiny_heads import TinyHead, write_head
 
 import edgedec
 from edgedec.cost_curve import CostCurve
+from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, learned_path, write_learned
+from edgedec.drafters.suffix.store_file import vocabulary_hash
 
 pytestmark = pytest.mark.model
 
@@ -54,6 +57,19 @@ def test_the_text_is_plain_decodings(draft: str, n_draft_max: int) -> None:
     if not _plain:
         _plain.extend(generated("off", 15))
     assert generated(draft, n_draft_max) == _plain
+
+
+def test_learned_files_change_nothing(tmp_path: Path) -> None:
+    """A user's file that goes on as the prompt does at first: its drafter alone, and left to the policy."""
+    if not _plain:
+        _plain.extend(generated("off", 15))
+    with edgedec.load(real_model("smollm2-135m.gguf"), draft="off", runtime="cpu", offline=True) as engine:
+        tokens = engine.tokenizer.encode(PROMPT, add_special=False)
+        path = learned_path(tmp_path, vocabulary_hash(engine.tokenizer))
+    text = np.array([*tokens, *_plain[0][:20], *tokens, *_plain[1]], np.int32)
+    write_learned(Learned(path, ("smollm2-135m",), (LearnedSource("multiply.py", text),)))
+    for draft in ("learned", "suffix+learned", "auto"):
+        assert generated(draft, 7, cache_dir=tmp_path) == _plain
 
 
 def test_a_model_that_drafts_for_itself_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

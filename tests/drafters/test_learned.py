@@ -222,7 +222,7 @@ def test_the_command_learns_lists_and_forgets(tmp_path: Path, monkeypatch: pytes
     with edgedec.load(model, runtime="reference", draft="learned") as engine:
         found = engine.generate("Once", max_tokens=3, temperature=0)
     assert any("edgedec learn" in reason for reason in found.stats.reasons)
-    for arguments in (("learn",), ("learn", "--list", "--forget"), ("learn", "--for", "m")):
+    for arguments in (("learn",), ("learn", "--list", "--forget"), ("learn", "--for", "m"), ("learn", "x", "--list")):
         assert run_here(*arguments).code != 0
 
 

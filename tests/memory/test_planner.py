@@ -210,6 +210,19 @@ def test_a_prompt_cache_counts_twice(choice: Choice) -> None:
     assert terms["prompt cache"] == 2 * terms["KV cache"] == 2 * 4096 * 40_000
 
 
+def test_learned_files_count_and_are_left_out(choice: Choice) -> None:
+    """Their mapped bytes are a term; they are given up before the common text, and stay where drafters are pinned."""
+    wishes = replace(WISHES, learned_bytes=30 * MB)
+    terms = {term.name: term.n_bytes for term in planned(choice, 2000, wishes).plan.terms}
+    assert terms["learned files"] == 30 * MB
+    kinds = [list(entry.setting.given_up)[-1:] for entry in plan_settings(choice, wishes, share(1000))]
+    assert kinds.index(["learned"]) == kinds.index(["common"]) - 1
+    short = planned(choice, 554, wishes)
+    assert (short.setting.learned_bytes, short.setting.given_up["learned"]) == (0, "your learned files left out")
+    kept = planned(choice, 554, replace(wishes, pinned=True))
+    assert kept.setting.learned_bytes == 30 * MB
+
+
 def test_the_whole_process_counts_where_asked_for(choice: Choice) -> None:
     """The interpreter is a term then, as measured, not as the runtime says."""
     found = plan_within(choice, WISHES, whole(10_000))

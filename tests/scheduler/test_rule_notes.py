@@ -32,7 +32,27 @@ def test_a_rule_without_a_drafter_that_draws_says_so(tmp_path: Path) -> None:
     assert "changes nothing at temperature 0" in reasons(tmp_path, "block", 0.0, draft="suffix")[0]
     assert "the shape grow has no effect" in reasons(tmp_path, "coupled", draft="suffix", draft_tree="grow")[0]
     assert "the rule multipath does what block does" in reasons(tmp_path, "multipath", draft="skip")[1]
+    assert "the shape grow has no effect" in reasons(tmp_path, "coupled", draft="skip", draft_tree="grow")[1]
     assert reasons(tmp_path, "coupled", draft="suffix") == []
+
+
+def test_what_drafts_nothing_says_so(tmp_path: Path) -> None:
+    """Rules, shapes, stores and models for drafts, where drafting is off, for a load or for a request."""
+    nothing = "the rule kseq gains nothing: nothing is drafted"
+    assert reasons(tmp_path, "kseq", draft="off") == [nothing]
+    assert reasons(tmp_path, "coupled", draft="off") == []
+    assert reasons(tmp_path, "coupled", draft="off", draft_tree="grow") == [
+        "the shape grow has no effect: nothing is drafted"
+    ]
+    store = tmp_path / "earlier.drafts"
+    found = reasons(tmp_path, "coupled", draft="off", draft_store=store, draft_model=tiny(tmp_path, 2))
+    assert [reason.split(":")[0] for reason in found] == [
+        "the draft model 2.gguf is not loaded",
+        "the draft store earlier.drafts is not used",
+    ]
+    with edgedec.load(tiny(tmp_path, 1), runtime="reference", n_ctx=256, draft="suffix") as engine:
+        found = engine.generate(PROMPT, max_tokens=4, temperature=1.0, seed=1, verify="kseq", draft=False).stats.reasons
+        assert nothing in found
 
 
 @pytest.mark.parametrize(("rule", "shape"), [("kseq", "beam:2"), ("coupled", "paths:2"), ("block", "grow")])

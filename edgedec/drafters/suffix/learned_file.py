@@ -68,6 +68,14 @@ def learned_path(root: Path, vocabulary: bytes) -> Path:
     return root / "learned" / f"{vocabulary.hex()[:32]}{_SUFFIX}"
 
 
+def largest_learned(root: Path) -> int:
+    """Return the bytes of the largest file of learned files below the cache; 0 where there is none."""
+    try:
+        return max((file.stat().st_size for file in (root / "learned").glob(f"*{_SUFFIX}")), default=0)
+    except OSError:  # a file that went meanwhile, or may not be looked at
+        return 0
+
+
 def write_learned(learned: Learned, cancel: CancelToken | None = None) -> None:
     """Sort what was learned and write its file, whole or not at all; without sources the file is deleted.
 
@@ -124,7 +132,7 @@ def _parse(data: NDArray[np.uint8], path: Path, n_vocab: int | None) -> tuple[Le
         return None
     if (
         bytes(data[len(_MAGIC) : len(_MAGIC) + _HASH_BYTES])
-        != hashlib.sha256(data[len(_MAGIC) + _HASH_BYTES :].tobytes()).digest()
+        != hashlib.sha256(data[len(_MAGIC) + _HASH_BYTES :].data).digest()
     ):
         return None
     n_header = int.from_bytes(bytes(data[_START - 8 : _START]), "little")

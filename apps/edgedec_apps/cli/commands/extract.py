@@ -1,6 +1,6 @@
 """edgedec extract: quotations of a text that answer a question."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,6 +45,9 @@ def command(
     if passage is None or not passage.strip():
         raise RequestError("there is no text to quote from; name a file by --file, or pipe the text in")
     require_writable(output.json_out)
+    load, unused = _without_drafts(load)
+    if unused and not output.quiet:
+        say(f"{', '.join(unused)}: no effect here, as quotations are searched for without drafts")
 
     def work(cancel: CancelToken) -> "Extraction":
         with (
@@ -68,6 +71,20 @@ def command(
             f"{found.n_prompt_tokens} prompt tokens · {found.n_rows} rows in {found.n_forwards} forwards for "
             f"{found.n_starts} places · {found.total_s:.1f} s"
         )
+
+
+def _without_drafts(load: LoadFlags) -> tuple[LoadFlags, list[str]]:
+    """Return the options without those of drafting, and the names of those that were given."""
+    given = {
+        "--draft": load.draft not in ("auto", "off"),
+        "--draft-model": load.draft_model is not None,
+        "--draft-head": load.draft_head not in (None, "off"),
+        "--draft-overlap": load.draft_overlap,
+        "--draft-tree": load.draft_tree is not None,
+        "--draft-store": load.draft_store is not None,
+    }
+    off = replace(load, draft="off", draft_model=None, draft_head=None, draft_overlap=False, draft_tree=None)
+    return replace(off, draft_store=None), [name for name, is_given in given.items() if is_given]
 
 
 def _document(found: "Extraction", model: str) -> dict[str, Any]:

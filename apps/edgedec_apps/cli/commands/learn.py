@@ -53,6 +53,8 @@ def command(
     """
     if listing + forget + (for_model is not None) != 1:
         raise RequestError("give one of --for MODEL (with files or folders), --list and --forget")
+    if listing and paths:
+        raise RequestError("--list shows all that was learned; leave the files and folders out")
     if listing:
         _list(as_json=as_json)
     elif forget:
