@@ -204,21 +204,19 @@ def speeds(engine: edgedec.Engine, path: Path, found: list[Any], args: argparse.
     for schema in track(found, "answers", console=Console(stderr=True)):
         prompt = "Write one JSON value that is valid under this JSON schema:\n" + json.dumps(schema)[:300]
         ids = engine.chat_ids([{"role": "user", "content": prompt}])
-        for way, draft in (("edgedec, drafts", True), ("edgedec, no drafts", False)):
-            rate = _rate(
-                out.token_id
-                for out in engine.stream(
-                    ids, json_schema=schema, temperature=0.0, max_tokens=args.max_tokens, draft=draft
-                )
-            )
-            rates[way] += rate
+        chosen: dict[str, Any] = {"temperature": 0.0, "max_tokens": args.max_tokens}
+        for way, options in (
+            ("edgedec, drafts", {"json_schema": schema}),
+            ("edgedec, no drafts", {"json_schema": schema, "draft": False}),
+            ("edgedec, no drafts, no schema", {"ignore_end": True, "draft": False}),
+        ):
+            rates[way] += _rate(out.token_id for out in engine.stream(ids, **chosen, **options))
         with redirect_stderr(StringIO()):
             grammar = api.LlamaGrammar.from_json_schema(json.dumps(schema), verbose=False)
-        other.reset()
-        made = other.create_completion(
-            list(ids), temperature=0.0, max_tokens=args.max_tokens, grammar=grammar, stream=True
-        )
-        rates["llama.cpp"] += _rate(1 for each in made if each["choices"][0]["text"])
+        for way, keeps_to in (("llama.cpp", grammar), ("llama.cpp, no schema", None)):
+            other.reset()
+            made = other.create_completion(list(ids), grammar=keeps_to, stream=True, **chosen)
+            rates[way] += _rate(1 for each in made if each["choices"][0]["text"])
     other.close()
     return {way: {"n": len(each), "tokens_per_s": round(median(each), 1)} for way, each in rates.items() if each}
 
