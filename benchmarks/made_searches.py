@@ -16,7 +16,7 @@ from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.choosing.particles import Steps, filtered
 from edgedec.choosing.planning import Planning, planned
 from edgedec.choosing.sampled_steps import seeds_from, write_steps
-from edgedec.choosing.scorer import JudgeScorer
+from edgedec.choosing.scorer import JudgeScorer, TextScorer
 from edgedec.choosing.self_evaluation import RESTART
 from edgedec.choosing.spec_reason import GRADING, grading_of, spec_reason
 from edgedec.choosing.vote import voted
@@ -50,9 +50,28 @@ class Setting:
         """Steps of a line each."""
         return Steps(self.params, self.seed, "\n", 48)
 
-    def judge(self) -> JudgeScorer:
-        """Return the model's one-token judgement."""
-        return JudgeScorer(question(self.engine))
+    def scorer(self) -> TextScorer:
+        """Return the model's one-token judgement; of whole functions, the share of the public tests that they pass."""
+        judge = JudgeScorer(question(self.engine))
+        if self.task.kind != "functions":
+            return judge
+
+        def score(texts: PartialTexts, live: Sequence[PartialText], /) -> list[float]:
+            growing = [text for text in live if text.ended is None]
+            chances = iter(judge(texts, growing) if growing else [])
+            return [next(chances) if text.ended is None else self.passed(texts.text(text)) for text in live]
+
+        return score
+
+    def passed(self, text: str) -> float:
+        """Return the share of the public tests that a function passes."""
+        return n_passed(text, self.task.public) / len(self.task.public)
+
+    def place(self, said: Sequence[str]) -> int:
+        """Return the place of the text that is chosen: by the vote, or for functions by the public tests."""
+        if self.task.kind != "functions":
+            return voted([given_answer(text) for text in said])
+        return max(range(len(said)), key=[self.passed(text) for text in said].__getitem__)
 
 
 Search = Callable[[Setting, PartialTexts], tuple[str, dict[str, Any]]]
@@ -62,7 +81,7 @@ Search = Callable[[Setting, PartialTexts], tuple[str, dict[str, Any]]]
 def _beam(n: int, n_groups: int = 1, penalty: float = 0.0) -> Search:
     def search(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
         found = [texts.text(each.text) for each in beam_search(texts, n, n_groups=n_groups, penalty=penalty)]
-        place = voted([given_answer(text) for text in found]) if n_groups > 1 else 0
+        place = setting.place(found) if n_groups > 1 else 0
         return found[place], {"any": any(figures(setting.task, text)["right"] for text in found)}
 
     return search
@@ -76,25 +95,29 @@ def _adadec(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]
     return texts.text(reranked(texts, LookAhead())), {}
 
 
-def _particles(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
-    found = filtered(texts, 8, setting.steps, setting.judge())
-    said = [texts.text(text) for text in found.texts]
-    return said[voted([given_answer(text) for text in said])], {"best": figures(setting.task, texts.text(found.best))}
+def _particles(n: int) -> Search:
+    def search(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
+        found = filtered(texts, n, setting.steps, setting.scorer())
+        said = [texts.text(text) for text in found.texts]
+        return said[setting.place(said)], {"best": figures(setting.task, texts.text(found.best))["right"]}
+
+    return search
 
 
-def _a_star(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
-    found, n_expanded = a_star(texts, 4, setting.steps, setting.judge(), most_expanded=24)
-    return texts.text(found), {"n_expanded": n_expanded}
+def _a_star(n_steps: int) -> Search:
+    def search(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
+        found, n_expanded = a_star(texts, n_steps, setting.steps, setting.scorer(), most_expanded=16)
+        return texts.text(found), {"n_expanded": n_expanded}
+
+    return search
 
 
 def _planned(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
-    public = setting.task.public
-
     def reward(texts: PartialTexts, live: Sequence[PartialText], /) -> list[float]:
-        return [n_passed(texts.text(text), public) / len(public) for text in live]
+        return [setting.passed(texts.text(text)) for text in live]
 
     found = planned(texts, reward, Planning(n_rollouts=8))
-    return texts.decode(found.text), {"reward": found.reward, "n_rollouts": found.n_rollouts}
+    return texts.text(found.text), {"reward": found.reward, "n_rollouts": found.n_rollouts}
 
 
 def _midway(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
@@ -128,8 +151,12 @@ SEARCHES: Mapping[str, Search] = {
     "diverse4": _beam(4, 4, 0.5),
     "cntp": _cntp,
     "adadec": _adadec,
-    "particles8": _particles,
-    "astar4": _a_star,
+    "diverse8": _beam(8, 8, 0.5),
+    "particles4": _particles(4),
+    "particles8": _particles(8),
+    "particles16": _particles(16),
+    "astar4": _a_star(4),
+    "astar8": _a_star(8),
     "pgtd8": _planned,
     "midway8": _midway,
     "specreason5": _spec_reason(5),

@@ -10,6 +10,7 @@ EdgedecError
 ├── RuntimeUnavailableError    a runtime, device or library is absent or the wrong version
 │   └── RuntimeLostError       what ran the model was lost in the middle: its process, or a machine it ran on
 ├── PluginError                a plug-in is missing, does not import or breaks its contract
+│   └── ScorerError            a caller's scorer of texts failed, took too long or returned no scores
 ├── RequestError               the request itself cannot be served
 │   ├── OptionError            an option has a value that is out of range or not known
 │   ├── PromptTooLongError     the prompt does not fit the context
@@ -131,6 +132,20 @@ class PluginError(EdgedecError):
     """A plug-in is missing, does not import or breaks its contract."""
 
     exit_code = 31
+
+
+class ScorerError(PluginError):
+    """A caller's scorer of texts failed, took too long, or returned something else than scores.
+
+    Attributes:
+        texts: The texts that were to be scored, so that they are not lost; empty where none were written.
+    """
+
+    exit_code = 32
+
+    def __init__(self, message: str, texts: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.texts = texts
 
 
 class RequestError(EdgedecError):

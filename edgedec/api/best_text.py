@@ -6,18 +6,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack
 
-from edgedec.api.request_options import RequestOptions
+from edgedec.api.request_options import RequestOptions, SamplingOptions
 from edgedec.chat import Message
 from edgedec.choosing.choice import NEEDS_JUDGE, Choose, Chosen, chosen_among, may_stop, require_choose
-from edgedec.choosing.command_scorer import CommandScorer
+from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.judgement import Question, chance_yes, question_of
 from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
-from edgedec.choosing.scorer import SCORER_S, Scorer, checked_scores, in_time
+from edgedec.choosing.scorer import Scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
 from edgedec.decoding.branches import Branches
 from edgedec.decoding.samples import Until
-from edgedec.errors import OptionError, argument
-from edgedec.progress import CancelToken
+from edgedec.errors import CancelledError, OptionError, argument
+from edgedec.model import ModelCard
+from edgedec.noise import SEED_LIMIT
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation
 from edgedec.tokenizer import Tokenizer
 
@@ -94,20 +97,22 @@ def scored(
         return judge(texts)
     if how.scorer is None:
         return []
-    said = [text.text for text in texts]
-    if callable(how.scorer):
-        scorer = how.scorer
-        return checked_scores(in_time(lambda: scorer(prefix, said), how.scorer_seconds, cancel), len(said))
-    command = CommandScorer(how.scorer, seconds=how.scorer_seconds, cancel=cancel)
-    return checked_scores(command(prefix, said), len(said))
+    return scores_of(how.scorer, prefix, [text.text for text in texts], how.scorer_seconds, cancel)
 
 
 class ManyTexts(Protocol):
     """What choosing needs of an engine."""
 
     @property
+    def card(self) -> ModelCard:
+        """The facts of the model."""
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
+
+    def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
+        """Return sampling parameters: the options given, then the defaults."""
 
     def samples(
         self,
@@ -121,7 +126,12 @@ class ManyTexts(Protocol):
         """Generate n texts of a prompt; text k draws with the seed plus k."""
 
     def branches(
-        self, prompt: Sequence[int], *, most: int, cancel: CancelToken | None
+        self,
+        prompt: Sequence[int],
+        *,
+        most: int,
+        cancel: CancelToken | None,
+        on_progress: OnProgress | None = None,
     ) -> AbstractContextManager[Branches]:
         """Open branches of a prompt inside the block."""
 
@@ -130,8 +140,7 @@ def best_of(
     engine: ManyTexts,
     prompt_ids: Sequence[int],
     how: BestOf,
-    prefix: str,
-    turn: str,
+    words: tuple[str, str],
     cancel: CancelToken | None,
     options: RequestOptions,
 ) -> Chosen:
@@ -141,16 +150,17 @@ def best_of(
         engine: Writes the texts.
         prompt_ids: The prompt.
         how: How many, and how one is chosen.
-        prefix: The prompt as text, for the caller's scorer.
-        turn: What the model reads after a text before it judges that text, with control tokens spelled out.
+        words: The prompt as text, for the caller's scorer; and what the model reads after a text before it judges that
+            text, with control tokens spelled out.
         cancel: Stops all texts and the scorer.
         options: The options of the texts.
     """
+    prefix, turn = words
     seed = options.get("seed")
     first_seed = secrets.randbits(62) if seed is None else seed
 
     def write(first: int, n: int, until: Until) -> tuple[Generation, ...]:
-        more: RequestOptions = {**options, "seed": first_seed + first}
+        more: RequestOptions = {**options, "seed": (first_seed + first) % SEED_LIMIT}
         return engine.samples(prompt_ids, n, until=until, cancel=cancel, **more)
 
     def judge(texts: Sequence[Generation]) -> list[float]:
@@ -159,7 +169,11 @@ def best_of(
             return judged_texts(branches, texts, asked)
 
     texts = written(write, how)
-    return chosen_among(texts, how.choose, answer=how.answer, scores=scored(texts, how, prefix, judge, cancel))
+    try:
+        scores = scored(texts, how, prefix, judge, cancel)
+    except CancelledError:  # the texts are there: the likeliest is chosen, or the first without log-probabilities
+        return chosen_among(texts, "likely" if texts[0].logprob_sum is not None else "vote", answer=how.answer)
+    return chosen_among(texts, how.choose, answer=how.answer, scores=scores)
 
 
 def judged_texts(branches: Branches, texts: Sequence[Generation], question: Question) -> list[float]:

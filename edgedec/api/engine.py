@@ -13,10 +13,12 @@ from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.embedding import Embedder
 from edgedec.api.extraction import Extraction, Wanted, extract, question_text
 from edgedec.api.request_options import Prompt, RequestOptions
+from edgedec.api.search_text import searched
 from edgedec.api.text_engine import TextEngine, finished
 from edgedec.chat import ChatTemplate, Message, thinking_variables
 from edgedec.choosing.choice import Chosen
 from edgedec.choosing.judgement import QUESTION, turn_after_answer
+from edgedec.choosing.search_by import SearchBy
 from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.infill import Gap, gap_ids
@@ -26,7 +28,7 @@ from edgedec.gguf.pooling import Pooling
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import Model
-from edgedec.progress import CancelToken, OnProgress
+from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sequence import Generation
 
 
@@ -260,9 +262,10 @@ class Engine(TextEngine):
 
         When `cancel` stops them, the texts so far are returned, with finish_reason "cancelled".
         """
+        on_progress, most = options.get("on_progress"), options.get("max_tokens")
         stream = self.samples_stream(prompt, n, until=until, cancel=cancel, think=think, **options)
-        for _ in stream:
-            pass
+        for n_tokens, _ in enumerate(stream, 1):
+            report_progress(on_progress, "generating", n_tokens, most and most * n, "tokens")
         return stream.generations
 
     def samples_stream(
@@ -309,27 +312,27 @@ class Engine(TextEngine):
     def best(
         self,
         prompt: Prompt | Sequence[Message],
-        how: BestOf | None = None,
+        how: BestOf | SearchBy | None = None,
         *,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
     ) -> Chosen:
-        """Generate several texts of one prompt together and choose one of them; docs/better-answers.md says how.
+        """Choose among several texts of a prompt, or search for the best one; docs/better-answers.md says how.
 
-        When `cancel` stops it, the choice is among the texts so far.
+        When `cancel` stops the writing, the choice is among the texts so far; a search ends with CancelledError.
 
         Args:
             prompt: As of samples().
-            how: How many texts, and how one is chosen; by default the majority vote of 8.
+            how: How many texts, and how one is chosen, or the search; by default the majority vote of 8.
             cancel: Stops all texts and the scorer, from any thread.
             think: As of samples().
-            **options: Those of samples(). Text k draws with the seed plus k.
+            **options: Those of samples(). Text k draws with the seed plus k. A search knows no grammar.
 
         Raises:
-            OptionError: The scorer is missing, or not wanted.
-            PluginError: The scorer raised an error, took too long, or returned something else than scores.
-            What samples() raises.
+            OptionError: The search can't heed an option.
+            ScorerError: The scorer raised an error, took too long, or returned something else than scores.
+            What samples() and branches() raise.
         """
         ids = (
             self._chat_prompt(prompt, cancel, think, {})[0]
@@ -339,7 +342,10 @@ class Engine(TextEngine):
         turn = turn_after_answer(self.render) if _is_chat(prompt) else f"\n\n{QUESTION}\n"
         if _is_chat(prompt):
             options = {"reuse": "longest", **options}
-        return best_of(self, ids, BestOf() if how is None else how, prompt_text(prompt), turn, cancel, options)
+        words = prompt_text(prompt), turn
+        if isinstance(how, SearchBy):
+            return searched(self, ids, how, words, cancel, options)
+        return best_of(self, ids, BestOf() if how is None else how, words, cancel, options)
 
     async def asamples(
         self,

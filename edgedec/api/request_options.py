@@ -60,7 +60,7 @@ class RequestOptions(SamplingOptions, total=False):
         futures: What earlier texts of the prompt taught about where a grammar leads (edgedec.futures). With it, texts
             are drawn nearer to the model's own law; a text then depends on what this object held when it began. Of the
             options of the draw only the temperature is left: the model's defaults of the others are off.
-        on_progress: Called while the prompt is read.
+        on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
     """
 
     reuse: Reuse

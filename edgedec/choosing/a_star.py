@@ -82,6 +82,15 @@ def cost_of(score: float) -> float:
     return -math.log(max(score, _LEAST_SCORE)) + 0.0
 
 
+def most_expansions(n_steps: int) -> int:
+    """Return how many prefixes can be expanded, so that their steps, and a fork of each new one, are open at once.
+
+    >>> most_expansions(1), most_expansions(4), most_expansions(64)
+    (256, 83, 3)
+    """
+    return MOST_BRANCHES if n_steps == 1 else (MOST_BRANCHES - 1 - n_steps) // (n_steps - 1)
+
+
 def a_star(
     texts: PartialTexts, n_steps: int, steps: Steps, scorer: TextScorer, *, most_expanded: int = 64
 ) -> tuple[PartialText, int]:
@@ -94,7 +103,7 @@ def a_star(
         n_steps: How many steps are sampled behind a prefix, 1 to 64; equal ones count once.
         steps: How steps are written.
         scorer: Scores the steps behind a prefix, all at once.
-        most_expanded: Most prefixes to expand, 1 to MOST_BRANCHES / n_steps.
+        most_expanded: Most prefixes to expand, 1 to most_expansions(n_steps).
 
     Raises:
         OptionError: A number is out of range.
@@ -102,8 +111,8 @@ def a_star(
     """
     if not 1 <= n_steps <= 64:
         raise OptionError("n_steps", n_steps, "it must be from 1 to 64")
-    if not 1 <= most_expanded <= MOST_BRANCHES // n_steps:
-        raise OptionError("most_expanded", most_expanded, f"it must be from 1 to {MOST_BRANCHES // n_steps} here")
+    if not 1 <= most_expanded <= most_expansions(n_steps):
+        raise OptionError("most_expanded", most_expanded, f"it must be from 1 to {most_expansions(n_steps)} here")
     n_done = count()
 
     def expand(parent: PartialText) -> list[tuple[float, PartialText]]:

@@ -11,12 +11,13 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from edgedec.choosing.bag_of_tricks import combined
 from edgedec.choosing.likelihood import most_likely
 from edgedec.choosing.vote import ANSWER, answer_of, is_decided, voted
+from edgedec.counted import counted
 from edgedec.errors import OptionError
 from edgedec.sequence import Generation
 
@@ -33,12 +34,14 @@ class Chosen:
         texts: All texts, by their seeds; those that were stopped early have the finish_reason "cancelled".
         answers: By text, the answer that it states; None where it states none.
         scores: By text, the judged chance or the caller's score, 0 to 1; empty where the method has none.
+        why: Why it was chosen, as part of a sentence.
     """
 
     place: int
     texts: tuple[Generation, ...]
     answers: tuple[str | None, ...]
     scores: tuple[float, ...] = ()
+    why: str = ""
 
     @property
     def text(self) -> str:
@@ -90,7 +93,25 @@ def chosen_among(
         place = whole[combined([answers[i] for i in whole], means, [scores[i] for i in whole])]
     else:
         place = max(whole, key=scores.__getitem__)
-    return Chosen(place, tuple(texts), answers, tuple(scores))
+    found = Chosen(place, tuple(texts), answers, tuple(scores))
+    return replace(found, why=_reason(found, choose, len(whole)))
+
+
+def _reason(chosen: Chosen, choose: Choose, n: int) -> str:
+    """Return why a text was chosen among n whole ones."""
+    text, answer = chosen.generation, chosen.answers[chosen.place]
+    if choose == "first":
+        return f"it ended first, after {counted(len(text.token_ids), 'token')}"
+    if choose == "likely":
+        return f"its mean log-probability of a token, {mean_logprob(text):.3f}, is the highest of {n}"
+    if choose in ("judge", "score"):
+        what = "judged chance to be right" if choose == "judge" else "score"
+        return f"its {what}, {chosen.scores[chosen.place]:.3f}, is the highest of {n}"
+    if answer is None:
+        return "no text states an answer" + ("" if choose == "vote" else ", and its judged chance is the highest")
+    n_votes, n_voters = chosen.answers.count(answer), sum(each is not None for each in chosen.answers)
+    votes = f"its answer, {answer:.60}, has {n_votes} of {counted(n_voters, 'vote')}"
+    return votes if choose == "vote" else f"{votes}, weighted by their judged chances, and it is the likeliest of these"
 
 
 def mean_logprob(text: Generation) -> float:

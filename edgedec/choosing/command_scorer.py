@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 
-from edgedec.choosing.scorer import SCORER_S
 from edgedec.errors import OptionError, PluginError, argument
 from edgedec.progress import CancelToken, check_cancelled
 
+SCORER_S = 60.0
+"""Seconds that a call of a scorer may take, unless the caller says otherwise."""
 _POLL_S = 0.02
 _MOST_BYTES = 1 << 20
 """Most bytes that a command may print."""
@@ -63,7 +64,7 @@ class CommandScorer:
             except (OSError, ValueError) as error:
                 raise PluginError(f"the scorer {self._command[0]!r:.80} does not start: {error}") from error
             try:
-                status = self._waited_for(process)
+                status = self._waited_for(process, printed.fileno())
             finally:
                 _end(process)
             printed.seek(0)
@@ -72,13 +73,18 @@ class CommandScorer:
             raise PluginError(f"the scorer {self._command[0]!r:.80} ended with status {status}; it must end with 0")
         return _scores(text)
 
-    def _waited_for(self, process: "subprocess.Popen[bytes]") -> int:
-        """Return a process's exit status when it has ended."""
+    def _waited_for(self, process: "subprocess.Popen[bytes]", printed: int) -> int:
+        """Return a process's exit status when it has ended; `printed` is the file that it prints to."""
         ends = monotonic() + self._seconds
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_S)
             check_cancelled(self._cancel, "the search")
+            if os.fstat(printed).st_size > _MOST_BYTES:
+                raise PluginError(
+                    f"the scorer {self._command[0]!r:.80} printed more than {_MOST_BYTES} bytes and was ended; it must "
+                    "print a JSON array with a number from 0 to 1 for each text"
+                )
             if monotonic() > ends:
                 raise PluginError(
                     f"the scorer {self._command[0]!r:.80} took longer than {self._seconds:g} s and was ended; make it "

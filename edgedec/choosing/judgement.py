@@ -85,8 +85,14 @@ def chance_yes(logits: NDArray[np.float32], question: Question) -> float:
 
 
 def judged(texts: PartialTexts, live: Sequence[PartialText], question: Question) -> list[float]:
-    """Return for each text the chance that it is right, as the model says in a fork of it, all in one forward."""
-    return [chance_yes(logits, question) for logits in texts.peek(live, question.token_ids)]
+    """Return for each text the chance that it is right, as the model says in a fork of it, all in one forward.
+
+    Texts of the same tokens are asked about once.
+    """
+    different = {text.token_ids: text for text in live}
+    rows = texts.peek(list(different.values()), question.token_ids)
+    chances = {token_ids: chance_yes(logits, question) for token_ids, logits in zip(different, rows, strict=True)}
+    return [chances[text.token_ids] for text in live]
 
 
 def log_odds(chance: float) -> float:

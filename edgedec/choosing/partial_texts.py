@@ -51,6 +51,7 @@ class PartialText:
         logits: f32[n_vocab], the logits that follow the last token of `token_ids`.
         ended: "stop" after an end token or a stop string, "length" at the most tokens allowed, None while it goes on.
         n_scored: How many tokens `logprob` sums over.
+        end_logprob: The end token's part of `logprob`; 0 without one.
     """
 
     branch: int
@@ -59,6 +60,7 @@ class PartialText:
     logits: NDArray[np.float32]
     ended: Ended | None = None
     n_scored: int = 0
+    end_logprob: float = 0.0
 
     @property
     def mean_logprob(self) -> float:
@@ -199,10 +201,10 @@ class PartialTexts:
 
     def _with(self, text: PartialText, token_id: int, logits: NDArray[np.float32] | None) -> PartialText:
         """Return a text with a token more; without new logits the token ends the text and is no part of it."""
-        logprob = text.logprob + float(log_probs(text.logits, np.array([token_id]))[0])
-        n_scored = text.n_scored + 1
+        last = float(log_probs(text.logits, np.array([token_id]))[0])
+        logprob, n_scored = text.logprob + last, text.n_scored + 1
         if logits is None:
-            return replace(text, logprob=logprob, n_scored=n_scored, ended="stop")
+            return replace(text, logprob=logprob, n_scored=n_scored, end_logprob=last, ended="stop")
         ids = (*text.token_ids, token_id)
         return self._cut(PartialText(text.branch, ids, logprob, logits, n_scored=n_scored))
 

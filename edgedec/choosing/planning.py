@@ -80,12 +80,13 @@ class Planned:
     """What a search ends with.
 
     Attributes:
-        text: The best text, as token ids.
+        text: The best text; its branch is free.
         reward: Its reward, 0 to 1.
         n_rollouts: How many texts were judged.
+        rewards: The reward of each of them, in their order.
     """
 
-    text: tuple[int, ...]
+    text: PartialText
     reward: float
     n_rollouts: int = 0
     rewards: list[float] = field(default_factory=list)
@@ -100,7 +101,7 @@ def planned(texts: PartialTexts, reward: TextScorer, planning: Planning) -> Plan
         planning: How to search.
     """
     root = _Node(texts.begin(), 1.0)
-    best = Planned((), -1.0)
+    best = Planned(root.text, -1.0)
     _judge(texts, [root], reward, planning, best)
     root.value, root.n_visits = best.reward, 1
     while best.reward < 1 and best.n_rollouts < planning.n_rollouts:
@@ -164,7 +165,7 @@ def _judge(texts: PartialTexts, nodes: Sequence[_Node], reward: TextScorer, plan
         best.n_rollouts += 1
         best.rewards.append(value)
         if value > best.reward:
-            best.text, best.reward = text.token_ids, value
+            best.text, best.reward = text, value
         if node.text.ended is None:
             texts.drop(text)
         if node.ahead is None:

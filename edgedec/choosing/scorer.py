@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edgedec.choosing.command_scorer import SCORER_S, CommandScorer
 from edgedec.choosing.judgement import Question, judged
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.errors import EdgedecError, OptionError, PluginError, argument
+from edgedec.errors import EdgedecError, OptionError, PluginError, ScorerError, argument
 from edgedec.progress import CancelToken, check_cancelled
 
 _POLL_S = 0.05
-SCORER_S = 60.0
-"""Seconds that a call of a scorer may take, unless the caller says otherwise."""
 
 
 class Scorer(Protocol):
@@ -36,33 +35,53 @@ class TextScorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionScorer:
-    """Implements TextScorer by a caller's function.
+class CallerScorer:
+    """Implements TextScorer by a caller's function, or by a command.
 
-    The function runs in a thread, so that the search can end although the function hangs. Python can't end a thread:
-    one that hangs stays until the process ends. A command (edgedec.choosing.command_scorer) leaves nothing over.
+    A function runs in a thread, so that the search can end although the function hangs. Python can't end a thread: one
+    that hangs stays until the process ends. A command (edgedec.choosing.command_scorer) leaves nothing over.
 
     Attributes:
-        scorer: The function.
+        scorer: The function, or the argument list of a command.
         prefix: The prompt as text.
         seconds: Most seconds of a call.
     """
 
-    scorer: Scorer
+    scorer: Scorer | Sequence[str]
     prefix: str
     seconds: float = SCORER_S
 
     def __call__(self, texts: PartialTexts, live: Sequence[PartialText], /) -> list[float]:
-        """Return the function's scores.
+        """Return the caller's scores; raises what scores_of() raises."""
+        return scores_of(self.scorer, self.prefix, [texts.text(text) for text in live], self.seconds, texts.cancel)
 
-        Raises:
-            PluginError: The function raised an error, took too long, or returned something else than scores.
-            CancelledError: The search was cancelled meanwhile.
-            EdgedecError: The function raised one itself.
-        """
-        steps = [texts.text(text) for text in live]
-        found = in_time(lambda: self.scorer(self.prefix, steps), self.seconds, texts.cancel)
+
+def scores_of(
+    scorer: Scorer | Sequence[str], prefix: str, steps: Sequence[str], seconds: float, cancel: CancelToken | None
+) -> list[float]:
+    """Return the scores that a caller's function or command gives texts.
+
+    Args:
+        scorer: The function, or the argument list of a command.
+        prefix: The prompt as text.
+        steps: The texts.
+        seconds: Most seconds of the call.
+        cancel: Ends the call.
+
+    Raises:
+        ScorerError: The scorer failed, took too long, or returned something else than scores; it has the texts.
+        OptionError: The command is no list of strings, or the seconds are not above 0.
+        CancelledError: `cancel` was cancelled meanwhile.
+        EdgedecError: The function raised one itself.
+    """
+    try:
+        if callable(scorer):
+            found = in_time(lambda: scorer(prefix, steps), seconds, cancel)
+        else:
+            found = CommandScorer(scorer, seconds=seconds, cancel=cancel)(prefix, steps)
         return checked_scores(found, len(steps))
+    except PluginError as error:
+        raise ScorerError(error.marked, tuple(steps)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from edgedec.choosing.particles import Steps, filtered
 from edgedec.choosing.reward_scorer import RewardScorer
 from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
 from edgedec.choosing.sampled_steps import seeds_from, write_steps
-from edgedec.choosing.scorer import FunctionScorer, JudgeScorer
-from edgedec.errors import CancelledError, ContextFullError, OptionError, PluginError, RequestError
+from edgedec.choosing.scorer import CallerScorer, JudgeScorer
+from edgedec.choosing.search_by import SearchBy
+from edgedec.errors import CancelledError, ContextFullError, OptionError, PluginError, RequestError, ScorerError
 
 CHAT = [{"role": "user", "content": "How much is 2 + 3? End with 'Answer: ' and the number."}]
 OPTIONS: dict[str, Any] = {"seed": 5, "temperature": 0.9, "max_tokens": 24}
@@ -143,7 +144,7 @@ def test_searches_on_a_real_model(engine: edgedec.Engine) -> None:
         assert best.text.mean_logprob == pytest.approx(best.score / best.text.n_scored)
     params = engine.sampling(temperature=0.9)
     with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=24) as texts:
-        found = filtered(texts, 4, Steps(params, 5, "\n", 8), FunctionScorer(lambda p, s: [0.5] * len(s), "x"))
+        found = filtered(texts, 4, Steps(params, 5, "\n", 8), CallerScorer(lambda p, s: [0.5] * len(s), "x"))
         assert len(found.texts) == 4
     with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=24, stop=["a"]) as texts:
         root = texts.begin()
@@ -179,3 +180,61 @@ def test_a_reward_model_scores_by_a_token(engine: edgedec.Engine) -> None:
     with pytest.raises(RequestError, match="128"):
         reward("x", ["word " * 200])
     session.close()
+
+
+def test_a_search_by_its_name(engine: edgedec.Engine) -> None:
+    """best() with a search is the search itself: the same tokens; its log-probabilities are those of the tokens."""
+    found = engine.best(CHAT, SearchBy("beam", 4), max_tokens=24)
+    with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=24) as texts:
+        beams = beam_search(texts, 4)
+        assert [each.token_ids for each in found.texts] == [beam.text.token_ids for beam in beams]
+    for name in ("particles", "a-star", "cntp"):
+        one = engine.best(CHAT, SearchBy(name, 1), **OPTIONS)
+        assert one.text == engine.chat(CHAT, **OPTIONS).text
+    plain = engine.chat(CHAT, **OPTIONS, logprobs=0)
+    assert one.generation.logprob_sum == pytest.approx(plain.logprob_sum, abs=1e-4)
+    greedy = engine.chat(CHAT, temperature=0, max_tokens=24).text
+    for how in (SearchBy("beam", 1), SearchBy("diverse", 1), SearchBy("adadec", 1)):
+        assert engine.best(CHAT, how, max_tokens=24).text == greedy
+
+
+def test_a_search_that_fails_leaves_the_model_as_it_was(engine: edgedec.Engine) -> None:
+    """A scorer that raises keeps the texts in the error; cancelling, and no room, raise; the next text is as ever."""
+    plain = engine.chat(CHAT, **OPTIONS).token_ids
+    with pytest.raises(ScorerError, match="ZeroDivisionError") as failed:
+        engine.best(CHAT, SearchBy("particles", 4, lambda prefix, steps: [1 / 0]), **OPTIONS)
+    assert len(failed.value.texts) == 4
+    cancel = edgedec.CancelToken()
+    release = threading.Event()
+    threading.Timer(0.2, cancel.cancel).start()
+    hangs = SearchBy("particles", 2, lambda prefix, steps: [float(release.wait(60))] * 2)
+    with pytest.raises(CancelledError):
+        engine.best(CHAT, hangs, cancel=cancel, **OPTIONS)
+    release.set()
+    with pytest.raises(CancelledError):
+        engine.best(CHAT, SearchBy(), cancel=cancel)
+    for options in ({"grammar": edgedec.Grammar.regex("a+")}, {"temperature": 0.5}, {"verify": "block"}):
+        with pytest.raises(OptionError, match="search"):
+            engine.best(CHAT, SearchBy(), **options)
+    for name, n in (("beam", 0), ("beam", 10**6), ("beam", True), ("best", 1), (None, 1)):
+        with pytest.raises(OptionError):
+            SearchBy(name, n)  # type: ignore[arg-type]
+    assert engine.chat(CHAT, **OPTIONS).token_ids == plain
+
+
+def test_what_was_written_is_not_lost(engine: edgedec.Engine) -> None:
+    """Where the scorer fails or is cancelled, the texts are there; the last seeds wrap around."""
+    with pytest.raises(ScorerError, match="2 numbers") as failed:
+        engine.best(CHAT, BestOf(2, "score", scorer=lambda prefix, steps: [7]), **OPTIONS)
+    texts = engine.samples(CHAT, 2, **OPTIONS)
+    assert list(failed.value.texts) == [each.text for each in texts]
+    cancel = edgedec.CancelToken()
+
+    def cancelling(prefix: str, steps: Sequence[str], /) -> list[float]:
+        cancel.cancel()
+        return [0.5] * len(steps)
+
+    found = engine.best(CHAT, BestOf(2, "score", scorer=cancelling), cancel=cancel, **OPTIONS)
+    assert [each.token_ids for each in found.texts] == [each.token_ids for each in texts]
+    last = engine.best(CHAT, BestOf("auto", answer="x"), **(OPTIONS | {"seed": 2**64 - 1, "max_tokens": 2}))
+    assert len(last.texts) >= ROUND

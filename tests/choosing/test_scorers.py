@@ -13,7 +13,7 @@ from support.table_branches import letters, random_table, table_texts
 from edgedec.choosing.command_scorer import CommandScorer
 from edgedec.choosing.judgement import Question, chance_yes
 from edgedec.choosing.particles import Steps, filtered
-from edgedec.choosing.scorer import FunctionScorer, JudgeScorer, Scorer, checked_scores
+from edgedec.choosing.scorer import CallerScorer, JudgeScorer, Scorer, checked_scores
 from edgedec.errors import CancelledError, OptionError, PluginError, RequestError
 from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
@@ -31,7 +31,7 @@ def run(scorer: Scorer, seconds: float = 60.0, cancel: CancelToken | None = None
     texts.cancel = cancel
     try:
         with texts:
-            return texts.text(filtered(texts, 4, STEPS, FunctionScorer(scorer, "prompt", seconds)).best)
+            return texts.text(filtered(texts, 4, STEPS, CallerScorer(scorer, "prompt", seconds)).best)
     finally:
         assert not branches.held
 

@@ -193,7 +193,7 @@ def test_one_rollout_is_greedy(seed: int) -> None:
     texts, branches = table_texts(table, max_tokens=LENGTH)
     with texts:
         found = planned(texts, reward_by((1, 2, 3)), Planning(n_rollouts=1))  # type: ignore[arg-type]
-        assert found.text == tuple(token for token in greedy(table) if token != END)
+        assert found.text.token_ids == tuple(token for token in greedy(table) if token != END)
         assert found.n_rollouts == 1
     assert not branches.held
 
@@ -206,7 +206,7 @@ def test_planning_finds_what_only_a_search_finds(seed: int) -> None:
     texts, branches = table_texts(table, max_tokens=3)
     with texts:
         found = planned(texts, reward_by(goal), Planning(n_rollouts=64, n_children=3, least=0.0))  # type: ignore[arg-type]
-        assert found.text == goal
+        assert found.text.token_ids == goal
         assert found.reward == 1
         assert found.n_rollouts <= 1 + 2 + 4 + 8 + 15
     assert not branches.held

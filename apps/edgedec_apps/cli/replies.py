@@ -71,12 +71,12 @@ def print_stream(
         show.end()
 
 
-def print_texts(texts: "Sequence[Generation]") -> None:
+def print_texts(texts: "Sequence[str]") -> None:
     """Print several texts, each below a line with its number."""
     for number, text in enumerate(texts, 1):
         shown = PlainText()
         shown.write(f"--- text {number} of {len(texts)} ---\n")
-        shown.write(text.text or "\n")
+        shown.write(text or "\n")
         shown.end()
 
 

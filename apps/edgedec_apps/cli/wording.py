@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from edgedec.errors import EdgedecError
+from edgedec_apps.cli.choice_options import ChoiceFlags
 from edgedec_apps.cli.options import LoadFlags, SamplingFlags
 
 KEYWORDS: Mapping[str, str] = {
@@ -31,11 +32,12 @@ TRAINING: Mapping[str, str] = {
 """The option of edgedec train-drafter for each field of edgedec_export.training.train_drafter.TrainOptions that is not
 among the arguments of edgedec.load and of a generation."""
 
+_CHOICE = [field.name for field in fields(ChoiceFlags)]
 _FLAGS = [field.name for flags in (LoadFlags, SamplingFlags) for field in fields(flags)]
 
 OPTIONS: Mapping[str, str] = {
     KEYWORDS.get(name, name): "--" + name.replace("_", "-")
-    for name in (*_FLAGS, "parallel", "texts", "allow_requantize")
+    for name in (*_FLAGS, *_CHOICE, "parallel", "allow_requantize")
 } | {**TRAINING}
 """The command line's option for each argument of edgedec.load, of a generation and of a training, by its name."""
 

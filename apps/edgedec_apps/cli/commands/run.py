@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgedec.errors import CancelledError, RequestError
+from edgedec.errors import CancelledError, RequestError, ScorerError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.choice_options import ChoiceFlags
 from edgedec_apps.cli.commands.chat import ChatJob, converse
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.memory_report import held_document, held_line
@@ -29,10 +30,15 @@ from edgedec_apps.cli.replies import PlainText, cut_text, print_stream, print_te
 from edgedec_apps.cli.terminal import say, write_json
 
 if TYPE_CHECKING:
+    from edgedec.api.best_text import BestOf
     from edgedec.api.engine import Engine
     from edgedec.chat import Message
+    from edgedec.choosing.choice import Chosen
+    from edgedec.choosing.search_by import SearchBy
     from edgedec.memory_plan import MemoryPlan
     from edgedec.sequence import Generation
+
+    Written = tuple[Generation, ...] | Chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +63,10 @@ class RunJob:
         ),
     ] = None
     raw: Annotated[bool, prompt_option("--raw", help="Continue the text, without the chat template.")] = False
-    texts: Annotated[
-        int,
-        prompt_option("--texts", "-k", help="Write so many texts of the prompt together: text k has the seed plus k."),
-    ] = 1
     system: System = None
     system_file: SystemFile = None
     history: KeepHistory = True
+    choice: ChoiceFlags
     load: LoadFlags
     sampling: SamplingFlags
     output: OutputFlags
@@ -81,8 +84,8 @@ def command(job: RunJob) -> None:
     job = replace(job, sampling=sampling, system=None if job.raw and given is None else system)
     if text is not None:
         _run_prompt(job, text)
-    elif job.texts != 1:
-        raise RequestError("--texts needs a prompt; give one, or pipe it in")
+    elif job.choice != ChoiceFlags():
+        raise RequestError("--texts, --choose and --search need a prompt; give one, or pipe it in")
     elif job.raw:
         raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
     else:
@@ -97,7 +100,7 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
         CutTextError: The text was cut before its grammar allowed an end; it is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
-    from edgedec.sessions.forks import require_count
+    from edgedec_apps.cli.choice import n_texts_of, way_of
     from edgedec_apps.cli.grammar_options import grammar_options
     from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
 
@@ -106,25 +109,32 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
     if not job.raw and not prompt.strip():
         raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
     require_writable(job.output.json_out)
-    require_count(job.texts, "texts")
+    way = way_of(job.choice)
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
 
-    def work(cancel: CancelToken) -> "tuple[tuple[Generation, ...], MemoryPlan]":
+    def work(cancel: CancelToken) -> "tuple[Written, MemoryPlan, bool]":
+        n_texts = n_texts_of(way, job.choice)
         with open_model(
-            job.model, job.load, job.output, cancel, one_request=True, n_texts=job.texts, grammars=bool(grammar)
+            job.model, job.load, job.output, cancel, one_request=True, n_texts=n_texts, grammars=bool(grammar)
         ) as engine:
             restore_prompt_cache(engine, job.load.prompt_cache)
             progress = ProgressLine(quiet=job.output.quiet)
             with progress as on_progress:
                 started = options | {"cancel": cancel, "on_progress": on_progress}
-                texts = _written(engine, job, _prompt(engine, job, prompt), started, progress)
+                found = _written(engine, job, _prompt(engine, job, prompt), way, started, progress)
             store_prompt_cache(engine, job.load.prompt_cache)
-            return texts, engine.plan
+            return found, engine.plan, cancel.cancelled
 
-    texts, plan = interruptible(work)
-    _report(texts, plan, job.model, job.output)
-    if any(text.finish_reason == "cancelled" for text in texts):
+    try:
+        found, plan, interrupted = interruptible(work)
+    except ScorerError as failed:
+        if not job.output.as_json:
+            print_texts(failed.texts)  # they were written; only their scores are missing
+        raise
+    _report(found, plan, job.model, job.output)
+    texts, unscored = (found, False) if isinstance(found, tuple) else ((found.generation,), interrupted)
+    if unscored or any(text.finish_reason == "cancelled" for text in texts):
         raise CancelledError("interrupted")
     for text in texts:
         if error := cut_text(text):
@@ -135,17 +145,30 @@ def _written(
     engine: "Engine",
     job: RunJob,
     prompt: "str | list[Message]",
+    way: "BestOf | SearchBy | None",
     options: dict[str, Any],
     progress: ProgressLine,
-) -> "tuple[Generation, ...]":
-    """Generate and print the text, or the texts; several are printed one after another when all are written."""
-    n_most = options.get("max_tokens")
+) -> "Written":
+    """Generate and print the text, or the texts; several are printed one after another when all are written.
+
+    Where a text is chosen or searched for, that one is printed, and the choice is returned.
+    """
+    from edgedec_apps.cli.choice import count_of
+
+    n_most, n = options.get("max_tokens"), count_of(job.choice)
     show = None if job.output.as_json else PlainText()
-    if job.texts > 1:
-        stream = engine.samples_stream(prompt, job.texts, **options)
-        print_stream(stream, progress, n_most=n_most and n_most * job.texts, show=None)
+    if way is not None:
+        chosen = engine.best(prompt, way, **options)
+        progress.stop()
         if show is not None:
-            print_texts(stream.generations)
+            show.write(chosen.text)
+            show.end()
+        return chosen
+    if n > 1:
+        stream = engine.samples_stream(prompt, n, **options)
+        print_stream(stream, progress, n_most=n_most and n_most * n, show=None)
+        if show is not None:
+            print_texts([text.text for text in stream.generations])
         return stream.generations
     one = engine.stream(prompt, **options) if isinstance(prompt, str) else engine.chat_stream(prompt, **options)
     print_stream(one, progress, n_most=n_most, show=show)
@@ -164,16 +187,23 @@ def _prompt(engine: "Engine", job: RunJob, prompt: str) -> "str | list[Message]"
     return prompt
 
 
-def _report(texts: "tuple[Generation, ...]", plan: "MemoryPlan", model: str, output: OutputFlags) -> None:
+def _report(found: "Written", plan: "MemoryPlan", model: str, output: OutputFlags) -> None:
+    from edgedec_apps.cli.choice import choice_document, say_choice
+
+    texts = found if isinstance(found, tuple) else found.texts
     if not output.quiet:
-        for text in texts:
+        for text in texts if isinstance(found, tuple) else (found.generation,):
             say_summary(text, explain=output.explain)
+        if not isinstance(found, tuple):
+            say_choice(found, others=output.explain or output.verbose)
         if output.explain:
             say(f"  {held_line(plan)}")
     if not output.as_json and output.json_out is None:
         return
     documents = [_document(text, model) for text in texts]
     document = documents[0] if len(texts) == 1 else {"model": model, "texts": documents}
+    if not isinstance(found, tuple):
+        document = documents[found.place] | {"choice": choice_document(found), "texts": documents}
     document |= {"memory": held_document(plan)}
     if output.as_json:
         write_json(document)

@@ -1,0 +1,61 @@
+"""The options of `edgedec run` that choose among several texts of a prompt, or search for one."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from edgedec_apps.cli import completion
+from edgedec_apps.cli.options import option
+
+choice_option = partial(option, panel="Better answers")
+
+
+@dataclass(frozen=True)
+class ChoiceFlags:
+    """The options of choosing and searching."""
+
+    texts: Annotated[
+        str | None,
+        choice_option(
+            "--texts",
+            "-k",
+            help="Write N texts of the prompt together, text k with the seed plus k; auto: as many as --choose needs.",
+            metavar="N|auto",
+        ),
+    ] = None
+    choose: Annotated[
+        str | None,
+        choice_option(
+            "--choose",
+            help="Print one of the texts: by vote, likely, judge, first, bag or score (docs/better-answers.md).",
+            metavar="METHOD",
+            complete=completion.one_of("vote", "likely", "judge", "first", "bag", "score"),
+        ),
+    ] = None
+    search: Annotated[
+        str | None,
+        choice_option(
+            "--search",
+            help="Search for one text: beam, diverse, cntp, adadec, particles, a-star or planned, and its size.",
+            metavar="METHOD[:N]",
+            complete=completion.one_of("beam:4", "diverse:4", "cntp", "adadec", "particles:8", "a-star:4", "planned:8"),
+        ),
+    ] = None
+    answer: Annotated[
+        str | None,
+        choice_option(
+            "--answer", help='What an answer is, for votes (default: what follows "Answer:").', metavar="REGEX"
+        ),
+    ] = None
+    scorer: Annotated[
+        str | None,
+        choice_option(
+            "--scorer",
+            help="A program and its arguments, which no shell reads: it gets texts as JSON and prints their scores.",
+            metavar="COMMAND",
+        ),
+    ] = None
+    scorer_seconds: Annotated[
+        float | None,
+        choice_option("--scorer-seconds", help="Most seconds of a call of the scorer (default: 60).", metavar="N"),
+    ] = None

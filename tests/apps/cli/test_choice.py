@@ -1,0 +1,160 @@
+"""edgedec run --choose and --search: which text is printed, why, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from support.command_line import run_here
+
+from edgedec.choosing.choice import Choose
+from edgedec.choosing.search_by import METHODS
+from edgedec_apps.cli.choice_options import ChoiceFlags
+
+WARM = ("-t", "1", "-n", "8", "--ignore-end", "--draft", "off", "--runtime", "cpu", "--seed", "5")
+LONG_IS_GOOD = (
+    "import json, sys; texts = json.load(sys.stdin)['steps']; print([min(1, len(t.encode()) / 99) for t in texts])"
+)
+
+
+def scorer(code: str) -> str:
+    """Return the command of a scorer in Python, as it is typed."""
+    return f'{sys.executable} -c "{code}"'
+
+
+def test_the_chosen_text_is_printed_and_the_reason_said(model: Path) -> None:
+    """Standard output has the chosen text alone; --explain shows the others on standard error; JSON has all."""
+    several = json.loads(run_here("run", model, "Hello", *WARM, "-k", "4", "--json").out)["texts"]
+    found = run_here("run", model, "Hello", *WARM, "-k", "4", "--choose", "likely", "--explain")
+    best = max(range(4), key=lambda k: several[k]["logprob_sum"] / len(several[k]["token_ids"]))
+    assert found.code == 0
+    assert found.text == several[best]["text"] + "\n"
+    assert f"chosen: text {best + 1} of 4: its mean log-probability of a token" in found.err
+    assert found.err.count("(length), ") == 4
+    document = json.loads(run_here("run", model, "Hello", *WARM, "-k", "4", "--choose", "likely", "--json").out)
+    assert document["choice"]["place"] == best
+    assert document["token_ids"] == several[best]["token_ids"]
+    assert [text["token_ids"] for text in document["texts"]] == [text["token_ids"] for text in several]
+
+
+def test_votes_and_scores(model: Path) -> None:
+    """A vote counts what --answer matches; a scorer is a command that no shell reads; auto writes rounds of four."""
+    for k, n in (("3", {3}), ("auto", {4, 8, 12, 16, 20, 24, 28, 32})):
+        args = ("-k", k, "--choose", "vote", "--answer", "(?s).", "--json")
+        document = json.loads(run_here("run", model, "Hello", *WARM, *args).out)
+        assert len(document["texts"]) in n
+        answers = [answer for answer in document["choice"]["answers"] if answer is not None]
+        assert answers.count(document["choice"]["answers"][document["choice"]["place"]]) == max(
+            map(answers.count, answers)
+        )
+    args = ("-k", "3", "--choose", "score", "--scorer", scorer(LONG_IS_GOOD), "--json")
+    document = json.loads(run_here("run", model, "Hello", *WARM, *args).out)
+    scores = [min(1, len(text["text"].encode("utf-8")) / 99) for text in document["texts"]]
+    assert document["choice"]["scores"] == pytest.approx(scores)
+    assert document["choice"]["place"] == scores.index(max(scores))
+
+
+@pytest.mark.parametrize("search", METHODS)
+def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
+    """Each prints one text; one beam is greedy decoding."""
+    args = ("-n", "6", "--ignore-end", "--draft", "off", "--runtime", "cpu")
+    more = ("--scorer", scorer(LONG_IS_GOOD)) if METHODS[search].scored in ("judge", "must") else ()
+    found = run_here("run", model, "Hello", *args, "--search", f"{search}:2", *more, "--json")
+    assert found.code == 0, found.err
+    document = json.loads(found.out)
+    assert len(document["token_ids"]) == 6
+    assert "forwards of the search" in found.err
+    if search == "beam":
+        one = json.loads(run_here("run", model, "Hello", *args, "--search", "beam:1", "--json").out)
+        greedy = json.loads(run_here("run", model, "Hello", *args, "-t", "0", "--json").out)
+        assert one["token_ids"] == greedy["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--choose", "vote"), "--choose needs several texts"),
+        (("--choose", "best", "-k", "2"), "--choose is 'best'; it must be one of vote, likely"),
+        (("--choose", "vote", "-k", "0"), "it must be from 1 to 256"),
+        (("--choose", "vote", "-k", "1000000"), "it must be from 1 to 256"),
+        (("--choose", "vote", "-k", "1e9"), "--texts is '1e9'"),
+        (("--choose", "vote", "-k", "2", "--answer", "("), "--answer is '('"),
+        (("--choose", "score", "-k", "2"), "--scorer is None"),
+        (("--choose", "vote", "-k", "2", "--scorer", "true"), "only with that"),
+        (("--choose", "likely", "-k", "auto"), "goes with 'vote' and 'bag'"),
+        (("-k", "auto"), "--texts auto needs a way to choose"),
+        (("-k", "2", "--scorer", "true"), "--scorer needs a way to choose"),
+        (("--scorer", "'", "-k", "2", "--choose", "score"), "its quotes must close"),
+        (("--scorer", "", "-k", "2", "--choose", "score"), "it must name a program"),
+        (("--scorer", "no-such-program", "--search", "planned"), "there is no program 'no-such-program'"),
+        (("--search", "beam", "-k", "2"), "exclude each other"),
+        (("--search", "beam", "--choose", "vote"), "exclude each other"),
+        (("--search", "best"), "--search is 'best'; it must be one of beam"),
+        (("--search", "beam:0"), "from 1 to 64"),
+        (("--search", "beam:1000000"), "from 1 to 64"),
+        (("--search", "beam:x"), "such as --search beam:4"),
+        (("--search", "beam", "--scorer", "true"), "takes none"),
+        (("--search", "planned"), "needs one"),
+        (("--search", "beam", "-t", "0.5"), "takes the most probable tokens"),
+        (("--search", "particles", "--regex", "a+"), "can't heed it"),
+        (("--search", "cntp", "--stop-unsure", "0.5"), "can't heed it"),
+    ],
+)
+def test_what_is_refused(model: Path, args: tuple[str, ...], words: str) -> None:
+    """The message names the option that was typed."""
+    run_here("run", model, "Hello", "-n", "4", "--runtime", "cpu", "-q", *args).failed(40, words)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit(3)", "ended with status 3"),
+        ("print('rubbish')", "must print a JSON array"),
+        ("print([0.5])", "2 numbers from 0 to 1"),
+        ("print('[0.5, NaN]')", "2 numbers from 0 to 1"),
+        ("import time; time.sleep(60)", "took longer than 0.3 s"),
+        ("while True: print('x' * 999)", "printed more than 1048576 bytes"),
+    ],
+)
+def test_a_scorer_that_fails_costs_no_text(model: Path, code: str, words: str) -> None:
+    """The error says what was wrong, and the texts that were written are printed all the same."""
+    seconds = "0.3" if "sleep" in code else "20"
+    args = ("-k", "2", "--choose", "score", "--scorer", scorer(code), "--scorer-seconds", seconds)
+    found = run_here("run", model, "Hello", *WARM, *args)
+    assert found.code == 32
+    assert words in found.err.splitlines()[-1]
+    several = run_here("run", model, "Hello", *WARM, "-k", "2")
+    assert found.out == several.out
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals as POSIX has them")
+def test_ctrl_c_ends_the_scorer_too(model: Path, tmp_path: Path) -> None:
+    """While a command scores texts, Ctrl-C ends it and prints a text; nothing that was started goes on."""
+    note = tmp_path / "pid"
+    code = f"import os, time; open('{note}', 'w').write(str(os.getpid())); time.sleep(60)"
+    args = ("-k", "2", "--choose", "score", "--scorer", scorer(code))
+    command = [sys.executable, "-m", "edgedec_apps.cli", "run", str(model), "Hello", *WARM, *args]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        ends = time.monotonic() + 60
+        while not (note.exists() and note.read_text()) and time.monotonic() < ends:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out.strip()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+
+
+def test_the_completion_knows_every_way() -> None:
+    """The words that Tab offers are ways that exist: all searches, and all methods of choosing."""
+    hints: dict[str, list[str]] = {
+        name: ChoiceFlags.__annotations__[name].__metadata__[0].autocompletion("") for name in ("choose", "search")
+    }
+    assert {word.partition(":")[0] for word in hints["search"]} == {*METHODS}
+    assert {*hints["choose"]} == {*get_args(Choose)}
