@@ -4,13 +4,15 @@
 
 The damage is that of fuzz_gguf.py (bytes of headers, their values, shapes, types and names of tensors) and, here only,
 to the data of tensors (random bytes, scales that are NaN or infinite). Each mutant is loaded by a worker process,
-which opens a session, evaluates a chain, a tree and a second session, and turns a text into ids and back. A worker
-that dies, hangs or raises anything else is a finding, and so is an error that asks to be reported. Findings are kept
-as files.
+which opens a session, evaluates a chain, a tree and a second session, and turns a text into ids and back. Then it loads
+the mutant from a file of tiles, with all or a part of the weights in memory, cuts that file short or writes other bytes
+to it between two forwards, and restores it. A worker that dies, hangs or raises anything else is a finding, and so is
+an error that asks to be reported. Findings are kept as files.
 """
 
 import argparse
 import json
+import os
 import random
 import select
 import subprocess
@@ -18,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,10 +37,13 @@ from support.gguf_writer import Built, RawTensor, build_gguf
 from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.errors import EdgedecError
+from edgedec.gguf.file import read_gguf
 from edgedec.model import ForwardItem, LoadOptions
 from edgedec.plugins import ARCHITECTURES as RUN
 from edgedec.plugins import is_own
+from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.cpu.weights import tile_job
 
 LIMIT_S = 20
 LIMIT_BYTES = 2 * 2**30
@@ -108,6 +115,41 @@ def evaluate(path: Path, seed: int) -> None:
         model.forward(items)
 
 
+def evaluate_from_disk(path: Path, seed: int) -> None:
+    """Load a model from its tiles, some of which may stay on the disk, and damage their file while it runs."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder, np.errstate(all="ignore"):
+        options = LoadOptions(n_ctx=64, n_threads=1 + seed % 2, tile_cache=True, cache_dir=Path(folder))
+        network = read_network(read_gguf(path))
+        n_bytes = tile_job(read_gguf(path), network, options).n_bytes
+        if seed % 4:  # else mapped
+            options = replace(options, resident_bytes=max(1, int(n_bytes * rng.uniform(0.1, 1.0))))
+        with Cpu().load(path, options) as model:
+            session = model.session(64)
+            tokens = np.array([rng.randrange(model.card.n_vocab) for _ in range(12)], np.int32)
+            session.forward(tokens[:1], n_past=0)
+            for tiles in (Path(folder) / "tiles").glob("*.tiles"):
+                whole = tiles.read_bytes()
+                _damage(tiles, whole, rng)
+                with suppress(EdgedecError):
+                    session.forward(tokens, n_past=1)
+                with suppress(EdgedecError):
+                    session.forward(tokens[:2], n_past=0)
+                with tiles.open("r+b") as file:
+                    file.write(whole)
+            session.forward(tokens, n_past=0)
+
+
+def _damage(tiles: Path, whole: bytes, rng: random.Random) -> None:
+    """Cut a file short, or write other bytes to a place in it."""
+    if rng.random() < 0.7:
+        os.truncate(tiles, rng.choice([0, 1, 4096, rng.randrange(len(whole)), len(whole) - 1]))
+        return
+    with tiles.open("r+b") as file:
+        file.seek(rng.randrange(len(whole)))
+        file.write(rng.randbytes(rng.randint(1, 4096)))
+
+
 def work() -> None:
     """Load the models that standard input names, and answer each with a line of JSON."""
     _limit_memory()
@@ -116,6 +158,7 @@ def work() -> None:
         outcome, detail = "ok", ""
         try:
             evaluate(Path(name), int(seed))
+            evaluate_from_disk(Path(name), int(seed))
         except EdgedecError as error:
             outcome, detail = "refused", f"{type(error).__name__}: {error}"
             if "report" in detail:

@@ -1,7 +1,8 @@
-"""How many experts of a layer the rows of forwards went through: by it the cost of a forward grows with its rows."""
+"""What is counted of experts: how many of a layer forwards went through, and how many of them were in memory."""
 
 import ctypes
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +20,37 @@ def touched_experts(handle: ctypes.c_void_p) -> dict[int, float]:
     n_layers, n_experts = (np.zeros(KERNEL_ROWS + 1, np.uint64) for _ in range(2))
     native().ec_model_experts(handle, address(n_layers), address(n_experts))
     return {int(n): float(n_experts[n] / n_layers[n]) for n in np.flatnonzero(n_layers)}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertReads:
+    """How often experts of a model were wanted that reads them from a file, and where they were then.
+
+    Attributes:
+        wanted: Experts that the rows of layers chose, those of a layer counted once a forward.
+        present: Those that were in memory when they were chosen; the others were read.
+    """
+
+    wanted: int
+    present: int
+
+    def described(self) -> list[str]:
+        """Return a sentence for a person; [] where nothing was read from a file.
+
+        >>> ExpertReads(960, 720).described()
+        ['of the experts that forwards needed, 75% were in memory; the others were read from the disk']
+        """
+        if not self.wanted:
+            return []
+        there = f"{self.present / self.wanted:.0%} were in memory"
+        return [f"of the experts that forwards needed, {there}; the others were read from the disk"]
+
+
+def expert_reads(handle: ctypes.c_void_p) -> ExpertReads:
+    """Return the counts of all forwards so far; all are 0 where the experts stay in memory."""
+    counts = np.zeros(2, np.uint64)
+    native().ec_model_expert_reads(handle, address(counts))
+    return ExpertReads(*(int(count) for count in counts))
 
 
 def described(touched: Mapping[int, float]) -> list[str]:

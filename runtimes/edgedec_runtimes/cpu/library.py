@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.extras import DISTRIBUTION
 
-ABI_VERSION = 20
+ABI_VERSION = 21
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -157,6 +157,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_seconds": (None, (c_void_p, c_void_p)),
     "ec_model_stream_experts": (c_int32, (c_void_p, c_int32)),
     "ec_model_experts": (None, (c_void_p, c_void_p, c_void_p)),
+    "ec_model_expert_reads": (None, (c_void_p, c_void_p)),
     "ec_model_destroy": (None, (c_void_p,)),
     "ec_session_open": (c_int32, (c_void_p, c_int32, c_int32, POINTER(c_void_p))),
     "ec_session_fork": (c_int32, (c_void_p, c_int32, POINTER(c_void_p))),

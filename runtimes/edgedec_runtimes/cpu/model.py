@@ -14,7 +14,7 @@ from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.cpu.damage import explain
-from edgedec_runtimes.cpu.expert_counts import touched_experts
+from edgedec_runtimes.cpu.expert_counts import ExpertReads, expert_reads, touched_experts
 from edgedec_runtimes.cpu.head import CpuHead
 from edgedec_runtimes.cpu.library import (
     CANCELLED,
@@ -108,6 +108,11 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         """
         with self.lock:
             return touched_experts(self.handle)
+
+    def expert_reads(self) -> ExpertReads:
+        """Return how often experts were wanted and where they were then; all 0 where the experts stay in memory."""
+        with self.lock:
+            return expert_reads(self.handle)
 
     def session(self, n_ctx: int) -> CpuSession:
         """Open an empty session; the system allocates its pages as they are written."""

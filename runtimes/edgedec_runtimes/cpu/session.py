@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgedec.errors import EdgedecError
 from edgedec.logit_ops import LogitOps
 from edgedec.stats import DecodeStats
-from edgedec_runtimes.cpu.expert_counts import described, touched_experts
+from edgedec_runtimes.cpu.expert_counts import described, expert_reads, touched_experts
 from edgedec_runtimes.cpu.head import CpuHead
 from edgedec_runtimes.cpu.head_state import CpuHeadState
 from edgedec_runtimes.cpu.library import KERNEL_ROWS, Item, address, check, native
@@ -107,9 +107,10 @@ class CpuSession(OwnSession):
             self.follower.reset()
 
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
-        """Add to the explanation how many experts forwards went through, where the model has experts."""
+        """Add to the explanation how many experts forwards went through and read, where the model has experts."""
         with suppress(EdgedecError), self.using():  # of a closed session nothing is told
             stats.explanation += described(touched_experts(self._model.handle))
+            stats.explanation += expert_reads(self._model.handle).described()
 
     def _move(self, slots: NDArray[np.int32]) -> None:
         if slots[-1] == self.n_cached + len(slots) - 1:  # they ascend, so each is in its place already

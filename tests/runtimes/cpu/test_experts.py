@@ -13,6 +13,7 @@ from edgedec.errors import RequestError, StorageError
 from edgedec.gguf.file import read_gguf
 from edgedec.model import LoadOptions
 from edgedec.stats import DecodeStats
+from edgedec_runtimes.cpu.expert_counts import ExpertReads
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -143,8 +144,33 @@ def test_a_token_reads_only_its_experts(tmp_path: Path) -> None:
         session = model.session(512)
         session.forward(TOKENS[:1], n_past=0)
         assert model.streamed_bytes() == few.experts.token_bytes
+        assert model.expert_reads() == ExpertReads(n_slots, 0)
         session.forward(TOKENS[:1], n_past=0)
         assert model.streamed_bytes() == few.experts.token_bytes
+        assert model.expert_reads() == ExpertReads(2 * n_slots, n_slots)
+
+
+def test_favourites_stay_in_memory(tmp_path: Path) -> None:
+    """Experts that many tokens chose outlast those of a few later ones, which were used last."""
+    path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES["qwen3moe"], types=("Q8_0",), n_ff_expert=512))
+    few, _, _ = streaming_plans(path, tmp_path)
+    assert few.experts is not None
+    network = read_network(read_gguf(path))
+    n_slots = 3 * network.n_expert_used  # two layers of one token, and those that come and go
+    options = streamed_options(
+        tmp_path, few.resident_bytes + (n_slots - few.experts.n) * few.experts.slot_bytes + 20_000
+    )
+    with Cpu().load(path, options) as model:
+        assert isinstance(model, CpuModel)
+        session = model.session(512)
+        for _ in range(20):
+            session.forward(TOKENS[:1], n_past=0)
+        for i in range(1, 6):
+            session.forward(TOKENS[i : i + 1], n_past=0)
+        before = model.expert_reads()
+        session.forward(TOKENS[:1], n_past=0)
+        after = model.expert_reads()
+        assert after.present - before.present == after.wanted - before.wanted
 
 
 def test_a_disk_that_fails_is_an_error_and_no_wrong_text(tmp_path: Path) -> None:

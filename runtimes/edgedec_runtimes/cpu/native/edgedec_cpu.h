@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 20
+#define EC_ABI_VERSION 21
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -222,7 +222,7 @@ EC_API int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t lay
 EC_API int32_t ec_model_stream(ec_model *model, int64_t file, uint64_t file_bytes, const ec_part *parts, int32_t n_parts,
                                uint64_t ring_bytes);
 /* Have experts read when rows choose them, after ec_model_stream; no part holds their matrices. The n_slots experts that were
- * used last stay in memory, at least as many as a row goes through. */
+ * used most of late stay in memory, at least as many as a row goes through. */
 EC_API int32_t ec_model_stream_experts(ec_model *model, int32_t n_slots);
 /* Return how many bytes of parts and experts were read so far. */
 EC_API uint64_t ec_model_streamed_bytes(ec_model *model);
@@ -247,6 +247,9 @@ EC_API void ec_model_seconds(const ec_model *model, double *seconds /* [EC_N_OPE
 /* Return how many experts the rows of a layer went through, of all forwards so far, by the number n of these rows:
  * n_layers[n] layers, n_experts[n] different experts. Both have max_rows + 1 elements; all are 0 without experts. */
 EC_API void ec_model_experts(const ec_model *model, uint64_t *n_layers, uint64_t *n_experts);
+/* Write to counts[2], of experts that are read from a file: how many the rows of layers wanted, and how many of these were in
+ * memory then. */
+EC_API void ec_model_expert_reads(const ec_model *model, uint64_t *counts);
 EC_API void ec_model_destroy(ec_model *model);
 
 EC_API int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session);

@@ -91,13 +91,13 @@ bool Run::mix(int thread, int32_t l, const Activations &normed, int64_t n_rows, 
       if (store.started() && n > store.n_slots()) break;
     }
     if (store.started()) {
-      stages_.each(thread, 1, [&](int64_t) { store.assign(l, &groups[(size_t)begin], end - begin); });
-      stages_.each(thread, end - begin, [&](int64_t i) { store.load(l, &groups[(size_t)begin], i); });
-      end_stage(thread, EC_OP_OTHER);
-      if (store.failed()) return false;
+      stages_.each(thread, 1, [&](int64_t) {
+        store.want(l, &groups[(size_t)begin], end - begin, begin == 0 ? n_rows : 0);
+      });
     }
     expert_gates(thread, l, {begin, end}, normed, memory);
     expert_downs(thread, l, {begin, end}, n_rows, memory);
+    if (store.failed()) return false;
   }
   return true;
 }
@@ -122,8 +122,14 @@ void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activation
     const int64_t first = piece % in_group * each;
     return std::pair<int64_t, int64_t>(first, std::min(first + each, n_panels) - first);
   };
+  const std::vector<int32_t> &order = m_.experts.order();
+  const auto group_of = [&](int64_t piece) -> const ExpertGroup & {
+    const int64_t i = piece / in_group;
+    return routing.groups[(size_t)(range.begin + (m_.experts.started() ? order[(size_t)i] : i))];
+  };
   const auto compute = [&](int64_t piece) {
-    const ExpertGroup &group = routing.groups[(size_t)(range.begin + piece / in_group)];
+    const ExpertGroup &group = group_of(piece);
+    if (!have(l, group.expert, EC_GATE_EXPERTS) || !have(l, group.expert, EC_UP_EXPERTS)) return;
     const auto [first, n] = panels_of(piece);
     const int64_t tile = first * PANEL_TILES, end = tile + n * PANEL_TILES;
     const Activations &rows = gathered(thread, l, group, normed, n_rows);
@@ -137,7 +143,7 @@ void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activation
     }
   };
   const auto write = [&](int64_t piece) {
-    const ExpertGroup &group = routing.groups[(size_t)(range.begin + piece / in_group)];
+    const ExpertGroup &group = group_of(piece);
     const auto [first, n] = panels_of(piece);
     for (int64_t r = 0; r < group.n; ++r)
       k_.quantize(m_.expert_gated.view(), group.slot + r, first * PANEL_ROWS, n * PANEL_ROWS, gates + r * stride);
@@ -163,6 +169,7 @@ void Run::expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, 
     const int64_t first = panel * PANEL_TILES, last = std::min(first + PANEL_TILES, n_tiles);
     for (int64_t g = range.begin; g < range.end; ++g) {
       const ExpertGroup &group = routing.groups[(size_t)g];
+      if (!have(l, group.expert, EC_DOWN_EXPERTS)) return;
       k_.matmul(expert(EC_DOWN_EXPERTS, l, group.expert), first, last, m_.expert_gated.view(), group.slot,
                 group.slot + group.n, outputs, PANEL_ROWS);
       const float *own_bias = bias.empty() ? nullptr : bias.data() + group.expert * (int64_t)c_.n_embd + panel * PANEL_ROWS;

@@ -111,6 +111,10 @@ class Run {
   };
   int64_t most_expert_pieces() const;
   void route(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory);
+  // Wait until a matrix of an expert is in memory; false where it can't be read.
+  bool have(int32_t l, int32_t expert, int which) {
+    return !m_.experts.started() || m_.experts.wait(l, expert, which - EC_GATE_EXPERTS);
+  }
   const Activations &gathered(int thread, int32_t l, const ExpertGroup &group, const Activations &normed, int64_t n_rows);
   Matrix expert(int which, int32_t l, int32_t number) const;
   bool mix(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory);

@@ -151,7 +151,7 @@ void Streamer::start_experts(int32_t n_slots) {
               "experts lie beyond the end of the file");
       places[(size_t)l].parts[part] = {place.offset, tile_bytes(all.type, all.n_rows / c.n_expert, all.n_cols)};
     }
-  model_->experts.start(file_, std::move(places), c.n_expert, n_slots);
+  model_->experts.start(file_, std::move(places), c.n_expert, n_slots, most_groups(model_->max_rows, c));
 }
 
 void Streamer::begin(const std::vector<int32_t> &order) {

@@ -5,8 +5,8 @@ so that the disk is busy for all of a forward. The other parts pass through a ri
 largest parts.
 
 Experts of a mixture are no parts: a token reads a few of them. They have slots of memory, which hold the experts that
-were used last (native/expert_store.h). Where the model has experts, all parts stay if there is room, and slots take the
-rest of the memory.
+were used most of late (native/expert_store.h). Where the model has experts, all parts stay if there is room, and slots
+take the rest of the memory.
 
 So a token takes at least the bytes of those parts / the read rate of the disk, which `read_rate` measures; a memory
 plan predicts that time.
@@ -26,7 +26,6 @@ from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.cpu.library import native
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network, Placed
 from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES, PagedFile, page_buffer
-from edgedec_runtimes.shared.cpu_count import usable_cores
 
 QKV, ATTN_OUT, GATE_UP, DOWN, HEAD = range(5)
 """The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
@@ -36,6 +35,7 @@ _OF_EXPERTS = (11, 12, 13)
 _RING_PARTS = 3
 _PANEL_ROWS = 32
 _READ_BYTES = 4 << 20
+_EXPERT_READERS = 4  # threads, as in native/expert_store.cpp
 _SCATTERED_BYTES = 512 << 20  # of a file, that pieces at random places are read from
 
 
@@ -135,11 +135,10 @@ class StreamPlan:
             measured_on: What that was measured on, for a person.
         """
         seconds = self.seconds_per_token(rate)
-        about = "" if self.experts is None else "about "
-        detail = (
-            f"{about}{format_bytes(self.missing_bytes)} more are read for each token: {seconds:.3g} s at "
-            f"{format_bytes(int(rate))}/s, measured on {measured_on}"
-        )
+        missing = f"{format_bytes(self.missing_bytes)} more are read for each token"
+        if self.experts is not None:
+            missing = f"about {missing} where it chooses all experts alike, and less where it has favourites"
+        detail = f"{missing}: {seconds:.3g} s at {format_bytes(int(rate))}/s, measured on {measured_on}"
         return MemoryTerm("weights (streamed)", self.resident_bytes, detail)
 
 
@@ -293,12 +292,12 @@ def read_rate(path: Path, *, most_bytes: int = 64 << 20, most_s: float = 0.5) ->
 
 
 def scattered_rate(path: Path, piece_bytes: int, *, most_s: float = 0.5) -> float:
-    """Return how fast pieces at random places in a file's middle are read by all cores at once, in bytes per second.
+    """Return how fast pieces at random places in a file's middle are read by several threads, in bytes per second.
 
     Raises:
         StorageError: The file can't be read, or is empty.
     """
-    n_threads = usable_cores()
+    n_threads = _EXPERT_READERS
     with PagedFile(path) as file:
         n_bytes = min(_SCATTERED_BYTES, file.n_bytes)
         piece_bytes, start = min(piece_bytes, n_bytes), (file.n_bytes - n_bytes) // 2
