@@ -31,8 +31,8 @@ from provenance import provenance
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.gguf_writer import RawTensor, write_gguf
+from support.random_blocks import random_blocks
 from support.tiny_models import vocabulary
-from support.tiny_quantized import random_blocks
 
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType

@@ -45,6 +45,7 @@ _BUILT_IN = {
         "olmo2": "edgedec_runtimes.architectures.olmo2:OLMO2",
         "phi3": "edgedec_runtimes.architectures.phi3:PHI3",
         "granitemoe": "edgedec_runtimes.architectures.granitemoe:GRANITEMOE",
+        "lfm2moe": "edgedec_runtimes.architectures.lfm2moe:LFM2MOE",
         "olmoe": "edgedec_runtimes.architectures.olmoe:OLMOE",
         "qwen2moe": "edgedec_runtimes.architectures.qwen2moe:QWEN2MOE",
         "qwen3moe": "edgedec_runtimes.architectures.qwen3moe:QWEN3MOE",

@@ -36,6 +36,7 @@ _WHOLE_HEADS = frozenset(
         *("starcoder2", "talkie", "xverse"),
     }
 )
+_ONLY_EXPERTS = frozenset({"lfm2moe"})  # llama.cpp ends the process where a file of these has none
 _NO_ROTATION = frozenset({"glm5-next"})
 _QKV = {"attn_q": "eq", "attn_k": "ek", "attn_v": "ev", "attn_output": "qe", "attn_norm": "e", "ffn_norm": "e"}
 _DENSE = {"ffn_gate": "ef", "ffn_up": "ef", "ffn_down": "fe"}
@@ -167,6 +168,8 @@ def _check_experts(gguf: GGUF, info: ModelInfo) -> None:
     n_used = info.n_expert_used
     if n > _MAX_EXPERTS or n_used > n or (n > 0) != (n_used > 0):
         _refuse(gguf, f"{n_used} of {n} experts are used", f"1 up to all of at most {_MAX_EXPERTS}, or 0 of 0")
+    if not n and name in _ONLY_EXPERTS:
+        _refuse(gguf, "it has no experts", f"some in the architecture {name}")
     n_groups = get_int(gguf, f"{name}.expert_group_count", at_most=_MAX_COUNT) or 0
     n_groups_used = get_int(gguf, f"{name}.expert_group_used_count", at_most=_MAX_COUNT) or 0
     if n_groups > 1 and not (n_groups < n and n % n_groups == 0 and 0 < n_groups_used < n_groups):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.gguf_writer import RawTensor, write_gguf
-from support.tiny_quantized import EXPORTED_TYPES, Tiny, random_blocks, tiny_metadata, tiny_tensors
+from support.random_blocks import random_blocks
+from support.tiny_quantized import EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.errors import (
     MemoryCapError,

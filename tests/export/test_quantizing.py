@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.gguf_writer import RawTensor, write_gguf
-from support.tiny_quantized import random_blocks
+from support.random_blocks import random_blocks
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf

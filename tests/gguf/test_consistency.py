@@ -337,6 +337,10 @@ def test_short_convolutions(tmp_path: Path) -> None:
     for length in (0, 1, -1):
         with pytest.raises(ModelFormatError, match=r"shortconv\.l_cache"):
             require_consistent(changed(lfm2, {"lfm2.shortconv.l_cache": length}))
+    mixture = read_gguf(write_tiny(tmp_path / "e.gguf", ARCHITECTURES["lfm2moe"]))
+    require_consistent(mixture)
+    with pytest.raises(ModelFormatError, match="it has no experts, expected some in the architecture lfm2moe"):
+        require_consistent(changed(mixture, {"lfm2moe.expert_count": 0, "lfm2moe.expert_used_count": 0}))
     kernels = replace(lfm2.tensors["blk.0.shortconv.conv.weight"], type=GGMLType.F16)
     with pytest.raises(ModelFormatError, match=r"shortconv\.conv\.weight is of the type F16, expected F32"):
         require_consistent(changed(lfm2, {}, {"blk.0.shortconv.conv.weight": kernels}))

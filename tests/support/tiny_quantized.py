@@ -2,7 +2,7 @@
 
     write_tiny(tmp_path / "m.gguf", Tiny("qwen3", types=("Q4_K", "Q6_K")))
 
-Quantized blocks are random bytes whose scales give the values the spread that a trained matrix of that size has.
+Their matrices have the spread that trained ones of that size have.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgedec.gguf.levels import FLOATS, LEVELS
 from edgedec.gguf.tensor_types import GGMLType
 from support.gguf_writer import RawTensor, write_gguf
+from support.random_blocks import random_blocks
 from support.tiny_models import N_VOCAB, vocabulary
 
 FILE_SIZED = (
@@ -46,6 +47,7 @@ _VECTORS = {
     "gemma3": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS),
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
     "lfm2": (*_INPUT_NORMS, *_QK_NORMS),
+    "lfm2moe": (*_INPUT_NORMS, *_QK_NORMS),
     "gpt-oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight", "attn_output.bias", "attn_sinks.weight"),
     "olmo2": (*_QK_NORMS, *_POST_NORMS),
     "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
@@ -58,42 +60,8 @@ _VECTORS = {
 # Which matrices its files keep as one, and of what parts.
 _FUSED = {"glm4": _GATE_UP, "phi3": _QKV | _GATE_UP}
 _DIVISORS = {"phi3": {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}}
+_HYBRID = ("lfm2", "lfm2moe")
 _WIDE_NORMS = ("olmo2", "olmoe")
-# Where the float16 numbers of a block are: (offset, factor of the block's scale).
-_HALVES: dict[str, tuple[tuple[int, float], ...]] = {
-    "Q4_0": ((0, 1.0),),
-    "Q4_1": ((0, 1.0), (2, -7.5)),
-    "Q5_0": ((0, 1.0),),
-    "Q5_1": ((0, 1.0), (2, -15.5)),
-    "Q8_0": ((0, 1.0),),
-    "Q4_K": ((0, 1.0), (2, 7.5)),
-    "Q5_K": ((0, 1.0), (2, 15.5)),
-    "Q6_K": ((208, 1.0),),
-    "Q2_K": ((80, 1.0), (82, 1.5)),
-    "Q3_K": ((108, 1.0),),
-    "TQ1_0": ((52, 1.0),),
-    "TQ2_0": ((64, 1.0),),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S"), ((0, 1.0),)),
-}
-# The spread of the values of a block of random bytes whose scale is 1.
-_SPREADS = {
-    **dict.fromkeys(("Q4_0", "Q4_1"), 4.6),
-    **dict.fromkeys(("Q5_0", "Q5_1"), 9.2),
-    "Q8_0": 74.0,
-    "Q4_K": 260.0,
-    "Q5_K": 520.0,
-    "Q6_K": 1370.0,
-    "Q2_K": 13.9,
-    "Q3_K": 43.4,
-    "IQ4_NL": 67.0,
-    "IQ4_XS": 1250.0,
-    "MXFP4": 5.8,
-    **dict.fromkeys(("IQ3_S", "IQ3_XXS"), 141.0),
-    **dict.fromkeys(("IQ2_S", "IQ2_XS", "IQ2_XXS"), 55.0),
-    **dict.fromkeys(("IQ1_S", "IQ1_M"), 7.2),
-    "TQ1_0": 0.8,
-    "TQ2_0": 1.1,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +80,7 @@ class Tiny:
         convolutions: Layers that have a short convolution in place of attention.
         n_rot: Elements of a head that are rotated; None for all.
         n_expert, n_expert_used: Experts of a layer and of a token; 0 for a feed-forward block.
+        n_dense: Layers from the first on that have a feed-forward block instead of experts.
         n_ff_expert, n_ff_shared: The width of an expert, and of the one that all tokens go through.
         keys: More metadata keys, below the architecture's name.
     """
@@ -136,6 +105,7 @@ class Tiny:
     n_rot: int | None = None
     n_expert: int = 0
     n_expert_used: int = 0
+    n_dense: int = 0
     n_ff_expert: int = 256
     n_ff_shared: int = 0
     keys: tuple[tuple[str, Any], ...] = ()
@@ -182,6 +152,17 @@ ARCHITECTURES = {
     "gpt-oss": Tiny(
         "gpt-oss", n_head_kv=4, n_expert=8, n_expert_used=4, keys=(*_YARN, ("attention.sliding_window", 8))
     ),
+    "lfm2moe": Tiny(
+        "lfm2moe",
+        n_layer=4,
+        convolutions=(0, 1, 3),
+        tied=True,
+        n_expert=8,
+        n_expert_used=6,
+        n_dense=1,
+        n_ff=512,
+        keys=(("expert_gating_func", 2),),
+    ),
     "qwen3moe": Tiny("qwen3moe", n_expert=16, n_expert_used=4),
     "olmoe": Tiny("olmoe", n_head_kv=4, n_expert=8, n_expert_used=4),
     "qwen2moe": Tiny(
@@ -214,29 +195,9 @@ WINDOWED_EXAONE4 = Tiny(
 _NOT_EXPORTED = ("lfm2", "phi3", "phi3-short")
 EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in _NOT_EXPORTED]
 """Those that are exported to ONNX: not those with experts, with convolutions, or with other turns in long contexts."""
-_BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", "lfm2", "smollm3", "olmo2")
+_BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", *_HYBRID, "smollm3", "olmo2")
 UNIFORM = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
-
-
-def random_blocks(name: str, n_rows: int, n_cols: int, rng: np.random.Generator, spread: float = 1.0) -> bytes:
-    """Return the bytes of a random matrix of a tensor type, its values about as far from 0 as `spread`."""
-    kind = GGMLType[name]
-    if name in ("F32", "F16", "BF16"):
-        return _floats(name, (rng.standard_normal(n_rows * n_cols) * spread).astype(np.float32))
-    n_blocks = n_rows * n_cols // kind.block_size
-    blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), dtype=np.uint8)
-    scale = spread / _SPREADS[name] * rng.uniform(0.5, 1.5, n_blocks)
-    if name == "MXFP4":  # a power of two
-        blocks[:, 0] = 128 + np.round(np.log2(scale))
-    elif name == "IQ1_M":  # a float16 in four pieces
-        halves = scale.astype("<f2").view(np.uint16)
-        for i in range(4):
-            blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | (halves >> 4 * i & 15) << 4
-    else:
-        for offset, factor in _HALVES[name]:
-            blocks[:, offset : offset + 2] = (scale * factor).astype("<f2").view(np.uint8).reshape(n_blocks, 2)
-    return blocks.tobytes()
 
 
 def write_tiny(path: Path, tiny: Tiny, *, metadata: dict[str, Any] | None = None) -> Path:
@@ -270,7 +231,9 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
         keys |= {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0}
     if tiny.n_expert:
         keys |= {"expert_count": tiny.n_expert, "expert_used_count": tiny.n_expert_used}
-        keys |= {"feed_forward_length": tiny.n_ff_expert, "expert_feed_forward_length": tiny.n_ff_expert}
+        keys |= {"expert_feed_forward_length": tiny.n_ff_expert}
+        dense = {"leading_dense_block_count": tiny.n_dense}
+        keys |= dense if tiny.n_dense else {"feed_forward_length": tiny.n_ff_expert}
         keys |= {"expert_shared_feed_forward_length": tiny.n_ff_shared} if tiny.n_ff_shared else {}
     keys |= dict(tiny.keys)
     name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
@@ -306,7 +269,7 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
         for name, parts in _FUSED.get(tiny.architecture, {}).items():
             rows = sum(layer.pop(part).shape[1] for part in parts)
             layer[name] = matrix(rows, n_embd, 1.5 if name == "attn_qkv.weight" else 1.0)
-        if tiny.n_expert:
+        if tiny.n_expert and i >= tiny.n_dense:
             for name in ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"):
                 del layer[name]
             layer |= _experts(tiny, matrix, rng)
@@ -318,7 +281,7 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
             layer["shortconv.conv.weight"] = RawTensor(GGMLType.F32, (_L_CACHE, n_embd), kernels.tobytes())
         layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny, i)}
         tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
-    norm = "token_embd_norm.weight" if tiny.architecture == "lfm2" else "output_norm.weight"
+    norm = "token_embd_norm.weight" if tiny.architecture in _HYBRID else "output_norm.weight"
     tensors[norm] = _vector(n_embd, 1.0, rng)
     if not tiny.tied:
         tensors["output.weight"] = matrix(N_VOCAB, n_embd, 2.0 * tiny.gain)
@@ -342,6 +305,7 @@ def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Genera
         return RawTensor(found.type, (n_in, n_out, n), found.data)
 
     # Scores so far apart that the last of a token's experts counts for little: which one it is may change by rounding.
+    # Half of all sigmoids are near 1 then, so tokens of lfm2moe go through more experts than that.
     router = (rng.standard_normal((n, n_embd)) * 4 / n_embd**0.5).astype(np.float32)
     found = {
         "ffn_gate_inp.weight": RawTensor(GGMLType.F32, (n_embd, n), router.tobytes()),
@@ -358,6 +322,8 @@ def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Genera
             bias = (0.3 * rng.standard_normal(n * width)).astype(np.float32)
             shape = (width, n) if width > 1 else (n,)
             found[f"ffn_{name}.bias"] = RawTensor(GGMLType.F32, shape, bias.tobytes())
+    if tiny.architecture == "lfm2moe":
+        found["exp_probs_b.bias"] = _vector(n, 0.0, rng)
     if tiny.architecture == "qwen2moe":
         found["ffn_gate_inp_shexp.weight"] = _vector(n_embd, 0.0, rng)
     return found
@@ -382,9 +348,3 @@ def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
 def _vector(n: int, mean: float, rng: np.random.Generator) -> RawTensor:
     values = (mean + 0.1 * rng.standard_normal(n)).astype(np.float32)
     return RawTensor(GGMLType.F32, (n,), values.tobytes())
-
-
-def _floats(name: str, values: NDArray[np.float32]) -> bytes:
-    if name == "BF16":
-        return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-    return values.astype("<f2" if name == "F16" else "<f4").tobytes()

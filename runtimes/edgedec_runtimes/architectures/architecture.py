@@ -12,6 +12,7 @@ from edgedec_runtimes.architectures.rope import Rope, read_rope
 
 OUTPUT_BIAS = "attn_output.bias"
 SINKS = "attn_sinks.weight"
+EXPERT_CHOICE_BIAS = "exp_probs_b.bias"
 EXPERT_BIASES = frozenset(f"ffn_{name}.bias" for name in ("gate_inp", "gate_exps", "up_exps", "down_exps"))
 BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})

@@ -51,7 +51,17 @@ def test_the_list_says_what_to_expect() -> None:
         *("qwen3-30b-a3b", "30.5", "B", "from", "17.2", "GB", "up", "to", "5.4/s", "Apache-2.0"),
         *load_catalogue()["qwen3-30b-a3b"].note.split(),
     ]
-    assert rows["lfm2-8b-a1b"][-4:] == ["(needs", "the", "llamacpp", "runtime)"]
+
+
+def test_the_list_names_another_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a reference whose architecture the cpu runtime does not have; no entry of ours is one."""
+    monkeypatch.setenv("EDGEDEC_CONFIG", str(tmp_path))
+    (tmp_path / "catalogue.toml").write_text(
+        '[[model]]\nname = "other"\nn_params = 1_000_000_000\nlicence = "MIT"\narchitecture = "mamba"\nnote = "Mamba"\n'
+        'drafters = []\n[[model.source]]\nkind = "hub"\nhub = "hf:someone/other-GGUF:Q4_K_M"\n'
+    )
+    lines = [line for line in run_here("list").text.splitlines() if "(needs the llamacpp runtime)" in line]
+    assert [line.split()[0] for line in lines] == ["other"]
 
 
 def test_what_does_not_fit_is_left_out(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +109,7 @@ def test_info_of_a_reference() -> None:
     assert facts["size"] == "known when it is pulled"
     assert facts["memory"] == "from 4668.8 MB, for the weights alone"
     assert facts["speed"] == "up to 12/s without drafts, as memory is read at 10.0 GB/s here"
-    assert facts["runtime"] == "llamacpp"
+    assert facts["runtime"] == "cpu"
     document = json.loads(run_here("info", "lfm2-8b-a1b", "--json").out)
     assert (document["size_bytes"], document["path"]) == (None, None)
 

@@ -102,7 +102,7 @@ def streaming_plans(path: Path, folder: Path) -> list[StreamPlan]:
     return [plans[key] for key in (found[0], found[1], found[-1])]
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "qwen2moe", "granitemoe"])
+@pytest.mark.parametrize("name", ["qwen3moe", "qwen2moe", "granitemoe", "lfm2moe"])
 def test_streamed_experts_have_the_same_bits(tmp_path: Path, name: str) -> None:
     """With some experts in memory, and in waves of the fewest; a prompt, single steps and a tree."""
     tiny = replace(ARCHITECTURES[name], n_layer=4, n_ff_expert=512)
