@@ -50,6 +50,9 @@ CHECKPOINTS = {
     "qwen2": TinyHF("qwen2", biases=True, dtype="F16"),
     "qwen3": TinyHF("qwen3", head_dim=32, tied=True),
     "gemma3": TinyHF("gemma3_text", n_layer=7, tied=True, rope={"rope_type": "linear", "factor": 8.0}),
+    "granite": TinyHF("granite"),
+    "olmo2": TinyHF("olmo2"),
+    "smollm3": TinyHF("smollm3", n_layer=5, tied=True),
     "gemma3-multimodal": TinyHF("gemma3", n_layer=6, tied=True, prefix="language_model.model."),
 }
 BOUNDS = {"F32": 2e-3, "F16": 3e-3, "BF16": 1e-2}
@@ -234,6 +237,17 @@ def test_other_gemmas_are_refused(tmp_path: Path, config: dict[str, Any], reason
     """A gemma whose layers, attention scale or logits differ from what llama.cpp assumes is refused."""
     with pytest.raises(UnsupportedModelError, match=reason):
         converted(tmp_path, CHECKPOINTS["gemma3"], **config)
+
+
+def test_other_layers_without_rotation_are_refused(tmp_path: Path) -> None:
+    """Those that llama.cpp assumes may be told as numbers or as their period; a smollm3 with others is refused."""
+    tiny = CHECKPOINTS["smollm3"]
+    told = converted(tmp_path / "a", tiny, no_rope_layers=[1, 1, 1, 0, 1], no_rope_layer_interval=4)
+    assert told.paths[0].read_bytes() == converted(tmp_path / "b", tiny).paths[0].read_bytes()
+    with pytest.raises(UnsupportedModelError, match=r"no_rope_layers is \[1, 1, 1, 1, 1\], expected 0 for every 4th"):
+        converted(tmp_path / "c", tiny, no_rope_layers=[1] * 5)
+    with pytest.raises(UnsupportedModelError, match="no_rope_layer_interval is 3, expected 4"):
+        converted(tmp_path / "d", tiny, no_rope_layer_interval=3)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,14 @@ LLAMA3_ROPE = {
 }
 
 
+GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 4.0,
+    "residual_multiplier": 0.7,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TinyHF:
     """The kind of a checkpoint.
@@ -126,7 +134,7 @@ def hf_config(tiny: TinyHF) -> dict[str, Any]:
         config |= gemma | {"hidden_activation": "gelu_pytorch_tanh"}
     else:
         config["hidden_act"] = "silu"
-    return config
+    return config | (GRANITE if tiny.model_type == "granite" else {})
 
 
 def letters() -> list[str]:
@@ -198,37 +206,44 @@ def sentencepiece_tokenizer() -> dict[str, Any]:
 def hf_logits(tiny: TinyHF, weights: Mapping[str, F64], token_ids: Iterable[int]) -> F64:
     """Return float64[n, n_vocab], the logits of all rows of a chain."""
     ids = np.asarray(list(token_ids))
-    x = weights["embed_tokens.weight"][ids]
-    if tiny.is_gemma:
-        x = x * tiny.n_embd**0.5
+    scales = GRANITE if tiny.model_type == "granite" else dict.fromkeys(GRANITE, 1.0)
+    x = weights["embed_tokens.weight"][ids] * (tiny.n_embd**0.5 if tiny.is_gemma else scales["embedding_multiplier"])
+    residual = scales["residual_multiplier"]
     for layer in range(tiny.n_layer):
         own = {name.split(".", 2)[2]: w for name, w in weights.items() if name.startswith(f"layers.{layer}.")}
-        mixed = _attention(tiny, own, layer, _norm(tiny, x, own["input_layernorm.weight"]))
-        if tiny.is_gemma:
-            x = x + _norm(tiny, mixed, own["post_attention_layernorm.weight"])
-            forward = _feed_forward(tiny, own, _norm(tiny, x, own["pre_feedforward_layernorm.weight"]))
+        after = "post_attention_layernorm.weight"
+        if tiny.is_gemma or tiny.model_type == "olmo2":
+            mixed = _attention(tiny, own, layer, _maybe_norm(tiny, x, own.get("input_layernorm.weight")))
+            x = x + _norm(tiny, mixed, own[after])
+            before = own.get("pre_feedforward_layernorm.weight")
+            forward = _feed_forward(tiny, own, _maybe_norm(tiny, x, before))
             x = x + _norm(tiny, forward, own["post_feedforward_layernorm.weight"])
         else:
-            x = x + mixed
-            x = x + _feed_forward(tiny, own, _norm(tiny, x, own["post_attention_layernorm.weight"]))
+            x = x + _attention(tiny, own, layer, _norm(tiny, x, own["input_layernorm.weight"])) * residual
+            x = x + _feed_forward(tiny, own, _norm(tiny, x, own[after])) * residual
     head = weights["embed_tokens.weight" if tiny.tied else "lm_head.weight"]
-    logits: F64 = _norm(tiny, x, weights["norm.weight"]) @ head.T
+    logits: F64 = _norm(tiny, x, weights["norm.weight"]) @ head.T / scales["logits_scaling"]
     return logits
 
 
 def _attention(tiny: TinyHF, own: Mapping[str, F64], layer: int, x: F64) -> F64:
     n, sliding = len(x), tiny.is_gemma and (layer + 1) % 6 != 0
+    rotates = tiny.model_type != "smollm3" or (layer + 1) % 4 != 0
 
     def heads(name: str) -> F64:
         projected = x @ own[f"self_attn.{name}_proj.weight"].T + own.get(f"self_attn.{name}_proj.bias", np.float64(0))
-        split = projected.reshape(n, -1, tiny.head_dim)
         norm = own.get(f"self_attn.{name}_norm.weight")
-        return split if norm is None else _norm(tiny, split, norm)
+        if tiny.model_type == "olmo2" and norm is not None:
+            projected, norm = _norm(tiny, projected, norm), None
+        return _maybe_norm(tiny, projected.reshape(n, -1, tiny.head_dim), norm)
 
-    q, k, v = _rotate(tiny, heads("q"), sliding), _rotate(tiny, heads("k"), sliding), heads("v")
+    q, k, v = heads("q"), heads("k"), heads("v")
+    if rotates:
+        q, k = _rotate(tiny, q, sliding), _rotate(tiny, k, sliding)
     group = tiny.n_head // tiny.n_head_kv
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    scores = np.einsum("ihd,jhd->hij", q, k) * tiny.head_dim**-0.5
+    scale = GRANITE["attention_multiplier"] if tiny.model_type == "granite" else tiny.head_dim**-0.5
+    scores = np.einsum("ihd,jhd->hij", q, k) * scale
     distance = np.arange(n)[:, None] - np.arange(n)
     hidden = (distance < 0) | (distance >= tiny.sliding_window if sliding else distance < 0)
     scores[:, hidden] = -np.inf
@@ -237,6 +252,11 @@ def _attention(tiny: TinyHF, own: Mapping[str, F64], layer: int, x: F64) -> F64:
     mixed = np.einsum("hij,jhd->ihd", scores, v).reshape(n, -1)
     result: F64 = mixed @ own["self_attn.o_proj.weight"].T
     return result
+
+
+def _maybe_norm(tiny: TinyHF, x: F64, weight: F64 | None) -> F64:
+    """Return the norm of x; x where there is none."""
+    return x if weight is None else _norm(tiny, x, weight)
 
 
 def _feed_forward(tiny: TinyHF, own: Mapping[str, F64], x: F64) -> F64:
@@ -298,8 +318,10 @@ def _weights(tiny: TinyHF) -> dict[str, F32]:
         return (mean + 0.1 * rng.standard_normal(n)).astype(np.float32)
 
     mean = 0.0 if tiny.is_gemma else 1.0
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if tiny.is_gemma else []
+    is_olmo = tiny.model_type == "olmo2"
+    norms = ["post_attention_layernorm"] if is_olmo else ["input_layernorm", "post_attention_layernorm"]
+    norms += ["pre_feedforward_layernorm"] if tiny.is_gemma else []
+    norms += ["post_feedforward_layernorm"] if tiny.is_gemma or is_olmo else []
     weights = {"embed_tokens.weight": matrix(tiny.n_vocab, tiny.n_embd, 2.0)}
     for p in (f"layers.{i}" for i in range(tiny.n_layer)):
         weights |= {f"{p}.{norm}.weight": vector(tiny.n_embd, mean) for norm in norms}
@@ -309,6 +331,8 @@ def _weights(tiny: TinyHF) -> dict[str, F32]:
                 weights[f"{p}.self_attn.{name}_proj.bias"] = vector(n_out, 0.0)
         if tiny.model_type in ("qwen3", "gemma3", "gemma3_text"):
             weights |= {f"{p}.self_attn.{name}_norm.weight": vector(tiny.head_dim, mean) for name in "qk"}
+        if is_olmo:
+            weights |= {f"{p}.self_attn.{name}_norm.weight": vector(n, mean) for name, n in (("q", n_q), ("k", n_kv))}
         weights[f"{p}.self_attn.o_proj.weight"] = matrix(tiny.n_embd, n_q)
         weights |= {f"{p}.mlp.{name}_proj.weight": matrix(tiny.n_ff, tiny.n_embd) for name in ("gate", "up")}
         weights[f"{p}.mlp.down_proj.weight"] = matrix(tiny.n_embd, tiny.n_ff)

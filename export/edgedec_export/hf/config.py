@@ -1,7 +1,8 @@
 """Read a checkpoint's config.json, for the architectures that can be converted.
 
 A setting that GGUF cannot express is refused, because leaving it out could change a logit. Names and defaults are those
-of the classes LlamaConfig, Qwen2Config, Qwen3Config and Gemma3TextConfig in Hugging Face's transformers.
+of the classes LlamaConfig, Qwen2Config, Qwen3Config, Gemma3TextConfig, GraniteConfig, Olmo2Config and SmolLM3Config in
+Hugging Face's transformers.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,10 @@ from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.config_values import ConfigValues, llama3_divisors
 from edgedec.gguf.safetensors import read_json
 
-_MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3", "gemma3": "gemma3"}
+_MODEL_TYPES = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma3", "granite", "olmo2", "smollm3")},
+    "gemma3_text": "gemma3",
+}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
     "qwen2": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768},
@@ -33,7 +37,30 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
         "tie_word_embeddings": True,
     },
+    "granite": {
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,
+        "attention_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+    },
+    "olmo2": {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+    "smollm3": {
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "rope_theta": 2e6,
+        "tie_word_embeddings": True,
+    },
 }
+_SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "logit_scale": "logits_scaling",
+    "residual_scale": "residual_multiplier",
+}  # of granite: the metadata key, and the setting
+_UNROTATED_PERIOD = 4  # llama.cpp does not rotate every fourth layer of a smollm3
 _ACTIVATIONS = {"gemma3": ("gelu_pytorch_tanh",)}
 _REMEDY = (
     "GGUF cannot express this, so the model would write another text; use llama.cpp's convert_hf_to_gguf.py where it "
@@ -63,6 +90,7 @@ class Config:
         rope_factor: Positions are divided by it; in gemma3 only in the layers that see all tokens.
         rope_divisors: float32[head_dim // 2] that each frequency is divided by ("llama3" scaling), or None.
         sliding_window: Number of tokens that most layers of gemma3 see; 0 in other architectures.
+        scales: Factors of a granite, by metadata key below the architecture's name.
         tied: The head is the embedding matrix.
         token_ids: For "bos" and "eos", the first token id that the configuration names.
     """
@@ -82,6 +110,7 @@ class Config:
     rope_factor: float
     rope_divisors: NDArray[np.float32] | None
     sliding_window: int
+    scales: Mapping[str, float]
     tied: bool
     token_ids: Mapping[str, int]
 
@@ -143,6 +172,7 @@ def _config(values: ConfigValues, raw: dict[str, Any]) -> Config:
         rope_factor=rope.factor,
         rope_divisors=rope.divisors,
         sliding_window=values.whole("sliding_window") if architecture == "gemma3" else 0,
+        scales={key: values.number(name) for key, name in _SCALES.items() if architecture == "granite"},
         tied=values.flag("tie_word_embeddings", False),
         token_ids={role: i for role in ("bos", "eos") if (i := _first_id(raw, values, f"{role}_token_id")) is not None},
     )
@@ -150,6 +180,8 @@ def _config(values: ConfigValues, raw: dict[str, Any]) -> Config:
         values.fail(f"{config.n_head} heads of size {config.head_dim} cannot share {config.n_head_kv} key-value heads")
     if architecture == "gemma3":
         _check_gemma(values, config)
+    if architecture == "smollm3":
+        _check_rotated_layers(values, config)
     return config
 
 
@@ -188,6 +220,17 @@ def _check_gemma(values: ConfigValues, config: Config) -> None:
     scalar = config.n_embd // config.n_head if large else config.head_dim
     if values.number("query_pre_attn_scalar") != scalar:
         values.refuse("query_pre_attn_scalar", f"expected {scalar}")
+
+
+def _check_rotated_layers(values: ConfigValues, config: Config) -> None:
+    """Refuse a smollm3 that rotates other layers than llama.cpp assumes."""
+    rotated = [int((i + 1) % _UNROTATED_PERIOD != 0) for i in range(config.n_layer)]
+    if "no_rope_layers" in values.values:
+        found = values.values["no_rope_layers"]
+        if not isinstance(found, list) or found[: config.n_layer] != rotated:
+            values.refuse("no_rope_layers", f"expected 0 for every {_UNROTATED_PERIOD}th layer and 1 for the others")
+    elif values.values.get("no_rope_layer_interval", _UNROTATED_PERIOD) != _UNROTATED_PERIOD:
+        values.refuse("no_rope_layer_interval", f"expected {_UNROTATED_PERIOD}")
 
 
 @dataclass(frozen=True, slots=True)

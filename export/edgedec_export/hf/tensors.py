@@ -1,7 +1,7 @@
 """Convert the tensors of a checkpoint to those of a GGUF: names, shapes, order of rows, and types.
 
-llama.cpp rotates llama's queries and keys in pairs of neighbours, Hugging Face in halves of a head, so the rows of q
-and k are reordered. Gemma's norms are stored as what is added to 1.
+llama.cpp rotates the queries and keys of some architectures in pairs of neighbours, Hugging Face in halves of a head,
+so their rows are reordered. Gemma's norms are stored as what is added to 1.
 """
 
 import re
@@ -44,14 +44,22 @@ _GEMMA_NORMS = {
     "pre_feedforward_layernorm.weight": "ffn_norm.weight",
     "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
 }
+_OLMO2_NORMS = {
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+}
 LAYER_NAMES: Mapping[str, Mapping[str, str]] = {
     "llama": _LAYER | _BIASES,
     "qwen2": _LAYER | _BIASES,
     "qwen3": _LAYER | _HEAD_NORMS,
     "gemma3": _LAYER | _HEAD_NORMS | _GEMMA_NORMS,
+    "granite": _LAYER,
+    "olmo2": {name: ours for name, ours in _LAYER.items() if ours != "attn_norm.weight"} | _HEAD_NORMS | _OLMO2_NORMS,
+    "smollm3": _LAYER,
 }
 """By architecture: the name of a tensor in a layer of a checkpoint, and its name in a layer of a GGUF."""
 
+_IN_NEIGHBOURS = frozenset({"llama", "granite", "smollm3"})
 _OPTIONAL = {"llama": frozenset(_BIASES.values())}
 _LAYER_NAME = re.compile(r"layers\.(0|[1-9]\d{0,5})\.(.+)")
 # A multimodal gemma3 has its text model under one of these names, beside an image encoder.
@@ -131,7 +139,8 @@ def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
     c, n_q, n_kv = config, config.n_head * config.head_dim, config.n_head_kv * config.head_dim
     norms = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "output_norm")
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (c.n_embd,) for name in norms}
-    shapes |= {f"attn_{x}_norm.weight": (c.head_dim,) for x in "qk"}
+    normed = (n_q, n_kv) if c.architecture == "olmo2" else (c.head_dim, c.head_dim)
+    shapes |= {"attn_q_norm.weight": normed[:1], "attn_k_norm.weight": normed[1:]}
     shapes |= {"attn_q.bias": (n_q,), "attn_k.bias": (n_kv,), "attn_v.bias": (n_kv,)}
     shapes |= dict.fromkeys(("token_embd.weight", "output.weight"), (c.n_vocab, c.n_embd))
     shapes |= {"attn_q.weight": (n_q, c.n_embd), "attn_k.weight": (n_kv, c.n_embd), "attn_v.weight": (n_kv, c.n_embd)}
@@ -167,7 +176,7 @@ def matrix_kind(tensor: Tensor, matrix_type: GGMLType | None) -> GGMLType:
 
 def _pieces(tensor: Tensor, short: str, kind: GGMLType, config: Config) -> Iterator[bytes]:
     """Yield a tensor's bytes in the GGUF."""
-    permuted = config.architecture == "llama" and short.startswith(("attn_q.", "attn_k."))
+    permuted = config.architecture in _IN_NEIGHBOURS and short.startswith(("attn_q.", "attn_k."))
     added_to_1 = config.architecture == "gemma3" and short.endswith("norm.weight")
     if not permuted and not added_to_1:
         yield from float_pieces(tensor, kind)
