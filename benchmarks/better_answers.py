@@ -17,15 +17,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from made_pairs import auroc_of, by_difficulty, compared, rights_of
 from made_runs import add_line, figures, lines_of, load, open_tasks, question, texts_of
 from made_searches import SEARCHES, Setting
-from made_table import CURVE, draw, judging, of_search, of_texts
+from made_table import CURVE, draw, measures_of, of_search, of_texts
 from provenance import provenance
 
 import edgedec
 from edgedec.choosing.judgement import judged
 from edgedec.choosing.sampled_steps import seeds_from, write_steps
-from edgedec.choosing.self_evaluation import auroc
+
+REFERENCES = {
+    "arithmetic": [("likely", 8), ("likely", 4)],
+    "dates": [("vote", 8)],
+    "functions": [("public tests", 8), ("public tests", 4)],
+}
+"""The ways of choosing that searches are compared with, task by task."""
 
 
 def sample(args: argparse.Namespace) -> None:
@@ -69,29 +76,38 @@ def table(args: argparse.Namespace) -> None:
     """Print the table of the runs in some files, and write it and its picture."""
     lines = [line for path in args.files for line in lines_of(path) if line["model"] == args.model]
     length = Tokens(args.model)
-    tables, judges = dict[str, list[dict[str, Any]]](), dict[str, Any]()
-    for kind in dict.fromkeys(line["kind"] for line in lines):
+    tables, judges, pairs = dict[str, list[dict[str, Any]]](), dict[str, Any](), dict[str, Any]()
+    for kind in sorted({line["kind"] for line in lines}):
         texts = list({line["task"]: line for line in lines if line["kind"] == kind and "rows" in line}.values())
-        rows = of_texts(texts) if texts else []
-        judges[kind] = judging(texts)
+        rows = [*of_texts(texts), by_difficulty(texts)] if texts else []
+        judges[kind] = {name: auroc_of(groups) for name, groups in measures_of(texts).items()}
+        pairs[kind] = {}
         methods = dict.fromkeys(line["method"] for line in lines if line["kind"] == kind and "method" in line)
         for method in methods:
             found = {line["task"]: line for line in lines if line.get("method") == method and line["kind"] == kind}
             rows.append(of_search(method, list(found.values()), length.count))
-            halfway = [line for line in found.values() if "chances" in line]
-            if halfway:
-                scores = [chance for line in halfway for chance in line["chances"]]
-                rights = [right for line in halfway for right in line["rights"]]
-                judges[kind]["judge, midway"] = auroc(scores, rights)
+            for way, n in REFERENCES[kind]:
+                mine = {task: line["right"] for task, line in found.items()}
+                pairs[kind][f"{method} against {way} {n}"] = compared(mine, rights_of(texts, way, n))
+            if halfway := [line for line in found.values() if "chances" in line]:
+                groups = [list(zip(line["chances"], line["rights"], strict=True)) for line in halfway]
+                judges[kind]["judge, midway"] = auroc_of(groups) | {"tasks": len(groups)}
         tables[kind] = rows
-        print(f"\n{kind}: {judges[kind]}")
+        print(f"\n{kind}:", *(f"{name}: {found}" for name, found in (judges[kind] | pairs[kind]).items()), sep="\n  ")
         for row in sorted(rows, key=lambda row: row["steps"]):
             span = f"{100 * row['low']:.0f} to {100 * row['high']:.0f}"
             print(
                 f"{row['way']:14} n={row['n']!s:4} {100 * row['accuracy']:5.1f} % ({span}) of {row['tasks']}; "
                 f"{row['tokens']:6.0f} tokens, {row['steps']:6.1f} steps, speed {row['speed']:.2f}"
             )
-    document = {"benchmark": "better_answers", "model": args.model, "curve": CURVE, "tables": tables, "auroc": judges}
+    document = {
+        "benchmark": "better_answers",
+        "model": args.model,
+        "curve": CURVE,
+        "tables": tables,
+        "auroc": judges,
+        "pairs": pairs,
+    }
     if args.json_out is not None:
         args.json_out.write_text(json.dumps(document | provenance(), indent=1) + "\n", encoding="utf-8")
     if args.plot is not None:

@@ -152,6 +152,7 @@ SEARCHES: Mapping[str, Search] = {
     "cntp": _cntp,
     "adadec": _adadec,
     "diverse8": _beam(8, 8, 0.5),
+    "diverse16": _beam(16, 16, 0.5),
     "particles4": _particles(4),
     "particles8": _particles(8),
     "particles16": _particles(16),

@@ -16,7 +16,6 @@ from edgedec.choosing.bag_of_tricks import combined
 from edgedec.choosing.first_finish import first_finished
 from edgedec.choosing.likelihood import most_likely
 from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
-from edgedec.choosing.self_evaluation import auroc
 from edgedec.choosing.vote import voted
 from edgedec_apps.pictures import COLORS, picture
 
@@ -24,6 +23,7 @@ Row = Mapping[str, Any]
 # T(n) / T(1) of the 1.5B, one thread, from the figures in docs/cpu-kernels.md; 32 rows and more as a prompt is read.
 CURVE = {1: 1.0, 4: 1.03, 8: 1.49, 16: 2.82, 32: 4.73}
 SIZES = (1, 4, 8, 16)
+MARKS = ("o", "s", "^", "v")
 
 
 def cost(n_rows: float) -> float:
@@ -119,7 +119,17 @@ def of_search(name: str, lines: Sequence[Row], lengths: Callable[[str], int]) ->
         spent += 0.41 * sum(cost(int(n)) * count for n, count in small.items())  # the 0.5B: docs/switching.md
         n_tokens = sum(n * count for n, count in rows.items())
         entries.append((line["right"], spent, lengths(line["text"]), n_tokens))
-    return summed(name, 1, entries)
+    return summed(*sized(name), entries)
+
+
+def sized(name: str) -> tuple[str, int]:
+    """Return the way and the size of a search; the number of specreason is the least grade that keeps a step.
+
+    >>> sized("particles8"), sized("specreason5"), sized("greedy")
+    (('particles', 8), ('specreason5', 1), ('greedy', 1))
+    """
+    way = name.rstrip("0123456789")
+    return (name, 1) if way in ("specreason", name) else (way, int(name[len(way) :]))
 
 
 def summed(name: str, n: int | str, entries: Sequence[tuple[bool, float, int, int]]) -> dict[str, Any]:
@@ -131,31 +141,31 @@ def summed(name: str, n: int | str, entries: Sequence[tuple[bool, float, int, in
     return row | {"tokens": fmean(entry[3] for entry in entries), "steps": steps, "speed": chosen / steps}
 
 
-def judging(lines: Sequence[Row]) -> dict[str, float | None]:
-    """Return the AUROC of judgement, likelihood and brevity, over all texts, and within tasks on average."""
-    rows = [row for line in lines for row in line["rows"]]
+def measures_of(lines: Sequence[Row]) -> dict[str, list[list[tuple[float, bool]]]]:
+    """Return by measure (the judge, likelihood, brevity) and by task its value of each text, and who is right."""
     measures: dict[str, Callable[[Row], float]] = {
         "judge": lambda row: float(row["chance"]),
         "likely": lambda row: float(row["mean_logprob"]),
         "short": lambda row: -float(row["tokens"]),
     }
-    found: dict[str, float | None] = {}
-    for name, measure in measures.items():
-        found[name] = auroc([measure(row) for row in rows], [row["right"] for row in rows])
-        per_task = [auroc([measure(r) for r in line["rows"]], [r["right"] for r in line["rows"]]) for line in lines]
-        inside = [each for each in per_task if each is not None]
-        found[f"{name}, within tasks"] = fmean(inside) if inside else None
-    return found
+    return {
+        name: [[(measure(row), row["right"]) for row in line["rows"]] for line in lines]
+        for name, measure in measures.items()
+    }
 
 
 def draw(path: Path, tables: Mapping[str, Sequence[Row]]) -> None:
-    """Draw accuracy against speed, a plot for each kind of task; the bars are 95 % intervals."""
-    with picture(path, (9.0, 4.8), "Accuracy against the chosen text's tokens per plain step") as figure:
+    """Draw accuracy against speed, a plot for each kind of task; the bars are 95 % intervals.
+
+    A way looks the same in every plot; its points are its sizes, the fewest texts at the right.
+    """
+    ways = list(dict.fromkeys(row["way"] for rows in tables.values() for row in rows if row["way"] != "oracle"))
+    with picture(path, (12.0, 6.2), "Accuracy against the chosen text's tokens per plain step") as figure:
         all_axes = figure.subplots(1, len(tables), squeeze=False)[0]
         for axes, (kind, rows) in zip(all_axes, tables.items(), strict=True):
-            for i, way in enumerate(dict.fromkeys(row["way"] for row in rows)):
+            for i, way in enumerate(ways):
                 mine = [row for row in rows if row["way"] == way and row["n"] != "auto"]
-                if way == "oracle" or not mine:
+                if not mine:
                     continue
                 shares = [100 * row["accuracy"] for row in mine]
                 bars = [
@@ -166,7 +176,7 @@ def draw(path: Path, tables: Mapping[str, Sequence[Row]]) -> None:
                     [row["speed"] for row in mine],
                     shares,
                     yerr=bars,
-                    fmt="o-" if len(mine) > 1 else "s",
+                    fmt=f"{MARKS[i // len(COLORS) % len(MARKS)]}-",
                     color=COLORS[i % len(COLORS)],
                     elinewidth=0.6,
                     markersize=4,
@@ -178,4 +188,4 @@ def draw(path: Path, tables: Mapping[str, Sequence[Row]]) -> None:
             axes.set_xlim(left=0)
             axes.set_ylim(0, 100)
             axes.grid(visible=True, alpha=0.3)
-            axes.legend(fontsize="x-small", ncols=2)
+            axes.legend(fontsize="x-small", ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))

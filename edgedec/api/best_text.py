@@ -8,20 +8,29 @@ from typing import Literal, Protocol, Unpack
 
 from edgedec.api.request_options import RequestOptions, SamplingOptions
 from edgedec.chat import Message
-from edgedec.choosing.choice import NEEDS_JUDGE, Choose, Chosen, chosen_among, may_stop, require_choose
+from edgedec.choosing.choice import (
+    NEEDS_JUDGE,
+    Choose,
+    Chosen,
+    chosen_among,
+    may_stop,
+    require_choose,
+    require_logprobs,
+)
 from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.judgement import Question, chance_yes, question_of
 from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
-from edgedec.choosing.scorer import Scorer, scores_of
+from edgedec.choosing.scorer import Scorer, require_scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
 from edgedec.decoding.branches import Branches
 from edgedec.decoding.samples import Until
 from edgedec.errors import CancelledError, OptionError, argument
-from edgedec.model import ModelCard
+from edgedec.model import Model, ModelCard
 from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation
+from edgedec.sessions.forks import require_forks
 from edgedec.tokenizer import Tokenizer
 
 ROUND = 4
@@ -55,6 +64,7 @@ class BestOf:
     def __post_init__(self) -> None:
         require_choose(self.choose)
         answer_pattern(self.answer)
+        require_scorer(self.scorer, self.scorer_seconds)
         if (self.choose == "score") != (self.scorer is not None):
             raise OptionError("scorer", self.scorer, f"it goes with {argument('choose')}='score', and only with that")
         if isinstance(self.n, str) and self.n != "auto":
@@ -101,7 +111,13 @@ def scored(
 
 
 class ManyTexts(Protocol):
-    """What choosing needs of an engine."""
+    """What choosing needs of an engine.
+
+    Attributes:
+        model: The runtime's model.
+    """
+
+    model: Model
 
     @property
     def card(self) -> ModelCard:
@@ -154,8 +170,19 @@ def best_of(
             text, with control tokens spelled out.
         cancel: Stops all texts and the scorer.
         options: The options of the texts.
+
+    Raises:
+        CapabilityError: A judgement was asked for, and the runtime can't fork; nothing was written.
+        OptionError: The method needs log-probabilities, and the options leave them out; nothing was written.
+        What samples() and scores_of() raise.
     """
     prefix, turn = words
+    if how.choose in ("likely", "bag") and options.get("logprobs", 0) is None:
+        require_logprobs(None)
+    asked = None
+    if how.choose in NEEDS_JUDGE:
+        require_forks(engine.model)
+        asked = question_of(engine.tokenizer, turn, parse_special=True)
     seed = options.get("seed")
     first_seed = secrets.randbits(62) if seed is None else seed
 
@@ -164,7 +191,7 @@ def best_of(
         return engine.samples(prompt_ids, n, until=until, cancel=cancel, **more)
 
     def judge(texts: Sequence[Generation]) -> list[float]:
-        asked = question_of(engine.tokenizer, turn, parse_special=True)
+        assert asked is not None, "a method that needs a judgement has a question"
         with engine.branches(prompt_ids, most=2, cancel=cancel) as branches:
             return judged_texts(branches, texts, asked)
 

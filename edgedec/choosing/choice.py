@@ -114,15 +114,20 @@ def _reason(chosen: Chosen, choose: Choose, n: int) -> str:
     return votes if choose == "vote" else f"{votes}, weighted by their judged chances, and it is the likeliest of these"
 
 
+def require_logprobs(logprob_sum: float | None) -> float:
+    """Return the sum of a text's log-probabilities (OptionError where it was written without)."""
+    if logprob_sum is None:
+        raise OptionError("logprobs", None, "this way of choosing needs the texts' log-probabilities: 0 is enough")
+    return logprob_sum
+
+
 def mean_logprob(text: Generation) -> float:
     """Return the mean log-probability of a text's tokens, 0 for an empty text.
 
     Raises:
         OptionError: The text was written without log-probabilities.
     """
-    if text.logprob_sum is None:
-        raise OptionError("logprobs", None, "this way of choosing needs the texts' log-probabilities: 0 is enough")
-    return text.logprob_sum / max(1, len(text.token_ids))
+    return require_logprobs(text.logprob_sum) / max(1, len(text.token_ids))
 
 
 def may_stop(choose: Choose, ended: Sequence[Generation], n: int, answer: str = ANSWER) -> bool:

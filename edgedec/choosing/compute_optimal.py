@@ -38,11 +38,11 @@ def fitted(outcomes: Sequence[tuple[float, str, float]], bounds: Sequence[float]
 
     Args:
         outcomes: (mean first score of a prompt, method, accuracy there, 0 to 1).
-        bounds: Falling least scores of the table's rows, the last one 0; a row without outcomes is left out, but for
-            the last.
+        bounds: Falling least scores of the table's rows, the last one 0; a row without outcomes is left out, and the
+            row above it holds for its prompts, too, where it is the last.
 
     Raises:
-        OptionError: No outcome falls into the last row.
+        OptionError: There are no outcomes, or none is in a row.
 
     >>> fitted([(0.9, "one", 1.0), (0.9, "vote", 0.8), (0.2, "vote", 0.5), (0.1, "one", 0.1)], [0.5, 0.0])
     [(0.5, 'one'), (0.0, 'vote')]
@@ -56,6 +56,6 @@ def fitted(outcomes: Sequence[tuple[float, str, float]], bounds: Sequence[float]
             best = max(names, key=lambda name: fmean(value for each, value in inside if each == name))
             table.append((least, best))
             top = least
-    if not table or table[-1][0] != 0:
-        raise OptionError("outcomes", len(outcomes), "some must have a first score in the table's last row")
-    return table
+    if not table:
+        raise OptionError("outcomes", len(outcomes), "some must have a first score in a row of the table")
+    return [*table[:-1], (0.0, table[-1][1])]

@@ -56,6 +56,14 @@ class CallerScorer:
         return scores_of(self.scorer, self.prefix, [texts.text(text) for text in live], self.seconds, texts.cancel)
 
 
+def require_scorer(scorer: Scorer | Sequence[str] | None, seconds: float) -> None:
+    """Raise OptionError unless `scorer` is a function, an argument list or None, and the seconds are above 0."""
+    if not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
+        raise OptionError("scorer_seconds", seconds, "it must be above 0")
+    if scorer is not None and not callable(scorer):
+        CommandScorer(scorer, seconds=seconds)
+
+
 def scores_of(
     scorer: Scorer | Sequence[str], prefix: str, steps: Sequence[str], seconds: float, cancel: CancelToken | None
 ) -> list[float]:

@@ -23,7 +23,7 @@ from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.choosing.particles import Steps, filtered
 from edgedec.choosing.planning import Planning, planned
-from edgedec.choosing.scorer import Scorer, TextScorer
+from edgedec.choosing.scorer import Scorer, TextScorer, require_scorer
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern, voted
 from edgedec.counted import counted
 from edgedec.errors import OptionError, argument
@@ -189,6 +189,7 @@ class SearchBy:
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= method.most:
             raise OptionError("search", f"{self.name}:{n}", f"its number must be a whole one from 1 to {method.most}")
         answer_pattern(self.answer)
+        require_scorer(self.scorer, self.scorer_seconds)
         if self.scorer is not None and method.scored == "no":
             raise OptionError("scorer", self.scorer, f"the search {self.name!r} takes none; leave it out")
         if self.scorer is None and method.scored == "must":

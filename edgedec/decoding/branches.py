@@ -70,7 +70,7 @@ class Branches:
             RequestError: The prompt is empty, or `most` is not from 1 to MOST_FORKS.
             ContextFullError: The prompt is longer than the context.
         """
-        require_forks(session)
+        require_forks(session.model)
         if not len(prompt_ids):
             raise RequestError("the prompt is empty; give at least one token")
         self._forks = SessionForks(require_count(most, "branches"), most_tokens)

@@ -105,7 +105,7 @@ class TextBatch:
             CancelledError, EdgedecError: The forward was cancelled, or the runtime failed.
         """
         target, request = self._target, self._request
-        require_forks(target.session)
+        require_forks(target.session.model)
         most = self.forks.most_tokens
         if most is not None and n * PAGE_TOKENS > most:
             raise MemoryCapError(

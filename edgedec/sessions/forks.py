@@ -8,7 +8,7 @@ from time import perf_counter
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
-from edgedec.model import Forward, ForwardItem, Session
+from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import OuterSession
 from edgedec.sessions.joined_work import n_rows_of, n_wanted_of
@@ -19,9 +19,9 @@ PAGE_TOKENS = 64
 """Tokens of a page of the KV cache: forks share whole pages (the cpu runtime's PAGE_TOKENS)."""
 
 
-def require_forks(session: Session) -> None:
-    """Raise CapabilityError unless forks of the session, with their rows in one forward, have the bits of one alone."""
-    model, name = session.model, session.model.card.runtime
+def require_forks(model: Model) -> None:
+    """Raise CapabilityError unless forks of a session, with their rows in one forward, have the bits of one alone."""
+    name = model.card.runtime
     model.capabilities.require("fork", name)
     if model.batch_invariant is not True:
         raise CapabilityError(

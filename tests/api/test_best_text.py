@@ -112,6 +112,9 @@ def test_what_is_refused(engine: edgedec.Engine) -> None:
         {"scorer": ["true"]},
         {"n": "many"},
         {"n": "auto", "choose": "likely"},
+        {"choose": "score", "scorer": "rm -rf"},
+        {"choose": "score", "scorer": [1]},
+        {"scorer_seconds": 0},
     ]
     for options in wrong:
         with pytest.raises(OptionError):
