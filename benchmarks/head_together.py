@@ -15,7 +15,8 @@ from time import perf_counter
 import numpy as np
 
 from edgedec.cost_curve import SharedForward
-from edgedec.head_state import ChainRules, HeadCall, HeadState
+from edgedec.draft_call import DraftCall
+from edgedec.head_state import ChainRules, HeadState
 from edgedec.model import ForwardItem, LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -27,9 +28,9 @@ _TURNS = 9
 
 def draft_together(heads: Sequence[HeadState], tokens: Sequence[int]) -> None:
     """Draft a chain behind each text, all in one call."""
-    calls: list[HeadCall] = []
+    calls: list[DraftCall] = []
 
-    def joined(call: HeadCall) -> SharedForward:
+    def joined(call: DraftCall) -> SharedForward:
         calls.append(call)
         return SharedForward()
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
+from edgedec.cost_curve import SharedForward
 from edgedec.errors import PluginError
 from edgedec.model import LayerSet, Session
 from edgedec.noise import Noise
@@ -284,3 +285,16 @@ class Closing(Protocol):
 
     def close(self) -> None:
         """Let that go; calling close() again does nothing."""
+
+
+@runtime_checkable
+class JointDrafter(Protocol):
+    """A drafter whose calls of a model may be answered together with those of other texts' drafters."""
+
+    @property
+    def calls(self) -> Sequence[SharedForward]:
+        """The calls for the latest draft, with what each of them was answered together with."""
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of its thread that the latest draft took beside these calls."""

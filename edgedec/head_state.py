@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
+from edgedec.draft_call import JoinedCalls
 from edgedec.logit_ops import LogitOps
 
 
@@ -51,30 +52,6 @@ class DraftedChain:
     p: tuple[float, ...]
     second_tokens: tuple[int, ...]
     second_p: tuple[float, ...]
-
-
-class HeadCall(Protocol):
-    """A call of a head for one session's text: a chain, or the scores of one token.
-
-    Calls of several sessions of a model are answered together where they are of one kind, so that each reading of the
-    head's weights serves all of them. Each call gets the bits that it would get alone.
-
-    Attributes:
-        kind: Calls of one kind can be answered together.
-    """
-
-    kind: str
-
-    def answer(self, others: Sequence["HeadCall"]) -> None:
-        """Answer this call, and calls of the same kind of other sessions of the model, together.
-
-        Raises:
-            EdgedecError: The head's weights are damaged, or one of the sessions is closed; no call is answered then.
-        """
-
-
-JoinedCalls = Callable[[HeadCall], SharedForward]
-"""Answers a call, maybe together with other sessions' calls, and returns what was answered together."""
 
 
 class HeadState(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
+from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError
 from edgedec.head_state import HeadState
 from edgedec.load_options import LoadOptions as LoadOptions  # a runtime's author finds all of the contract here
@@ -254,6 +256,17 @@ class Session(Protocol):
         No session has two items. Raises what forward() raises.
         """
         return self.model.forward(items)
+
+    def answer(self, calls: Sequence[tuple["Session", DraftCall]]) -> list[SharedForward]:
+        """Answer calls of one kind, which drafters make for this session's text and for those of forks of it.
+
+        Returns what each of them was answered together with: a session may join them with calls for other texts. Raises
+        what DraftCall.answer raises.
+        """
+        begun, (first, *others) = perf_counter(), [call for _, call in calls]
+        first.answer(others)
+        n_rows = sum(call.n_rows for _, call in calls)
+        return [SharedForward(perf_counter() - begun, n_rows, len(calls))] * len(calls)
 
     def final_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return f32[n, n_embd], what an embedding model makes of each token of a text; the cache is empty afterwards.

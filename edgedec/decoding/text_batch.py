@@ -1,7 +1,8 @@
 """Several texts of one prompt that are written together: in each step, all of them have their rows in one forward.
 
 Each text is drafted, verified and learned from by the code of a single text (step.py), on a fork of the session that
-read the prompt; only the forward is common. So a text has the bits that it would have alone.
+read the prompt; only the forward is common, and the calls of models that draft (joint_drafting.py). So a text has the
+bits that it would have alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ import numpy as np
 
 from edgedec.constraint import Constraint
 from edgedec.decoding.generate import SessionSlot, begun, open_run, remember_cached, reuse_prefix, tokens_behind
-from edgedec.decoding.step import item_of, prepare, take
+from edgedec.decoding.joint_drafting import JointDrafting
+from edgedec.decoding.step import item_of, take
 from edgedec.decoding.text_run import TextRun, generation_of
 from edgedec.errors import CancelledError, ContextFullError, MemoryCapError, RequestError
 from edgedec.model import Forward, ForwardItem
@@ -69,6 +71,7 @@ class TextBatch:
 
     def __init__(self, target: SessionSlot, request: Request, open_constraint: OpenConstraint, started: float) -> None:
         self.forks = SessionForks(most_tokens=tokens_behind(target, len(request.prompt_ids)))
+        self._drafting = JointDrafting(self.forks)
         self._target = target
         self._request = request
         self._open_constraint = open_constraint
@@ -157,7 +160,7 @@ class TextBatch:
         if self._target.watch is not None:
             for sentence in self._target.watch.check():
                 self._note(sentence)
-        prepared = [prepare(text.sequence, text.run.decoder) for text in self._live]
+        prepared = self._drafting.prepared([(text.sequence, text.run.decoder) for text in self._live])
         items = [item_of(text.sequence, text.run.decoder, its) for text, its in zip(self._live, prepared, strict=True)]
         begun_s = perf_counter()
         forwards = self._evaluated(items)
@@ -263,6 +266,7 @@ class TextBatch:
     def close(self) -> None:
         """Let all texts go; calling it again does nothing."""
         try:
+            self._drafting.close()
             while self._live:
                 self._let_go(self._live[0])
         finally:

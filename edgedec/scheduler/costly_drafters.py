@@ -146,13 +146,14 @@ def _pays_to_read(
 ) -> bool:
     """Tell whether the rest of the text is likely to repay the time that reading its beginning takes.
 
-    The first steps show how fast the cheap drafters make the text. The text is expected to double its length. `p` is
+    The first steps show how fast the cheap drafters make the text. The text is expected to double its length. Other
+    requests wait for the reading and for each draft, so what counts is how much faster all of them become. `p` is
     P(a node is accepted | its parent was accepted), `level_s` the seconds of one token; the rest as for plan_draft.
     """
     if log.n_steps < _LOOK_FIRST:
         return False
     mean = max(1 / cost(0), log.tokens_per_s)
-    _, gain = best_length(p, level_s, cost, n_max, mean)
+    _, gain = best_length(p, level_s, cost, n_max, (1 + log.others) * mean, log.others)
     active.hoped = gain
     first_s = active.record.first_s if active.record.first_s is not None else _FIRST_LEVELS * level_s
     rest = min(room, _REST_OF_TEXT, log.n_tokens)

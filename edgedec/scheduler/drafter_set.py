@@ -10,7 +10,7 @@ from typing import Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds
+from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter
 from edgedec.drafters.draft_model.model import ModelFactory
 from edgedec.drafters.draft_model.overlapped import OverlappedDrafter
 from edgedec.drafters.head.head import HeadDrafter
@@ -263,7 +263,8 @@ def _active(
         return _active_head(name, drafter, record, curve, is_new=is_new, greedy=greedy)
     if not isinstance(drafter, SelfDrafter):
         model = factory.summary if isinstance(factory, ModelFactory) else None
-        return ActiveDrafter(name, drafter, record, costly=model is not None, model=model)
+        price = JointPrice(drafter, curve).share_s if isinstance(drafter, JointDrafter) else None
+        return ActiveDrafter(name, drafter, record, costly=model is not None, model=model, price=price)
     drafter.learn_costs(curve, record.calibration[greedy].corrected)
     whole_s = curve.seconds(1)
     if is_new:

@@ -1,6 +1,6 @@
 """Forwards of several threads joined into one, so that parallel requests share each reading of the weights.
 
-Drafts of a trained head are joined in the same way: they are made before the forwards that verify them.
+Calls of trained heads and of draft models are joined in the same way: before the forwards that verify the drafts.
 
 A thread waits a moment for the sessions whose next forward is due; the one that comes last evaluates the rows of all:
 continuous batching (Orca, Yu et al. 2022, OSDI). So no thread is woken before a forward, and each one once behind it:
@@ -14,18 +14,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from time import monotonic, perf_counter
 
 import numpy as np
 
 from edgedec.cost_curve import SharedForward
+from edgedec.draft_call import DraftCall
 from edgedec.errors import CancelledError, SessionError
-from edgedec.head_state import HeadCall, HeadState
+from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sessions.item_session import OuterSession
-from edgedec.sessions.joined_work import Result, Work, evaluated, n_rows_of, n_wanted_of
+from edgedec.sessions.joined_work import Result, Work, evaluated, groups, kind_of, n_rows_of
 
 PIECE_ROWS = 32
 """Rows of a prompt that one joined forward reads."""
@@ -39,7 +39,7 @@ _NO_ROWS = np.empty(0, np.int32)
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """A forward that a session waits for, or a call of its head.
+    """A forward that a session waits for, or a call of one of its drafters.
 
     Attributes:
         session: The session that waits.
@@ -127,19 +127,22 @@ class Batcher:
             raise CancelledError("a forward was cancelled")  # of a tree, rows are still to be chosen from, or dropped
         return forwards
 
-    def draft(self, session: "BatchedSession", call: HeadCall) -> SharedForward:
-        """Answer a call of a session's head together with those of other sessions that come at the same time.
+    def answer(self, calls: Sequence[tuple["BatchedSession", DraftCall]]) -> list[SharedForward]:
+        """Answer calls of drafters for some sessions together with those for others that come at the same time.
 
         Sessions whose forwards wait are not waited for; their forwards wait until the drafts are made.
 
+        Returns:
+            For each call, what it was answered together with.
+
         Raises:
-            What HeadCall.answer raises. A call that fails does not affect the other sessions.
+            What DraftCall.answer raises. A call that fails does not affect the other sessions.
         """
-        ticket = _Ticket(session, call, monotonic())
-        self._wait_for_all([ticket])
-        _result_of(ticket)
-        assert ticket.shared is not None, "what has a result was joined into something"
-        return ticket.shared
+        tickets = [_Ticket(session, call, monotonic()) for session, call in calls]
+        self._wait_for_all(tickets)
+        for ticket in tickets:
+            _result_of(ticket)
+        return [ticket.shared for ticket in tickets if ticket.shared is not None]  # as each that has a result
 
     def _wait_for_all(self, tickets: Sequence[_Ticket]) -> None:
         """Wait for the results of tickets of this thread, errors included."""
@@ -210,7 +213,7 @@ class Batcher:
     def _complete_batch(self) -> list[_Ticket]:
         """Return the tickets to evaluate now; none while other sessions are due and there is time to wait for them.
 
-        Calls of heads come before forwards: the sessions that draft have rows in the forward that the others wait for.
+        Drafters' calls come before forwards: the sessions that draft have rows in the forward that the others wait for.
         """
         tickets = [ticket for ticket in self._waiting if not ticket.cancelled]
         if not self.joins:
@@ -220,17 +223,12 @@ class Batcher:
             return []
         self._due -= missing  # they are late, and not waited for until they come again
         self._due |= {ticket.session for ticket in tickets if ticket.session.taking_part}
-        kinds = [ticket.item.kind for ticket in tickets if not isinstance(ticket.item, ForwardItem)]
-        if kinds:
-            return [ticket for ticket in tickets if getattr(ticket.item, "kind", None) == kinds[0]]
-        return self._fitting(tickets)
-
-    def _fitting(self, tickets: list[_Ticket]) -> list[_Ticket]:
-        """Return the first forwards whose rows of logits one forward may return; at least one of them."""
-        n_left, n = self._most_rows, 0
-        while n < len(tickets) and (n_left := n_left - n_wanted_of(tickets[n].item)) >= 0:
-            n += 1
-        return tickets[: max(1, n)]
+        kinds = [kind_of(ticket.item) for ticket in tickets]
+        for first in kinds:
+            if first is not None:
+                return [ticket for ticket, kind in zip(tickets, kinds, strict=True) if kind == first]
+        fitting = groups([ticket.item for ticket in tickets if isinstance(ticket.item, ForwardItem)], self._most_rows)
+        return tickets[: len(fitting[0])] if fitting else []
 
     def _lead(self, batch: list[_Ticket]) -> None:
         """Evaluate a batch in this thread, with the lock released meanwhile, and put the results into the tickets.
@@ -262,7 +260,7 @@ class Batcher:
         self._wake_first()
 
 
-def _result_of(ticket: _Ticket) -> Forward | HeadCall:
+def _result_of(ticket: _Ticket) -> Forward | DraftCall:
     """Return the result of a ticket that was waited for, or raise its error."""
     if isinstance(ticket.result, BaseException):
         raise ticket.result
@@ -305,7 +303,11 @@ class BatchedSession(OuterSession):
     def draft_head(self) -> HeadState | None:
         """The draft head that follows the session inside; its drafts are joined with those of other sessions."""
         head = self.inner.draft_head
-        return None if head is None else head.seen_by(joined=partial(self.batcher.draft, self))
+        return None if head is None else head.seen_by(joined=lambda call: self.answer([(self, call)])[0])
+
+    def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
+        """Answer calls of drafters, together with those for other sessions where they come at the same time."""
+        return self.batcher.answer([(session, call) for session, call in calls if isinstance(session, BatchedSession)])
 
     @contextmanager
     def generating(self, n_prompt: int) -> Iterator[None]:

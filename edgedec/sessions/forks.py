@@ -7,11 +7,14 @@ from dataclasses import replace
 from time import perf_counter
 
 from edgedec.cost_curve import SharedForward
+from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
+from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.item_session import OuterSession
-from edgedec.sessions.joined_work import n_rows_of, n_wanted_of
+from edgedec.sessions.joined_work import groups, n_rows_of
+from edgedec.sessions.joint_calls import JointCalls
 
 MOST_FORKS = 256
 """Most forks of a session at a time."""
@@ -44,11 +47,15 @@ class SessionForks:
         most: Most forks at a time.
         most_tokens: Most tokens that all forks may hold beside what they share with the session; None for any number.
             They are counted in pages of PAGE_TOKENS, and a page that several forks share is counted once.
+        joint: Joins the calls of the texts' drafters, while a thread of its own drafts for each text; else None.
+        called: The forks for which drafters called models since the set was last emptied.
     """
 
     def __init__(self, most: int = MOST_FORKS, most_tokens: int | None = None) -> None:
         self.most = most
         self.most_tokens = most_tokens
+        self.joint: JointCalls | None = None
+        self.called: set[ForkedSession] = set()
         self._held: dict[ForkedSession, ExitStack] = {}
 
     def __len__(self) -> int:
@@ -93,7 +100,7 @@ class SessionForks:
                 raise SessionError("a forward was given a text that was dropped; it takes those that are left")
         self._take_pages(items)
         found: list[Forward] = []
-        for group in _groups(items):
+        for group in groups(items, items[0].session.model.capabilities.max_rows if items else 0):
             begun = perf_counter()
             inner = [replace(item, session=_inner(item)) for item in group]
             found += inner[0].session.together(inner)
@@ -161,6 +168,20 @@ class ForkedSession(OuterSession):
         """Evaluate an item of this fork alone; SessionForks.forward evaluates those of several together."""
         return self._forks.forward([item])[0]
 
+    @property
+    def draft_head(self) -> HeadState | None:
+        """The draft head that follows the session inside; its calls are joined as others are."""
+        head = self.inner.draft_head
+        return None if head is None else head.seen_by(joined=lambda call: self.answer([(self, call)])[0])
+
+    def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
+        """Answer a call of a drafter for this fork, together with those for other forks while these are joined."""
+        joint = self._forks.joint
+        self._forks.called.add(self)
+        if joint is None:
+            return super().answer(calls)
+        return [joint.answer(self.inner, call) for _, call in calls]
+
     def fork(self) -> "ForkedSession":
         """Open another fork, with this one's cached prefix."""
         return self._forks.fork(self)
@@ -173,17 +194,3 @@ class ForkedSession(OuterSession):
 def _inner(item: ForwardItem) -> Session:
     assert isinstance(item.session, ForkedSession), "forward() has looked the session up among the forks"
     return item.session.inner
-
-
-def _groups(items: Sequence[ForwardItem]) -> list[list[ForwardItem]]:
-    """Cut items into forwards, none of which returns more rows of logits than the runtime can."""
-    groups: list[list[ForwardItem]] = []
-    n_left = 0
-    for item in items:
-        n = n_wanted_of(item)
-        if not groups or n > n_left:
-            groups.append([])
-            n_left = item.session.model.capabilities.max_rows
-        groups[-1].append(item)
-        n_left -= n
-    return groups

@@ -1,6 +1,7 @@
 """Base classes of sessions: one turns a forward's parameters into an item, one passes calls on to another session."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
+from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError, argument
 from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, LayerSet, Model, Rows, Session
@@ -92,6 +94,11 @@ class OuterSession(ItemSession):
     def draft_head(self) -> HeadState | None:
         """The draft head that follows the session inside."""
         return self.inner.draft_head
+
+    def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
+        """Let the session inside answer calls for its text, and those for texts of other sessions of this kind."""
+        inner = [(session.inner if isinstance(session, OuterSession) else session, call) for session, call in calls]
+        return self.inner.answer(inner)
 
     def exact_rows(self, n_past: int) -> int | None:
         """Return what the session inside says."""

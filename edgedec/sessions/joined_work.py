@@ -1,19 +1,19 @@
-"""Work of several sessions that is done together: rows of forwards, or calls of draft heads."""
+"""Work of several sessions that is done together: rows of forwards, or calls of drafters."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+from edgedec.draft_call import DraftCall
 from edgedec.errors import CancelledError
-from edgedec.head_state import HeadCall
 from edgedec.model import Forward, ForwardItem, Model
 
-Work = ForwardItem | HeadCall
-Result = Forward | HeadCall | BaseException
+Work = ForwardItem | DraftCall
+Result = Forward | DraftCall | BaseException
 """The result of an item, a call that was answered, or the error of either."""
 
 
 def evaluated(model: Model, work: Sequence[Work]) -> list[Result]:
-    """Return the results of items of a model, or its heads' calls of one kind; where that fails, do one by one.
+    """Return the results of items of a model, or of drafters' calls of one kind; where that fails, do one by one.
 
     A forward's result is a copy, which stays valid after the model's next forward.
     """
@@ -38,22 +38,42 @@ def _together(model: Model, work: Sequence[Work]) -> list[Result]:
     if calls:
         calls[0].answer(calls[1:])
         return [*calls]
-    return [_own(forward) for forward in model.forward([one for one in work if isinstance(one, ForwardItem)])]
+    return [own(forward) for forward in model.forward([one for one in work if isinstance(one, ForwardItem)])]
 
 
-def _own(forward: Forward) -> Forward:
+def own(forward: Forward) -> Forward:
+    """Return a forward's result in arrays that stay valid after the model's next forward."""
     if forward.is_own:
         return forward
     hidden = {tap: states.copy() for tap, states in forward.hidden.items()}
     return replace(forward, logits=forward.logits.copy(), hidden=hidden, is_own=True)
 
 
+def kind_of(work: Work) -> Hashable | None:
+    """Return the kind of a call; None for an item of a forward."""
+    return None if isinstance(work, ForwardItem) else work.kind
+
+
 def n_rows_of(work: Work) -> int:
-    """Return the rows of an item; 1 for a call."""
+    """Return the rows of an item, or of a call that was answered."""
     if not isinstance(work, ForwardItem):
-        return 1
+        return work.n_rows
     rows = work.tokens if work.tokens is not None else work.hidden
     return 0 if rows is None else len(rows)
+
+
+def groups(items: Sequence[ForwardItem], most: int) -> list[list[ForwardItem]]:
+    """Cut items into forwards, none of which returns more than `most` rows of logits, unless for a single item."""
+    found: list[list[ForwardItem]] = []
+    n_left = 0
+    for item in items:
+        n = n_wanted_of(item)
+        if not found or n > n_left:
+            found.append([])
+            n_left = most
+        found[-1].append(item)
+        n_left -= n
+    return found
 
 
 def n_wanted_of(work: Work) -> int:

@@ -123,7 +123,7 @@ def test_without_trees_the_draft_is_a_chain(equal: DraftModel) -> None:
     """A runtime that takes no trees gets no leaves."""
     context = context_for(equal.model)
     card = SimpleNamespace(card=equal.model.card, capabilities=Capabilities(trees=False))
-    without: Any = SimpleNamespace(model=card)
+    without: Any = SimpleNamespace(model=card, answer=context.target.answer)
     shapes = {}
     for name, given in {"trees": context, "chains": replace(context, target=without)}.items():
         drafter = equal(given)

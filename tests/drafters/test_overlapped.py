@@ -34,20 +34,19 @@ PATIENCE_S = 60.0
 class Patient(OverlappedModel):
     """Whose thread has drafted all that it may before the target verifies."""
 
-    def start(self, step: Callable[[], bool]) -> None:
+    def start(self, user: object, step: Callable[[], bool]) -> None:
         """Let the thread come to its end."""
-        super().start(step)
-        assert self._thread is not None
-        self._thread.join()
+        super().start(user, step)
+        self.threads[user][0].join()
 
 
 class Hasty(OverlappedModel):
     """Whose thread is stopped as soon as it has begun."""
 
-    def start(self, step: Callable[[], bool]) -> None:
+    def start(self, user: object, step: Callable[[], bool]) -> None:
         """Stop it."""
-        super().start(step)
-        self.settle()
+        super().start(user, step)
+        self.settle(user)
 
 
 class Watched(OverlappedModel):

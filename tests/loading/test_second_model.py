@@ -36,10 +36,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the thread draft all that it may before the target verifies, however busy the machine is."""
     start = OverlappedModel.start
 
-    def start_and_wait(self: OverlappedModel, step: Callable[[], bool]) -> None:
-        start(self, step)
-        assert self._thread is not None
-        self._thread.join()
+    def start_and_wait(self: OverlappedModel, user: object, step: Callable[[], bool]) -> None:
+        start(self, user, step)
+        self.threads[user][0].join()
 
     monkeypatch.setattr(OverlappedModel, "start", start_and_wait)
 

@@ -404,12 +404,14 @@ def test_no_more_is_joined_than_one_forward_may_return(model: Model) -> None:
 
 
 class Drafting:
-    """A call of a head: implements edgedec.head_state.HeadCall.
+    """A call of a head: implements edgedec.draft_call.DraftCall.
 
     Args:
         log: Gets how many calls are answered together, each time.
         fails: Whether the call can't be answered.
     """
+
+    n_rows = 1
 
     def __init__(self, log: list[str], kind: str = "chains", *, fails: bool = False) -> None:
         self.kind = kind
@@ -436,11 +438,11 @@ def test_drafts_are_joined_and_come_before_forwards(model: Model) -> None:
         forwards = [pool.submit(s.forward, prompt(1, 4), n_past=0) for s in sessions[1:3]]
         wait_for(shared, 3)
         kinds = ("chains", "scores", "chains", "chains")
-        drafts = [pool.submit(shared.draft, s, Drafting(log, k)) for s, k in zip(sessions[3:], kinds, strict=True)]
+        drafts = [pool.submit(shared.answer, [(s, Drafting(log, k))]) for s, k in zip(sessions[3:], kinds, strict=True)]
         wait_for(shared, 7)
         sessions[3].cancel()  # a draft is not worth it
         counted.gate.set()
-        n_together = sorted(draft.result(30).n_items for draft in drafts)
+        n_together = sorted(draft.result(30)[0].n_items for draft in drafts)
         rows = [future.result(30).logits for future in forwards]
     assert sorted(log) == ["1 scores", "3 chains"]
     assert n_together == [1, 3, 3, 3]
@@ -459,7 +461,7 @@ def test_a_draft_that_fails_fails_alone(model: Model) -> None:
         pool.submit(sessions[0].forward, prompt(1, 4), n_past=0)
         assert counted.inside.wait(30)
         calls = [Drafting(log, fails=i == 1) for i in range(3)]
-        drafts = [pool.submit(shared.draft, s, call) for s, call in zip(sessions[1:], calls, strict=True)]
+        drafts = [pool.submit(shared.answer, [(s, call)]) for s, call in zip(sessions[1:], calls, strict=True)]
         wait_for(shared, 4)
         counted.gate.set()
         errors = [draft.exception(30) for draft in drafts]
@@ -478,7 +480,7 @@ def test_a_session_that_drafts_is_waited_for(model: Model) -> None:
     with first.generating(1), second.generating(1), ThreadPoolExecutor(1) as threads:
         result = threads.submit(first.forward, prompt(1, 4), n_past=0)
         wait_for(shared, 1)
-        shared.draft(second, Drafting(log))
+        shared.answer([(second, Drafting(log))])
         second.forward(prompt(1, 4), n_past=0)
         result.result(30)
     assert log == ["1 chains"]

@@ -1,6 +1,7 @@
 """A model whose next tokens come from a table, on a tokenizer of given pieces: small enough to follow by eye."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
@@ -73,7 +74,7 @@ class _Session:
     def n_cached(self) -> int:
         return len(self.held)
 
-    def forward(self, tokens: NDArray[np.int32], *, n_past: int, rows: Any) -> Forward:
+    def forward(self, tokens: NDArray[np.int32], *, n_past: int, parents: None = None, rows: Any) -> Forward:
         self.held[n_past:] = tokens.tolist()
         piece, p = self.says[self.tokenizer.decode(self.held)]
         n = self.tokenizer.n_vocab
@@ -85,5 +86,7 @@ class _Session:
 def spelled_context(target: Spelled, n_vocab: int | None = None) -> DraftContext:
     """Return a greedy context for a target with that tokenizer, whose logits may be of fewer tokens."""
     card = SimpleNamespace(n_vocab=n_vocab or target.n_vocab)
-    session: Any = SimpleNamespace(model=SimpleNamespace(card=card, capabilities=Capabilities(trees=True)))
+    model = SimpleNamespace(card=card, capabilities=Capabilities(trees=True))
+    session: Any = SimpleNamespace(model=model)
+    session.answer = partial(Session.answer, session)
     return DraftContext(session, target, SamplingParams(temperature=0), Noise(1))

@@ -9,10 +9,12 @@ never a token of the draft.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import SharedForward
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser, ModelDrafter
@@ -43,13 +45,18 @@ class CascadeModel(DraftModelUser):
 
 
 class CascadeDrafter:
-    """Implements edgedec.draft.Drafter."""
+    """Implements edgedec.draft.Drafter.
+
+    Attributes:
+        own_s: Seconds of this thread that the latest draft took beside forwards of the draft model.
+    """
 
     def __init__(self, source: DraftModel, cheap: DrafterFactory, context: DraftContext) -> None:
         # A store of its own: a cheap drafter of the same kind may be at work beside this one.
         store = context.store.setdefault("cascade", {})
         assert isinstance(store, dict), "the store's entry of this name is ours"
         budget = None if context.budget_bytes is None else context.budget_bytes // 2
+        self.own_s = 0.0
         self._cheap = cheap(replace(context, store=store, budget_bytes=budget))
         self._model = ModelDrafter(source, context, self._ahead, label=_DRAWS)
         self._tree = EMPTY_DRAFT
@@ -71,8 +78,17 @@ class CascadeDrafter:
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Return the draft that the draft model alone would return."""
+        begun = perf_counter()
         self._tree = self._cheap.draft(_NODES, deadline_s)
-        return self._model.draft(n_max, deadline_s)
+        cheap_s = perf_counter() - begun
+        draft = self._model.draft(n_max, deadline_s)
+        self.own_s = cheap_s + self._model.own_s
+        return draft
+
+    @property
+    def calls(self) -> Sequence[SharedForward]:
+        """The draft model's forwards for the latest draft, each with what it was joined into."""
+        return self._model.calls
 
     def _ahead(self, drafted: list[int], n_most: int) -> list[int]:
         """Return tokens that may follow `drafted`: the cheap drafter's; off its tree, what followed the last pair."""

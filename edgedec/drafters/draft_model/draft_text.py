@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edgedec.cost_curve import SharedForward
 from edgedec.draft import ForwardLog
 from edgedec.model import Session
 
@@ -36,11 +37,21 @@ class DraftText:
         session: The session.
         cached: The tokens that the session holds.
         recorder: Where each forward is logged while drafts are recorded; else None.
+        target: The target's session, which joins the forwards of several texts; None before the text is lent.
+        calls: The forwards since begin_draft(), each with what it was joined into.
+        called_s: Seconds that they took, waiting for other texts included.
     """
 
     session: Session
     cached: list[int] = field(default_factory=list)
     recorder: ForwardLog | None = None
+    target: Session | None = None
+    calls: list[SharedForward] = field(default_factory=list)
+    called_s: float = 0.0
+
+    def begin_draft(self) -> None:
+        """Count the forwards anew."""
+        self.calls, self.called_s = [], 0.0
 
     def n_unread(self, token_ids: Sequence[int]) -> int:
         """Return how many tokens of a new text would be read."""

@@ -9,24 +9,26 @@ edgedec.drafters.drawn_trees, with one forward for all nodes of a level.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from math import inf
 from threading import RLock
+from time import perf_counter
 from typing import Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, ForwardLog, Verification
+from edgedec.cost_curve import SharedForward
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
 from edgedec.drafters.draft_builder import DraftBuilder, Level
+from edgedec.drafters.draft_model.draft_forward import DraftForward
 from edgedec.drafters.draft_model.draft_text import DraftText, n_common, window_of
 from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
 from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.errors import MemoryCapError
 from edgedec.memory_plan import format_bytes
-from edgedec.model import Forward, Model
+from edgedec.model import Forward, ForwardItem, Model
 from edgedec.tree_shapes import CHAIN
 
 WINDOW = 1024  # tokens of the draft model's KV cache
@@ -63,7 +65,10 @@ class DraftModel:
         lock: Held while a session is lent, forked, or evaluates.
         texts: The sessions, each with what it holds.
         most: Most texts that may be drafted for at a time; None for any number.
+        joins: Whether forwards for several texts may wait for each other, to be one.
     """
+
+    joins = True
 
     def __init__(self, model: Model, most: int | None = None) -> None:
         self.model = model
@@ -77,7 +82,7 @@ class DraftModel:
         """Make the drafter of one generation."""
         return ModelDrafter(self, context)
 
-    def lend(self, user: object, token_ids: Sequence[int], recorder: ForwardLog | None) -> DraftText:
+    def lend(self, user: object, token_ids: Sequence[int], context: DraftContext) -> DraftText:
         """Return the session that a drafter uses until give_back(), or for as long as the drafter exists.
 
         At first that is the free session, or a fork of another one, that holds most of the text.
@@ -90,7 +95,7 @@ class DraftModel:
             text = self._users.get(user)
             if text is None:
                 text = self._users[user] = self._best_for(token_ids)
-                text.recorder = recorder
+                text.recorder, text.target = context.recorder, context.target
             return text
 
     def give_back(self, user: object) -> None:
@@ -128,15 +133,15 @@ class DraftModel:
 
         Only the tokens that the text's session does not hold are evaluated, and the last token of the window.
         """
-        with self.lock:
+
+        def item() -> ForwardItem:
             n = min(n_common(text.cached, window), len(window) - 1, text.session.n_cached)
             text.cached = list(window[:n])
             tokens = np.array([*window[n:], *ahead], np.int32)
             rows = np.arange(len(tokens) - len(ahead) - 1, len(tokens), dtype=np.int32)
-            forward = _own(text.session.forward(tokens, n_past=n, rows=rows if ahead else "last"))
-            text.cached = [*window, *ahead]
-        text.note(len(tokens))
-        return forward
+            return ForwardItem(text.session, n, tokens, rows=rows if ahead else "last")
+
+        return self._evaluated(text, item, [*window, *ahead])
 
     def read_paths(
         self, text: DraftText, window: Sequence[int], paths: Sequence[tuple[int, ...]]
@@ -161,21 +166,33 @@ class DraftModel:
             tokens = np.array([path[-1] for path in rows], np.int32)
             parents = np.array([rows.get(path[:-1], -1) for path in rows], np.int32)
             last = np.array([rows[path] for path in wanted], np.int32)
-            with self.lock:
-                text.cached = list(window)
-                forward = _own(text.session.forward(tokens, n_past=len(window), parents=parents, rows=last))
-            text.note(len(tokens))
+            item = partial(ForwardItem, text.session, len(window), tokens, parents=parents, rows=last)
+            forward = self._evaluated(text, item, window)
             for row, path in enumerate(wanted):
                 yield path, forward, row
 
     def go_on(self, text: DraftText, token: int) -> Forward:
         """Return the logits after one more token."""
-        with self.lock:
-            n_past = len(text.cached)
-            forward = _own(text.session.forward(np.array([token], np.int32), n_past=n_past, rows="last"))
-            text.cached.append(token)
-        text.note(1)
-        return forward
+        return self.read(text, [*text.cached, token])
+
+    def _evaluated(self, text: DraftText, item: Callable[[], ForwardItem], cached: Sequence[int]) -> Forward:
+        """Return the result of an item of a text, evaluated together with those of other texts where they are joined.
+
+        Args:
+            text: The text.
+            item: Makes the item, with the lock held.
+            cached: The tokens that the text's session holds afterwards.
+        """
+        call = DraftForward(self.model, self.lock, text, item, cached)
+        begun = perf_counter()
+        if text.target is None or not self.joins:
+            call.answer(())
+        else:
+            text.calls += text.target.answer([(text.target, call)])
+        text.called_s += perf_counter() - begun
+        assert call.forward is not None, "a call that was answered has a result"
+        text.note(call.n_rows)
+        return call.forward
 
     def forget(self) -> None:
         """Forget the tokens that the sessions hold, so that later generations read their prompts anew."""
@@ -216,11 +233,6 @@ class DraftModel:
         self.model.close()
 
 
-def _own(forward: Forward) -> Forward:
-    """Return a forward's result in arrays of its own: another text's forward may come before they are read."""
-    return forward if forward.is_own else replace(forward, logits=forward.logits.copy(), is_own=True)
-
-
 class DraftModelUser:
     """What ModelFactories have in common that draft with a loaded DraftModel by ways of their own.
 
@@ -253,6 +265,10 @@ class ModelDrafter:
         ahead: `(tokens drafted so far, most tokens)` -> tokens that may follow them. They are evaluated in the same
             forward, so that the rows are there if they do follow. That changes the time of a draft, not the draft.
         label: Sets the drawn numbers apart from those of the generation's other drafters.
+
+    Attributes:
+        calls: The forwards for the latest draft, each with what it was joined into.
+        own_s: Seconds of this thread that the latest draft took beside these forwards.
     """
 
     needs = DrafterNeeds()
@@ -261,7 +277,9 @@ class ModelDrafter:
         self, source: DraftModel, context: DraftContext, ahead: Ahead | None = None, *, label: int = _DRAWS
     ) -> None:
         self._source = source
-        self._recorder = context.recorder
+        self.calls: Sequence[SharedForward] = ()
+        self.own_s = 0.0
+        self._context = context
         self._n_vocab = min(context.target.model.card.n_vocab, source.model.card.n_vocab)
         self._levels = LevelMaker(context, self._n_vocab, label)
         self._shape = context.shape
@@ -283,9 +301,14 @@ class ModelDrafter:
         n_max = min(n_max, self._source.n_ctx // 4)
         if not self._ids or n_max < 1:
             return EMPTY_DRAFT
-        window = self._window_for(n_max)
-        if self._shape.kind != CHAIN:
-            return self._tree(window, n_max)
+        begun, text, window = perf_counter(), self._text, self._window_for(n_max)
+        text.begin_draft()
+        draft = self._tree(window, n_max) if self._shape.kind != CHAIN else self._chain(window, n_max, deadline_s)
+        self.calls, self.own_s = text.calls, perf_counter() - begun - text.called_s
+        return draft
+
+    def _chain(self, window: Sequence[int], n_max: int, deadline_s: float) -> Draft:
+        """Return a chain with leaves beside it, or a drawn chain."""
         nodes = DraftBuilder(n_max)
         # A clock must not decide where a drawn draft ends: another draft leads to another text under its rule.
         self._add_levels(nodes, self._levels_behind(window, nodes), inf if self._levels.draws else deadline_s)
@@ -315,7 +338,7 @@ class ModelDrafter:
     @property
     def _text(self) -> DraftText:
         """The session that the drafts are made on."""
-        return self._source.lend(self, self._ids[: self._n_prompt], self._recorder)
+        return self._source.lend(self, self._ids[: self._n_prompt], self._context)
 
     def _window_for(self, n_more: int) -> list[int]:
         """Return the end of the text that the session holds, with room for `n_more` tokens behind it."""

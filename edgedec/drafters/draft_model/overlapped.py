@@ -32,13 +32,15 @@ THREAD_NAME = "edgedec-draft-ahead"
 class OverlappedModel(DraftModel):
     """A draft model whose drafters go on while the target verifies (a ModelFactory).
 
-    One thread at a time uses the session: whoever needs it calls settle() first.
+    Each text's drafter has a thread of its own, whose forwards wait for nobody else's: they are not joined. One thread
+    at a time uses a text's session: whoever needs it calls settle() first.
     """
+
+    joins = False
 
     def __init__(self, model: Model, most: int | None = None) -> None:
         super().__init__(model, most)
-        self._thread: Thread | None = None
-        self._stopped = Event()
+        self.threads: dict[object, tuple[Thread, Event]] = {}  # by drafter, with what ends the thread
 
     def __call__(self, context: DraftContext) -> ModelDrafter:
         """Make the drafter of one generation.
@@ -46,36 +48,34 @@ class OverlappedModel(DraftModel):
         Under another rule than the coupled one, in another shape than a chain, and while drafts are recorded, it drafts
         without overlap.
         """
-        self.settle()
         overlaps = context.coupled and context.recorder is None and context.shape.kind == CHAIN
         return OverlappedDrafter(self, context) if overlaps else ModelDrafter(self, context)
 
-    def start(self, step: Callable[[], bool]) -> None:
-        """Repeat `step` in a thread until it returns False, or until stop() is called.
+    def start(self, user: object, step: Callable[[], bool]) -> None:
+        """Repeat `step` in the thread of a drafter until it returns False, or until stop() is called.
 
         Raises:
             RuntimeError: The system can't start another thread.
         """
-        self.settle()
-        self._stopped.clear()
-        thread = Thread(target=self._run, args=(step,), name=THREAD_NAME)
+        self.settle(user)
+        stopped = Event()
+        thread = Thread(target=_repeated, args=(step, stopped), name=THREAD_NAME)
         thread.start()
-        self._thread = thread
+        self.threads[user] = thread, stopped
 
-    def _run(self, step: Callable[[], bool]) -> None:
-        while not self._stopped.is_set() and step():
-            pass
+    def stop(self, user: object) -> None:
+        """Let the thread of a drafter end after its present step, without waiting for it."""
+        found = self.threads.get(user)
+        if found is not None:
+            found[1].set()
 
-    def stop(self) -> None:
-        """Let the thread end after its present step, without waiting for it."""
-        self._stopped.set()
-
-    def settle(self) -> None:
-        """Stop the thread and wait for its end."""
-        self.stop()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    def settle(self, user: object = None) -> None:
+        """Stop the thread of a drafter and wait for its end; of all drafters for None."""
+        for one in [*self.threads] if user is None else [user]:
+            self.stop(one)
+            found = self.threads.pop(one, None)
+            if found is not None:
+                found[0].join()
 
     def forget(self) -> None:
         """Let the next generation read its prompt anew."""
@@ -88,9 +88,14 @@ class OverlappedModel(DraftModel):
         super().shrink()
 
     def close(self) -> None:
-        """End the thread and free the draft model."""
+        """End the threads and free the draft model."""
         self.settle()
         super().close()
+
+
+def _repeated(step: Callable[[], bool], stopped: Event) -> None:
+    while not stopped.is_set() and step():
+        pass
 
 
 @dataclass(slots=True)
@@ -131,7 +136,7 @@ class OverlappedDrafter(ModelDrafter):
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt, which is read when the first draft is requested."""
-        self._overlapped.settle()
+        self._overlapped.settle(self)
         self._drafted.clear()
         self._came.clear()
         self._failure = None
@@ -156,7 +161,7 @@ class OverlappedDrafter(ModelDrafter):
         n_levels = self._add_levels(nodes, self._levels_in_turn(), deadline_s)
         if n_levels:
             n_most = min(n_levels + 1 + n_max, n_most)
-            self._overlapped.start(partial(self._go_ahead, n_levels, n_most, self._floor.path_probability))
+            self._overlapped.start(self, partial(self._go_ahead, n_levels, n_most, self._floor.path_probability))
         return nodes.build()
 
     def _levels_in_turn(self) -> Iterator[Level]:
@@ -197,12 +202,12 @@ class OverlappedDrafter(ModelDrafter):
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got, and let the thread end after its present token."""
-        self._overlapped.stop()
+        self._overlapped.stop(self)
         self._came.extend(verification.token_ids)
 
     def _settle(self) -> None:
         """Wait for the thread, and keep only the levels that follow the text as it is now."""
-        self._overlapped.settle()
+        self._overlapped.settle(self)
         for token in self._came:
             if self._drafted and self._drafted[0].tokens[0] == token:
                 self._count_used(self._drafted.pop(0))

@@ -15,11 +15,12 @@ is not known.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import SharedForward
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.draft_model.alignment import Aligned, continuation, leading_ids, whole_characters
 from edgedec.drafters.draft_model.draft_text import window_of
@@ -49,13 +50,20 @@ class UniversalDraftModel(DraftModelUser):
 
 
 class UniversalDrafter:
-    """Implements edgedec.draft.Drafter."""
+    """Implements edgedec.draft.Drafter.
+
+    Attributes:
+        calls: The forwards for the latest draft, each with what it was joined into.
+        own_s: Seconds of this thread that the latest draft took beside these forwards.
+    """
 
     needs = DrafterNeeds()
 
     def __init__(self, drafts: UniversalDraftModel, context: DraftContext) -> None:
+        self.calls: Sequence[SharedForward] = ()
+        self.own_s = 0.0
         self._source = drafts.source
-        self._recorder = context.recorder
+        self._context = context
         self._first = drafts.first
         self._target = context.tokenizer
         self._n_vocab = context.target.model.card.n_vocab
@@ -78,13 +86,15 @@ class UniversalDrafter:
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Draft text greedily while that pays, and return the target's tokens in it."""
+        begun = perf_counter()
         self._text.add(bytes(self._new))
         self._new.clear()
         ids = [*self._first, *self._text.ids]
         if not ids or not self._text.complete or n_max < 1:
             return EMPTY_DRAFT
         n_steps = min(n_max * _STEPS, self._source.n_ctx // 4)
-        lent = self._source.lend(self, ids, self._recorder)
+        lent = self._source.lend(self, ids, self._context)
+        lent.begin_draft()
         if self._window is None or self._window >= len(ids):  # the text may begin later than it did
             self._window = lent.first_begin(ids)
         self._window = lent.next_begin(self._window, len(ids), n_steps)
@@ -110,6 +120,7 @@ class UniversalDrafter:
             if path < self._floor.path_probability or monotonic() > deadline_s:
                 break
             forward = self._source.go_on(lent, token)
+        self.calls, self.own_s = lent.calls, perf_counter() - begun - lent.called_s
         return draft.truncated(n_max)
 
     def _translated(self, pieces: Sequence[bytes], p: Sequence[float], *, ended: bool) -> Draft:

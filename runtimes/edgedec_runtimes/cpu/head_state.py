@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
+from edgedec.draft_call import DraftCall, JoinedCalls
 from edgedec.errors import ModelFormatError, SessionError, argument
-from edgedec.head_state import ChainRules, DraftedChain, HeadCall, JoinedCalls
+from edgedec.head_state import ChainRules, DraftedChain
 from edgedec.logit_ops import LogitOps
 from edgedec.memory_plan import format_bytes
 from edgedec.trained_heads.acceptance import accepts_too_little
@@ -28,12 +29,15 @@ F32 = NDArray[np.float32]
 
 
 class CpuHeadCall:
-    """Implements edgedec.head_state.HeadCall: a native function, and one of the texts that it is called for.
+    """Implements edgedec.draft_call.DraftCall: a native function, and one of the texts that it is called for.
 
     Attributes:
         kind: The name of the native function.
+        n_rows: 1.
         item: The text, and the result.
     """
+
+    n_rows = 1
 
     def __init__(self, state: "CpuHeadState", kind: str, item: DraftItem, *pointed_to: object) -> None:
         self.kind = kind
@@ -41,8 +45,8 @@ class CpuHeadCall:
         self._state = state
         self._pointed_to = pointed_to
 
-    def answer(self, others: Sequence[HeadCall]) -> None:
-        """Draft for this text and those of other calls of the same kind, together; see HeadCall."""
+    def answer(self, others: Sequence[DraftCall]) -> None:
+        """Draft for this text and those of other calls of the same kind, together; see DraftCall."""
         calls = [self, *(call for call in others if isinstance(call, CpuHeadCall))]
         with self._state.using():  # which holds the model's lock, so that the others stay open
             for call in calls[1:]:

@@ -16,11 +16,12 @@ from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
 
 from edgedec.cost_curve import SharedForward
+from edgedec.draft_call import DraftCall
 from edgedec.errors import ModelFormatError, RequestError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.head_state import ChainRules, DraftedChain, HeadCall, HeadState
+from edgedec.head_state import ChainRules, DraftedChain, HeadState
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.sessions.sliding_window import SlidingSession
 from edgedec.trained_heads.head import Head, HeadTensor
@@ -178,11 +179,11 @@ def test_a_chain_is_the_best_tokens_until_its_path_is_unlikely(tmp_path: Path) -
 
 def drafted(sessions: list[tuple[Session, int]], rules: ChainRules) -> list[DraftedChain]:
     """Return the chains behind texts of which the sessions hold so many tokens, drafted together."""
-    calls: list[HeadCall] = []
+    calls: list[DraftCall] = []
     threads = ThreadPoolExecutor(len(sessions))
     all_there = Barrier(len(sessions), action=lambda: calls[0].answer(calls[1:]))
 
-    def joined(call: HeadCall) -> SharedForward:
+    def joined(call: DraftCall) -> SharedForward:
         calls.append(call)
         all_there.wait(30)
         return SharedForward(0.0, len(calls), len(calls))
@@ -233,11 +234,11 @@ def test_many_texts_are_drafted_in_several_forwards(tmp_path: Path) -> None:
         assert all(same(scores(*one), rows) for one in sessions)
 
 
-def call_of(session: Session) -> HeadCall:
+def call_of(session: Session) -> DraftCall:
     """Return the call of a session's head for a chain behind the first 20 tokens."""
-    calls: list[HeadCall] = []
+    calls: list[DraftCall] = []
 
-    def joined(call: HeadCall) -> SharedForward:
+    def joined(call: DraftCall) -> SharedForward:
         calls.append(call)
         return SharedForward()
 

@@ -1,0 +1,113 @@
+"""Texts of one prompt with a model that drafts: each is that of its seed alone, and drafts are made together."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_heads import TinyHead, write_head
+from support.tiny_models import N_VOCAB, tiny_llama
+from support.tiny_quantized import Tiny, write_tiny
+
+import edgedec
+from edgedec.draft_call import DraftCall
+from edgedec.drafters.draft_model.draft_forward import DraftForward
+from edgedec.grammar import Grammar
+from edgedec_runtimes.cpu.head_state import CpuHeadCall
+
+PROMPT = "abcabcabcabcabcabc, and so on: abc"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "seed": 7},
+    "sampled": {"temperature": 1.0, "seed": 7},
+    "grammar": {"temperature": 1.0, "seed": 7, "grammar": Grammar.regex("[a-f]{30,60}")},
+}
+SHAPE = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
+HEAD = TinyHead(
+    n_embd=48, n_embd_target=48, n_ff=80, n_head=3, n_head_kv=1, head_dim=16, taps=(2, 3, 4), n_vocab_target=N_VOCAB
+)
+WAYS: dict[str, dict[str, Any]] = {
+    "a draft model": {"draft": "model"},
+    "a cascade": {"draft": "cascade+suffix"},
+    "a draft model and two requests": {"draft": "model", "n_parallel": 2},
+    "an overlapped draft model": {"draft": "model", "draft_overlap": True},
+    "a head": {"draft": "head"},
+    "a head and two requests": {"draft": "head+suffix", "n_parallel": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny model, its draft model, and a random head for it."""
+    folder = tmp_path_factory.mktemp("samples")
+    write_head(folder / "head", HEAD)
+    small = tiny_llama(folder / "small.gguf", seed=2, n_ctx_train=1024)
+    return {"target": write_tiny(folder / "m.gguf", SHAPE), "draft_model": small, "draft_head": folder / "head"}
+
+
+@pytest.fixture(scope="module")
+def plain(files: dict[str, Path]) -> Iterator[edgedec.Engine]:
+    """The model without drafts."""
+    with edgedec.load(files["target"], runtime="cpu", n_ctx=256, draft=None) as engine:
+        yield engine
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How many calls of a draft model or a head were answered at once, how often."""
+    found: Counter[int] = Counter()
+    for kind in (DraftForward, CpuHeadCall):
+
+        def counting(call: Any, others: Sequence[DraftCall], answer: Any = kind.answer) -> None:
+            found[1 + len(others)] += 1
+            answer(call, others)
+
+        monkeypatch.setattr(kind, "answer", counting)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_text_is_that_of_its_seed_alone(
+    files: dict[str, Path], plain: edgedec.Engine, together: Counter[int], way: str
+) -> None:
+    """Text k == the text of seed + k without drafts, log-probabilities too; drafts are made for all four at once."""
+    with_head = "head" in way
+    second: dict[str, Any] = {"draft_head": files["draft_head"]} if with_head else {"draft_model": files["draft_model"]}
+    with edgedec.load(files["target"], runtime="cpu", n_ctx=256, **WAYS[way], **second) as engine:
+        for name, options in OPTIONS.items():
+            found = engine.samples(PROMPT, 4, max_tokens=24, ignore_end=name != "grammar", logprobs=0, **options)
+            for k, text in enumerate(found):
+                its: dict[str, Any] = {**options, "seed": options["seed"] + k, "ignore_end": name != "grammar"}
+                alone = plain.generate(PROMPT, max_tokens=24, logprobs=0, **its)
+                assert (text.token_ids, text.text, text.logprob_sum) == (alone.token_ids, alone.text, alone.logprob_sum)
+                assert text.stats.n_drafts > 0 or name == "grammar"
+                assert not any(counts["failed"] for counts in text.stats.drafters.values())
+    assert (together[4] > 10) == ("overlapped" not in way)
+
+
+def test_texts_that_are_forked_and_dropped_draft_on(
+    files: dict[str, Path], plain: edgedec.Engine, together: Counter[int]
+) -> None:
+    """A fork in mid-text drafts along with the others, and their texts stay what they are alone."""
+    options: dict[str, Any] = {"max_tokens": 30, "ignore_end": True}
+    with edgedec.load(
+        files["target"], runtime="cpu", n_ctx=256, draft="model", draft_model=files["draft_model"]
+    ) as engine:
+        stream = engine.samples_stream(PROMPT, 3, temperature=1.0, seed=7, **options)
+        for _ in range(9):
+            next(stream)
+        assert stream.fork(1) == [3]
+        stream.drop(0)
+        for _ in stream:
+            pass
+        texts = stream.generations
+        for k in (1, 2):
+            alone = plain.generate(PROMPT, temperature=1.0, seed=7 + k, **options)
+            assert texts[k].token_ids == alone.token_ids
+        stopped = engine.samples_stream(PROMPT, 3, temperature=1.0, seed=7, **options)
+        for _ in range(12):
+            next(stopped)
+        stopped.close()
+        again = engine.generate(PROMPT, temperature=1.0, seed=8, **options)
+    assert again.token_ids == texts[1].token_ids
+    assert together[3] > 3
