@@ -61,7 +61,7 @@ def main() -> None:
     ways = {"one after the other": (1, load), f"{args.parallel} at once": (args.parallel, many)}
     if args.draft_head is not None:
         ways = {"without the head": (args.parallel, many)}
-        ways["with the head"] = args.parallel, many | {"draft_head": args.draft_head}
+        ways["with the head"] = args.parallel, many | {"draft_head": args.draft_head and Path(args.draft_head).name}
     if args.draft_model is not None:
         ways = {"without drafts": (args.parallel, many | {"draft": None})}
         ways["with the draft model"] = args.parallel, many | {"draft_model": args.draft_model}
@@ -82,7 +82,7 @@ def main() -> None:
     plain, other = ways
     print(f"{args.parallel} requests: {other} {second / first:.2f} x {plain}; {differ} texts differ")
     document = {"benchmark": "parallel", "model": args.model, "draft": args.draft, "parallel": args.parallel}
-    document |= {"draft_model": args.draft_model, "draft_head": args.draft_head}
+    document |= {"draft_model": args.draft_model, "draft_head": args.draft_head and Path(args.draft_head).name}
     document |= {"ratio": second / first, "tokens_per_s": rates, "different": differ} | provenance()
     if args.out is not None:
         args.out.write_text(json.dumps(document, indent=1) + "\n")
