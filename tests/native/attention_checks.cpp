@@ -87,14 +87,15 @@ struct Query {
 };
 
 // Evaluate queries together; slots from n_prefix on belong to a tree of `n_slots - n_prefix` rows where there are paths.
-// In `n_parts` parts, of which each computes some spans and keeps them.
+// In `n_steps` steps, which follow one another, each in `n_parts` parts, which compute some spans and keep them.
 std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::vector<const Query *> &queries,
-                           int32_t n_prefix, int32_t n_slots, bool is_tree, int64_t n_parts = 1) {
+                           int32_t n_prefix, int32_t n_slots, bool is_tree, int64_t n_parts = 1,
+                           int64_t n_steps = 1) {
   const size_t d = (size_t)c.shape.head_dim;
   const int64_t tree_stride = (n_slots - n_prefix) / PAGE_TOKENS * PAGE_TOKENS + 2 * PAGE_TOKENS;
   Floats packed(MAX_QUERIES * d, NAN), weights((size_t)(MAX_QUERIES * SPAN_TOKENS), NAN), sums(8 * d, NAN);
   Floats tree(8 * (size_t)tree_stride, NAN), unpacked((SPAN_TOKENS + PAGE_TOKENS) * d, NAN);
-  std::vector<Floats> out(queries.size(), Floats(d, NAN));
+  std::vector<Floats> out(queries.size(), Floats(d, NAN)), states(queries.size(), Floats(2, NAN));
   AttentionWork w{};
   w.head_dim = c.shape.head_dim;
   w.n_queries = (int32_t)queries.size();
@@ -119,6 +120,7 @@ std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::v
   for (size_t i = 0; i < queries.size(); ++i) {
     w.query[i] = queries[i]->values.data();
     w.out[i] = out[i].data();
+    w.state[i] = n_steps > 1 ? states[i].data() : nullptr;
     w.start[i] = queries[i]->start;
     w.visible[i] = queries[i]->visible;
     w.sink[i] = c.kind.has_sinks ? &queries[i]->sink : nullptr;
@@ -126,12 +128,19 @@ std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::v
   }
   Floats kept(queries.size() * (size_t)w.n_spans * (d + 2), NAN);
   if (n_parts > 1) w.kept = kept.data();
-  for (int64_t part = 0; part < n_parts; ++part) {
-    w.span_begin = w.n_spans * part / n_parts;
-    w.span_end = w.n_spans * (part + 1) / n_parts;
-    kernels.attend(w);
+  for (int64_t step = 0; step < n_steps; ++step) {
+    const int64_t begin = w.n_spans * step / n_steps, end = w.n_spans * (step + 1) / n_steps;
+    w.resumed = step > 0;
+    w.unfinished = step < n_steps - 1;
+    for (int64_t part = 0; part < n_parts; ++part) {
+      w.span_begin = begin + (end - begin) * part / n_parts;
+      w.span_end = begin + (end - begin) * (part + 1) / n_parts;
+      kernels.attend(w);
+    }
+    w.span_begin = begin;
+    w.span_end = end;
+    if (n_parts > 1) kernels.join_spans(w);
   }
-  if (n_parts > 1) kernels.join_spans(w);
   return out;
 }
 
@@ -182,8 +191,8 @@ void check_chains(const Kernels &kernels, std::mt19937 &random, const Kind &kind
     for (size_t i = 0; i < sums.size(); ++i) most = std::max(most, fabs(alone.back()[i] - sums[i]));
     expect(most < kind.tolerance(), kernels, what + ": beside plain sums");
     together.push_back(&query);
-    for (int64_t n_parts : {1, 2, 3}) {
-      const std::vector<Floats> found = attend(kernels, c, together, n - 4, n, false, n_parts);
+    for (int64_t cut : {1, 2, 3, 4, 5, 6}) {
+      const std::vector<Floats> found = attend(kernels, c, together, n - 4, n, false, (cut - 1) % 3 + 1, (cut - 1) / 3 + 1);
       for (size_t i = 0; i < found.size(); ++i)
         expect(same_bits(found[i], alone[i]), kernels, what + ": " + std::to_string(found.size()) + " queries at once");
     }
@@ -214,9 +223,9 @@ void check_trees(const Kernels &kernels, std::mt19937 &random, const Kind &kind,
   }
   std::vector<const Query *> all;
   for (const Query &query : queries) all.push_back(&query);
-  for (int64_t n_parts : {1, 2})
+  for (int64_t cut : {0, 1, 2, 3})
     for (size_t i = 0; i < all.size(); ++i) {
-      const Floats found = attend(kernels, tree, all, n_prefix, n_prefix + 3 * n_own, true, n_parts)[i];
+      const Floats found = attend(kernels, tree, all, n_prefix, n_prefix + 3 * n_own, true, cut % 2 + 1, cut / 2 + 1)[i];
       const Floats alone = attend(kernels, chain, {all[i]}, all[i]->visible - 1, all[i]->visible, false)[0];
       expect(same_bits(found, alone), kernels,
              "attention of a tree on " + std::to_string(n_prefix) + " tokens equals that of its chain");

@@ -127,7 +127,9 @@ void join(Part &all, const Part &span, int32_t head_dim) {
   all.total = all.total * lanes[0][0] + span.total * lanes[1][0];
 }
 
-Part nothing(const AttentionWork &w, int query) {
+// Return what a query has of the spans before those of this call.
+Part begun(const AttentionWork &w, int query) {
+  if (w.resumed) return {w.out[query], w.state[query][0], w.state[query][1]};
   memset(w.out[query], 0, (size_t)w.head_dim * sizeof(float));
   return {w.out[query], -INFINITY, 0.0f};
 }
@@ -146,6 +148,13 @@ void divide(const AttentionWork &w, int query, const Part &part) {
     factor = set(lanes[0][0] / (part.total * lanes[0][0] + lanes[1][0]));
   }
   for (int32_t d = 0; d < head_dim; d += LANES) store(part.sums + d, mul(load(part.sums + d), factor));
+}
+
+// Write a query's result, or what later calls go on from.
+void finish(const AttentionWork &w, int query, const Part &part) {
+  if (!w.unfinished) return divide(w, query, part);
+  w.state[query][0] = part.most;
+  w.state[query][1] = part.total;
 }
 
 // One chunk of queries and one span: which of its tokens are seen.
@@ -290,7 +299,7 @@ void attend_as(const AttentionWork &w) {
     float *queries = w.packed + c * CHUNK * w.head_dim;
     for (int q = 0; q < view.n; ++q) {
       for (int32_t d = 0; d < w.head_dim; ++d) queries[d * view.n + q] = w.query[view.first + q][d];
-      if (w.kept == nullptr) all[view.first + q] = nothing(w, view.first + q);
+      if (w.kept == nullptr) all[view.first + q] = begun(w, view.first + q);
     }
     if (stays_rotated(w)) edgedec::hadamard(queries, w.head_dim, view.n);
   }
@@ -328,7 +337,7 @@ void attend_as(const AttentionWork &w) {
         finish_span<PACKED>(w, span, view, w.weights + view.first * SPAN, parts + view.first, all + view.first);
     }
   }
-  for (int q = 0; w.kept == nullptr && q < w.n_queries; ++q) divide(w, q, all[q]);
+  for (int q = 0; w.kept == nullptr && q < w.n_queries; ++q) finish(w, q, all[q]);
 }
 
 void attend(const AttentionWork &work) {
@@ -339,11 +348,12 @@ void attend(const AttentionWork &work) {
 // Join the spans of each query that calls of attend() have kept.
 void join_spans(const AttentionWork &w) {
   for (int q = 0; q < w.n_queries; ++q) {
-    Part all = nothing(w, q);
-    for (int64_t span = w.start[q] / SPAN; span * SPAN < w.visible[q]; ++span) {
+    Part all = begun(w, q);
+    const int64_t first = w.start[q] / SPAN, end = (w.visible[q] + SPAN - 1) / SPAN;
+    for (int64_t span = first > w.span_begin ? first : w.span_begin; span < end && span < w.span_end; ++span) {
       float *kept = w.kept + (q * w.n_spans + span) * (w.head_dim + 2);
       join(all, {kept, kept[w.head_dim], kept[w.head_dim + 1]}, w.head_dim);
     }
-    divide(w, q, all);
+    finish(w, q, all);
   }
 }

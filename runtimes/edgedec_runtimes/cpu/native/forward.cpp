@@ -364,6 +364,7 @@ void Run::find_best(int thread) {
 
 Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel) {
   plan.end_early(model.config.n_layer);
+  plan.group_rows();
   const int64_t wide = model.config.wide_norms ? model.n_q() : 0;
   const size_t panel = 2 * BAND * PANEL_ROWS;
   const size_t row = (size_t)std::max<int64_t>({model.n_input(), model.config.head_dim, wide});

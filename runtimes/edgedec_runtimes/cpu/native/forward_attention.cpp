@@ -122,50 +122,49 @@ float Run::temperature_at(int32_t position) const {
   return (float)(1.0 + c_.temperature_scale * log(1.0 + position / c_.temperature_tokens));
 }
 
-// How the attention of the rows of one item is cut: chunks of queries, and the spans that they see into parts where there
-// are few chunks. A piece is one part of one chunk of one key-value head.
+// How the attention of a group of rows is cut: chunks of queries, and the spans that they see into parts where there are few
+// chunks. A piece is one part of one chunk of one key-value head.
 struct Run::AttentionCut {
   int64_t chunk, n_chunks, n_parts;
 };
 
 struct Run::AttentionPiece {
-  RowRange range;  // the item's rows
+  const AttentionGroup *group;
   AttentionCut of;
   int64_t head, first_query, part;
-  int64_t number;  // of the chunk, among those of all items and heads
+  int64_t number;  // of the chunk, among those of all groups and heads of a step
 };
 
-Run::AttentionCut Run::cut(const RowRange &range, size_t n_ranges) const {
+Run::AttentionCut Run::cut(const AttentionGroup &group, size_t n_groups) const {
   const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t n_queries = (int64_t)(range.end - range.begin) * (c_.n_head / c_.n_head_kv), n_threads = m_.pool.size();
-  const int64_t n_heads = (int64_t)n_ranges * c_.n_head_kv, wanted = CHUNKS_PER_THREAD * n_threads;
-  const int64_t least = divided(n_queries, divided(wanted, n_heads));
+  const int64_t n_queries = (int64_t)group.rows.size() * (c_.n_head / c_.n_head_kv), n_threads = m_.pool.size();
+  const int64_t n_heads = (int64_t)n_groups * c_.n_head_kv, wanted = CHUNKS_PER_THREAD * n_threads;
+  const bool together = n_kept_ > 0 && group.unfinished;  // spans are cut in place of queries, so that each is read once
+  const int64_t least = together ? n_queries : divided(n_queries, divided(wanted, n_heads));
   const int64_t chunk = std::min<int64_t>(divided(least, QUERY_GROUP) * QUERY_GROUP, MAX_QUERIES);
   const int64_t n_chunks = divided(n_queries, chunk), n_pieces = n_heads * n_chunks;
   if (n_kept_ == 0 || n_pieces >= wanted) return {chunk, n_chunks, 1};
-  return {chunk, n_chunks, std::min(plan_.n_spans(), divided(PIECES_PER_THREAD * n_threads, n_pieces))};
+  return {chunk, n_chunks, std::min(group.end - group.begin, divided(PIECES_PER_THREAD * n_threads, n_pieces))};
 }
 
-int64_t Run::count_pieces(int32_t l) const {
-  const std::vector<RowRange> &ranges = plan_.ranges(l);
+int64_t Run::count_pieces(const std::vector<AttentionGroup> &groups) const {
   int64_t n = 0;
-  for (const RowRange &range : ranges) {
-    const AttentionCut of = cut(range, ranges.size());
+  for (const AttentionGroup &group : groups) {
+    const AttentionCut of = cut(group, groups.size());
     n += of.n_chunks * c_.n_head_kv * of.n_parts;
   }
   return n;
 }
 
-// Return a piece of layer l by its number.
-Run::AttentionPiece Run::find_piece(int32_t l, int64_t number) const {
-  const std::vector<RowRange> &ranges = plan_.ranges(l);
+// Return a piece of a step by its number.
+Run::AttentionPiece Run::find_piece(const std::vector<AttentionGroup> &groups, int64_t number) const {
   int64_t n_before = 0;
-  for (const RowRange &range : ranges) {
-    const AttentionCut of = cut(range, ranges.size());
+  for (const AttentionGroup &group : groups) {
+    const AttentionCut of = cut(group, groups.size());
     const int64_t n_chunks = of.n_chunks * c_.n_head_kv;
     if (number < n_chunks * of.n_parts) {
       const int64_t chunk = n_chunks - 1 - number / of.n_parts;  // the last rows, which see most, come first
-      return {range, of, chunk % c_.n_head_kv, chunk / c_.n_head_kv * of.chunk, number % of.n_parts, n_before + chunk};
+      return {&group, of, chunk % c_.n_head_kv, chunk / c_.n_head_kv * of.chunk, number % of.n_parts, n_before + chunk};
     }
     number -= n_chunks * of.n_parts;
     n_before += n_chunks;
@@ -174,8 +173,10 @@ Run::AttentionPiece Run::find_piece(int32_t l, int64_t number) const {
 }
 
 void Run::attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
-  stages_.each(thread, count_pieces(l), [&](int64_t number) { attend_piece(l, rows, find_piece(l, number), memory); });
-  end_stage(thread, EC_OP_ATTENTION);
+  for (const std::vector<AttentionGroup> &groups : plan_.steps(l)) {
+    stages_.each(thread, count_pieces(groups), [&](int64_t number) { attend_piece(l, rows, find_piece(groups, number), memory); });
+    end_stage(thread, EC_OP_ATTENTION);
+  }
   if (c_.head_dim % 32 == 0 || m_.attended.view().blocks == nullptr) return;
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     k_.quantize(m_.attended.view(), i, 0, m_.n_q(), m_.attention.data() + i * m_.n_q());
@@ -224,44 +225,59 @@ AttentionWork Run::work_of(int32_t l, int64_t head, const ec_item &item, float *
   return w;
 }
 
-void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory) {
-  const int64_t group = c_.n_head / c_.n_head_kv, d = c_.head_dim, begin = (int64_t)piece.range.begin;
-  const int64_t n_queries = (int64_t)(piece.range.end - piece.range.begin) * group;
-  const ec_item &item = plan_.items[plan_.rows[(size_t)rows[piece.range.begin]].item];
-  AttentionWork w = work_of(l, piece.head, item, memory);
-  w.n_queries = (int32_t)std::min(piece.of.chunk, n_queries - piece.first_query);
+// Let a piece's queries be those of its rows. Return the spans that they see, of those that their group attends to.
+Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece) {
+  const AttentionGroup &group = *piece.group;
+  const int64_t per_row = c_.n_head / c_.n_head_kv, d = c_.head_dim;
   const Layer &layer = m_.layers[(size_t)l];
   const std::vector<float> &sinks = layer.vectors[EC_SINKS];
-  int64_t at[MAX_QUERIES], first = INT64_MAX, last = 0;
+  w.n_queries = (int32_t)std::min(piece.of.chunk, (int64_t)group.rows.size() * per_row - piece.first_query);
+  w.resumed = group.resumed;
+  w.unfinished = group.unfinished;
+  Spans seen = {group.end, group.begin};
   for (int32_t q = 0; q < w.n_queries; ++q) {
-    const int64_t query = piece.first_query + q, i = begin + query / group, h = piece.head * group + query % group;
-    const RowInfo &row = plan_.rows[(size_t)rows[(size_t)i]];
-    at[q] = i * m_.n_q() + h * d;
-    const int64_t asked = (int64_t)piece.range.first_query + query / group;
-    w.query[q] = m_.qkv.data() + asked * (m_.n_q() + 2 * m_.n_kv()) + h * d;
-    w.out[q] = m_.attention.data() + at[q];
+    const int64_t query = piece.first_query + q, h = piece.head * per_row + query % per_row;
+    const AttentionGroup::Row &at = group.rows[(size_t)(query / per_row)];
+    const RowInfo &row = plan_.rows[(size_t)rows[at.place]];
+    const bool in_tree = plan_.items[row.item].parents != nullptr && !group.unfinished;  // what rows share is before a tree
+    w.query[q] = m_.qkv.data() + (int64_t)at.query * (m_.n_q() + 2 * m_.n_kv()) + h * d;
+    w.out[q] = m_.attention.data() + (int64_t)at.place * m_.n_q() + h * d;
+    w.state[q] = states_.empty() ? nullptr : states_.data() + 2 * ((int64_t)at.place * c_.n_head + h);
     w.visible[q] = row.position + 1;
     w.start[q] = layer.slides ? std::max(0, row.position + 1 - c_.sliding_window) : 0;
     w.sink[q] = sinks.empty() ? nullptr : sinks.data() + h;
-    w.path[q] = item.parents != nullptr ? plan_.paths.data() + row.path_begin : nullptr;
-    first = std::min<int64_t>(first, w.start[q] / SPAN_TOKENS);
-    last = std::max<int64_t>(last, row.position / SPAN_TOKENS + 1);
+    w.path[q] = in_tree ? plan_.paths.data() + row.path_begin : nullptr;
+    seen.begin = std::min<int64_t>(seen.begin, w.start[q] / SPAN_TOKENS);
+    seen.end = std::max<int64_t>(seen.end, row.position / SPAN_TOKENS + 1);
   }
-  const int64_t n_parts = piece.of.n_parts, per_part = (last - first + n_parts - 1) / n_parts;
-  w.span_begin = std::min(last, first + piece.part * per_part);
-  w.span_end = std::min(last, w.span_begin + per_part);
-  if (n_parts > 1)
-    w.kept = m_.kept.data() + ((piece.head * (int64_t)rows.size() + begin) * group + piece.first_query) * w.n_spans * (d + 2);
+  const int64_t end = std::min(seen.end, group.end);
+  return {std::min(std::max(seen.begin, group.begin), end), end};
+}
+
+void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory) {
+  const AttentionGroup &group = *piece.group;
+  const int64_t per_row = c_.n_head / c_.n_head_kv, d = c_.head_dim, n_parts = piece.of.n_parts;
+  AttentionWork w = work_of(l, piece.head, plan_.items[plan_.rows[(size_t)rows[group.rows[0].place]].item], memory);
+  const Spans seen = set_queries(w, l, rows, piece);
+  const int64_t per_part = (seen.end - seen.begin + n_parts - 1) / n_parts;
+  w.span_begin = std::min(seen.end, seen.begin + piece.part * per_part);
+  w.span_end = std::min(seen.end, w.span_begin + per_part);
+  const int64_t first = (piece.head * (int64_t)rows.size() + (int64_t)group.n_before) * per_row + piece.first_query;
+  if (n_parts > 1) w.kept = m_.kept.data() + first * w.n_spans * (d + 2);
   k_.attend(w);
   if (n_parts > 1) {  // the thread that finishes the last part joins all of them
     std::atomic<int64_t> &n_finished = n_finished_[(size_t)piece.number];
     if (n_finished.fetch_add(1, std::memory_order_acq_rel) != n_parts - 1) return;
     n_finished.store(0, std::memory_order_relaxed);
+    w.span_begin = seen.begin;
+    w.span_end = seen.end;
     k_.join_spans(w);
   }
-  for (int32_t q = 0; q < w.n_queries; ++q)
-    if (d % 32 == 0 || m_.attended.view().blocks == nullptr)
-      k_.quantize(m_.attended.view(), at[q] / m_.n_q(), at[q] % m_.n_q(), d, w.out[q]);
+  if (group.unfinished || (d % 32 != 0 && m_.attended.view().blocks != nullptr)) return;
+  for (int32_t q = 0; q < w.n_queries; ++q) {
+    const int64_t at = w.out[q] - m_.attention.data();
+    k_.quantize(m_.attended.view(), at / m_.n_q(), at % m_.n_q(), d, w.out[q]);
+  }
 }
 
 }  // namespace edgedec

@@ -77,6 +77,17 @@ void Plan::end_early(int32_t n_layer) {
   ends_early = true;
 }
 
+void Plan::group_rows() {
+  if (ends_early) last_steps = attention_steps(*this, last_attn, last_ranges);
+  if (attn_rows.empty()) all_steps = attention_steps(*this, all_rows, all_ranges);
+  for (size_t l = 0; l < attn_rows.size(); ++l) attn_steps.push_back(attention_steps(*this, attn_rows[l], attn_ranges[l]));
+}
+
+bool Plan::has_steps() const {
+  const auto several = [](const AttentionSteps &steps) { return steps.size() > 1; };
+  return several(all_steps) || several(last_steps) || std::any_of(attn_steps.begin(), attn_steps.end(), several);
+}
+
 Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
   Plan plan{};
   plan.items = items;

@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "attention_groups.h"
 #include "model.h"
 
 namespace edgedec {
@@ -32,6 +33,9 @@ struct Plan {
   bool ends_early = false;
   std::vector<int32_t> last_attn, last_mlp;
   std::vector<RowRange> last_ranges;
+  // How the rows attend: of the lists all_rows, attn_rows by layer, and last_attn.
+  AttentionSteps all_steps, last_steps;
+  std::vector<AttentionSteps> attn_steps;
   // Where the states after a layer are copied to, row by row; layer -1 stands for the embeddings.
   struct Tap {
     int32_t layer, first_row, n_rows;
@@ -54,6 +58,12 @@ struct Plan {
       if (i < range.end) return range.first_query + i - range.begin;
     return i;
   }
+  const AttentionSteps &steps(int32_t layer) const {
+    if (is_cut(layer)) return last_steps;
+    return attn_steps.empty() ? all_steps : attn_steps[(size_t)layer];
+  }
+  // Whether rows of some layer attend in several steps.
+  bool has_steps() const;
   int64_t n_spans() const { return (most_slots + SPAN_TOKENS - 1) / SPAN_TOKENS; }
   const std::vector<int32_t> &mlp(int32_t layer) const {
     if (is_cut(layer)) return last_mlp;
@@ -61,6 +71,8 @@ struct Plan {
   }
   // Let the last layer leave out what nobody reads; all taps must be known.
   void end_early(int32_t n_layer);
+  // Find the rows that attend together; the sessions' memory must be made.
+  void group_rows();
 
  private:
   bool is_cut(int32_t layer) const { return ends_early && layer == last_layer; }

@@ -134,9 +134,13 @@ class Run {
   void attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
   struct AttentionCut;
   struct AttentionPiece;
-  AttentionCut cut(const RowRange &range, size_t n_ranges) const;
-  int64_t count_pieces(int32_t l) const;
-  AttentionPiece find_piece(int32_t l, int64_t number) const;
+  struct Spans {
+    int64_t begin, end;
+  };
+  AttentionCut cut(const AttentionGroup &group, size_t n_groups) const;
+  int64_t count_pieces(const std::vector<AttentionGroup> &groups) const;
+  AttentionPiece find_piece(const std::vector<AttentionGroup> &groups, int64_t number) const;
+  Spans set_queries(AttentionWork &w, int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece);
   AttentionWork work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const;
   void attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory);
 
@@ -169,6 +173,8 @@ class Run {
   Stages stages_;
   std::vector<Gathered> gathered_ = std::vector<Gathered>((size_t)m_.pool.size());
   const size_t n_kept_ = attention_kept(m_, plan_);
+  std::vector<float> states_ =  // AttentionWork::state of each row and head, where rows attend in several steps
+      std::vector<float>(plan_.has_steps() ? 2 * (size_t)(plan_.n_rows * c_.n_head) : 0);
   std::vector<std::atomic<int64_t>> n_finished_ =  // parts of each chunk of queries
       std::vector<std::atomic<int64_t>>(n_kept_ == 0 ? 0 : (size_t)(plan_.n_rows * c_.n_head));
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();

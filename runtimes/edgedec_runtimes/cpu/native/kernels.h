@@ -107,7 +107,12 @@ struct AttentionWork {
   const float *sink[MAX_QUERIES];  // a score with a part in the softmax and no value; nullptr: none
   int32_t n_slots;                 // slots of the prefix and of a tree
   float scale, softcap;            // scores are multiplied by scale, and then soft-capped where softcap is not 0
-  int64_t span_begin, span_end;    // spans of SPAN_TOKENS positions to compute
+  int64_t span_begin, span_end;    // spans of SPAN_TOKENS positions to compute, or to join
+  // A query's spans may be computed by several calls, one after another. What the calls so far have made is in `out`, which
+  // is relative to the greatest score, and in state: [2], the greatest score and the sum of the weights.
+  bool resumed;                    // there were calls before
+  bool unfinished;                 // there are calls after this one
+  float *state[MAX_QUERIES];       // not used where there is one call
   int64_t n_spans;                 // spans that `kept` has room for
   float *kept;     // [n_queries][n_spans][head_dim + 2]: each span's part of the results, to be joined; nullptr: all spans
                    // are computed here, and go to `out`
@@ -143,7 +148,7 @@ struct Kernels {
   // Round to halves; what is too large becomes the largest finite number.
   void (*to_halves)(const float *x, int64_t n, uint16_t *out);
   void (*attend)(const AttentionWork &work);
-  // Write the results of queries whose spans were kept, by calls of attend() for all spans that they see.
+  // Join the spans [span_begin, span_end) of queries that calls of attend() have kept.
   void (*join_spans)(const AttentionWork &work);
 
   // For row.cpp: the greatest value of each block of ROW_BLOCK values, the last of which may be shorter.
