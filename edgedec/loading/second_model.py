@@ -55,7 +55,7 @@ def open_draft_model(
 
 def draft_model_options(options: LoadOptions, *, overlap: bool = False) -> LoadOptions:
     """Return the options to load a draft model with, from those of its target."""
-    smaller = replace(options, n_ctx=WINDOW, max_rows=ROWS, resident_bytes=None, draft_head=None)
+    smaller = replace(options, n_ctx=WINDOW, max_rows=ROWS, resident_bytes=None, draft_head=None, rpc_servers=())
     return replace(smaller, device=None, n_gpu_layers=0, layer_split=None) if overlap else smaller
 
 
@@ -121,14 +121,18 @@ def _load(path: Path, options: LoadOptions) -> Model:
 
 
 def _runtime(path: Path, options: LoadOptions) -> tuple[Runtime, LoadOptions]:
-    """Return the runtime of a second model, and its options: all its layers lie where the target's last ones do."""
+    """Return the runtime of a second model, and its options: all its layers lie where the target's last ones do.
+
+    Where these are on another machine, the second model's layers are on the host.
+    """
     choice = choose_runtime(path, "auto", options)
     if options.layer_split is None:
         return choice.runtime, options
     if not isinstance(choice.runtime, HasDevices):
         return choice.runtime, replace(options, layer_split=None)
+    own = [device.name for device in choice.runtime.devices(replace(options, rpc_servers=(), layer_split=None))]
     n_layers = describe(choice.header or read_gguf(path)).n_layer + 1
-    split = tuple((name, n_layers) for name, _ in options.layer_split[-1:])
+    split = tuple((name, n_layers) for name, _ in options.layer_split[-1:] if name in own)
     return choice.runtime, replace(options, layer_split=split)
 
 

@@ -186,14 +186,24 @@ def test_the_last_layers_are_on_the_nearest_device(model: Choice) -> None:
     assert found.setting.given_up["layers"] == "of 29 layers 4 on FAR and 11 on NEAR"
 
 
-def test_a_draft_model_counts_on_the_device(model: Choice) -> None:
-    """Its terms are on the device of the last layers where its runtime uses devices, and it goes before layers do."""
+def test_a_draft_model_counts_on_the_device(model: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its runtime has the target's last device; it goes before a layer does, and comes back for none.
+
+    All layers take 3,026.88 MB, and the draft model of 30 layers 31 * 50 + 30 + 30 * 1024 * 10 kB = 1,887.2 MB.
+    """
     small = real_model("smollm2-135m.gguf")
+    draft = Choice(small, there := Layered(CUDA0), header=read_gguf(small))
+    monkeypatch.setattr("edgedec.loading.second_model.choose_runtime", lambda path, name, options: draft)
     wishes = replace(WISHES, drafters=("suffix", "model"), draft_model=small)
-    found = planned(model, Cap(gpu_bytes=3_100 * MB), CUDA0, wishes=wishes)
-    names = [term.name for term in found.plan.terms if term.name.startswith("draft model: ")]
-    assert names
-    assert found.setting.options.layer_split == (("CUDA0", 29),)  # the draft model runs on the CPU here
+    for gpu_mb, on_device, with_draft in ((4_915, 4_914.08, True), (4_914, 3_026.88, False), (2_000, 1_935.36, False)):
+        found = planned(model, Cap(gpu_bytes=gpu_mb * MB), CUDA0, wishes=wishes)
+        assert found.plan.device_bytes("CUDA0") == round(on_device * MB), gpu_mb
+        assert (found.setting.draft_model is not None) == with_draft
+        assert ("draft model" in found.setting.given_up) == (not with_draft)
+    there.found = ()  # such as where the target's device is another machine's
+    found = planned(model, Cap(gpu_bytes=3_027 * MB), CUDA0, wishes=wishes)
+    assert found.plan.device_bytes("CUDA0") == round(3_026.88 * MB)
+    assert {term.device for term in found.plan.terms if term.name.startswith("draft model: ")} == {HOST}
 
 
 @pytest.mark.parametrize("n_layers", [0, 1, 7, 40])

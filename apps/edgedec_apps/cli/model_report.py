@@ -79,14 +79,17 @@ def _export_facts(path: Path) -> dict[str, Any]:
 def _memory(choice: Choice | None, contexts: list[int], cap: Cap) -> dict[str, Any]:
     """Return the memory that `edgedec plan` plans for each length of context; empty where no runtime runs the model."""
     if choice is None:
-        return {"memory_bytes": {}, "memory_start_bytes": None}
+        return {"memory_bytes": {}, "memory_start_bytes": None, "memory_on_devices": {}}
     plans = {}
     for n in contexts:
         options = engine_options(flags := LoadFlags(context=n))
         wishes = engine_wishes(choice, options, application_of(flags, None, one_request=True), available_bytes())
         plans[str(n)] = plan_wishes(choice, wishes.setting, cap).plan
     most = {n: plan.total_bytes for n, plan in plans.items()}
-    return {"memory_bytes": most, "memory_start_bytes": min(plan.start_bytes for plan in plans.values())}
+    names = {cap.device.name for plan in plans.values() for cap in plan.devices}
+    on_devices = {name: {n: plan.device_bytes(name) for n, plan in plans.items()} for name in sorted(names)}
+    least = min(plan.start_bytes for plan in plans.values())
+    return {"memory_bytes": most, "memory_start_bytes": least, "memory_on_devices": on_devices}
 
 
 def _contexts(found: ModelInfo) -> list[int]:

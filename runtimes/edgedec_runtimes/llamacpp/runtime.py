@@ -112,7 +112,12 @@ class LlamaCpp:
         return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, options.cache_dir)
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
-        """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.device.HasDevices."""
+        """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.device.HasDevices.
+
+        None are named where options.planning_bytes leaves no room for llama.cpp's library.
+        """
+        if options.planning_bytes is not None and options.planning_bytes < _DRY_RUN_BYTES:
+            return ()
         llama()
         return devices(options)
 

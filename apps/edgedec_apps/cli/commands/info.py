@@ -157,9 +157,14 @@ def _memory(document: dict[str, Any]) -> str:
     """Return the memory with a short text, and with a full context of several lengths."""
     if not document["memory_bytes"]:
         return "unknown: no installed runtime runs this model"
-    full = ", ".join(f"{format_bytes(size)} for {n} tokens" for n, size in document["memory_bytes"].items())
-    start = format_bytes(document["memory_start_bytes"])
-    return f"{start} with a short text; with a full context: {full} (edgedec plan lists the parts)"
+    full, start = _by_context(document["memory_bytes"]), format_bytes(document["memory_start_bytes"])
+    on_devices = [f"; on {name}: {_by_context(sizes)}" for name, sizes in document["memory_on_devices"].items()]
+    line = f"{start} with a short text; with a full context: {full}{''.join(on_devices)}"
+    return f"{line} (edgedec plan lists the parts)"
+
+
+def _by_context(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{format_bytes(size)} for {n} tokens" for n, size in sizes.items())
 
 
 def _size(document: dict[str, Any]) -> str:
