@@ -78,6 +78,8 @@ class Request:
             this function, the proposals of the drafters at every position are recorded, and no draft is verified. With
             None, nothing is recorded.
         predicted_ids: Tokens that the text is expected to have. Drafters look them up; the text is the same without.
+        begun_ids: Tokens that the text was begun with in an earlier request, which was interrupted; the text goes on
+            behind them as it would have then.
     """
 
     prompt_ids: tuple[int, ...]
@@ -88,6 +90,7 @@ class Request:
     rule: str = COUPLED
     record: Callable[[LayerSet], float] | None = None
     predicted_ids: tuple[int, ...] = ()
+    begun_ids: tuple[int, ...] = ()
 
     def text(self, k: int) -> "Request":
         """Return the request of text `k` of several: the seed is `k` more."""

@@ -60,6 +60,8 @@ class RequestOptions(SamplingOptions, total=False):
         futures: What earlier texts of the prompt taught about where a grammar leads (edgedec.futures). With it, texts
             are drawn nearer to the model's own law; a text then depends on what this object held when it began. Of the
             options of the draw only the temperature is left: the model's defaults of the others are off.
+        resume: The token ids of an interrupted text of the same prompt, options and seed (RuntimeLostError.token_ids):
+            the text goes on behind them, and is the one that it would have been. They come first in a stream.
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
     """
 
@@ -72,6 +74,7 @@ class RequestOptions(SamplingOptions, total=False):
     prediction: Prompt | None
     predicate: Predicate | None
     futures: Futures | None
+    resume: Sequence[int]
     on_progress: OnProgress | None
 
 

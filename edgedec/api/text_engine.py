@@ -27,7 +27,7 @@ from edgedec.decoding.prompt_length import encode_prompt
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.text_batch import OpenConstraint
-from edgedec.errors import RequestError
+from edgedec.errors import RequestError, argument
 from edgedec.futures import PLAIN_DRAW
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar, require_aligned
 from edgedec.memory_plan import MemoryPlan
@@ -138,7 +138,7 @@ class TextEngine:
             prompt: The text or the token ids to go on from.
             cancel: Stops the generation, from any thread.
             **options: Those of edgedec.api.request_options.RequestOptions: the fields of SamplingParams, and reuse,
-                draft, verify, grammar, json_schema, json_close, prediction, predicate, futures and on_progress.
+                draft, verify, grammar, json_schema, json_close, prediction, predicate, futures, resume and on_progress.
 
         Raises:
             PromptTooLongError: The prompt does not fit the context.
@@ -160,6 +160,8 @@ class TextEngine:
         """Generate `n` texts of a prompt, token by token; see Engine.samples_stream."""
         on_progress = options.pop("on_progress", None)
         options.setdefault("logprobs", 0)
+        if options.get("resume"):
+            raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
         request, open_constraint = self._wanted(prompt, options)
         return SampleStream(
             self._pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress
@@ -238,10 +240,11 @@ class TextEngine:
         grammar = options.pop("grammar", None), options.pop("json_schema", None)
         futures = options.pop("futures", None)
         predicted = predicted_ids(self.tokenizer, options.pop("prediction", None), self.n_ctx)
+        begun_ids = as_token_ids(options.pop("resume", ()))
         plain = {} if futures is None else PLAIN_DRAW
         request = self._request(prompt, cast(SamplingOptions, {**plain, **options}))
         require_rule(rule)
-        request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted)
+        request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids)
         chosen = chosen_grammar(*grammar, close=close)
         sampling = request.sampling
         if predicate is not None and rule != COUPLED:

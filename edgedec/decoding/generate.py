@@ -13,11 +13,19 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.detokenizer import TextStream
 from edgedec.decoding.ending import TextEnd
 from edgedec.decoding.prompt_length import too_long
+from edgedec.decoding.resumed import reread
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.step import Decoder, step
 from edgedec.decoding.stream import Stream
 from edgedec.decoding.text_run import TextRun, generation_of
-from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError, argument
+from edgedec.errors import (
+    CancelledError,
+    ContextFullError,
+    RequestError,
+    RuntimeLostError,
+    SessionError,
+    argument,
+)
 from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec.memory.watch import Watch
 from edgedec.model import Session
@@ -110,7 +118,7 @@ def begun(request: Request, target: SessionSlot, constraint: Constraint | None) 
         if note:
             stats.add_reason(note)
     is_whole = None if constraint is None else False
-    return Sequence(request, list(request.prompt_ids), stats=stats, is_whole=is_whole)
+    return Sequence(request, [*request.prompt_ids, *request.begun_ids], stats=stats, is_whole=is_whole)
 
 
 def check_request(request: Request, session: Session, constraint: Constraint | None) -> None:
@@ -118,7 +126,7 @@ def check_request(request: Request, session: Session, constraint: Constraint | N
     n_vocab, n_prompt = session.model.card.n_vocab, len(request.prompt_ids)
     if not n_prompt:
         raise RequestError("the prompt is empty; give at least one token")
-    if not all(0 <= token_id < n_vocab for token_id in request.prompt_ids):
+    if not all(0 <= token_id < n_vocab for token_id in (*request.prompt_ids, *request.begun_ids)):
         raise RequestError(f"the prompt holds a token id outside the vocabulary of {n_vocab}")
     if constraint is not None:
         for name in ("ignore_end", "stop_unsure"):
@@ -128,6 +136,8 @@ def check_request(request: Request, session: Session, constraint: Constraint | N
                 )
     if n_prompt >= (most := session.n_text_max):
         raise too_long(n_prompt, most - 1)
+    if n_prompt + (n_begun := len(request.begun_ids)) > most:
+        raise RequestError(f"the prompt's {n_prompt} tokens and the {n_begun} to resume are over the context of {most}")
 
 
 def _run(
@@ -203,6 +213,7 @@ def decoded(
 def _steps(target: SessionSlot, run: TextRun, cancel: CancelToken, started: float) -> Iterator[TokenOutput]:
     """Yield the tokens of step after step, until something ends the text; the generation was `started` then."""
     sequence = run.sequence
+    yield from run.outputs_begun()
     while sequence.finish_reason is None:
         if cancel.cancelled:
             sequence.finish_reason = "cancelled"
@@ -212,7 +223,12 @@ def _steps(target: SessionSlot, run: TextRun, cancel: CancelToken, started: floa
                 sequence.stats.add_reason(sentence)
         n_before = len(sequence.token_ids)
         try:
+            reread(sequence, run.decoder)
             step(sequence, run.decoder)
+        except RuntimeLostError as error:
+            error.token_ids = tuple(sequence.token_ids[len(sequence.request.prompt_ids) :])
+            sequence.n_cached = min(sequence.n_cached, target.session.n_cached)
+            raise
         except CancelledError:
             sequence.finish_reason = "cancelled"
             break

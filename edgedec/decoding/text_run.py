@@ -53,6 +53,14 @@ class TextRun:
             if sequence.finish_reason is not None:
                 return
 
+    def outputs_begun(self) -> Iterator[TokenOutput]:
+        """Yield the tokens that the text was begun with in an earlier request; none where it was not."""
+        if begun := self.sequence.request.begun_ids:
+            if self.decoder.constraint is not None:
+                for token_id in begun:
+                    self.decoder.constraint.commit(token_id)
+            yield from self.outputs(len(self.sequence.request.prompt_ids))
+
     def end_full(self, why: str) -> None:
         """End the text where it is, with a sentence that says why it can't be longer."""
         self.sequence.stats.add_reason(why)
