@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class LayerBytes:
 def layer_bytes(path: Path) -> LayerBytes:
     """Return the bytes that a token of a GGUF model or of an export reads (raises what read_gguf raises).
 
+    Of a mixture of experts, only those that a token goes through count.
     An export's header has no tensors: its weights are counted by the sizes that the header names, each as one byte.
 
     Raises:
@@ -72,12 +74,13 @@ def layer_bytes(path: Path) -> LayerBytes:
     if is_onnx(path):
         return _layer_weights(gguf)
     places: list[tuple[int, int, int]] = []
-    rest = 0
+    rest, chosen = 0, _chosen_experts(gguf)
     for name, tensor in gguf.tensors.items():
         match = _LAYER.fullmatch(name)
         if match is not None:
             is_mlp = match[2].startswith(("ffn_", "post_ffw_"))
-            places.append((int(match[1]), int(is_mlp), tensor.n_bytes))
+            share = chosen if "_exps." in match[2] else Fraction(1)
+            places.append((int(match[1]), int(is_mlp), int(tensor.n_bytes * share)))
         elif name.startswith("output") or (name == "token_embd.weight" and "output.weight" not in gguf.tensors):
             rest += tensor.n_bytes
     if not places:
@@ -89,6 +92,14 @@ def layer_bytes(path: Path) -> LayerBytes:
     for layer, half, n_bytes in places:
         halves[layer, half] += n_bytes
     return LayerBytes(halves, rest)
+
+
+def _chosen_experts(gguf: GGUF) -> Fraction:
+    """Return the share of its experts that a token goes through; 1 for a model without experts."""
+    if not any("_exps." in name for name in gguf.tensors):
+        return Fraction(1)
+    info = describe(gguf)
+    return Fraction(info.n_expert_used, info.n_expert) if info.n_expert else Fraction(1)
 
 
 def _layer_weights(gguf: GGUF) -> LayerBytes:

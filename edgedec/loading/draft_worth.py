@@ -4,9 +4,7 @@ from pathlib import Path
 
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import header_path, is_onnx
-from edgedec.gguf.model_info import describe
+from edgedec.gguf.formats import is_onnx
 from edgedec.gguf.trained_context import read_model_info
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.memory_plan import format_bytes
@@ -68,15 +66,13 @@ def best_gain(token_s: float, curve: CostCurve, n_max: int, *, overlap: bool = F
 def relative_bytes(draft: Path, target: Path) -> float | None:
     """Return the bytes of weights that a token of the draft model reads, relative to those of its target.
 
-    With experts, the fewest bytes that a token may read count for the draft model and all bytes for the target, so that
-    the gain that is computed from them is an upper bound. None where a header can't be read, or the formats differ.
+    Of a mixture of experts, those that a token goes through count, as they do in the measured time of one row. None
+    where a header can't be read, or the formats differ.
     """
     if is_onnx(draft) != is_onnx(target):
         return None
     try:
-        info = describe(read_gguf(header_path(draft)))
-        active = info.n_expert_used / info.n_expert if 0 < info.n_expert_used < info.n_expert else 1.0
-        return active * layer_bytes(draft).total / layer_bytes(target).total
+        return layer_bytes(draft).total / layer_bytes(target).total
     except (EdgedecError, ZeroDivisionError):
         return None
 

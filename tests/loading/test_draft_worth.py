@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from support.tiny_models import tiny_llama
+from support.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.api import open_drafters as opening_drafts
 from edgedec.cost_curve import CostCurve
 from edgedec.drafters.draft_model.cascade import CascadeModel
+from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.loading.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
 from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
@@ -183,3 +185,14 @@ def test_the_sources_name_their_model(large: Path, small: Path, monkeypatch: pyt
         model, cascade = drafting.factories["model"], drafting.factories["cascade"]
         assert isinstance(cascade, CascadeModel)
         assert cascade.summary() == cascade.source.summary() == model.summary()  # type: ignore[attr-defined]
+
+
+def test_of_a_mixture_the_chosen_experts_count(tmp_path: Path) -> None:
+    """A quarter of 16 experts is as many bytes as 4 of 4, but for the routers; a draft model is compared with that."""
+    tiny = replace(ARCHITECTURES["qwen3moe"], types=("Q8_0",))
+    many = write_tiny(tmp_path / "many.gguf", tiny)
+    few = write_tiny(tmp_path / "few.gguf", replace(tiny, n_expert=4))
+    routers = tiny.n_layer * 12 * tiny.n_embd * 4  # 12 experts' rows of floats, or less
+    difference = layer_bytes(many).total - layer_bytes(few).total
+    assert 0 < difference <= routers
+    assert relative_bytes(few, many) == layer_bytes(few).total / layer_bytes(many).total > 0.95
