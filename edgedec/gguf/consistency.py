@@ -36,7 +36,8 @@ _WHOLE_HEADS = frozenset(
         *("starcoder2", "talkie", "xverse"),
     }
 )
-_ONLY_EXPERTS = frozenset({"lfm2moe"})  # llama.cpp ends the process where a file of these has none
+# llama.cpp ends the process where a file of these has no experts; the first layers may have none.
+_ONLY_EXPERTS = frozenset({"lfm2moe"})
 _NO_ROTATION = frozenset({"glm5-next"})
 _QKV = {"attn_q": "eq", "attn_k": "ek", "attn_v": "ev", "attn_output": "qe", "attn_norm": "e", "ffn_norm": "e"}
 _DENSE = {"ffn_gate": "ef", "ffn_up": "ef", "ffn_down": "fe"}
@@ -229,6 +230,11 @@ def _check_shapes(gguf: GGUF, info: ModelInfo) -> None:
             _check_shape(gguf, f"blk.{i}.attn_qkv.weight", "ea", sizes)
         for role, letters in layer.items():
             if not (is_fused and role in ("attn_q", "attn_k", "attn_v")):
+                _check_shape(gguf, f"blk.{i}.{role}.weight", letters, sizes)
+    if info.architecture in _ONLY_EXPERTS:
+        n_dense = get_int(gguf, f"{info.architecture}.leading_dense_block_count", at_most=info.n_layer) or 0
+        for i in range(n_dense, info.n_layer):
+            for role, letters in _EXPERTS.items():
                 _check_shape(gguf, f"blk.{i}.{role}.weight", letters, sizes)
 
 
