@@ -3,8 +3,8 @@
     convert("checkpoint/", "model.gguf")            # keeps the types of the tensors
     convert("checkpoint/", "model.gguf", "Q8_0")
 
-The architectures are llama, qwen2, qwen3, gemma3, granite, olmo2, smollm3 and, for vectors of texts, bert. Tensors are
-streamed. A checkpoint with a setting that GGUF cannot express is refused.
+The architectures are llama, qwen2, qwen3, qwen3moe, gemma3, granite, olmo2, smollm3 and, for vectors of texts, bert.
+Tensors are streamed. A checkpoint with a setting that GGUF cannot express is refused.
 """
 
 from collections.abc import Mapping
@@ -125,4 +125,8 @@ def _entries(config: Config) -> list[Entry]:
     if c.sliding_window:
         entries.append((f"{prefix}.attention.sliding_window", whole_number(c.sliding_window)))
         entries.append((f"{prefix}.rope.freq_base_swa", real_number(c.rope_base_sliding)))
+    if c.n_expert:
+        entries.append((f"{prefix}.expert_count", whole_number(c.n_expert)))
+        entries.append((f"{prefix}.expert_used_count", whole_number(c.n_expert_used)))
+        entries.append((f"{prefix}.expert_feed_forward_length", whole_number(c.n_ff_expert)))
     return entries + [(f"{prefix}.{key}", real_number(value)) for key, value in c.scales.items()]

@@ -53,6 +53,7 @@ CHECKPOINTS = {
     "granite": TinyHF("granite"),
     "olmo2": TinyHF("olmo2"),
     "smollm3": TinyHF("smollm3", n_layer=5, tied=True),
+    "qwen3moe": TinyHF("qwen3_moe", n_expert=6, n_expert_used=2, n_files=2),
     "gemma3-multimodal": TinyHF("gemma3", n_layer=6, tied=True, prefix="language_model.model."),
 }
 BOUNDS = {"F32": 2e-3, "F16": 3e-3, "BF16": 1e-2}
@@ -237,6 +238,27 @@ def test_other_gemmas_are_refused(tmp_path: Path, config: dict[str, Any], reason
     """A gemma whose layers, attention scale or logits differ from what llama.cpp assumes is refused."""
     with pytest.raises(UnsupportedModelError, match=reason):
         converted(tmp_path, CHECKPOINTS["gemma3"], **config)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"norm_topk_prob": False}, "norm_topk_prob is False, expected true"),
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\], expected \[\], which gives every layer experts"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2, expected 1"),
+        ({"num_experts": 5}, r"mlp\.experts\.5\.[a-z]+_proj\.weight' does not belong to a qwen3moe model"),
+    ],
+)
+def test_other_mixtures_are_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
+    """A mixture whose layers or weights of experts llama.cpp would take for others, or with too many experts."""
+    with pytest.raises(UnsupportedModelError, match=reason):
+        converted(tmp_path, CHECKPOINTS["qwen3moe"], **config)
+
+
+def test_an_expert_too_few_is_an_error(tmp_path: Path) -> None:
+    """The message names the tensor that an expert is missing from."""
+    with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_gate_exps\.weight' is missing"):
+        converted(tmp_path, CHECKPOINTS["qwen3moe"], num_experts=7)
 
 
 def test_other_layers_without_rotation_are_refused(tmp_path: Path) -> None:

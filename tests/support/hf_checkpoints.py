@@ -46,6 +46,7 @@ class TinyHF:
         rope: "rope_scaling" of config.json.
         dtype: Of all tensors.
         n_files: Number of shards.
+        n_expert, n_expert_used: Experts of a layer and of a token, each n_ff wide; 0 for a feed-forward block.
         prefix: What the names of the text model's tensors begin with.
     """
 
@@ -64,6 +65,8 @@ class TinyHF:
     n_files: int = 1
     prefix: str = "model."
     n_vocab: int = N_VOCAB
+    n_expert: int = 0
+    n_expert_used: int = 0
     seed: int = 0
 
     @property
@@ -134,6 +137,9 @@ def hf_config(tiny: TinyHF) -> dict[str, Any]:
         config |= gemma | {"hidden_activation": "gelu_pytorch_tanh"}
     else:
         config["hidden_act"] = "silu"
+    if tiny.n_expert:
+        experts = {"num_experts": tiny.n_expert, "num_experts_per_tok": tiny.n_expert_used, "norm_topk_prob": True}
+        config |= experts | {"moe_intermediate_size": tiny.n_ff}
     return config | (GRANITE if tiny.model_type == "granite" else {})
 
 
@@ -260,12 +266,26 @@ def _maybe_norm(tiny: TinyHF, x: F64, weight: F64 | None) -> F64:
 
 
 def _feed_forward(tiny: TinyHF, own: Mapping[str, F64], x: F64) -> F64:
-    gate = x @ own["mlp.gate_proj.weight"].T
+    if not tiny.n_expert:
+        return _block(tiny, own, "mlp", x)
+    scores = x @ own["mlp.gate.weight"].T
+    probabilities = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    least = np.sort(probabilities, axis=-1)[:, -tiny.n_expert_used, None]
+    shares = np.where(probabilities >= least, probabilities, 0)
+    shares /= shares.sum(axis=-1, keepdims=True)
+    outputs = [_block(tiny, own, f"mlp.experts.{i}", x) * shares[:, i, None] for i in range(tiny.n_expert)]
+    result: F64 = np.add.reduce(outputs)
+    return result
+
+
+def _block(tiny: TinyHF, own: Mapping[str, F64], name: str, x: F64) -> F64:
+    gate = x @ own[f"{name}.gate_proj.weight"].T
     if tiny.is_gemma:
         gate = 0.5 * gate * (1 + np.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
     else:
         gate = gate / (1 + np.exp(-gate))
-    result: F64 = (gate * (x @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
+    result: F64 = (gate * (x @ own[f"{name}.up_proj.weight"].T)) @ own[f"{name}.down_proj.weight"].T
     return result
 
 
@@ -329,13 +349,16 @@ def _weights(tiny: TinyHF) -> dict[str, F32]:
             weights[f"{p}.self_attn.{name}_proj.weight"] = matrix(n_out, tiny.n_embd, 1.5)
             if tiny.biases:
                 weights[f"{p}.self_attn.{name}_proj.bias"] = vector(n_out, 0.0)
-        if tiny.model_type in ("qwen3", "gemma3", "gemma3_text"):
+        if tiny.model_type in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text"):
             weights |= {f"{p}.self_attn.{name}_norm.weight": vector(tiny.head_dim, mean) for name in "qk"}
         if is_olmo:
             weights |= {f"{p}.self_attn.{name}_norm.weight": vector(n, mean) for name, n in (("q", n_q), ("k", n_kv))}
         weights[f"{p}.self_attn.o_proj.weight"] = matrix(tiny.n_embd, n_q)
-        weights |= {f"{p}.mlp.{name}_proj.weight": matrix(tiny.n_ff, tiny.n_embd) for name in ("gate", "up")}
-        weights[f"{p}.mlp.down_proj.weight"] = matrix(tiny.n_embd, tiny.n_ff)
+        if tiny.n_expert:
+            weights[f"{p}.mlp.gate.weight"] = matrix(tiny.n_expert, tiny.n_embd, 4.0)
+        for block in [f"{p}.mlp.experts.{i}" for i in range(tiny.n_expert)] or [f"{p}.mlp"]:
+            weights |= {f"{block}.{name}_proj.weight": matrix(tiny.n_ff, tiny.n_embd) for name in ("gate", "up")}
+            weights[f"{block}.down_proj.weight"] = matrix(tiny.n_embd, tiny.n_ff)
     weights["norm.weight"] = vector(tiny.n_embd, mean)
     if not tiny.tied:
         weights["lm_head.weight"] = matrix(tiny.n_vocab, tiny.n_embd, 2.0)

@@ -1,8 +1,8 @@
 """Read a checkpoint's config.json, for the architectures that can be converted.
 
 A setting that GGUF cannot express is refused, because leaving it out could change a logit. Names and defaults are those
-of the classes LlamaConfig, Qwen2Config, Qwen3Config, Gemma3TextConfig, GraniteConfig, Olmo2Config and SmolLM3Config in
-Hugging Face's transformers.
+of the classes LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Gemma3TextConfig, GraniteConfig, Olmo2Config and
+SmolLM3Config in Hugging Face's transformers.
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,7 @@ from edgedec.gguf.safetensors import read_json
 _MODEL_TYPES = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma3", "granite", "olmo2", "smollm3")},
     "gemma3_text": "gemma3",
+    "qwen3_moe": "qwen3moe",
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
@@ -44,6 +45,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 1.0,
         "logits_scaling": 1.0,
         "residual_multiplier": 1.0,
+    },
+    "qwen3moe": {
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
     },
     "olmo2": {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
     "smollm3": {
@@ -90,6 +99,7 @@ class Config:
         rope_factor: Positions are divided by it; in gemma3 only in the layers that see all tokens.
         rope_divisors: float32[head_dim // 2] that each frequency is divided by ("llama3" scaling), or None.
         sliding_window: Number of tokens that most layers of gemma3 see; 0 in other architectures.
+        n_expert, n_expert_used, n_ff_expert: Experts of a layer and of a token, and their width; 0 in dense models.
         scales: Factors of a granite, by metadata key below the architecture's name.
         tied: The head is the embedding matrix.
         token_ids: For "bos" and "eos", the first token id that the configuration names.
@@ -110,6 +120,9 @@ class Config:
     rope_factor: float
     rope_divisors: NDArray[np.float32] | None
     sliding_window: int
+    n_expert: int
+    n_expert_used: int
+    n_ff_expert: int
     scales: Mapping[str, float]
     tied: bool
     token_ids: Mapping[str, int]
@@ -172,6 +185,7 @@ def _config(values: ConfigValues, raw: dict[str, Any]) -> Config:
         rope_factor=rope.factor,
         rope_divisors=rope.divisors,
         sliding_window=values.whole("sliding_window") if architecture == "gemma3" else 0,
+        **_experts(values),
         scales={key: values.number(name) for key, name in _SCALES.items() if architecture == "granite"},
         tied=values.flag("tie_word_embeddings", False),
         token_ids={role: i for role in ("bos", "eos") if (i := _first_id(raw, values, f"{role}_token_id")) is not None},
@@ -183,6 +197,22 @@ def _config(values: ConfigValues, raw: dict[str, Any]) -> Config:
     if architecture == "smollm3":
         _check_rotated_layers(values, config)
     return config
+
+
+def _experts(values: ConfigValues) -> dict[str, int]:
+    """Return the fields of Config about experts; refuse a mixture that llama.cpp would compute in another way."""
+    names = {"n_expert": "num_experts", "n_expert_used": "num_experts_per_tok", "n_ff_expert": "moe_intermediate_size"}
+    if _architecture(values) != "qwen3moe":
+        return dict.fromkeys(names, 0)
+    if not values.flag("norm_topk_prob", False):
+        values.refuse("norm_topk_prob", "expected true")
+    for key, expected in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        if values.values.get(key, expected) != expected:
+            values.refuse(key, f"expected {expected}, which gives every layer experts")
+    found = {field: values.whole(name, most=2**24) for field, name in names.items()}
+    if found["n_expert_used"] > found["n_expert"]:
+        values.fail(f"{found['n_expert_used']} of {found['n_expert']} experts are used")
+    return found
 
 
 def _first_id(raw: dict[str, Any], values: ConfigValues, key: str) -> int | None:

@@ -1,5 +1,7 @@
 """Convert the tensors of a checkpoint to those of a GGUF: names, shapes, order of rows, and types.
 
+A GGUF has the experts of a layer in one tensor, one after another.
+
 llama.cpp rotates the queries and keys of some architectures in pairs of neighbours, Hugging Face in halves of a head,
 so their rows are reordered. Gemma's norms are stored as what is added to 1.
 """
@@ -48,6 +50,10 @@ _OLMO2_NORMS = {
     "post_attention_layernorm.weight": "post_attention_norm.weight",
     "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
 }
+_EXPERTS = {
+    **{f"mlp.experts.{x}_proj.weight": f"ffn_{x}_exps.weight" for x in ("gate", "up", "down")},
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+}
 LAYER_NAMES: Mapping[str, Mapping[str, str]] = {
     "llama": _LAYER | _BIASES,
     "qwen2": _LAYER | _BIASES,
@@ -55,13 +61,18 @@ LAYER_NAMES: Mapping[str, Mapping[str, str]] = {
     "gemma3": _LAYER | _HEAD_NORMS | _GEMMA_NORMS,
     "granite": _LAYER,
     "olmo2": {name: ours for name, ours in _LAYER.items() if ours != "attn_norm.weight"} | _HEAD_NORMS | _OLMO2_NORMS,
+    "qwen3moe": {name: ours for name, ours in _LAYER.items() if not name.startswith("mlp.")} | _HEAD_NORMS | _EXPERTS,
     "smollm3": _LAYER,
 }
-"""By architecture: the name of a tensor in a layer of a checkpoint, and its name in a layer of a GGUF."""
+"""By architecture: the name of a tensor in a layer of a checkpoint, and its name in a layer of a GGUF.
+
+The names of experts are those without their numbers.
+"""
 
 _IN_NEIGHBOURS = frozenset({"llama", "granite", "smollm3"})
 _OPTIONAL = {"llama": frozenset(_BIASES.values())}
 _LAYER_NAME = re.compile(r"layers\.(0|[1-9]\d{0,5})\.(.+)")
+_EXPERT_NAME = re.compile(r"(mlp\.experts\.)(0|[1-9]\d{0,5})\.(.+)")
 # A multimodal gemma3 has its text model under one of these names, beside an image encoder.
 _TEXT_PREFIXES = ("language_model.model.", "model.language_model.", "model.", "language_model.")
 _NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
@@ -90,37 +101,45 @@ def gguf_tensors(
         tensors.append(OutTensor("rope_freqs.weight", config.rope_divisors.shape, GGMLType.F32, lambda: iter([data])))
     for name in _names(config):
         short = name.split(".", 2)[2] if name.startswith("blk.") else name
-        if name not in placed:
+        is_expert = short.endswith("_exps.weight")
+        numbers = range(config.n_expert if is_expert else 1)
+        if any((name, number) not in placed for number in numbers):
             if short in _OPTIONAL.get(config.architecture, ()):
                 continue
             raise ModelFormatError(f"{path}: the tensor for {name!r} is missing; download the whole checkpoint")
-        tensor = placed[name]
-        require_floats(tensor, shapes[short])
-        kind = matrix_kind(tensor, matrix_type)
-        tensors.append(OutTensor(name, tensor.shape[::-1], kind, partial(_pieces, tensor, short, kind, config)))
+        parts = [placed[name, number] for number in numbers]
+        for part in parts:
+            require_floats(part, shapes[short])
+        shape = parts[0].shape[::-1] + ((len(parts),) if is_expert else ())
+        kind = GGMLType.F32 if short == "ffn_gate_inp.weight" else matrix_kind(parts[0], matrix_type)
+        tensors.append(OutTensor(name, shape, kind, partial(_joined, parts, short, kind, config)))
     return tensors
 
 
-def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
-    """Return the checkpoint's tensors by their name in the GGUF."""
-    placed: dict[str, Tensor] = {}
+def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[tuple[str, int], Tensor]:
+    """Return the checkpoint's tensors by their name in the GGUF, and their number among the experts or 0."""
+    placed: dict[tuple[str, int], Tensor] = {}
     for name, tensor in found.items():
         if _BUFFERS.fullmatch(name) or (config.architecture == "gemma3" and _NOT_TEXT.fullmatch(name)):
             continue
         prefix = next((prefix for prefix in _TEXT_PREFIXES if name.startswith(prefix)), "")
         rest = name[len(prefix) :]
         layer = _LAYER_NAME.fullmatch(rest)
-        target = _OUTER.get(rest)
-        if layer and int(layer[1]) < config.n_layer and layer[2] in LAYER_NAMES[config.architecture]:
-            target = f"blk.{layer[1]}.{LAYER_NAMES[config.architecture][layer[2]]}"
-        if target is None or target in placed:
+        target, number = _OUTER.get(rest), 0
+        if layer and int(layer[1]) < config.n_layer:
+            expert, short = _EXPERT_NAME.fullmatch(layer[2]), layer[2]
+            if expert and int(expert[2]) < config.n_expert:
+                number, short = int(expert[2]), expert[1] + expert[3]
+            ours = LAYER_NAMES[config.architecture].get(short)
+            target = f"blk.{layer[1]}.{ours}" if ours else None
+        if target is None or (target, number) in placed:
             raise UnsupportedModelError(
                 f"{path}: tensor {name!r} does not belong to a {config.architecture} model of {config.n_layer} layers, "
                 "or occurs twice; use llama.cpp's convert_hf_to_gguf.py where it supports this"
             )
-        placed[target] = tensor
+        placed[target, number] = tensor
     if config.tied:
-        placed.pop("output.weight", None)
+        placed.pop(("output.weight", 0), None)
     return placed
 
 
@@ -145,6 +164,8 @@ def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
     shapes |= dict.fromkeys(("token_embd.weight", "output.weight"), (c.n_vocab, c.n_embd))
     shapes |= {"attn_q.weight": (n_q, c.n_embd), "attn_k.weight": (n_kv, c.n_embd), "attn_v.weight": (n_kv, c.n_embd)}
     shapes |= dict.fromkeys(("ffn_gate.weight", "ffn_up.weight"), (c.n_ff, c.n_embd))
+    shapes |= {"ffn_gate_inp.weight": (c.n_expert, c.n_embd), "ffn_down_exps.weight": (c.n_embd, c.n_ff_expert)}
+    shapes |= dict.fromkeys(("ffn_gate_exps.weight", "ffn_up_exps.weight"), (c.n_ff_expert, c.n_embd))
     return shapes | {"attn_output.weight": (c.n_embd, n_q), "ffn_down.weight": (c.n_embd, c.n_ff)}
 
 
@@ -172,6 +193,12 @@ def matrix_kind(tensor: Tensor, matrix_type: GGMLType | None) -> GGMLType:
         return GGMLType.F32
     kept = GGMLType[tensor.dtype]
     return kept if matrix_type is None or tensor.shape[-1] % matrix_type.block_size else matrix_type
+
+
+def _joined(tensors: list[Tensor], short: str, kind: GGMLType, config: Config) -> Iterator[bytes]:
+    """Yield the bytes of tensors one after another."""
+    for tensor in tensors:
+        yield from _pieces(tensor, short, kind, config)
 
 
 def _pieces(tensor: Tensor, short: str, kind: GGMLType, config: Config) -> Iterator[bytes]:
