@@ -121,7 +121,7 @@ class RuntimeLostError(RuntimeUnavailableError):
             resume=token_ids goes on behind them.
     """
 
-    exit_code = 32
+    exit_code = 33
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

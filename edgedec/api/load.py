@@ -20,6 +20,7 @@ from edgedec.draft import DrafterFactory
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out
+from edgedec.loading.other_machines import servers_note
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import open_small_model
 from edgedec.memory.device_account import remember_drivers, with_account
@@ -78,6 +79,7 @@ def load(
     huge_pages: HugePagesMode = "auto",
     n_gpu_layers: int | None = None,
     device: str | None = None,
+    rpc: str | None = None,
     offline: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
@@ -129,7 +131,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         for slot in slots:
             slot.notes += notes
         small = _open_pair(slots[0], planned, options.entropy, undo)
-        _warn(slots, _context_notes(planned, slots[0].session.n_ctx))
+        _warn(slots, _notes(planned, slots[0].session.n_ctx))
         planned = open_drafters(model, slots, planned, wishes, options, undo)
         for slot in slots:
             slot.forward_rows = load_options.max_rows if is_planned else None
@@ -152,8 +154,8 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
 
 def _with_account(planned: Planned) -> Planned:
     """Return the plan with what its devices' own accounts say; keep what the drivers took for later plans."""
-    if not planned.plan.devices:
-        return planned
+    if not planned.plan.devices or planned.setting.options.rpc_servers:
+        return planned  # an rpc-server answers only the program that it serves: the one that runs the model
     runtime, options = planned.choice.runtime, planned.setting.options
     plan = with_account(planned.plan, devices_of(runtime, options))
     remember_drivers(plan, runtime.name, options.cache_dir)
@@ -214,10 +216,11 @@ def _slots(model: Model, options: LoadOptions, runtime_reason: str, *, slide: bo
     return slots
 
 
-def _context_notes(planned: Planned, n_ctx: int) -> list[str]:
-    """Return a sentence for each model that was trained for a shorter context than the one it writes in."""
+def _notes(planned: Planned, n_ctx: int) -> list[str]:
+    """Return a sentence for each model trained for a shorter context than its text's, and one on other machines."""
     small = planned.setting.small_model
     notes = [
+        servers_note(planned.setting.options.rpc_servers),
         context_note(planned.choice.path, n_ctx),
         "" if small is None else context_note(small, n_ctx, "the small model"),
     ]

@@ -94,6 +94,9 @@ class EngineOptions:
         huge_pages: As in LoadOptions.
         n_gpu_layers: As in LoadOptions.
         device: As in LoadOptions.
+        rpc: "HOST:PORT,..." of machines that run llama.cpp's rpc-server, which take layers of the model (llamacpp
+            runtime). Drafting stays on this machine. An rpc-server asks nobody for a password, and nothing is
+            encrypted: use it on a network of your own. None for this machine alone.
         offline: Never use the network; a model that is not on this machine is refused.
         cache_dir: Root of edgedec's cache; None for the environment variable EDGEDEC_CACHE or the platform's default.
         on_progress: Called with the progress of downloading and loading, from the calling thread.
@@ -135,6 +138,7 @@ class EngineOptions:
     huge_pages: HugePagesMode = "auto"
     n_gpu_layers: int | None = None
     device: str | None = None
+    rpc: str | None = None
     offline: bool = False
     cache_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
@@ -193,6 +197,7 @@ class EngineOptions:
             planning_bytes=planning_bytes,
             n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,
             device=self.device,
+            rpc_servers=tuple(filter(None, (self.rpc or "").replace(" ", "").split(","))),
             cache_dir=self._cache_root,
             on_progress=self.on_progress,
             cancel=self.cancel,

@@ -64,7 +64,7 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     header = None
     with suppress(EdgedecError):  # a runtime of another package may take what is no GGUF
         header = read_gguf(header_path(path))
-    wants_gpu = options is not None and bool(options.n_gpu_layers)
+    wants_gpu = options is not None and bool(options.n_gpu_layers) and not options.rpc_servers
     if name != "auto":
         named = _instance(plugins.load_plugin(plugins.RUNTIMES, name))
         note = _gpu_note(options, {name: _devices(named)}) if options is not None and wants_gpu else ""

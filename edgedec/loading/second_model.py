@@ -84,7 +84,7 @@ def pair_options(options: LoadOptions) -> LoadOptions:
 
 def small_model_options(options: LoadOptions) -> LoadOptions:
     """Return the options for the small model of a pair, from those of the large one."""
-    return replace(pair_options(options), resident_bytes=None)
+    return replace(pair_options(options), resident_bytes=None, rpc_servers=(), layer_split=None)
 
 
 def second_model_terms(path: Path, options: LoadOptions, name: str) -> tuple[MemoryTerm, ...]:

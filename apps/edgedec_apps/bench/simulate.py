@@ -1,8 +1,9 @@
 """edgedec simulate: replay recorded drafts with the cost curves of other devices, for one way to draft or several."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,27 @@ class Costs:
         draft_model: The same for the draft model.
         source: The source of these times, for a person.
         resume_s: Seconds that the first plain step after a draft takes longer.
+        delay_s: Seconds that every forward of the target waits for another machine; part of `seconds`.
     """
 
     seconds: Callable[[int], float]
     draft_model: Callable[[int], float]
     source: str
     resume_s: float = 0.0
+    delay_s: float = 0.0
 
     def price(self, made: Evaluated) -> float:
         """Return the seconds of a forward that drafted: of the draft model, or of a share of the target's layers."""
-        return self.draft_model(made.n_rows) if made.share is None else made.share * self.seconds(made.n_rows)
+        if made.share is None:
+            return self.draft_model(made.n_rows)  # which is on this machine
+        return made.share * (self.seconds(made.n_rows) - self.delay_s) + self.delay_s
+
+    def delayed(self, delay_s: float) -> "Costs":
+        """Return the times where every forward of the target waits `delay_s` seconds for another machine."""
+        if not delay_s:
+            return self
+        source = f"{self.source}; {delay_s * 1000:g} ms more for each forward of the target"
+        return replace(self, seconds=lambda n: self.seconds(n) + delay_s, source=source, delay_s=delay_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,7 @@ class Replayed:
         return _figures([one for replays in self.tasks.values() for one in replays])
 
 
-def simulate(paths: Sequence[Path], curve: str | None, *, n_max: int, as_json: bool) -> None:
+def simulate(paths: Sequence[Path], curve: str | None, *, n_max: int, delay_s: float, as_json: bool) -> None:
     """Replay recorded drafts and print the expected speed, on one device or on every modelled one.
 
     One recording is shown by task; several recordings are compared.
@@ -72,13 +84,15 @@ def simulate(paths: Sequence[Path], curve: str | None, *, n_max: int, as_json: b
     """
     if n_max < 1:
         raise RequestError(f"--draft-max is {n_max}; it must be at least 1")
+    if not 0 <= delay_s < math.inf:
+        raise RequestError(f"--delay-ms is {1000 * delay_s:g}; it must be at least 0")
     recordings = [read_recording(path) for path in paths]
     devices = [curve] if curve else list(DEVICES)
     if len(paths) == 1:
-        found = [_document(recordings[0], name, n_max) for name in devices]
+        found = [_document(recordings[0], name, n_max, delay_s) for name in devices]
     else:
         ways = _comparable(paths, recordings)
-        found = [_comparison(ways, name, n_max) for name in devices]
+        found = [_comparison(ways, name, n_max, delay_s) for name in devices]
     if as_json:
         write_json(found[0] if curve else found)
         return
@@ -91,8 +105,8 @@ def simulate(paths: Sequence[Path], curve: str | None, *, n_max: int, as_json: b
             write_line(line)
 
 
-def _document(recording: Recording, curve: str, n_max: int) -> dict[str, Any]:
-    costs = read_costs(curve, recording)
+def _document(recording: Recording, curve: str, n_max: int, delay_s: float) -> dict[str, Any]:
+    costs = read_costs(curve, recording).delayed(delay_s)
     found = replayed(recording, costs, n_max)
     return {
         "model": recording.model,
@@ -104,12 +118,12 @@ def _document(recording: Recording, curve: str, n_max: int) -> dict[str, Any]:
     }
 
 
-def _comparison(ways: Mapping[str, Recording], curve: str, n_max: int) -> dict[str, Any]:
+def _comparison(ways: Mapping[str, Recording], curve: str, n_max: int, delay_s: float) -> dict[str, Any]:
     """Return the figures of every way to draft on a device, plain decoding first, and the fastest ways."""
     figures: dict[str, dict[str, Any]] = {}
     sources = []
     for way, recording in ways.items():
-        costs = read_costs(curve, recording)
+        costs = read_costs(curve, recording).delayed(delay_s)
         sources.append(costs.source)
         found = replayed(recording, costs, n_max)
         speedups = {task: _figures(replays)["speedup"] for task, replays in found.tasks.items()}

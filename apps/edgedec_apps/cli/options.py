@@ -246,6 +246,14 @@ class LoadFlags:
     device: Annotated[
         str | None, model_option("--device", help="The device (edgedec doctor lists them).", metavar="NAME")
     ] = None
+    rpc: Annotated[
+        str | None,
+        model_option(
+            "--rpc",
+            help="Machines that run llama.cpp's rpc-server and take layers of the model; docs/rpc.md.",
+            metavar="HOST:PORT,...",
+        ),
+    ] = None
     chat_template: Annotated[
         Path | None,
         model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),

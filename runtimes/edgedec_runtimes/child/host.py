@@ -22,6 +22,7 @@ from edgedec_runtimes.child.rows import SharedRows
 from edgedec_runtimes.child.tokenizer import Vocabulary
 
 _AGAIN_S = 0.002
+_AHEAD = 64  # rows: the next forward begins at most so far before the end of the latest one, or asks
 _OF_TOKENIZER = frozenset({"encode", "least_tokens", "decode", "tokens"})
 
 
@@ -44,6 +45,8 @@ class Result:
         logits: f32[n_wanted, n_vocab], or None.
         hidden: As in Forward.
         best: As in Forward.
+        exact: What Session.exact_rows says for each n_past that the next forward of the session may have, where the
+            parent asks for that at every step.
     """
 
     shape: tuple[int, int]
@@ -51,6 +54,11 @@ class Result:
     logits: NDArray[np.float32] | None
     hidden: dict[int, NDArray[np.float32]]
     best: list[int]
+    exact: dict[int, int | None]
+
+
+Sent = tuple[int, tuple[Any, ...], bool]
+"""An item's session by its number, its other attributes, and whether `Result.exact` is wanted."""
 
 
 class CallbackError(Exception):
@@ -125,24 +133,25 @@ class Calls:
         """Close a session."""
         self.sessions.pop(number).close()
 
-    def forward(self, items: list[tuple[int, tuple[Any, ...]]], on_progress: OnProgress | None) -> list[Result]:
-        """Evaluate items: a session's number and the other attributes of a ForwardItem."""
-        made = [ForwardItem(self.sessions[number], *rest) for number, rest in items]
+    def forward(self, items: list[Sent], on_progress: OnProgress | None) -> list[Result]:
+        """Evaluate items."""
+        made = [ForwardItem(self.sessions[number], *rest) for number, rest, _ in items]
         if len(made) == 1 and on_progress is not None:
             forwards = [_forward_alone(made[0], on_progress)]
         else:
             forwards = self.model.forward(made)
-        return self._results(forwards)
+        exact = [_exact(item) if wants_exact else {} for item, (_, _, wants_exact) in zip(made, items, strict=True)]
+        return self._results(forwards, exact)
 
-    def _results(self, forwards: list[Forward]) -> list[Result]:
+    def _results(self, forwards: list[Forward], exact: list[dict[int, int | None]]) -> list[Result]:
         results, n = [], 0
-        for forward in forwards:
+        for forward, known in zip(forwards, exact, strict=True):
             rows = forward.logits
             fits = self._rows is not None and n + len(rows) <= len(self._rows.rows)
             if fits and self._rows is not None:
                 self._rows.rows[n : n + len(rows)] = rows
             hidden = {layer: np.array(states) for layer, states in forward.hidden.items()}
-            results.append(Result(rows.shape, n if fits else None, None if fits else rows, hidden, forward.best))
+            results.append(Result(rows.shape, n if fits else None, None if fits else rows, hidden, forward.best, known))
             n += len(rows)
         return results
 
@@ -174,6 +183,13 @@ class Calls:
         """Free the model."""
         if self._model is not None:
             self._model.close()
+
+
+def _exact(item: ForwardItem) -> dict[int, int | None]:
+    """Return what the session says of exact rows at each n_past that may follow the item."""
+    n_rows = len(item.tokens) if item.tokens is not None else 0
+    stop = item.n_past + n_rows
+    return {n_past: item.session.exact_rows(n_past) for n_past in range(max(item.n_past + 1, stop - _AHEAD), stop + 1)}
 
 
 def _forward_alone(item: ForwardItem, on_progress: OnProgress) -> Forward:

@@ -129,7 +129,7 @@ class ChildModel:
     def _ask_tokenizer(self, method: str, *arguments: Any) -> Any:
         """Call the tokenizer, which does not wait for a forward."""
         self.lock.check()
-        if (child := self.child) is not None:
+        if self.lock.is_ours and (child := self.child) is not None:
             with suppress(RuntimeLostError):
                 return child.ask(method, *arguments).value
         with self.lock:
@@ -184,8 +184,14 @@ class ChildModel:
         """Evaluate items in the child; their rows of logits are views of shared memory, or arrays of their own."""
         with self.lock:
             numbers = tuple(self._number(item.session) for item in items)  # type: ignore[arg-type]  # checked there
-            sent = [(number, _attributes(item)) for number, item in zip(numbers, items, strict=True)]
-            results = self._call("forward", sent, on_progress=on_progress, sessions=numbers)
+            sessions: list[ChildSession] = [item.session for item in items]  # type: ignore[misc]  # checked above
+            sent = [
+                (session.number, _attributes(item), bool(session.exact))
+                for session, item in zip(sessions, items, strict=True)
+            ]
+            results: list[Result] = self._call("forward", sent, on_progress=on_progress, sessions=numbers)
+            for session, result in zip(sessions, results, strict=True):
+                session.exact = result.exact
             return [self._forward(result) for result in results]
 
     def _forward(self, result: Result) -> Forward:

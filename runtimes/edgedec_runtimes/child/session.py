@@ -42,6 +42,7 @@ class ChildSession(ItemSession):
         number: What parent and child call the session.
         child: The process that it is open in, or None.
         is_closed: Whether close() was called.
+        exact: What exact_rows() says at the n_past that the next forward may have; empty where nobody has asked.
     """
 
     def __init__(self, model: Hosted, number: int, n_ctx: int, child: Child | None = None) -> None:
@@ -50,6 +51,7 @@ class ChildSession(ItemSession):
         self.number = number
         self.child = child
         self.is_closed = False
+        self.exact: dict[int, int | None] = {}
 
     @property
     def model(self) -> Hosted:
@@ -82,12 +84,15 @@ class ChildSession(ItemSession):
 
     def exact_rows(self, n_past: int) -> int | None:
         """Return what the session in the child says."""
-        n_rows: int | None = self._model.ask("exact_rows", self, n_past)
-        return n_rows
+        if n_past not in self.exact:
+            self.exact[n_past] = self._model.ask("exact_rows", self, n_past)
+        return self.exact[n_past]
 
     def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
         """Tell what the session in the child says."""
-        return bool(self._model.ask("has_exact_rows", self, n_past, n_rows))
+        found = bool(self._model.ask("has_exact_rows", self, n_past, n_rows))
+        self.exact.clear()  # it may have been measured just now
+        return found
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree and drop its other rows; see edgedec.model.Session."""

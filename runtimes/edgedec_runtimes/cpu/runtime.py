@@ -34,6 +34,7 @@ from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.other_machines import refuse_servers
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # of the code, and of each token
@@ -153,6 +154,7 @@ def _check_options(options: LoadOptions) -> None:
             f"the cpu runtime has no GPU; leave {argument('device')} and {argument('n_gpu_layers')} out, or use the "
             "llamacpp runtime"
         )
+    refuse_servers(options, "cpu")
     for name, most in (
         ("n_ctx", 1 << 24),
         ("n_parallel", 1 << 16),

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -45,6 +46,12 @@ _keep_alive: list[Any] = []
 def installed() -> bool:
     """Return whether llama-cpp-python is installed, without loading it."""
     return importlib.util.find_spec("llama_cpp") is not None
+
+
+def packaged_libraries() -> tuple[Path, ...]:
+    """Return the folders in which llama-cpp-python has its libraries; none where it is not installed."""
+    package = importlib.util.find_spec("llama_cpp")
+    return () if package is None or package.origin is None else (Path(package.origin).parent / "lib",)
 
 
 def how_to_install() -> str:

@@ -25,6 +25,7 @@ from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.devices import device_array
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
+from edgedec_runtimes.llamacpp.rpc.servers import check_addresses
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.draft_heads import refuse_draft_head
 
@@ -70,6 +71,7 @@ def check_options(options: LoadOptions) -> None:
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
             raise OptionError(name, value, f"it must be from {least} to {most}")
+    check_addresses(options.rpc_servers)
     refuse_draft_head(options, "llamacpp")
     if options.resident_bytes is not None:
         raise RequestError(

@@ -24,6 +24,7 @@ from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
+from edgedec_runtimes.child.model import ChildModel
 from edgedec_runtimes.llamacpp.device_terms import (
     HostRun,
     compute_bytes,
@@ -38,6 +39,9 @@ from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
 from edgedec_runtimes.llamacpp.library import HOW_TO_MEND, how_to_install, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
+from edgedec_runtimes.llamacpp.rpc.hosting import hosting
+from edgedec_runtimes.llamacpp.rpc.library import connect, keep_alive, rpc_note
+from edgedec_runtimes.llamacpp.rpc.servers import rpc_devices
 from edgedec_runtimes.llamacpp.trial import complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
@@ -88,28 +92,17 @@ class LlamaCpp:
         return _terms(gguf, options, n_ctx, resident_bytes() or 0)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
-        """Load the weights."""
+        """Load the weights, those for other machines in a child."""
         check_options(options)
-        gguf = _read_runnable(path)
-        llama()
-        options = _placed(options, gguf)
+        if not options.rpc_servers:
+            return _load(path, options)
+        options = _placed(options, _read_runnable(path))
         before = resident_bytes() or 0
-        handle, mapped = with_mappings(gguf.paths, lambda: load(path, options))
-        card = _card(handle, gguf, options)
-        n_ctx = options.n_ctx or default_n_ctx(card.n_ctx_train)
 
-        @lru_cache(maxsize=8)
         def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
-            return _terms(gguf, _with_rows(options, n_rows), n_ctx, before)
+            return _terms(_read_runnable(path), _with_rows(options, n_rows), n_ctx, before)
 
-        if options.planning_bytes is not None:
-            terms(n_ctx, options.max_rows)  # the plan's dry run is still known; another one later would take memory
-        files = MappedFiles(gguf.paths, mapped) if options.mmap else None
-        if is_embedder(gguf):
-            embedding = context_options(handle, options, _embedding_context(gguf, n_ctx), embeds=True)
-            return LlamaCppEncoder(handle, files, card, embedding, terms)
-        chosen = context_options(handle, options, n_ctx)
-        return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, options.cache_dir)
+        return ChildModel(hosting(f"{__name__}:{load_connected.__name__}", path, options, terms))
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
         """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.device.HasDevices.
@@ -119,12 +112,44 @@ class LlamaCpp:
         if options.planning_bytes is not None and options.planning_bytes < _DRY_RUN_BYTES:
             return ()
         llama()
-        return devices(options)
+        return (*rpc_devices(options.rpc_servers), *devices(options))
 
     def report(self) -> RuntimeReport:
-        """Return llama.cpp's version, its devices, and what it was built with."""
+        """Return llama.cpp's version, its devices, what it was built with, and whether it has RPC."""
         features = re.findall(r"(\w+) = 1", llama().llama_print_system_info().decode(errors="replace"))
-        return RuntimeReport(version(), device_names(), (f"built with {' '.join(features)}",))
+        return RuntimeReport(version(), device_names(), (f"built with {' '.join(features)}", rpc_note()))
+
+
+def load_connected(path: Path, options: LoadOptions) -> Model:
+    """Load the weights in this process, which ends when one of options.rpc_servers is lost: so only in a child."""
+    connect(options.rpc_servers)
+    model = _load(path, options)
+    keep_alive()
+    return model
+
+
+def _load(path: Path, options: LoadOptions) -> Model:
+    """Load the weights in this process."""
+    gguf = _read_runnable(path)
+    llama()
+    options = _placed(options, gguf)
+    before = resident_bytes() or 0
+    handle, mapped = with_mappings(gguf.paths, lambda: load(path, options))
+    card = _card(handle, gguf, options)
+    n_ctx = options.n_ctx or default_n_ctx(card.n_ctx_train)
+
+    @lru_cache(maxsize=8)
+    def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+        return _terms(gguf, _with_rows(options, n_rows), n_ctx, before)
+
+    if options.planning_bytes is not None:
+        terms(n_ctx, options.max_rows)  # the plan's dry run is still known; another one later would take memory
+    files = MappedFiles(gguf.paths, mapped) if options.mmap else None
+    if is_embedder(gguf):
+        embedding = context_options(handle, options, _embedding_context(gguf, n_ctx), embeds=True)
+        return LlamaCppEncoder(handle, files, card, embedding, terms)
+    chosen = context_options(handle, options, n_ctx)
+    return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, options.cache_dir)
 
 
 def _read_runnable(path: Path) -> GGUF:
@@ -141,8 +166,7 @@ def _placed(options: LoadOptions, gguf: GGUF) -> LoadOptions:
     """Return the options with the layers that llama.cpp puts on each device by itself, where none are named."""
     if options.layer_split is not None or options.n_gpu_layers == 0:
         return options
-    llama()
-    found = devices(options)
+    found = LlamaCpp().devices(options)
     if not found:
         return options
     n_layers = describe(gguf).n_layer + 1
@@ -175,7 +199,8 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
 def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
     n_threads = options.n_threads or usable_cores()
     numerics = f"{version()} {options.kv_type} {options.flash_attention} {options.repack} {n_threads}"
-    split = "" if options.layer_split is None else f"{options.layer_split} {options.rpc_servers} "
+    split = "" if options.layer_split is None else f"{options.layer_split} "
+    split = f"{split}{options.rpc_servers} " if options.rpc_servers else split
     device = f"{split}{options.n_gpu_layers} {options.device} {platform.machine()} {cpu_name()}"
     return hashlib.sha256(f"{_identity(gguf)} {numerics} {device}".encode()).hexdigest()
 

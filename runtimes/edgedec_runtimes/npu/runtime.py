@@ -34,6 +34,7 @@ from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.draft_heads import refuse_draft_head
 from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.shared.other_machines import refuse_servers
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 
@@ -104,6 +105,7 @@ def _check_options(facts: Facts, options: LoadOptions) -> None:
         )
     if options.n_gpu_layers not in (None, 0, -1):
         raise RequestError(f"the npu runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out")
+    refuse_servers(options, "npu")
     refuse_draft_head(options, "npu")
     if options.resident_bytes is not None:
         raise RequestError(f"the npu runtime keeps all weights in memory; leave {argument('resident_bytes')} out")

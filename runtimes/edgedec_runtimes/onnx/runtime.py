@@ -28,6 +28,7 @@ from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.shared.other_machines import refuse_servers
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 _KV_TYPES = {"f32": ("f16", "f32"), "int8": ("f16", "q8_0")}  # "f16" is the default, which takes what the export has
@@ -116,6 +117,7 @@ def _check_options(export: Export, options: LoadOptions) -> None:
         raise RequestError(
             f"the onnx runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out, and choose a device"
         )
+    refuse_servers(options, "onnx")
     require_head(export, options)
     if options.resident_bytes is not None:
         raise RequestError(f"the onnx runtime keeps all weights in memory; leave {argument('resident_bytes')} out")

@@ -22,6 +22,7 @@ from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import n_weight_bytes, read_shape, read_weights
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.draft_heads import refuse_draft_head
+from edgedec_runtimes.shared.other_machines import refuse_servers
 
 _KV_DTYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
@@ -80,6 +81,7 @@ def _check_options(options: LoadOptions) -> None:
         )
     if options.flash_attention:
         raise RequestError("the reference runtime has no flash attention; leave it out")
+    refuse_servers(options, "reference")
     refuse_draft_head(options, "reference")
     if options.resident_bytes is not None:
         raise RequestError(f"the reference runtime keeps all weights in memory; leave {argument('resident_bytes')} out")

@@ -134,6 +134,18 @@ def test_figures_on_a_modelled_device_and_on_a_measured_curve(tmp_path: Path) ->
     assert all(name in shown for name in DEVICES)
 
 
+def test_a_distant_target_makes_drafts_pay_more(tmp_path: Path) -> None:
+    """Where n rows take n times as long nothing is drafted; with a second more for each forward, the right draft is."""
+    rows = write(tmp_path / "rows.jsonl", HEAD, TEXT)
+    curve = tmp_path / "curve.json"
+    curve.write_text(json.dumps({"curve": {str(n): 0.1 * n for n in (1, 2, 4, 8, 16)}}))
+    for delay_ms, speedup in (("0", 1.0), ("1000", 4.4 / 2.4)):
+        found = simulated(rows, "--curve", curve, "--delay-ms", delay_ms)
+        assert found["all"]["speedup"] == pytest.approx(speedup)
+    refused = run_here("simulate", rows, "--delay-ms", "-1")
+    assert (refused.code, "--delay-ms is -1" in refused.err) == (40, True)
+
+
 def test_it_says_whether_drafting_is_charged(tmp_path: Path) -> None:
     """A recording of an earlier release does not note what drafting evaluated: there it is left out."""
     old, new = write(tmp_path / "old.jsonl", HEAD, TEXT), write(tmp_path / "new.jsonl", HEAD, drafting(0.3))

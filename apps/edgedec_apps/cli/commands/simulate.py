@@ -29,13 +29,23 @@ def command(
     draft_max: Annotated[
         int, option("--draft-max", help="Most tokens of a draft.", metavar="N", panel=_BENCH)
     ] = N_DRAFT_MAX,
+    delay_ms: Annotated[
+        float,
+        option(
+            "--delay-ms",
+            help="What each forward waits for another machine (--rpc), on top of the curve.",
+            metavar="MS",
+            panel=_BENCH,
+        ),
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Replay recorded drafts with the forward times of another device: would speculation be faster there?
 
     For several recordings of the same texts, a table for each device says which way to draft is the fastest there. The
-    time of drafting counts: a forward through some of the layers by their bytes, a draft model's by its own bytes.
+    time of drafting counts: a forward through some of the layers by their bytes, a draft model's by its own bytes. With
+    --delay-ms each forward of the target waits for another machine, and a draft model's does not: drafts pay more.
     """
     from edgedec_apps.bench.simulate import simulate
 
-    simulate(rows, curve, n_max=draft_max, as_json=as_json)
+    simulate(rows, curve, n_max=draft_max, delay_s=delay_ms / 1000, as_json=as_json)

@@ -1,0 +1,139 @@
+"""Measure drafting for a model whose layers lie on another machine: rpc-servers behind a line with a delay.
+
+    python benchmarks/rpc_delay.py smollm2-135m --delays 0 5 20 --json-out rpc_delay.json
+
+Starts rpc-servers on this machine and, before each of them, a proxy that delays what goes there and what comes back
+(delaying_proxy.py), then decodes the prompts of `edgedec bench`, and texts that are copied from the prompt, with
+drafts, without, and without once more, in changing order. For each delay: whether the texts are equal to those of the
+model without RPC, the speedup by task and of the worst prompt, the noise, and T(n) as the engine measured it. Servers
+and model share this machine's processor.
+"""
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from provenance import provenance
+
+import edgedec
+from edgedec.api.engine import Engine
+from edgedec.progress import CancelToken
+from edgedec_apps.bench.measure import SPECULATIVE, Rounds, RunOptions, Trial, engine_runners, measure, warm_up
+from edgedec_apps.bench.prompts import BenchPrompt, BenchRequest, prepare, read_prompts
+from edgedec_apps.bench.summary import summarize
+
+_PROXY = Path(__file__).with_name("delaying_proxy.py")
+
+
+_PORT = 50300  # always the same, so that what is measured once of a model on these servers is remembered
+COPYING = "copying"
+
+
+def wait_for(port: int) -> None:
+    """Wait until somebody listens at a port."""
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise SystemExit(f"nobody listens at port {port}")
+
+
+@contextmanager
+def servers(n: int, delay_ms: float) -> Iterator[str]:
+    """Yield the addresses of `n` servers that run inside the block, behind lines of that delay."""
+    processes = []
+    addresses = []
+    try:
+        for index in range(n):
+            port, near = _PORT + 2 * index, _PORT + 2 * index + 1
+            server = [sys.executable, "-m", "edgedec_runtimes.llamacpp.rpc.server", "127.0.0.1", str(port)]
+            processes.append(subprocess.Popen(server, stdout=subprocess.DEVNULL))
+            wait_for(port)
+            proxy = [sys.executable, str(_PROXY), str(near), str(port), str(delay_ms)]
+            processes.append(subprocess.Popen(proxy))
+            wait_for(near)
+            addresses.append(f"127.0.0.1:{near}")
+        yield ",".join(addresses)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def copying(engine: Engine, prompts: list[BenchPrompt]) -> list[BenchRequest]:
+    """Return requests that go on with a text which the prompt holds twice: the ends of the longest prompts."""
+    longest = sorted(prompts, key=lambda one: -len(one.text))[:2]
+    passages = [(one.id, one.text[-400:]) for one in longest]
+    return [
+        BenchRequest(f"{COPYING}-{name}", COPYING, engine.prompt_ids(f"{text}\n\n{text}\n\n{text[:40]}"), 0)
+        for name, text in passages
+    ]
+
+
+def texts(engine: Engine, requests: list[BenchRequest], options: RunOptions) -> list[tuple[int, ...]]:
+    """Return the token ids of every text, plainly decoded."""
+    return [engine.generate(one.token_ids, draft=False, **options.sampling(one.seed)).token_ids for one in requests]
+
+
+def measured(engine: Engine, requests: list[BenchRequest], options: RunOptions, n_rounds: int) -> list[Trial]:
+    """Return the trials of all prompts."""
+    runners, cancel = engine_runners(engine, options), CancelToken()
+    warm_up(requests, runners, cancel)
+    return measure(requests, runners, cancel, rounds=Rounds(n_rounds, 1 << 30))
+
+
+def main() -> None:
+    """Measure each delay and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 5.0], help="milliseconds, each way")
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--per-task", type=int, default=2)
+    parser.add_argument("--tasks", nargs="+", help="only these")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--draft", default="auto")
+    parser.add_argument("--json-out", type=Path)
+    args = parser.parse_args()
+    prompts = [one for one in read_prompts(per_task=args.per_task) if not args.tasks or one.task in args.tasks]
+    options = RunOptions(args.max_tokens)
+    load: dict[str, Any] = {"runtime": "llamacpp", "repack": False, "n_threads": 1, "n_ctx": 2048, "offline": True}
+    with edgedec.load(args.model, draft="off", **load) as here:
+        requests = prepare(here, prompts, args.max_tokens)
+        if not args.tasks or COPYING in args.tasks:
+            requests += copying(here, prompts or read_prompts())
+        expected = texts(here, requests, options)
+    results = {}
+    for delay_ms in args.delays:
+        with (
+            servers(args.servers, delay_ms) as addresses,
+            edgedec.load(args.model, rpc=addresses, draft=args.draft, **load) as there,
+        ):
+            trials = measured(there, requests, options, args.rounds)
+            curve = {n: round(1000 * seconds, 3) for n, seconds in there.curve.table().items()}
+        by_id = {one.id: ids for one, ids in zip(requests, expected, strict=True)}
+        differing = [
+            trial.request.id for trial in trials if trial.runs[SPECULATIVE].token_ids != by_id[trial.request.id]
+        ]
+        results[f"{delay_ms:g}"] = summarize(trials) | {"unlike_without_rpc": differing, "curve_ms": curve}
+        shown = {task: round(one["speedup"] or 1.0, 3) for task, one in results[f"{delay_ms:g}"]["tasks"].items()}
+        print(f"{delay_ms:g} ms", shown, results[f"{delay_ms:g}"]["noise"], "unequal:", differing, flush=True)
+    settings = {name: getattr(args, name) for name in ("model", "servers", "per_task", "max_tokens", "rounds", "draft")}
+    document = {"benchmark": "rpc_delay"} | settings | {"by_delay_ms": results} | provenance()
+    print(json.dumps(document))
+    if args.json_out is not None:
+        args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""A model whose layers lie on other machines: llama.cpp runs in a child, which ends when a server is lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edgedec.errors import RuntimeUnavailableError
+from edgedec.memory_plan import MemoryTerm
+from edgedec.model import LoadOptions
+from edgedec_runtimes.child.model import Hosting
+from edgedec_runtimes.llamacpp.rpc.library import HOW_TO_GET_IT, find_library
+from edgedec_runtimes.llamacpp.rpc.servers import ask_server, silent
+
+
+def hosting(
+    target: str, path: Path, options: LoadOptions, terms: Callable[[int, int], tuple[MemoryTerm, ...]]
+) -> Hosting:
+    """Return what a child loads by the function `target`, and what it needs: the RPC library and the servers."""
+    servers = options.rpc_servers
+
+    def prepare() -> None:
+        if find_library() is None:
+            raise RuntimeUnavailableError(f"llama.cpp has no RPC here; {HOW_TO_GET_IT}")
+        for address in servers:
+            ask_server(address)
+
+    def explain(reason: str) -> str:
+        gone = silent(servers)
+        verb = "does" if len(gone) == 1 else "do"
+        now = f"; {' and '.join(gone)} {verb} not answer" if gone else "; every server answers again"
+        return (
+            f"the connection to the rpc-server {' or '.join(servers)} was lost ({reason}){now}: see that each of them "
+            f"runs, and ask again; the next request loads the model anew"
+        )
+
+    return Hosting(target, path, options, terms, prepare, explain)

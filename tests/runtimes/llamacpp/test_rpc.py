@@ -1,0 +1,133 @@
+"""Layers on other machines: the text is the one without, and a server that is lost costs a clear error and no text."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.rpc_servers import RpcServer, rpc_servers
+
+import edgedec
+from edgedec.errors import OptionError, RequestError, RuntimeLostError, RuntimeUnavailableError
+from edgedec.loading.other_machines import servers_note
+from edgedec.model import LoadOptions
+from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.llamacpp.rpc.servers import ask_server, check_addresses, rpc_devices
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
+
+PROMPT = "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n\n\n"
+OPTIONS: Any = {"runtime": "llamacpp", "repack": False, "n_ctx": 512, "n_threads": 1}
+SAMPLED: Any = {"max_tokens": 40, "temperature": 0.9, "seed": 7, "ignore_end": True}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[RpcServer]]:
+    """Two servers on this machine."""
+    with rpc_servers(2) as started:
+        yield started
+
+
+def test_the_text_is_the_one_without_rpc(servers: list[RpcServer], smollm_path: Path) -> None:
+    """Layers on two servers, drafts verified over the connection: token for token what this machine writes alone.
+
+    Then a server is killed in the middle of a text: the error says which, holds the text so far, and with the server
+    started again the text goes on to the same end.
+    """
+    with edgedec.load(smollm_path, **OPTIONS) as here:
+        sampled = here.generate(PROMPT, **SAMPLED)
+        greedy = here.generate(PROMPT, max_tokens=40, temperature=0.0)
+    addresses = ",".join(server.address for server in servers)
+    with edgedec.load(smollm_path, rpc=addresses, draft="suffix", **OPTIONS) as there:
+        assert there.generate(PROMPT, **SAMPLED).token_ids == sampled.token_ids
+        drafted = there.generate(PROMPT, max_tokens=40, temperature=0.0)
+        assert drafted.token_ids == greedy.token_ids
+        assert drafted.stats.n_accepted_tokens > 0
+        stream = there.stream(PROMPT, **SAMPLED)
+        begun = [output.token_id for output in islice(stream, 10)]
+        servers[1].kill()
+        with pytest.raises(RuntimeLostError, match=f"was lost.*{servers[1].address} does not answer") as lost:
+            begun.extend(output.token_id for output in stream)
+        assert lost.value.token_ids == tuple(begun) == sampled.token_ids[: len(begun)]
+        with pytest.raises(RuntimeUnavailableError, match=f"{servers[1].address} can't be reached"):
+            there.generate(PROMPT, **SAMPLED)
+        servers[1].start()
+        resumed = there.generate(PROMPT, resume=lost.value.token_ids, **SAMPLED)
+        assert (resumed.token_ids, resumed.text) == (sampled.token_ids, sampled.text)
+
+
+def test_servers_are_devices_with_memory(servers: list[RpcServer]) -> None:
+    """Each server's device has a name as in llama.cpp, and the memory that the server reports."""
+    addresses = [server.address for server in servers]
+    found = rpc_devices(addresses)
+    assert [(one.name, one.backend) for one in found] == [("RPC0", "RPC"), ("RPC1", "RPC")]
+    assert all(0 < one.free_bytes <= one.total_bytes for one in found)
+    options = LoadOptions(rpc_servers=tuple(addresses))
+    assert LlamaCpp().devices(options)[:2] == found
+
+
+def test_a_busy_server_is_named(servers: list[RpcServer]) -> None:
+    """A server talks to one program at a time: a second one is told so in place of waiting for ever."""
+    host, _, port = servers[0].address.partition(":")
+    with (
+        closing(socket.create_connection((host, int(port)))),
+        pytest.raises(RuntimeUnavailableError, match="one program at a time"),
+    ):
+        ask_server(servers[0].address, patience_s=0.5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=4))
+def test_any_answer_is_refused_or_understood(answers: list[bytes]) -> None:
+    """What is no rpc-server, or a broken one, gives one kind of error, and soon."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        thread = threading.Thread(target=_answer, args=(listening, answers))
+        thread.start()
+        with pytest.raises(RuntimeUnavailableError, match=r"127\.0\.0\.1"):
+            ask_server(f"127.0.0.1:{listening.getsockname()[1]}", patience_s=0.1)
+        thread.join()
+
+
+def _answer(listening: socket.socket, answers: list[bytes]) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.settimeout(0.1)
+        for data in answers:
+            try:
+                connection.recv(1000)
+                connection.sendall(data)
+            except OSError:
+                return
+
+
+@pytest.mark.parametrize("address", ["", "host", ":50052", "host:", "host:0", "host:70000", "host:x"])
+def test_addresses_are_checked(address: str) -> None:
+    """What is no HOST:PORT is refused before anything is connected."""
+    with pytest.raises(OptionError, match="HOST:PORT"):
+        check_addresses([address])
+
+
+def test_addresses_come_once() -> None:
+    """The same server twice, or too many of them, is refused."""
+    with pytest.raises(OptionError, match="once"):
+        check_addresses(["a:1", "a:1"])
+    with pytest.raises(OptionError, match="at most 16"):
+        check_addresses([f"a:{port}" for port in range(1, 18)])
+
+
+def test_other_runtimes_refuse_servers(tiny_path: Path) -> None:
+    """A runtime that runs on this machine alone says which one does not."""
+    with pytest.raises(RequestError, match="use the llamacpp runtime"):
+        Cpu().plan(tiny_path, LoadOptions(rpc_servers=("127.0.0.1:1",)))
+
+
+def test_other_machines_are_warned_of() -> None:
+    """Addresses beyond this machine get a sentence on what the protocol lacks; loopback gets none."""
+    assert servers_note(("127.0.0.1:50052", "localhost:50053")) == ""
+    assert servers_note(("127.0.0.1:1", "10.0.0.5:50052", "pi:50052")).startswith("10.0.0.5:50052 and pi:50052")
+    assert "password" in servers_note(("[::1]:1", "10.0.0.5:50052"))
