@@ -1,7 +1,9 @@
 """Opens an NPU's graph in ONNX Runtime, once for each number of rows and context that forwards need.
 
 The NPU (QNN's HTP back end; on x86-64 its emulator) must take every node: a node that would fall back to the CPU is an
-error. On the device "cpu" the same graph runs on ONNX Runtime's CPU provider, which is slow and meant for tests.
+error. On the device "cpu" the same graph runs on ONNX Runtime's CPU provider, which is slow and meant for tests. The
+devices "openvino", "openvino-gpu" and "openvino-npu" run it on Intel's processors, GPUs and NPUs; OpenVINO leaves some
+nodes to the CPU provider.
 """
 
 import hashlib
@@ -20,17 +22,23 @@ from edgedec_runtimes.npu.inputs import Arrays
 from edgedec_runtimes.onnx.library import session_options, translated
 from edgedec_runtimes.onnx.providers import choose_provider
 
-NPU, CPU = "npu", "cpu"
+NPU, CPU, OPENVINO = "npu", "cpu", "openvino"
+_OPENVINO_DEVICES = {OPENVINO: "CPU", f"{OPENVINO}-gpu": "GPU", f"{OPENVINO}-npu": "NPU"}
 _NAMES = {None: NPU, "npu": NPU, "qnn": NPU, "qnnexecutionprovider": NPU, "cpu": CPU, "cpuexecutionprovider": CPU}
+_NAMES |= {name: name for name in _OPENVINO_DEVICES}
 _OPTIONS = {"backend_type": "htp"}
+_CPU_PROVIDER = "CPUExecutionProvider"
 _FELL_BACK = "fallback to CPU EP has been explicitly disabled"
 
 
 def device_of(name: str | None) -> str:
-    """Return "npu" or "cpu" for the name that a user gave (RequestError for any other name)."""
+    """Return "npu", "cpu" or one of OpenVINO's for the name that a user gave (RequestError for any other name)."""
     found = _NAMES.get(name.lower() if name is not None else None)
     if found is None:
-        raise OptionError("device", name, f"the npu runtime takes {NPU!r}, and {CPU!r} to try an export without one")
+        others = ", ".join(map(repr, _OPENVINO_DEVICES))
+        raise OptionError(
+            "device", name, f"the npu runtime takes {NPU!r}, {others}, and {CPU!r} to try an export without one"
+        )
     return found
 
 
@@ -42,7 +50,7 @@ class Graphs:
         ort: The module onnxruntime.
         folder: The folder of the export.
         facts: The sizes of the graph.
-        device: "npu" or "cpu".
+        device: "npu", "cpu", "openvino", "openvino-gpu" or "openvino-npu".
         n_threads: Threads of a run on the CPU.
         compiled: The folder that compiled graphs are kept in, or None.
     """
@@ -80,7 +88,9 @@ class Graphs:
 
     def _made(self, n_rows: int, context: int) -> Any:
         if self.device == CPU:
-            return self._opened(self.folder / GRAPH, self._options(n_rows, context), ["CPUExecutionProvider"])
+            return self._opened(self.folder / GRAPH, self._options(n_rows, context), [_CPU_PROVIDER])
+        if self.device in _OPENVINO_DEVICES:
+            return self._on_openvino(n_rows, context)
 
         def open_graph(compiled: Path | None, entries: dict[str, str]) -> Any:
             options = self._options(n_rows, context)
@@ -91,13 +101,33 @@ class Graphs:
 
         return open_kept(self.compiled and self.compiled / f"{n_rows}x{context}", open_graph)
 
+    def _on_openvino(self, n_rows: int, context: int) -> Any:
+        """Open the graph on a device of OpenVINO, by its plug-in where that is installed."""
+        chosen, options = choose_provider(self.ort, OPENVINO), self._options(n_rows, context)
+        device = _OPENVINO_DEVICES[self.device]
+        if not chosen.devices:
+            settings = {"device_type": device, "num_of_threads": str(self.n_threads)}
+            self.ort.set_default_logger_severity(3)  # it warns of every weight that it has folded
+            try:
+                return self._opened(self.folder / GRAPH, options, [(chosen.provider.name, settings), _CPU_PROVIDER])
+            finally:
+                self.ort.set_default_logger_severity(2)
+        found = [d for d in self.ort.get_ep_devices() if d.ep_name == chosen.provider.name]
+        wanted = [d for d in found if d.device.type.name == device]
+        if not wanted:
+            raise RuntimeUnavailableError(
+                f"OpenVINO finds no {device} on this machine; it finds {', '.join(d.device.type.name for d in found)}"
+            )
+        options.add_provider_for_devices(wanted[:1], {})
+        return self._opened(self.folder / GRAPH, options, None)
+
     def _options(self, n_rows: int, context: int) -> Any:
         options = session_options(self.ort, self.n_threads)
         for name, size in self.facts.dimensions(n_rows, context).items():
             options.add_free_dimension_override_by_name(name, size)
         return options
 
-    def _opened(self, path: Path, options: Any, providers: list[str] | None) -> Any:
+    def _opened(self, path: Path, options: Any, providers: list[Any] | None) -> Any:
         with translated(f"{path}: it can't be opened"):
             try:
                 return self.ort.InferenceSession(

@@ -25,6 +25,7 @@ from edgedec.errors import (
     ModelFormatError,
     ModelNotFoundError,
     RequestError,
+    RuntimeUnavailableError,
     UnsupportedModelError,
 )
 from edgedec.loading.runtime_choice import Choice
@@ -34,6 +35,8 @@ from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.npu.runtime import Npu
+from edgedec_runtimes.onnx.library import load_library
+from edgedec_runtimes.onnx.providers import devices
 
 TOKENS: NDArray[np.int32] = np.random.default_rng(1).integers(0, 260, 200).astype(np.int32)
 ON_CPU = LoadOptions(device="cpu", n_threads=1)
@@ -184,6 +187,30 @@ def test_options_that_cannot_be_honoured_are_refused(exported: Path, model: Mode
             Npu().plan(exported, options)
     with pytest.raises(RequestError, match="larger contexts"):
         model.session(257)
+
+
+@pytest.mark.parametrize("device", ["openvino", "openvino-gpu", "openvino-npu"])
+def test_openvino_is_refused_where_it_is_not_installed(exported: Path, device: str) -> None:
+    """The error names the package to install."""
+    if "openvino" in devices(load_library())[0]:
+        pytest.skip("OpenVINO is installed")
+    with pytest.raises(RuntimeUnavailableError, match="pip install onnxruntime-ep-openvino"):
+        Npu().load(exported, LoadOptions(device=device))
+
+
+def test_openvinos_processor_takes_the_graph(exported: Path, model: Model) -> None:
+    """Where it is installed: logits are near those of the CPU provider, and the same for a row and for several."""
+    if "openvino" not in devices(load_library())[0]:
+        pytest.skip("OpenVINO is not installed; the package onnxruntime-openvino in place of onnxruntime brings it")
+    tokens = np.arange(5, 17, dtype=np.int32)
+    expected = model.session(64).forward(tokens, n_past=0, rows="all").logits.copy()
+    with Npu().load(exported, LoadOptions(device="openvino", n_threads=1)) as loaded:
+        session = loaded.session(64)
+        found = session.forward(tokens, n_past=0, rows="all").logits.copy()
+        steps = [session.forward(tokens[n : n + 1], n_past=n).logits[0].copy() for n in range(4, 8)]
+        together = session.forward(tokens[4:8], n_past=4, rows="all").logits.copy()
+    assert np.abs(found - expected).max() < 0.1 * expected.std()
+    assert np.array_equal(np.stack(steps), together)
 
 
 def truncate(folder: Path) -> None:
