@@ -65,20 +65,8 @@ def open_drafters(
     if n_max >= 1 and (EXIT in factories or not setting.pinned):  # `exit` decides by cost, even where it is pinned
         _share_curve(slots, cost_curve(first.session, setting.options, most_rows=max_rows or MOST_ROWS))
     if setting.draft_model is not None:
-        why = None if setting.pinned else _why_not(setting.draft_model, planned, model, first.curve, n_max)
-        if why is None:
-            most = setting.options.n_parallel if planned.plan.terms else None
-            with stage(options.on_progress, "load", setting.draft_model.name):
-                source = open_draft_model(
-                    setting.draft_model, model, setting.options, overlap=options.draft_overlap, most=most
-                )
-            undo.callback(source.close)
-            factories = with_draft_model(factories, source, pinned=setting.pinned)
-        else:
-            logger.warning("%s", why)
-            notes.append(why)
-            planned = without_draft_model(planned)
-            factories = _left(factories, planned)
+        factories, planned, why_not = _with_draft_model(factories, planned, model, slots, n_max, options, undo)
+        notes += why_not
     if HEAD in factories and first.session.draft_head is not None:
         notes += first.session.draft_head.notes
     learned, why = _learned(model, options) if setting.learned_bytes else (None, None)
@@ -104,6 +92,30 @@ def open_drafters(
     if n_max >= 1:
         _fill_stores(drafting, model, planned, wishes.draft_store)
     return planned
+
+
+def _with_draft_model(
+    factories: Factories,
+    planned: Planned,
+    model: Model,
+    slots: Sequence[SessionSlot],
+    n_max: int,
+    options: EngineOptions,
+    undo: ExitStack,
+) -> tuple[Factories, Planned, list[str]]:
+    """Load the draft model; return the factories with it, and the plan, or both without it and a sentence why."""
+    setting, path = planned.setting, planned.setting.draft_model
+    assert path is not None, "asked for where a draft model is planned"
+    why = None if setting.pinned else _why_not(path, planned, model, slots[0].curve, n_max)
+    if why is not None:
+        logger.warning("%s", why)
+        planned = without_draft_model(planned)
+        return _left(factories, planned), planned, [why]
+    most = setting.options.n_parallel if planned.plan.terms else None
+    with stage(options.on_progress, "load", path.name):
+        source = open_draft_model(path, model, setting.options, overlap=options.draft_overlap, most=most)
+    undo.callback(source.close)
+    return with_draft_model(factories, source, pinned=setting.pinned), planned, []
 
 
 def _learned(model: Model, options: EngineOptions) -> tuple[SortedText | None, str | None]:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self, Unpack, cast
+from typing import Unpack, cast
 
 from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
 from edgedec.api.request_options import (
@@ -19,6 +18,7 @@ from edgedec.api.request_options import (
     require_rule,
 )
 from edgedec.choosing.partial_texts import PartialTexts
+from edgedec.closeable import Closeable
 from edgedec.constraint import Predicate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.branches import Branches, branches_on
@@ -40,7 +40,7 @@ from edgedec.sessions.forks import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
 
 
-class TextEngine:
+class TextEngine(Closeable):
     """A loaded model that continues texts. Several threads may use it.
 
     As many requests as it was loaded for (n_parallel) are generated at the same time and share forwards; further ones
@@ -385,14 +385,6 @@ class TextEngine:
         self.model.close()
         if drafting is not None and os.getpid() == self._slot.pid:
             drafting.save()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def finished(stream: TokenStream) -> Generation:

@@ -7,12 +7,12 @@ cancel token, and frees the branches when the search ends, however it ends.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.closeable import Closeable
 from edgedec.progress import CancelToken, check_cancelled
 from edgedec.sampling import log_probs
 
@@ -68,7 +68,7 @@ class PartialText:
         return self.logprob / max(1, self.n_scored)
 
 
-class PartialTexts:
+class PartialTexts(Closeable):
     """The texts of one prompt that a search holds; a context manager, which drops them all at its end.
 
     Attributes:
@@ -182,14 +182,6 @@ class PartialTexts:
         """Free every text that is left; calling it again does nothing."""
         while self._open:
             self._branches.drop(self._open.pop())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _forward(self, rows: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
         """Evaluate rows, and return logits that stay valid."""

@@ -8,12 +8,12 @@ branch has the bits that it would have alone.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.closeable import Closeable
 from edgedec.counted import counted
 from edgedec.decoding.generate import SessionSlot, remember_cached, reuse_prefix, session_for, tokens_behind
 from edgedec.decoding.session_pool import SessionPool
@@ -33,7 +33,7 @@ class _Branch:
     token_ids: list[int]
 
 
-class Branches:
+class Branches(Closeable):
     """Branches of one prompt. One thread at a time uses them; any thread may call cancel().
 
     A branch is named by a number, which is not used again when the branch is dropped. Leaving the `with` block lets all
@@ -184,14 +184,6 @@ class Branches:
         """Let all branches go; calling it again does nothing."""
         self._branches.clear()
         self._forks.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self, session: Session, token_ids: Sequence[int]) -> int:
         name = self._n_opened

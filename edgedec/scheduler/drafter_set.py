@@ -176,15 +176,7 @@ def open_policy(
         predicted=request.predicted_ids,
         lock=drafting.lock,
     )
-    drafters = []
-    left = drafting.budget_bytes
-    for name, factory in _with_tuned_layers(drafting, session, curve, stats).items():
-        if name in drafting.off:
-            stats.add_reason(drafting.off[name])
-        elif (opened := _open(name, factory, context, sequence, left)) is not None:
-            drafter, held = opened
-            left = None if left is None else left - held
-            drafters.append(_active(name, drafter, factory, drafting, curve, greedy=greedy))
+    drafters = _open_all(drafting, context, session, curve, sequence)
     if not drafters:
         return None
     for note in (*notes, *rule_notes(request.rule, shape, [active.drafter for active in drafters], greedy=greedy)):
@@ -199,6 +191,21 @@ def open_policy(
     policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, recorder)
     drafting.policies.append(policy)
     return policy
+
+
+def _open_all(
+    drafting: Drafting, context: DraftContext, session: Session, curve: CostCurve, sequence: Sequence
+) -> list[ActiveDrafter]:
+    """Return the drafters of a generation that open and fit the memory; the statistics name the others."""
+    drafters, left, greedy = [], drafting.budget_bytes, sequence.request.sampling.greedy
+    for name, factory in _with_tuned_layers(drafting, session, curve, sequence.stats).items():
+        if name in drafting.off:
+            sequence.stats.add_reason(drafting.off[name])
+        elif (opened := _open(name, factory, context, sequence, left)) is not None:
+            drafter, held = opened
+            left = None if left is None else left - held
+            drafters.append(_active(name, drafter, factory, drafting, curve, greedy=greedy))
+    return drafters
 
 
 def _open(

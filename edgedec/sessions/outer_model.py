@@ -1,14 +1,14 @@
 """Base class of models around another model, to which they pass on what they do not change."""
 
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
+from edgedec.closeable import Closeable
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Model, ModelCard
 from edgedec.tokenizer import Tokenizer
 
 
-class OuterModel:
+class OuterModel(Closeable):
     """The part of edgedec.model.Model that a model around another one passes on.
 
     Attributes:
@@ -39,11 +39,3 @@ class OuterModel:
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
         self.inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -8,9 +8,9 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
+from edgedec.closeable import Closeable
 from edgedec.errors import EdgedecError, RuntimeLostError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
@@ -50,7 +50,7 @@ class Hosting:
     explain: Callable[[str], str] = "the process that ran the model was lost: {}; ask again to load it anew".format
 
 
-class ChildModel:
+class ChildModel(Closeable):
     """Implements edgedec.model.Model. A child that was lost is started again by the next call that needs it.
 
     Attributes:
@@ -227,14 +227,6 @@ class ChildModel:
             with self.lock.threads:
                 self.lock.refusal = SessionError("the model is closed; load it again")
                 self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _attributes(item: ForwardItem) -> tuple[Any, ...]:

@@ -4,9 +4,9 @@ import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Generic, Literal, Self, TypeVar
+from typing import Generic, Literal, TypeVar
 
+from edgedec.closeable import Closeable
 from edgedec.errors import MemoryCapError, SessionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Session
@@ -21,7 +21,7 @@ H = TypeVar("H")
 S = TypeVar("S", bound=Session)
 
 
-class LibraryModel(Generic[H, S]):
+class LibraryModel(Closeable, Generic[H, S]):
     """The part of edgedec.model.Model that does not depend on the library that computes.
 
     Attributes:
@@ -124,14 +124,6 @@ class LibraryModel(Generic[H, S]):
                     session.close()
                 self._finalizer()
                 self.__dict__.pop("handle", None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _free(free: Callable[[], None], pid: int) -> None:
