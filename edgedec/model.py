@@ -303,6 +303,14 @@ class Session(Protocol):
     def fork(self) -> "Session":
         """Open a second session that shares this one's cached prefix (CapabilityError where that can't be done)."""
 
+    def take_prefix(self, other: "Session", n_tokens: int) -> bool:
+        """Hold the first `n_tokens` cached tokens of another session in place of what this one holds, as a fork does.
+
+        Any thread may be using the other session, which stays as it is. Returns whether it was done; this default
+        refuses. Raises what other.fork() raises; nothing has changed then.
+        """
+        return False
+
     def save(self) -> bytes:
         """Return the cached KV as bytes, which only the same model, runtime version and options can load."""
 

@@ -14,6 +14,7 @@ from edgedec.api.options import LIBRARY, Application, EngineOptions, HugePagesMo
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.decoding.generate import SessionSlot
+from edgedec.decoding.shared_prefix import SharedPrefixes
 from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
 from edgedec.device import devices_of
 from edgedec.draft import DrafterFactory
@@ -210,6 +211,10 @@ def _slots(model: Model, options: LoadOptions, runtime_reason: str, *, slide: bo
     if slide:
         sessions = [SlidingSession(session) for session in sessions]
     slots = [SessionSlot(session, runtime_reason=runtime_reason) for session in sessions]
+    if len(slots) > 1 and not slide and model.capabilities.fork and model.capabilities.prefill_chunk == 1:
+        prefixes = SharedPrefixes(slots)
+        for slot in slots:
+            slot.prefixes = prefixes
     if len(slots) < options.n_parallel:
         reason = f"on the {model.card.runtime} runtime a row depends on what else is in its forward"
         _warn(slots, [f"{options.n_parallel} parallel requests take turns: {reason}"])

@@ -15,6 +15,7 @@ from edgedec.decoding.ending import TextEnd
 from edgedec.decoding.prompt_length import too_long
 from edgedec.decoding.resumed import reread
 from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.shared_prefix import SharedPrefixes, n_common
 from edgedec.decoding.step import Decoder, step
 from edgedec.decoding.stream import Stream
 from edgedec.decoding.text_run import TextRun, generation_of
@@ -30,7 +31,7 @@ from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec.memory.watch import Watch
 from edgedec.model import Session
 from edgedec.noise import Noise
-from edgedec.progress import CancelToken, OnProgress
+from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.sequence import COUPLED, Generation, Request, Sequence, TokenOutput
@@ -44,7 +45,8 @@ class SessionSlot:
 
     Attributes:
         session: The target's session.
-        cached_ids: The tokens in the session's KV cache.
+        cached_ids: The tokens in the session's KV cache, as far as they are known; while a text is being written, its
+            prompt's. It is replaced before a forward that drops some of them.
         n_exact: How many of these, from the start, a cold start would compute to the same bits.
         curve: Measured cost of the session's forwards.
         drafting: What the generations draft with, or None.
@@ -57,6 +59,8 @@ class SessionSlot:
         fork_tokens: Tokens that several texts of one prompt may hold together, the prompt included, where memory is
             planned; else None.
         notes: Sentences for the statistics of every text.
+        prefixes: Takes prefixes of prompts over from the other slots, or None.
+        reading: The prompt that is being read, while others may take its prefix over; else empty.
     """
 
     session: Session
@@ -72,6 +76,8 @@ class SessionSlot:
     forward_rows: int | None = None
     fork_tokens: int | None = None
     notes: tuple[str, ...] = ()
+    prefixes: SharedPrefixes | None = None
+    reading: tuple[int, ...] = ()
 
 
 class TokenStream(Stream[TokenOutput]):
@@ -197,17 +203,48 @@ def decoded(
 ) -> Generator[TokenOutput]:
     """Yield the tokens of a generation on a session; in the end note what happened to the session and the drafters."""
     try:
+        _begin_reading(target, sequence.request, cancel)
         with target.session.generating(len(sequence.request.prompt_ids)):
             reuse_prefix(target, sequence)
-            run = open_run(target, sequence, target.session, target.curve, constraint, on_progress=on_progress)
+            noted = _noting(target, sequence.request.prompt_ids, on_progress)
+            run = open_run(target, sequence, target.session, target.curve, constraint, on_progress=noted)
             try:
                 yield from _steps(target, run, cancel, started)
             finally:
                 remember_cached(target, sequence)
                 run.close()
     finally:
+        target.reading = ()
         sequence.stats.total_s = perf_counter() - started
         sequence.stats.n_generated_tokens = sequence.n_generated
+
+
+def _begin_reading(target: SessionSlot, request: Request, cancel: CancelToken) -> None:
+    """Wait until a prefix that another slot reads can be taken over, and let others wait for this prompt.
+
+    They don't wait for a text that was begun earlier: it yields those tokens before its prompt is read.
+    """
+    if target.prefixes is not None and not request.begun_ids:
+        target.prefixes.begin(target, request.prompt_ids, cancel)
+
+
+def _noting(target: SessionSlot, prompt: tuple[int, ...], on_progress: OnProgress | None) -> OnProgress | None:
+    """Return what takes the progress of a prompt: it notes what is read, where others may take that over.
+
+    It does not matter there how a prompt is cut (Capabilities.prefill_chunk is 1).
+    """
+    if target.prefixes is None:
+        return on_progress
+
+    def note(progress: Progress) -> None:
+        is_exact = target.n_exact == len(target.cached_ids)
+        target.cached_ids = list(prompt[: progress.done])
+        if is_exact:
+            target.n_exact = progress.done
+        if on_progress is not None:
+            on_progress(progress)
+
+    return note
 
 
 def _steps(target: SessionSlot, run: TextRun, cancel: CancelToken, started: float) -> Iterator[TokenOutput]:
@@ -239,6 +276,8 @@ def _steps(target: SessionSlot, run: TextRun, cancel: CancelToken, started: floa
             break
         if n_before == len(sequence.request.prompt_ids):
             sequence.stats.first_token_s = perf_counter() - started
+            remember_cached(target, sequence)  # now, as others may take the prompt over
+            target.reading = ()
         for output in run.outputs(n_before):
             yield output
             if cancel.cancelled and sequence.finish_reason is None:  # the rest of the step is no longer wanted
@@ -255,31 +294,29 @@ def tokens_behind(target: SessionSlot, n_prompt: int) -> int | None:
     return max(0, (target.fork_tokens // PAGE_TOKENS - -(-n_prompt // PAGE_TOKENS)) * PAGE_TOKENS)
 
 
-def _n_common(held: list[int], prompt: tuple[int, ...], limit: int) -> int:
-    """Return how many tokens two texts have in common from their start on, at most `limit`."""
-    n = 0
-    while n < min(len(held), len(prompt), limit) and held[n] == prompt[n]:
-        n += 1
-    return n
-
-
 def _n_shared(target: SessionSlot, prompt: tuple[int, ...]) -> float:
     """Return how many tokens of a prompt a session holds already; of equals the emptier counts as more."""
     held = target.cached_ids
-    return _n_common(held, prompt, len(held)) - len(held) / (len(held) + 1)
+    return n_common(held, prompt, len(held)) - len(held) / (len(held) + 1)
 
 
 def reuse_prefix(target: SessionSlot, sequence: Sequence) -> None:
-    """Count how much of the KV cache the prompt shares; its last token is always evaluated, for the logits."""
+    """Count how much of the KV cache the prompt shares; its last token is always evaluated, for the logits.
+
+    First it takes over what another slot holds, where that is more. The rest of the KV cache counts as dropped.
+    """
     prompt, capabilities = sequence.request.prompt_ids, target.session.model.capabilities
+    if target.prefixes is not None:
+        target.prefixes.take(target, prompt, exact=sequence.request.reuse == "exact")
     limit = min(len(prompt) - 1, target.session.n_cached)
     chunk = 1
     if sequence.request.reuse == "exact":
         limit, chunk = min(limit, target.n_exact), capabilities.prefill_chunk
-    n = _n_common(target.cached_ids, prompt, limit) // chunk * chunk
+    n = n_common(target.cached_ids, prompt, limit) // chunk * chunk
     if not capabilities.rollback and n != target.session.n_cached:
         n = 0
     sequence.n_cached = sequence.stats.n_reused_tokens = n
+    target.cached_ids, target.n_exact = list(prompt[:n]), min(target.n_exact, n)
 
 
 def remember_cached(target: SessionSlot, sequence: Sequence) -> None:

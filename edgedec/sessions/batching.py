@@ -278,8 +278,7 @@ class BatchedSession(OuterSession):
         taking_part: Whether a generation is running on the session.
         ticket: The forward that the session waits for, or None.
         cancelled: Whether cancel() was called since the latest forward began: a prompt's next piece is not read then.
-        n_valid: How many of the tokens that the runtime's session holds count after a forward that was given up, maybe
-            before the runtime dropped the others; None for all.
+        n_valid: How many of the tokens inside count, after a forward that was given up, or of a prefix; None for all.
     """
 
     shared = SharedForward()
@@ -296,8 +295,7 @@ class BatchedSession(OuterSession):
     @property
     def n_cached(self) -> int:
         """Tokens in the KV cache, counted along the prefix."""
-        n_cached = self.inner.n_cached
-        return n_cached if self.n_valid is None else min(n_cached, self.n_valid)
+        return self.inner.n_cached if self.n_valid is None else min(self.inner.n_cached, self.n_valid)
 
     @property
     def draft_head(self) -> HeadState | None:
@@ -328,17 +326,16 @@ class BatchedSession(OuterSession):
         item = replace(item, session=self.inner)
         self.cancelled = False
         if item.tokens is not None and self._is_cut(item):
-            n_past, tokens = item.n_past, item.tokens
-            n_end = n_past + len(tokens)
+            n_past, tokens, n_end = item.n_past, item.tokens, item.n_past + len(item.tokens)
             while len(tokens) > (n_rows := self.batcher.piece_rows(self)):
-                self._join(replace(item, n_past=n_past, tokens=tokens[:n_rows], rows=_NO_ROWS))
+                self._joined([(self, replace(item, n_past=n_past, tokens=tokens[:n_rows], rows=_NO_ROWS))])
                 n_past, tokens = n_past + n_rows, tokens[n_rows:]
                 if on_progress is not None:
                     on_progress(Progress("prefill", n_past, n_end, "tokens"))
                 if self.cancelled:  # between two pieces: no forward was there to cancel
                     raise CancelledError("a forward was cancelled")
             item = replace(item, n_past=n_past, tokens=tokens)
-        return self._join(item)
+        return self._joined([(self, item)])[0]
 
     def together(self, items: Sequence[ForwardItem]) -> list[Forward]:
         """Evaluate items of this session and of its forks in one forward, with other sessions' items that come then."""
@@ -349,9 +346,6 @@ class BatchedSession(OuterSession):
             session.cancelled = False
             found.append((session, replace(item, session=session.inner)))
         return self._joined(found)
-
-    def _join(self, item: ForwardItem) -> Forward:
-        return self._joined([(self, item)])[0]
 
     def _joined(self, items: Sequence[tuple["BatchedSession", ForwardItem]]) -> list[Forward]:
         """Evaluate items in a joined forward; where it is given up, what lies beyond their n_past counts as dropped.
@@ -376,19 +370,25 @@ class BatchedSession(OuterSession):
 
     def fork(self) -> "BatchedSession":
         """Open a second session that shares this one's cached prefix."""
-        self._check_whole("forked")
-        return BatchedSession(self.batcher, self.inner.fork())
+        twin = BatchedSession(self.batcher, self.inner.fork())
+        twin.n_valid = self.n_valid
+        return twin
+
+    def take_prefix(self, other: Session, n_tokens: int) -> bool:
+        """Go on with a fork of the runtime's session of another one; see edgedec.model.Session."""
+        if not isinstance(other, BatchedSession) or other.inner.model is not self.inner.model:
+            return False
+        fork, before = other.inner.fork(), self.inner
+        with self.batcher.lock:  # as cancel() looks at the session inside
+            self.inner, self.n_valid = fork, n_tokens
+        before.close()
+        return True
 
     def save(self) -> bytes:
         """Serialize the cached KV."""
-        self._check_whole("saved")
-        return self.inner.save()
-
-    def _check_whole(self, action: str) -> None:
         if self.n_valid is not None and self.inner.n_cached > self.n_valid > 0:
-            raise SessionError(
-                f"a session can't be {action} after a forward that was cancelled; evaluate a token first"
-            )
+            raise SessionError("a session can't be saved after a cancelled forward, or with a prefix; evaluate a token")
+        return self.inner.save()
 
     def load(self, data: bytes, n_tokens: int) -> None:
         """Restore what save() returned."""

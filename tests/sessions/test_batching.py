@@ -276,7 +276,7 @@ def test_what_a_forward_that_was_given_up_would_have_dropped_is_gone(model: Mode
             second.result(30)
         counted.gate.set()
         first.result(30)
-    assert session.n_cached == 3
+    assert session.n_cached == session.fork().n_cached == 3
     with pytest.raises(SessionError, match="cancelled"):
         session.save()
     session.forward(prompt(2, 20), n_past=3)

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from copy import copy
 from ctypes import addressof, c_float
 from math import isfinite
@@ -145,8 +145,8 @@ class CpuHeadState:
     @property
     def held_bytes(self) -> int:
         """Bytes of the head's weights, and of what it knows of all sessions' texts."""
-        with self.using():
-            return self.head.n_bytes + sum(state.n_bytes for state in self._open_states())
+        with ExitStack() as held:
+            return self.head.n_bytes + sum(state.n_bytes for state in self._open_states(held))
 
     @property
     def gone(self) -> bool:
@@ -155,18 +155,19 @@ class CpuHeadState:
 
     def let_go(self) -> None:
         """Free the head's weights and what it knows of all sessions' texts; see HeadState."""
-        with self.using():
-            if self.head.closed:
-                return
-            for state in self._open_states():
-                state.rest()
-            self.head.close()
+        with ExitStack() as held:
+            states = self._open_states(held)
+            if not self.head.closed:
+                for state in states:
+                    state.rest()
+                self.head.close()
 
-    def _open_states(self) -> list["CpuHeadState"]:
-        """Return the states of all sessions that are not closed; call it with the model's lock held."""
+    def _open_states(self, held: ExitStack) -> list["CpuHeadState"]:
+        """Return the states of all sessions that are not closed, maybe without this one; `held` keeps them open."""
         found = []
         for state in list(self.head.followers):
-            with suppress(SessionError), state.using():
+            with suppress(SessionError):
+                held.enter_context(state.using())
                 found.append(state)
         return found
 
