@@ -235,6 +235,7 @@ def branches_on(
             raise CancelledError("the branches of a prompt were cancelled before the prompt was read")
         if n_prompt:
             reuse_prefix(target, prompt)
+        n_held = target.session.n_cached
         try:
             with target.session.generating(n_prompt):
                 branches = Branches(
@@ -245,8 +246,12 @@ def branches_on(
                     most_tokens=tokens_behind(target, n_prompt),
                     on_progress=on_progress,
                 )
+            prompt.n_cached = n_prompt
+        except BaseException:  # KeyboardInterrupt too
+            if target.session.n_cached != n_held:  # else nothing was read
+                prompt.n_cached = min(target.session.n_cached, n_prompt)
+            raise
         finally:
-            prompt.n_cached = min(target.session.n_cached, n_prompt)
             remember_cached(target, prompt)
         with branches, cancel.calling(branches.cancel):
             yield branches

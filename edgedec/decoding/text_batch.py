@@ -130,12 +130,16 @@ class TextBatch:
     def _read(self, base: Sequence, n_read: int, on_progress: OnProgress | None) -> None:
         """Read the first `n_read` tokens of the prompt, of which the session holds the first."""
         session, n_past = self._target.session, base.n_cached
-        tokens = np.array(base.token_ids[n_past:n_read], np.int32)
+        tokens, n_held = np.array(base.token_ids[n_past:n_read], np.int32), session.n_cached
         try:
             with session.generating(n_read):
                 session.forward(tokens, n_past=n_past, on_progress=on_progress)
+            base.n_cached = n_read
+        except BaseException:  # KeyboardInterrupt too
+            if session.n_cached != n_held:  # else nothing was read
+                base.n_cached = min(session.n_cached, n_read)
+            raise
         finally:
-            base.n_cached = min(session.n_cached, n_read)
             remember_cached(self._target, base)
 
     def _begun(self, request: Request) -> tuple[Sequence, Constraint | None]:

@@ -12,9 +12,14 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_models import tiny_llama
 
-from edgedec.decoding.branches import Branches
+from edgedec.decoding.branches import Branches, branches_on
+from edgedec.decoding.generate import SessionSlot
+from edgedec.decoding.session_pool import SessionPool
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, MemoryCapError, RequestError
 from edgedec.model import LoadOptions, Model, Session
+from edgedec.progress import CancelToken
+from edgedec.sampling import SamplingParams
+from edgedec.sequence import Request
 from edgedec.sessions.batching import Batcher
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -184,3 +189,18 @@ def test_all_sessions_are_closed(model: Model, session: Session) -> None:
     assert set(opened) == before
     again = session.forward(np.array([5], np.int32), n_past=len(PROMPT)).logits[0]
     assert np.array_equal(again, alone(model, [5]))
+
+
+def test_branches_that_were_refused_leave_nothing_that_was_not_read(model: Model) -> None:
+    """A slot with another text, whose branches are refused before the prompt is read, holds none of the prompt."""
+    pool = SessionPool([SessionSlot(model.session(N_CTX))])
+    slot, old, prompt = pool.slots[0], list(range(4, 104)), (*PROMPT, 40, 50)
+    slot.session.forward(np.array(old, np.int32), n_past=0)
+    slot.cached_ids, slot.n_exact = old, len(old)
+    request = Request(prompt, SamplingParams(temperature=0.0), 0)
+    with pytest.raises(RequestError, match="must be from 1"), branches_on(pool, request, CancelToken(), most=0):
+        pass
+    assert slot.cached_ids == []
+    with branches_on(pool, request, CancelToken()) as branches:
+        assert (branches.logits.view(np.uint32) == alone(model, [40, 50]).view(np.uint32)).all()
+    assert slot.cached_ids == list(prompt)
