@@ -1,6 +1,7 @@
 """Measure how far the law of texts under a grammar is from the model's own law of texts that keep to it.
 
     python benchmarks/grammar_laws.py smollm2-135m
+    python benchmarks/grammar_laws.py smollm2-135m --cases capital
 
 The grammar has few texts, so every law is enumerated: the logits after each of its beginnings are computed once, and
 all draws below read them. KL is that of the law of the texts from the model's own law, in nats: for a mask alone; for
@@ -148,6 +149,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="only these grammars")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--after", type=int, nargs="+", default=[0, 1, 4, 16, 64, 256])
     parser.add_argument("--texts", type=int, default=4000, help="written for each size")
@@ -155,7 +157,8 @@ def main() -> None:
     args = parser.parse_args()
     results, made_by = dict[str, Any](), provenance()
     with edgedec.load(args.model, runtime="cpu", draft="off", offline=True) as engine:
-        for name, (prompt, pattern) in CASES.items():
+        for name in args.cases:
+            prompt, pattern = CASES[name]
             grammar, grammars = Grammar.regex(pattern), Grammars(engine.tokenizer)
             rows, laws = enumerated(engine, prompt, grammars.open(grammar))
             mass = sum(math.exp(logprob) for logprob in laws.values())
