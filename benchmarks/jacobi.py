@@ -2,6 +2,7 @@
 
     python benchmarks/jacobi.py qwen2.5-coder-1.5b --per-task 1 --max-tokens 48
     python benchmarks/jacobi.py qwen2.5-coder-1.5b --rows jacobi.jsonl --width 4   # then: edgedec simulate jacobi.jsonl
+    python benchmarks/jacobi.py qwen2.5-coder-1.5b --rows bigram.jsonl --width 4 --fill-only
 
 SJD (Teng et al. 2024, arXiv:2410.01699) verifies a window of tokens in each step. Behind the first rejected one, every
 row still says what the target expects there, given the rejected tokens; a token that is drawn from it, with the noise
@@ -53,7 +54,7 @@ class Jacobi:
         self._text: list[int] = []
         self._next: list[tuple[int, float]] = []  # tokens that were drawn anew, with their probabilities
         self._after: dict[int, int] = {}
-        self._session = context.target.open(context.target.n_ctx) if context.recorder is not None else None
+        self._session = context.target.open(context.target.n_ctx) if redraw and context.recorder is not None else None
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt."""
@@ -200,10 +201,11 @@ def main() -> None:
     parser.add_argument("--per-task", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--rows", type=Path, help="record drafts to this file instead")
+    parser.add_argument("--fill-only", action="store_true", help="record drafts of `bigram`: nothing is drawn anew")
     parser.add_argument("--json-out", type=Path, help="write the line of JSON to this file, too")
     args = parser.parse_args()
     made_by = provenance()
-    factory: Any = partial(Jacobi, width=args.width)
+    factory: Any = partial(Jacobi, width=args.width, redraw=not args.fill_only)
     draft = factory if args.rows else "auto"
     with edgedec.load(args.model, runtime="cpu", offline=True, draft=draft, draft_head="off") as engine:
         requests = prepare(engine, read_prompts(args.prompts, args.per_task), args.max_tokens)
