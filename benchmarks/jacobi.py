@@ -2,7 +2,7 @@
 
     python benchmarks/jacobi.py qwen2.5-coder-1.5b --per-task 1 --max-tokens 48
     python benchmarks/jacobi.py qwen2.5-coder-1.5b --rows jacobi.jsonl --width 4   # then: edgedec simulate jacobi.jsonl
-    python benchmarks/jacobi.py qwen2.5-coder-1.5b --rows bigram.jsonl --width 4 --fill-only
+    python benchmarks/jacobi.py qwen2.5-coder-1.5b --rows auto.jsonl --of auto
 
 SJD (Teng et al. 2024, arXiv:2410.01699) verifies a window of tokens in each step. Behind the first rejected one, every
 row still says what the target expects there, given the rejected tokens; a token that is drawn from it, with the noise
@@ -201,12 +201,12 @@ def main() -> None:
     parser.add_argument("--per-task", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--rows", type=Path, help="record drafts to this file instead")
-    parser.add_argument("--fill-only", action="store_true", help="record drafts of `bigram`: nothing is drawn anew")
+    parser.add_argument("--of", choices=["jacobi", "bigram", "auto"], default="jacobi", help="whose drafts to record")
     parser.add_argument("--json-out", type=Path, help="write the line of JSON to this file, too")
     args = parser.parse_args()
     made_by = provenance()
-    factory: Any = partial(Jacobi, width=args.width, redraw=not args.fill_only)
-    draft = factory if args.rows else "auto"
+    factory: Any = partial(Jacobi, width=args.width, redraw=args.of == "jacobi")
+    draft = factory if args.rows and args.of != "auto" else "auto"
     with edgedec.load(args.model, runtime="cpu", offline=True, draft=draft, draft_head="off") as engine:
         requests = prepare(engine, read_prompts(args.prompts, args.per_task), args.max_tokens)
         if args.rows:
