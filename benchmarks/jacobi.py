@@ -8,8 +8,7 @@ SJD (Teng et al. 2024, arXiv:2410.01699) verifies a window of tokens in each ste
 row still says what the target expects there, given the rejected tokens; a token that is drawn from it, with the noise
 of its position, is the draft of the next step. The end of the window is filled with the tokens that last followed in
 the text (`bigram` is a draft of these alone, for comparison). With `--rows`, the drafts are recorded for `edgedec
-simulate` under the best conditions: every token of the text gets a step of its own, so that a window is drawn anew more
-often than real steps would do it, and the forwards for it are not charged.
+simulate` with the steps that drafts of the full width make: what is proposed inside of a step is the rest of its draft.
 """
 
 import argparse
@@ -54,6 +53,9 @@ class Jacobi:
         self._text: list[int] = []
         self._next: list[tuple[int, float]] = []  # tokens that were drawn anew, with their probabilities
         self._after: dict[int, int] = {}
+        self._step: Draft | None = None  # of a recording
+        self._n_accepted = 0  # tokens of that step
+        self._n_read = 0  # tokens of the text that the recording's session holds
         self._session = context.target.open(context.target.n_ctx) if redraw and context.recorder is not None else None
 
     def begin(self, token_ids: Sequence[int]) -> None:
@@ -78,20 +80,37 @@ class Jacobi:
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Draw the rejected rows anew."""
+        if self._session is not None:
+            self._recorded(verification.token_ids)
+            return
         base, found = len(self._text), verification.candidates
-        draft = self.draft(self._width, 0.0)
         self._take(verification.token_ids)
         self._next = []
-        if not self._redraw or found is None:
-            return
-        if self._session is not None:
-            found = self._evaluated(base, draft)
-        self._next = [self._drawn(found, row, len(self._text) + i) for i, row in enumerate(self._rejected(found, base))]
+        if self._redraw and found is not None:
+            self._draw(found, self._rejected(found, base))
+
+    def _draw(self, found: Candidates, rows: Sequence[int]) -> None:
+        self._next = [self._drawn(found, row, len(self._text) + i) for i, row in enumerate(rows)]
+
+    def _recorded(self, token_ids: Sequence[int]) -> None:
+        """Follow the steps of drafts of the full width through a recording, whose every token is a step."""
+        for token in token_ids:
+            draft = self._step if self._step is not None else self.draft(self._width, 0.0)
+            n = self._n_accepted
+            self._take([token])
+            if n < len(draft.tokens) and draft.tokens[n] == token:
+                self._step, self._n_accepted = draft, n + 1
+                self._next = list(zip(draft.tokens, draft.p_accept, strict=True))[n + 1 :]
+            else:  # the step's last token, after which the rejected rows are drawn anew
+                self._step, self._n_accepted, self._next = None, 0, []
+                if n < len(draft.tokens):
+                    self._draw(self._evaluated(len(self._text) - 1 - n, draft), range(n + 1, len(draft.tokens) + 1))
 
     def _evaluated(self, base: int, draft: Draft) -> Candidates:
         """Return the candidates of the last token and of the draft behind it, in a session of the recording's own."""
         assert self._session is not None
-        n_past = min(self._session.n_cached, base - 1)
+        n_past = min(self._n_read, base - 1)
+        self._n_read = base
         tokens = [*self._text[n_past:base], *draft.tokens]
         wanted = np.arange(len(tokens) - len(draft.tokens) - 1, len(tokens), dtype=np.int32)
         logits = self._session.forward(np.array(tokens, np.int32), n_past=n_past, rows=wanted).logits
@@ -108,10 +127,7 @@ class Jacobi:
     def _rejected(self, found: Candidates, base: int) -> list[int]:
         """Return the rows from the first rejected token on, along the longest branch."""
         tokens, parents = found.tokens.tolist(), found.parents.tolist()
-        said = self._text[base : base + 1] if self._session is not None else self._text[base:]
-        path = [0, *path_of(tokens, parents, said, root=0)]
-        if self._session is not None:  # one token of a recording is one step; what stands stays in the draft
-            return list(range(1, len(tokens)))
+        path = [0, *path_of(tokens, parents, self._text[base:], root=0)]
         last = max((row for row in range(len(tokens)) if row not in path), default=-1)
         chain = list[int]()
         while last > 0 and last not in path:
