@@ -231,11 +231,12 @@ def main() -> None:
     parser.add_argument("--n-prompts", type=int, default=20)
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=20)
+    parser.add_argument("--threads", type=int, help="of the cpu runtime")
     parser.add_argument("--json-out", type=Path, help="write the line of JSON to this file, too")
     args = parser.parse_args()
     line = {"benchmark": "superposed_texts", "model": args.model, "k": args.k, "n_prompts": args.n_prompts}
     line |= {"max_tokens": args.max_tokens, "prompts": args.prompts.name} | provenance()
-    with edgedec.load(args.model, runtime="cpu", draft="off", offline=True) as engine:
+    with edgedec.load(args.model, runtime="cpu", draft="off", offline=True, n_threads=args.threads) as engine:
         found = measured(engine, read_prompts(args.prompts), args)
     for name, figures in found["results"].items():
         print(f"{name:28}", *(f"{key} {value:7.3f}" for key, value in figures.items()))
