@@ -138,7 +138,9 @@ def outcome(
         return found | {"state": "cut"}
     try:
         state, fault = judge(_value(text), schema)
-    except (ValueError, ArithmeticError) as error:
+    except ArithmeticError as error:  # an exponent that no Decimal holds
+        state, fault = "unchecked", repr(error)
+    except ValueError as error:
         state, fault = "broken", repr(error)
     return found | {"state": state, "why": fault[:120]}
 
