@@ -71,7 +71,8 @@ class Cpu:
         _check_kv(path, network, options)
         n_ctx, job = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_job(gguf, network, options)
         streamed = weights.stream_plan(job, network, options.resident_bytes)
-        held = weights.weights_term(job, streamed, in_file=job.mapped and can_be_mapped(job))
+        in_file = job.mapped and can_be_mapped(job)
+        held = weights.weights_term(job, streamed, in_file=in_file, n_threads=options.n_threads)
         terms = _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
         return (*terms, *_head_terms(gguf, options)(n_ctx))
 
@@ -90,7 +91,7 @@ class Cpu:
             undo.callback(native().ec_model_destroy, handle)
             job = weights.tile_job(gguf, network, options)
             streamed = weights.stream_plan(job, network, options.resident_bytes)
-            tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed)
+            tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed, options.n_threads)
             undo.callback(tiles.close)
             n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
             weights.attach(handle, gguf, network, tiles, n_ctx)
@@ -102,7 +103,7 @@ class Cpu:
             isa = native().ec_model_instruction_set(handle).decode()
             rope = divisor_tensor(gguf, network.switches.rope, n_ctx) or ""
             card = _card(gguf, network, tiles.head.model_sha256, " ".join(filter(None, (isa, options.kv_type, rope))))
-            held = _held_weights(job, streamed, tiles)
+            held = _held_weights(job, streamed, tiles, options.n_threads)
 
             @lru_cache(maxsize=8)
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
@@ -213,10 +214,12 @@ def _column_terms(network: Network, n_ctx: int, n_parallel: int) -> tuple[Memory
     return (MemoryTerm("columns of convolutions", n_bytes, detail, grows=True),) if n_bytes else ()
 
 
-def _held_weights(job: Job, streamed: StreamPlan | None, tiles: Tiles | StreamedTiles) -> MemoryTerm:
+def _held_weights(
+    job: Job, streamed: StreamPlan | None, tiles: Tiles | StreamedTiles, n_threads: int | None
+) -> MemoryTerm:
     """Return the term of the weights that were loaded."""
     if isinstance(tiles, StreamedTiles):
-        return weights.weights_term(job, streamed, in_file=True)
+        return weights.weights_term(job, streamed, in_file=True, n_threads=n_threads)
     return weights.weights_term(job, streamed, in_file=tiles.file is not None, held_as=tiles.held_as)
 
 

@@ -33,7 +33,7 @@ from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapp
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
-from edgedec_runtimes.shared.cpu_count import cores_to_pin
+from edgedec_runtimes.shared.cpu_count import cores_to_pin, usable_cores
 
 LAYOUT = "1"
 """The version of the arrangement in tiles (native/tiles.h): another version has other tile files."""
@@ -83,7 +83,9 @@ def stream_plan(job: Job, network: Network, resident_bytes: int | None) -> Strea
     return plan_streaming(network, job.head.places(), resident_bytes)
 
 
-def weights_term(job: Job, plan: StreamPlan | None, *, in_file: bool, held_as: str = "") -> MemoryTerm:
+def weights_term(
+    job: Job, plan: StreamPlan | None, *, in_file: bool, held_as: str = "", n_threads: int | None = None
+) -> MemoryTerm:
     """Return the weights' line of the memory plan.
 
     Args:
@@ -92,11 +94,12 @@ def weights_term(job: Job, plan: StreamPlan | None, *, in_file: bool, held_as: s
         in_file: Whether there is a tile file, from which rows of an embedding matrix are read; such a matrix does not
             count (`rarely_read`).
         held_as: How memory holds the weights (Tiles.held_as); "" before they are loaded.
+        n_threads: The threads of a forward; None for all cores.
     """
     if plan is not None:
         tiles = known_tile_file(job)
-        rate = plan.rate(tiles or job.gguf.paths[0])
-        return plan.memory_term(rate, "the tiles" if tiles else "the model's file, as there are no tiles yet")
+        pace = plan.pace(tiles or job.gguf.paths[0], n_threads or usable_cores())
+        return plan.memory_term(pace, "the tiles" if tiles else "the model's file, as there are no tiles yet")
     if not in_file:
         return MemoryTerm("weights (tiles)", job.n_bytes, held_as or "private")
     rows_only_bytes = sum(tensor.n_bytes for tensor in job.tensors if tensor.name == job.rows_only)
@@ -105,13 +108,16 @@ def weights_term(job: Job, plan: StreamPlan | None, *, in_file: bool, held_as: s
     return MemoryTerm("weights (tiles)", job.n_bytes - rows_only_bytes, held_as)
 
 
-def stream_tiles(job: Job, plan: StreamPlan) -> StreamedTiles:
+def stream_tiles(job: Job, plan: StreamPlan, n_threads: int | None) -> StreamedTiles:
     """Open the tiles in the cache, which are made first if need be, and read the parts that stay in memory.
+
+    Before the weights take their memory, it is measured how fast `n_threads` threads read memory (None: all cores).
 
     Raises:
         StorageError: The tiles can't be kept on the disk, or read.
         CancelledError, MemoryCapError, ModelFormatError: As open_tiles.
     """
+    plan.memory_rate(n_threads or usable_cores())
     # Mapped and not copied, as mapping takes no memory as long as nothing is read.
     with open_tiles(replace(job, mapped=True, in_memory=False, huge_pages="off")) as tiles:
         assert tiles.path is not None, "they are in a file"

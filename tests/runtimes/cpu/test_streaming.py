@@ -1,5 +1,6 @@
 """Weights that are read in each forward: the same bits, never more in memory than allowed, errors and no signals."""
 
+import math
 import os
 import threading
 import time
@@ -25,7 +26,8 @@ from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import build as tile_build
-from edgedec_runtimes.cpu.tiles.streaming import HEAD, QKV, StreamPlan, read_rate, scattered_rate, spread
+from edgedec_runtimes.cpu.tiles.read_rates import Pace, read_rate, scattered_rate
+from edgedec_runtimes.cpu.tiles.streaming import HEAD, QKV, ExpertSlots, StreamPlan, WeightPart, spread
 from edgedec_runtimes.llamacpp.loading import check_options
 from edgedec_runtimes.reference.runtime import Reference
 
@@ -183,13 +185,32 @@ def test_the_plan(streamed: Streamed, model: CpuModel) -> None:
     assert plan.missing_bytes + sum(part.n_bytes for part in plan.parts if part.stays) == sum(
         part.n_bytes for part in plan.parts
     )
-    assert plan.seconds_per_token(plan.missing_bytes / 2) == 2.0
+    assert plan.seconds_per_token(Pace(plan.missing_bytes / 2, math.inf)) == 2.0
     (planned,) = (term for term in Cpu().plan(streamed.path, streamed.options()) if "weights" in term.name)
     (held,) = (term for term in model.memory(1024, 16) if "weights" in term.name)
     assert planned == held
     assert (held.name, held.n_bytes) == ("weights (streamed)", plan.resident_bytes)
     assert held.detail.startswith(f"{plan.missing_bytes / MB:.1f} MB more are read for each token: ")
-    assert held.detail.endswith("B/s, measured on the tiles")
+    assert held.detail.endswith("B/s from the disk, measured on the tiles")
+
+
+def test_what_a_token_is_expected_to_take() -> None:
+    """Parts are read beside all products, experts beside gates and ups; the longer of the two counts."""
+    parts = (WeightPart(QKV, 0, 0, 0, 0, 300, stays=True), WeightPart(QKV, 1, 0, 0, 300, 100))
+    experts = ExpertSlots(n=30, slot_bytes=10, n_expert=40, token_bytes=80, read_bytes=5, down_bytes=30, n_missing=6)
+    assert experts.missing_bytes == 20
+    dense, mixture = StreamPlan(parts, 300), StreamPlan(parts[:1], 0, experts)
+    for disk, memory, of_dense, of_mixture in (
+        (10, math.inf, 10.0, 2.0),
+        (10, 100, 10.0, 3 + 2 + 0.3),  # the disk takes longer
+        (math.inf, 100, 4.0, 3 + 0.5 + 0.3),  # computing takes longer
+        (40, 100, 4.0, 3 + 0.5 + 0.3),
+        (20, 100, 5.0, 3 + 1 + 0.3),
+    ):
+        assert dense.seconds_per_token(Pace(disk, memory)) == pytest.approx(of_dense, rel=1e-12)
+        assert mixture.seconds_per_token(Pace(disk, memory)) == pytest.approx(of_mixture, rel=1e-12)
+    both = StreamPlan(parts, 300, experts).seconds_per_token(Pace(10, 100))
+    assert both == pytest.approx(10 + 2 + 0.3, rel=1e-12)
 
 
 def test_enough_for_all_streams_nothing(streamed: Streamed) -> None:
@@ -379,7 +400,7 @@ def test_the_rate_of_a_file(tmp_path: Path) -> None:
         path = tmp_path / f"{n_bytes}"
         path.write_bytes(bytes(n_bytes))
         assert read_rate(path) > 0
-        assert scattered_rate(path, 4096, most_s=0.01) > 0
-    for rate in (read_rate, partial(scattered_rate, piece_bytes=4096)):
+        assert scattered_rate(path, 4096, 9, most_s=0.01) > 0
+    for rate in (read_rate, partial(scattered_rate, piece_bytes=4096, n_pieces=9)):
         with pytest.raises(StorageError, match="No such file"):
             rate(tmp_path / "none")

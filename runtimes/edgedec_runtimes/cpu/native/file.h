@@ -7,6 +7,10 @@
 #include <new>
 #include <stdexcept>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace edgedec {
 
 // Thrown where a file can't be read; the C interface returns EC_UNREADABLE.
@@ -19,12 +23,19 @@ constexpr uint64_t IO_ALIGNMENT = 4096;
 constexpr uint64_t io_floor(uint64_t n) { return n / IO_ALIGNMENT * IO_ALIGNMENT; }
 constexpr uint64_t io_ceil(uint64_t n) { return io_floor(n + IO_ALIGNMENT - 1); }
 
+// Memory that files are read to lies in huge pages where the system has them: a disk then writes to one piece of memory and
+// not to many, which took a virtual disk half the time.
+constexpr uint64_t HUGE_PAGE = 2 << 20;
 struct AlignedDelete {
-  void operator()(uint8_t *p) const { ::operator delete(p, std::align_val_t(IO_ALIGNMENT)); }
+  void operator()(uint8_t *p) const { ::operator delete(p, std::align_val_t(HUGE_PAGE)); }
 };
 using AlignedMemory = std::unique_ptr<uint8_t[], AlignedDelete>;
 inline AlignedMemory aligned_memory(uint64_t n_bytes) {
-  return AlignedMemory((uint8_t *)::operator new((size_t)n_bytes, std::align_val_t(IO_ALIGNMENT)));
+  AlignedMemory memory((uint8_t *)::operator new((size_t)n_bytes, std::align_val_t(HUGE_PAGE)));
+#ifdef __linux__
+  if (n_bytes >= HUGE_PAGE) madvise(memory.get(), (size_t)(n_bytes / HUGE_PAGE * HUGE_PAGE), MADV_HUGEPAGE);
+#endif
+  return memory;
 }
 
 class File {

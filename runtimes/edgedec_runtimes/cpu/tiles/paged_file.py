@@ -13,9 +13,13 @@ from edgedec.errors import MemoryCapError, StorageError
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.library import address, check, native, native_handle
 from edgedec_runtimes.cpu.tiles.file import U8
+from edgedec_runtimes.cpu.tiles.huge_pages import ask_for
 
 PAGE_BYTES = 4096
 """The size of a page: offsets, lengths and addresses of reads are multiples of it."""
+
+HUGE_PAGE_BYTES = 2 << 20
+"""The size of a huge page, and so of the least memory that can lie in one."""
 
 
 class PagedFile:
@@ -87,11 +91,27 @@ class PagedFile:
 def page_buffer(n_bytes: int) -> U8:
     """Return zeros in private memory, in whole pages: uint8[at least n_bytes].
 
+    As much as a huge page takes begins with one, and lies in huge pages where the system has them: a disk then writes
+    to one piece of memory and not to many.
+
     Raises:
         MemoryCapError: The system refuses the memory.
     """
+    n_bytes = max(1, -(-n_bytes // PAGE_BYTES)) * PAGE_BYTES
+    if n_bytes < HUGE_PAGE_BYTES:
+        return np.frombuffer(_private(n_bytes), np.uint8)
+    memory = _private(n_bytes + HUGE_PAGE_BYTES)
+    out = np.frombuffer(memory, np.uint8)
+    begin = -address(out) % HUGE_PAGE_BYTES
+    ask_for(memory, [(begin, n_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES)])
+    return out[begin : begin + n_bytes]
+
+
+def _private(n_bytes: int) -> mmap.mmap:
     try:
-        return np.frombuffer(mmap.mmap(-1, max(1, -(-n_bytes // PAGE_BYTES)) * PAGE_BYTES), np.uint8)
+        if sys.platform == "win32":
+            return mmap.mmap(-1, n_bytes)
+        return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, MemoryError) as error:
         raise MemoryCapError(f"the system has no {format_bytes(n_bytes)} for weights; allow fewer to stay") from error
 

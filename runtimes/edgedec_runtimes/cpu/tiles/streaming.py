@@ -8,24 +8,20 @@ Experts of a mixture are no parts: a token reads a few of them. They have slots 
 were used most of late (native/expert_store.h). Where the model has experts, all parts stay if there is room, and slots
 take the rest of the memory.
 
-So a token takes at least the bytes of those parts / the read rate of the disk, which `read_rate` measures; a memory
-plan predicts that time.
+A memory plan predicts what a token takes (`StreamPlan.seconds_per_token`), from how fast the disk and memory are read
+(read_rates.py).
 """
 
-import os
-import random
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from time import perf_counter
 
-from edgedec.errors import RequestError, StorageError
+from edgedec.errors import RequestError
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.cpu.library import native
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network, Placed
-from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES, PagedFile, page_buffer
+from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES
+from edgedec_runtimes.cpu.tiles.read_rates import Pace, memory_rate, remembered_rate
 
 QKV, ATTN_OUT, GATE_UP, DOWN, HEAD = range(5)
 """The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
@@ -34,9 +30,7 @@ _STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, **dict.fromkeys((6, 7, 9, 10),
 _OF_EXPERTS = (11, 12, 13)
 _RING_PARTS = 3
 _PANEL_ROWS = 32
-_READ_BYTES = 4 << 20
-_EXPERT_READERS = 4  # threads, as in native/expert_store.cpp
-_SCATTERED_BYTES = 512 << 20  # of a file, that pieces at random places are read from
+_MEASURED_BYTES = 64 << 20  # of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +68,8 @@ class ExpertSlots:
         n_expert: All experts of all layers.
         token_bytes: Bytes of the experts that a token goes through.
         read_bytes: Bytes that are read at a time, on average: one matrix of an expert.
+        down_bytes: The bytes of token_bytes that are multiplied last, when all experts of a layer have been read.
+        n_missing: How many such matrices a layer reads for a token, about, where all experts are chosen alike.
     """
 
     n: int
@@ -81,6 +77,8 @@ class ExpertSlots:
     n_expert: int
     token_bytes: int
     read_bytes: int
+    down_bytes: int
+    n_missing: int
 
     @property
     def missing_bytes(self) -> int:
@@ -119,26 +117,43 @@ class StreamPlan:
         of_experts = 0 if self.experts is None else self.experts.n * self.experts.slot_bytes
         return self.staying_bytes + self.ring_bytes + of_experts
 
-    def rate(self, path: Path) -> float:
-        """Return how fast the parts, or the experts, are read from a file, in bytes per second (remembered_rate)."""
-        return remembered_rate(path, 0 if self.experts is None else self.experts.read_bytes)
+    def pace(self, path: Path, n_threads: int) -> Pace:
+        """Return how fast the parts or experts of a file, and memory, are read; measured once in this process."""
+        pieces = (0, 1) if self.experts is None else (self.experts.read_bytes, self.experts.n_missing)
+        disk = remembered_rate(path, *pieces)
+        return Pace(disk, self.memory_rate(n_threads))
 
-    def seconds_per_token(self, rate: float) -> float:
-        """Return the seconds that reading takes for each token at `rate` bytes per second: no step can be faster."""
-        return self.missing_bytes / rate
+    def memory_rate(self, n_threads: int) -> float:
+        """Return how fast memory is read, measured with no more memory than the weights take (read_rates.py)."""
+        return memory_rate(n_threads, min(_MEASURED_BYTES, self.resident_bytes))
 
-    def memory_term(self, rate: float, measured_on: str) -> MemoryTerm:
-        """Return the weights' line of the memory plan, with the seconds that a token will take at least.
+    def seconds_per_token(self, pace: Pace) -> float:
+        """Return the seconds that a token is expected to take, of which computing is as long as memory is read.
+
+        Parts are read ahead, beside all that is computed. Experts are known when a layer's rows have chosen them: they
+        are read beside the products of gates and ups, and nothing is read while the other weights are multiplied.
+        """
+        of_parts = sum(part.n_bytes for part in self.parts)
+        missing = sum(part.n_bytes for part in self.parts if not part.stays)
+        seconds = max(missing / pace.disk, of_parts / pace.memory)
+        if self.experts is None:
+            return seconds
+        down_s, all_s = self.experts.down_bytes / pace.memory, self.experts.token_bytes / pace.memory
+        return seconds + max(self.experts.missing_bytes / pace.disk, all_s - down_s) + down_s
+
+    def memory_term(self, pace: Pace, measured_on: str) -> MemoryTerm:
+        """Return the weights' line of the memory plan, with the seconds that a token is expected to take.
 
         Args:
-            rate: The read rate in bytes per second.
-            measured_on: What that was measured on, for a person.
+            pace: How fast the weights are read.
+            measured_on: What the disk's rate was measured on, for a person.
         """
-        seconds = self.seconds_per_token(rate)
+        seconds = self.seconds_per_token(pace)
         missing = f"{format_bytes(self.missing_bytes)} more are read for each token"
         if self.experts is not None:
             missing = f"about {missing} where it chooses all experts alike, and less where it has favourites"
-        detail = f"{missing}: {seconds:.3g} s at {format_bytes(int(rate))}/s, measured on {measured_on}"
+        rates = f"{format_bytes(int(pace.memory))}/s from memory and {format_bytes(int(pace.disk))}/s from the disk"
+        detail = f"{missing}: {seconds:.3g} s with {rates}, measured on {measured_on}"
         return MemoryTerm("weights (streamed)", self.resident_bytes, detail)
 
 
@@ -197,7 +212,10 @@ def _slots(network: Network, n: int) -> ExpertSlots:
     token_bytes = network.n_expert_used * sum(map(sum, sizes.values()))
     n_layer = len(sizes[_OF_EXPERTS[0]])
     read_bytes = token_bytes // (network.n_expert_used * n_layer * len(sizes))
-    return ExpertSlots(n, slot_bytes, network.n_expert * n_layer, token_bytes, read_bytes)
+    down_bytes = network.n_expert_used * sum(sizes[_OF_EXPERTS[-1]])
+    n_expert = network.n_expert * n_layer
+    n_missing = max(1, round(network.n_expert_used * len(sizes) * (1 - n / n_expert)))
+    return ExpertSlots(n, slot_bytes, n_expert, token_bytes, read_bytes, down_bytes, n_missing)
 
 
 def _too_little(resident_bytes: int, least: int) -> RequestError:
@@ -267,73 +285,3 @@ def _head_parts(network: Network, offsets: Mapping[str, int], most_bytes: int) -
 
 def _tile_bytes(placed: Placed, n_rows: int) -> int:
     return int(native().ec_tile_bytes(placed.tensor.type, n_rows, placed.tensor.shape[0]))
-
-
-def read_rate(path: Path, *, most_bytes: int = 64 << 20, most_s: float = 0.5) -> float:
-    """Return how fast the middle of a file is read from its storage, in bytes per second, measured without the cache.
-
-    At most `most_bytes` are read, one after another, for `most_s` seconds or a little more.
-
-    Raises:
-        StorageError: The file can't be read, or is empty.
-    """
-    with PagedFile(path) as file:
-        n_bytes = min(most_bytes, file.n_bytes)
-        start = (file.n_bytes - n_bytes) // 2
-        file.forget(start, n_bytes)
-        out = page_buffer(_READ_BYTES + PAGE_BYTES)
-        out[::PAGE_BYTES] = 1  # so that its pages are in memory
-        done, began = 0, perf_counter()
-        while done < n_bytes and (done == 0 or perf_counter() - began < most_s):
-            step = min(_READ_BYTES, n_bytes - done)
-            file.read(start + done, step, out)
-            done += step
-        return max(1, done) / max(1e-9, perf_counter() - began)
-
-
-def scattered_rate(path: Path, piece_bytes: int, *, most_s: float = 0.5) -> float:
-    """Return how fast pieces at random places in a file's middle are read by several threads, in bytes per second.
-
-    Raises:
-        StorageError: The file can't be read, or is empty.
-    """
-    n_threads = _EXPERT_READERS
-    with PagedFile(path) as file:
-        n_bytes = min(_SCATTERED_BYTES, file.n_bytes)
-        piece_bytes, start = min(piece_bytes, n_bytes), (file.n_bytes - n_bytes) // 2
-        file.forget(start, n_bytes)
-        began = perf_counter()
-
-        def work(seed: int) -> int:
-            rng, done = random.Random(seed), 0
-            out = page_buffer(piece_bytes + 2 * PAGE_BYTES)
-            while done == 0 or perf_counter() - began < most_s:
-                file.read(start + rng.randrange(n_bytes - piece_bytes + 1), piece_bytes, out)
-                done += piece_bytes
-            return done
-
-        with ThreadPoolExecutor(n_threads) as pool:
-            total = sum(pool.map(work, range(n_threads)))
-        return max(1, total) / max(1e-9, perf_counter() - began)
-
-
-def remembered_rate(path: Path, piece_bytes: int = 0) -> float:
-    """Return the rate at which a file is read, measured once in this process as long as the file does not change.
-
-    Args:
-        path: The file.
-        piece_bytes: Pieces of so many bytes are read at random places (scattered_rate); 0: all in order (read_rate).
-
-    Raises:
-        StorageError: The file can't be read, or is empty.
-    """
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
-    return _rate(path, found.st_size, found.st_mtime_ns, piece_bytes)
-
-
-@lru_cache(maxsize=16)
-def _rate(path: Path, _n_bytes: int, _mtime_ns: int, piece_bytes: int) -> float:
-    return scattered_rate(path, piece_bytes) if piece_bytes else read_rate(path)

@@ -1,0 +1,129 @@
+"""How fast weights are read: from a file around the system's cache, and from memory. Memory plans predict with it."""
+
+import math
+import os
+import random
+import statistics
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter
+
+from edgedec.errors import StorageError
+from edgedec_runtimes.cpu.library import read_bandwidth
+from edgedec_runtimes.cpu.tiles.paged_file import HUGE_PAGE_BYTES, PAGE_BYTES, PagedFile, page_buffer
+
+_READ_BYTES = 4 << 20
+_EXPERT_READERS = 4  # threads, as in native/expert_store.cpp
+_SCATTERED_BYTES = 512 << 20  # of a file, that pieces at random places are read from
+_LEAST_BURSTS = 2  # the first one also starts the threads
+_N_MEMORY_READS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast weights are read, in bytes per second.
+
+    Attributes:
+        disk: Those that are missing, from their file.
+        memory: Those that are multiplied, from memory, by all threads of a forward.
+    """
+
+    disk: float
+    memory: float
+
+
+def read_rate(path: Path, *, most_bytes: int = 64 << 20, most_s: float = 0.5) -> float:
+    """Return how fast the middle of a file is read from its storage, in bytes per second, measured without the cache.
+
+    At most `most_bytes` are read, one after another, for `most_s` seconds or a little more.
+
+    Raises:
+        StorageError: The file can't be read, or is empty.
+    """
+    with PagedFile(path) as file:
+        n_bytes = min(most_bytes, file.n_bytes)
+        start = (file.n_bytes - n_bytes) // 2
+        file.forget(start, n_bytes)
+        out = page_buffer(_READ_BYTES + PAGE_BYTES)
+        out[::PAGE_BYTES] = 1  # so that its pages are in memory
+        done, began = 0, perf_counter()
+        while done < n_bytes and (done == 0 or perf_counter() - began < most_s):
+            step = min(_READ_BYTES, n_bytes - done)
+            file.read(start + done, step, out)
+            done += step
+        return max(1, done) / max(1e-9, perf_counter() - began)
+
+
+def scattered_rate(path: Path, piece_bytes: int, n_pieces: int, *, most_s: float = 0.5) -> float:
+    """Return how fast pieces at random places in a file's middle are read by several threads, in bytes per second.
+
+    As in a layer with experts, `n_pieces` are asked for at a time, and all of them are awaited before the next ones:
+    the fewer they are, the less there is for each thread. The rate is that of the median of such bursts.
+
+    Raises:
+        StorageError: The file can't be read, or is empty.
+    """
+    with PagedFile(path) as file:
+        n_bytes = min(_SCATTERED_BYTES, file.n_bytes)
+        piece_bytes, start = min(piece_bytes, n_bytes), (file.n_bytes - n_bytes) // 2
+        room = (piece_bytes // PAGE_BYTES + 2) * PAGE_BYTES
+        # As large as a huge page at least: experts have such memory, and the disk may be twice as fast with it.
+        memory = page_buffer(max(HUGE_PAGE_BYTES, _EXPERT_READERS * room))
+        memory[::PAGE_BYTES] = 1
+        file.forget(start, n_bytes)
+        places: deque[int] = deque()
+        rng, seconds = random.Random(0), list[float]()
+
+        def work(reader: int) -> None:
+            out = memory[reader * room : (reader + 1) * room]
+            with suppress(IndexError):  # none is left
+                while True:
+                    file.read(places.popleft(), piece_bytes, out)
+
+        until = perf_counter() + most_s
+        with ThreadPoolExecutor(_EXPERT_READERS) as pool:
+            while len(seconds) < _LEAST_BURSTS or perf_counter() < until:
+                places.extend(start + rng.randrange(n_bytes - piece_bytes + 1) for _ in range(n_pieces))
+                began = perf_counter()
+                for _ in pool.map(work, range(_EXPERT_READERS)):
+                    pass
+                seconds.append(perf_counter() - began)
+        return max(1, n_pieces * piece_bytes) / max(1e-9, statistics.median(seconds))
+
+
+def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1) -> float:
+    """Return the rate at which a file is read, measured once in this process as long as the file does not change.
+
+    Args:
+        path: The file.
+        piece_bytes: Pieces of so many bytes are read at random places (scattered_rate); 0: all in order (read_rate).
+        n_pieces: How many of them at a time.
+
+    Raises:
+        StorageError: The file can't be read, or is empty.
+    """
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
+    return _rate(path, found.st_size, found.st_mtime_ns, piece_bytes, n_pieces)
+
+
+@lru_cache(maxsize=16)
+def _rate(path: Path, _n_bytes: int, _mtime_ns: int, piece_bytes: int, n_pieces: int) -> float:
+    return scattered_rate(path, piece_bytes, n_pieces) if piece_bytes else read_rate(path)
+
+
+@lru_cache(maxsize=16)
+def memory_rate(n_threads: int, n_bytes: int) -> float:
+    """Return how many bytes per second `n_threads` threads read from memory; the best of three, measured once.
+
+    Args:
+        n_threads: The threads.
+        n_bytes: As much memory is taken meanwhile. Where it is less than a megabyte, the rate is infinite.
+    """
+    return max(read_bandwidth(n_threads, n_bytes) for _ in range(_N_MEMORY_READS)) or math.inf
