@@ -130,12 +130,15 @@ class Trials:
     Attributes:
         lost_s: Seconds that trials cost beyond what they gained; for a trial under way, the expected loss.
         total_s: Seconds of all forwards.
+        promised_s: Seconds that drafts promised to save whose rows were not known to be exact, since the latest
+            measurement of such rows.
         waits: By number of rows, after a trial that lost: for how many seconds of `total_s` the next trial of so many
             rows is put off, and until which `total_s`.
     """
 
     lost_s: float = 0.0
     total_s: float = 0.0
+    promised_s: float = 0.0
     waits: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def count(self, n_rows: int, expected_s: float, lost_s: float, step_s: float) -> None:

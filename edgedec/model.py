@@ -285,11 +285,12 @@ class Session(Protocol):
         None where no two rows have them, neither at `n_past` nor in a longer context. Evaluates nothing.
         """
 
-    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Return whether `n_rows` rows of a forward at `n_past`, and steps after them, have the bits of single steps.
 
         A runtime that has to measure this measures it here, once for contexts of about this length, with forwards of
-        its own at `n_past` (raises what they raise).
+        its own at `n_past` (raises what they raise). With `measure` False it evaluates nothing: what is not known yet
+        is False.
         """
 
     def keep(self, rows: NDArray[np.int32]) -> None:

@@ -186,8 +186,9 @@ def _propose(sequence: Sequence, decoder: Decoder, n_generated: int) -> Draft:
     if decoder.forced is not None:
         draft = decoder.forced.add_to(draft, sequence.stats, n_past, room)
     n = len(draft.tokens)
-    if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n):
-        return EMPTY_DRAFT
+    if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n, measure=False):
+        measured = policy.pays_to_measure(n_past, n) and session.has_exact_rows(n_past, 1 + n)
+        return draft if measured else EMPTY_DRAFT
     return draft
 
 

@@ -32,6 +32,7 @@ from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
 from edgedec.scheduler.recorder import Recorder
 from edgedec.scheduler.retrieval import drop_improbable
 from edgedec.scheduler.row_trials import RowTrials
+from edgedec.sessions.invariance import measuring_s
 from edgedec.stats import DecodeStats
 
 _DEADLINE_S = 1.0  # of a pinned drafter
@@ -75,6 +76,7 @@ class Policy:
         self._trials = RowTrials(curve, options)
         self._log = DecisionLog()
         self._forward_s = self._plain_s = 0.0  # what the latest step's forward, and a plain one, were expected to take
+        self._promised_s = 0.0  # seconds that the latest draft promised to save
         self._lost_s = self._written_s = 0.0  # beyond plain steps by the drafts of this text; of as many plain steps
         self.drafters = ActiveDrafters(drafters, n_vocab, options, recorder)
 
@@ -122,12 +124,28 @@ class Policy:
         if plain and drafters.drawn is None:
             nodes = []
         forward_s, self._plain_s = cost(len(nodes)), cost(0)
-        self._forward_s = forward_s
+        self._forward_s, self._promised_s = forward_s, max(0.0, rate * self._plain_s - 1) * forward_s
         self._log.spent_s += forward_s + perf_counter() - started
         self._trials.count_step(len(nodes), forward_s)
         for active in drafters.all:
             active.record.total_s += forward_s
         return self._draft(tree, nodes) if nodes else EMPTY_DRAFT
+
+    def pays_to_measure(self, n_past: int, n_nodes: int) -> bool:
+        """Tell whether to measure if the rows of the latest draft, of `n_nodes` nodes, are exact, which is not known.
+
+        To measure takes tens of forwards and pays later. So it waits until the drafts of all requests that could not
+        be verified for want of it have promised to save as much time: then it has cost at most twice what the best
+        moment to measure, known in hindsight, would have (as renting skis until they would have been paid for).
+        """
+        if self._options.always:
+            return True
+        trials = self._curve.trials
+        trials.promised_s += self._promised_s
+        if trials.promised_s < measuring_s(1 + n_nodes, self._curve.cost(n_past)):
+            return False
+        trials.promised_s = 0.0
+        return True
 
     def _asked(self, cost: Cost) -> Cost:
         """Return what drafts count as where nodes are chosen: more than they cost where the text can't bear their loss.

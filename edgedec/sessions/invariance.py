@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import Cost
 from edgedec.errors import ContextFullError
 from edgedec.model import Model, Session
 from edgedec.storage import probe_cache
@@ -84,11 +85,12 @@ class ExactRows:
         most = self._ceiling(n_past // RANGE_TOKENS)
         return None if most < 2 else min(most, RANGE_TOKENS - n_past % RANGE_TOKENS)
 
-    def holds(self, session: Session, n_past: int, n_rows: int) -> bool:
+    def holds(self, session: Session, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Return whether `n_rows` rows after `n_past` cached tokens of a session are exact.
 
         Where that is unknown, it is measured by forwards of the session itself at `n_past`, which leave no more behind
-        than a rejected draft does. Where too little is left of the range or the session to measure, it is False.
+        than a rejected draft does. Where too little is left of the range or the session to measure, and
+        without `measure`, it is False.
 
         Raises:
             What Session.forward raises.
@@ -100,6 +102,8 @@ class ExactRows:
         proven = self._model_rows if place == 0 else self._found.get(place, (1, 0))[0]
         if n_rows <= proven:
             return True
+        if not measure:
+            return False
         ceiling = self._ceiling(place)
         n = min(ceiling, 1 << (n_rows - 1).bit_length())  # in powers of two: each larger draft is not measured anew
         n_compared = max(_LEAST_COMPARED, n)
@@ -125,6 +129,20 @@ class ExactRows:
     def _ceiling(self, place: int) -> int:
         """Return the most rows that are not known to differ in a range or in an earlier one."""
         return min([self._model_rows, *(found[1] for at, found in self._found.items() if at <= place)])
+
+
+def measuring_s(n_rows: int, cost: Cost) -> float:
+    """Return the seconds that ExactRows.holds takes to measure `n_rows` rows of a range of which nothing is known.
+
+    `cost` says what a forward takes by the number of rows beyond the first.
+    """
+    n = min(N_MAX, 1 << (n_rows - 1).bit_length())
+    n_steps = max(_LEAST_COMPARED, n) + 1
+    seconds = 4 * cost(0) + cost(2) + cost(1) + n_steps * cost(0) + cost(n_steps - 1)
+    for size in {2, n_rows, n}:
+        times, rest = divmod(max(_LEAST_COMPARED, size), size)
+        seconds += times * cost(size - 1) + (cost(rest - 1) if rest else 0.0) + cost(0)
+    return seconds
 
 
 def _remembered_ranges(value: object) -> dict[int, tuple[int, int]]:

@@ -55,7 +55,7 @@ class ItemSession(Session):
         """Return what the model says for contexts of any length; see edgedec.model.Session."""
         return self._exact_rows
 
-    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Tell what the model says for contexts of any length; see edgedec.model.Session."""
         return n_rows <= (self.exact_rows(n_past) or 1)
 
@@ -104,9 +104,9 @@ class OuterSession(ItemSession):
         """Return what the session inside says."""
         return self.inner.exact_rows(n_past)
 
-    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Tell what the session inside says."""
-        return self.inner.has_exact_rows(n_past, n_rows)
+        return self.inner.has_exact_rows(n_past, n_rows, measure=measure)
 
     def generating(self, n_prompt: int) -> AbstractContextManager[None]:
         """Begin a text that ends with the block; see edgedec.model.Session."""

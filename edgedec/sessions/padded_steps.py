@@ -105,11 +105,11 @@ class PaddedSession(OuterSession):
         limit = self._model.exact.limit(n_past)
         return None if limit is None else max(1, min(limit, self._n_alike(n_past)))
 
-    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Tell whether so many rows are bit-equal to padded steps; see edgedec.model.Session."""
         if n_rows > self._n_alike(n_past):
             return n_rows == 1
-        return self._model.exact.holds(self, n_past, n_rows)
+        return self._model.exact.holds(self, n_past, n_rows, measure=measure)
 
     def _n_alike(self, n_past: int) -> int:
         """Return how many positions follow whose padded steps end in the same range of positions and the context."""

@@ -372,3 +372,39 @@ def test_a_cheap_drafter_that_takes_more_than_it_brings_rests_and_learns_later(c
     assert drafter.position < 400
     policy.drafters.close()
     assert drafter.position == 400
+
+
+def steps_before_measuring(p: float, n_steps: int, curve: CostCurve) -> int | None:
+    """Return how many drafts were turned down before it pays to measure their rows; None if it never does."""
+    text = a_text(n_steps + 40)
+    policy, stats, n_turned_down = policy_of([member(Oracle(text, p))], curve), DecodeStats(), 0
+    for n_past, token in enumerate(text[:n_steps]):
+        draft = policy.propose(stats, n_past, 30)
+        if draft.tokens:
+            if policy.pays_to_measure(n_past, len(draft)):
+                return n_turned_down
+            n_turned_down += 1
+        policy.learn(stats, EMPTY_DRAFT, Verification((), (token,)), {})
+    return None
+
+
+def test_exact_rows_are_measured_once_drafts_promised_what_it_takes() -> None:
+    """Soon where they are good, never in a text where they are not; what one text promised counts in the next."""
+    assert steps_before_measuring(0.05, 300, curve_of("in proportion")) is None
+    good = steps_before_measuring(0.95, 300, curve_of("flat"))
+    assert good is not None
+    assert 1 <= good <= 12
+    curve = curve_of("flat")
+    assert steps_before_measuring(0.95, good, curve) is None
+    assert curve.trials.promised_s > 0
+    later = steps_before_measuring(0.95, 300, curve)
+    assert later is not None
+    assert later < good
+    assert curve.trials.promised_s == 0
+
+
+def test_a_pinned_drafter_does_not_wait() -> None:
+    """What it proposes is verified, whatever that costs."""
+    policy = policy_of([member(Oracle(a_text(40), 0.1))], curve_of("in proportion"), always=True)
+    assert len(policy.propose(DecodeStats(), 0, 30)) > 0
+    assert policy.pays_to_measure(0, 15)

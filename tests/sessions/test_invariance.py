@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgedec.model import Capabilities, Forward, Model
-from edgedec.sessions.invariance import RANGE_TOKENS, ExactRows, measured_invariance
+from edgedec.sessions.invariance import RANGE_TOKENS, ExactRows, measured_invariance, measuring_s
 
 N_VOCAB = 7
 Logits = Callable[[list[int], int, set[int]], float]
@@ -141,6 +141,17 @@ def test_a_range_is_measured_before_rows_are_used_in_it() -> None:
     assert model.rows.limit(320) == 4
     assert not model.holds(330, 5)
     assert model.session.n_forwards == 0
+
+
+@pytest.mark.parametrize("n_rows", [2, 3, 5, 8, 11, 16])
+def test_what_measuring_will_take_is_known_before(n_rows: int) -> None:
+    """Each forward counts once; without leave to measure there is none, and nothing is found."""
+    model = Ranged([16, 16])
+    assert not model.at(300).holds(cast(Any, model.session), 300, n_rows, measure=False)
+    assert model.session.n_forwards == 0
+    assert model.holds(300, n_rows)
+    assert model.session.n_forwards == measuring_s(n_rows, lambda n_nodes: 1.0)
+    assert model.at(300).holds(cast(Any, model.session), 300, n_rows, measure=False)
 
 
 def test_what_was_proven_and_is_disproven_later_is_used_no_more() -> None:

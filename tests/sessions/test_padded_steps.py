@@ -65,7 +65,7 @@ class KernelSession(OuterSession):
         """As measured in a short context."""
         return self._exact_rows
 
-    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """As measured in a short context."""
         return n_rows <= (self._exact_rows or 1)
 

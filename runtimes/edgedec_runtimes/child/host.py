@@ -163,9 +163,9 @@ class Calls:
         """Return how many rows of a forward may have the bits of single steps."""
         return self.sessions[number].exact_rows(n_past)
 
-    def has_exact_rows(self, number: int, n_past: int, n_rows: int) -> bool:
+    def has_exact_rows(self, number: int, n_past: int, n_rows: int, measure: bool) -> bool:
         """Return whether so many rows have the bits of single steps."""
-        return self.sessions[number].has_exact_rows(n_past, n_rows)
+        return self.sessions[number].has_exact_rows(n_past, n_rows, measure=measure)
 
     def keep(self, number: int, rows: NDArray[np.int32]) -> None:
         """Keep a path of the last tree."""

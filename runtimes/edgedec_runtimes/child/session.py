@@ -88,10 +88,11 @@ class ChildSession(ItemSession):
             self.exact[n_past] = self._model.ask("exact_rows", self, n_past)
         return self.exact[n_past]
 
-    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Tell what the session in the child says."""
-        found = bool(self._model.ask("has_exact_rows", self, n_past, n_rows))
-        self.exact.clear()  # it may have been measured just now
+        found = bool(self._model.ask("has_exact_rows", self, n_past, n_rows, measure))
+        if measure:  # it may have been measured just now
+            self.exact.clear()
         return found
 
     def keep(self, rows: NDArray[np.int32]) -> None:

@@ -100,7 +100,7 @@ class EncoderSession(OwnSession):
         """Return None: the model has no steps."""
         return
 
-    def has_exact_rows(self, n_past: int, n_rows: int) -> Literal[False]:
+    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> Literal[False]:
         """Return False: the model has no steps."""
         return False
 

@@ -55,6 +55,6 @@ class MeasuredSession(OwnSession):
         """Return how many rows may be bit-equal to single steps; see edgedec.model.Session."""
         return self._model.exact.limit(n_past)
 
-    def has_exact_rows(self, n_past: int, n_rows: int) -> bool:
+    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Tell whether so many rows are bit-equal to single steps; see edgedec.model.Session."""
-        return self._model.exact.holds(self, n_past, n_rows)
+        return self._model.exact.holds(self, n_past, n_rows, measure=measure)
