@@ -49,14 +49,15 @@ def wait_for(port: int) -> None:
 
 
 @contextmanager
-def servers(n: int, delay_ms: float) -> Iterator[str]:
-    """Yield the addresses of `n` servers that run inside the block, behind lines of that delay."""
+def servers(n: int, delay_ms: float, n_threads: int = 1) -> Iterator[str]:
+    """Yield the addresses of `n` servers of `n_threads` threads, behind lines of that delay, while the block runs."""
     processes = []
     addresses = []
     try:
         for index in range(n):
             port, near = _PORT + 2 * index, _PORT + 2 * index + 1
             server = [sys.executable, "-m", "edgedec_runtimes.llamacpp.rpc.server", "127.0.0.1", str(port)]
+            server.append(str(n_threads))
             processes.append(subprocess.Popen(server, stdout=subprocess.DEVNULL))
             wait_for(port)
             proxy = [sys.executable, str(_PROXY), str(near), str(port), str(delay_ms)]
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 5.0], help="milliseconds, each way")
     parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each server")
     parser.add_argument("--per-task", type=int, default=2)
     parser.add_argument("--tasks", nargs="+", help="only these")
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -116,7 +118,7 @@ def main() -> None:
     results = {}
     for delay_ms in args.delays:
         with (
-            servers(args.servers, delay_ms) as addresses,
+            servers(args.servers, delay_ms, args.threads) as addresses,
             edgedec.load(args.model, rpc=addresses, draft=args.draft, **load) as there,
         ):
             trials = measured(there, requests, options, args.rounds)
@@ -128,7 +130,10 @@ def main() -> None:
         results[f"{delay_ms:g}"] = summarize(trials) | {"unlike_without_rpc": differing, "curve_ms": curve}
         shown = {task: round(one["speedup"] or 1.0, 3) for task, one in results[f"{delay_ms:g}"]["tasks"].items()}
         print(f"{delay_ms:g} ms", shown, results[f"{delay_ms:g}"]["noise"], "unequal:", differing, flush=True)
-    settings = {name: getattr(args, name) for name in ("model", "servers", "per_task", "max_tokens", "rounds", "draft")}
+    settings = {
+        name: getattr(args, name)
+        for name in ("model", "servers", "threads", "per_task", "max_tokens", "rounds", "draft")
+    }
     document = {"benchmark": "rpc_delay"} | settings | {"by_delay_ms": results} | provenance()
     print(json.dumps(document))
     if args.json_out is not None:
