@@ -149,7 +149,7 @@ def _load(path: Path, options: LoadOptions) -> Model:
         embedding = context_options(handle, options, _embedding_context(gguf, n_ctx), embeds=True)
         return LlamaCppEncoder(handle, files, card, embedding, terms)
     chosen = context_options(handle, options, n_ctx)
-    return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, options.cache_dir)
+    return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, _kept_in(options))
 
 
 def _read_runnable(path: Path) -> GGUF:
@@ -196,6 +196,14 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
     )
 
 
+def _kept_in(options: LoadOptions) -> Path | None:
+    """Return where it is kept which rows are exact; None with servers, which do not say with how many threads they run.
+
+    The same address may have another program or another number of threads tomorrow, and then other bits.
+    """
+    return None if options.rpc_servers else options.cache_dir
+
+
 def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
     n_threads = options.n_threads or usable_cores()
     numerics = f"{version()} {options.kv_type} {options.flash_attention} {options.repack} {n_threads}"
@@ -217,7 +225,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     n_ctx = _embedding_context(gguf, n_ctx) if embeds else n_ctx
     sizes = _dry_run(gguf.paths[0], gguf.header_hash, _sizing_options(options), n_ctx, embeds=embeds)
     info, split = describe(gguf), options.layer_split or ()
-    probes = not embeds and will_probe(_fingerprint(gguf, options), options.max_rows, options.cache_dir)
+    probes = not embeds and will_probe(_fingerprint(gguf, options), options.max_rows, _kept_in(options))
     run = HostRun(sizes.kv_bytes, sizes.compute_bytes, n_ctx * (1 if embeds else options.n_parallel), info.n_embd)
     compute = compute_bytes(run, split, info.n_layer)
     is_copied = sizes.repacks and options.mmap  # private weights are rearranged when they are read
