@@ -31,7 +31,7 @@ from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
-from edgedec_runtimes.cpu.tiles.streaming import StreamPlan
+from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.other_machines import refuse_servers
@@ -72,7 +72,8 @@ class Cpu:
         n_ctx, job = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_job(gguf, network, options)
         streamed = weights.stream_plan(job, network, options.resident_bytes)
         in_file = job.mapped and can_be_mapped(job)
-        held = weights.weights_term(job, streamed, in_file=in_file, n_threads=options.n_threads)
+        most = MEASURED_BYTES if options.planning_bytes is None else options.planning_bytes // 8
+        held = weights.weights_term(job, streamed, in_file=in_file, n_threads=options.n_threads, most_bytes=most)
         terms = _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
         return (*terms, *_head_terms(gguf, options)(n_ctx))
 
@@ -91,7 +92,7 @@ class Cpu:
             undo.callback(native().ec_model_destroy, handle)
             job = weights.tile_job(gguf, network, options)
             streamed = weights.stream_plan(job, network, options.resident_bytes)
-            tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed, options.n_threads)
+            tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed)
             undo.callback(tiles.close)
             n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
             weights.attach(handle, gguf, network, tiles, n_ctx)

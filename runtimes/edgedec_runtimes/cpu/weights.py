@@ -84,7 +84,13 @@ def stream_plan(job: Job, network: Network, resident_bytes: int | None) -> Strea
 
 
 def weights_term(
-    job: Job, plan: StreamPlan | None, *, in_file: bool, held_as: str = "", n_threads: int | None = None
+    job: Job,
+    plan: StreamPlan | None,
+    *,
+    in_file: bool,
+    held_as: str = "",
+    n_threads: int | None = None,
+    most_bytes: int = 0,
 ) -> MemoryTerm:
     """Return the weights' line of the memory plan.
 
@@ -95,10 +101,11 @@ def weights_term(
             count (`rarely_read`).
         held_as: How memory holds the weights (Tiles.held_as); "" before they are loaded.
         n_threads: The threads of a forward; None for all cores.
+        most_bytes: Memory that may be taken to measure how fast memory is read, if that is not known yet.
     """
     if plan is not None:
         tiles = known_tile_file(job)
-        pace = plan.pace(tiles or job.gguf.paths[0], n_threads or usable_cores())
+        pace = plan.pace(tiles or job.gguf.paths[0], n_threads or usable_cores(), most_bytes)
         return plan.memory_term(pace, "the tiles" if tiles else "the model's file, as there are no tiles yet")
     if not in_file:
         return MemoryTerm("weights (tiles)", job.n_bytes, held_as or "private")
@@ -108,16 +115,13 @@ def weights_term(
     return MemoryTerm("weights (tiles)", job.n_bytes - rows_only_bytes, held_as)
 
 
-def stream_tiles(job: Job, plan: StreamPlan, n_threads: int | None) -> StreamedTiles:
+def stream_tiles(job: Job, plan: StreamPlan) -> StreamedTiles:
     """Open the tiles in the cache, which are made first if need be, and read the parts that stay in memory.
-
-    Before the weights take their memory, it is measured how fast `n_threads` threads read memory (None: all cores).
 
     Raises:
         StorageError: The tiles can't be kept on the disk, or read.
         CancelledError, MemoryCapError, ModelFormatError: As open_tiles.
     """
-    plan.memory_rate(n_threads or usable_cores())
     # Mapped and not copied, as mapping takes no memory as long as nothing is read.
     with open_tiles(replace(job, mapped=True, in_memory=False, huge_pages="off")) as tiles:
         assert tiles.path is not None, "they are in a file"

@@ -109,7 +109,7 @@ class LlamaCpp:
 
         None are named where options.planning_bytes leaves no room for llama.cpp's library.
         """
-        if options.planning_bytes is not None and options.planning_bytes < _DRY_RUN_BYTES:
+        if options.planning_bytes is not None and options.planning_bytes < 2 * _DRY_RUN_BYTES:
             return ()
         llama()
         return (*rpc_devices(options.rpc_servers), *devices(options))

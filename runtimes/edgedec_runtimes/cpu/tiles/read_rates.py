@@ -21,6 +21,7 @@ _EXPERT_READERS = 4  # threads, as in native/expert_store.cpp
 _SCATTERED_BYTES = 512 << 20  # of a file, that pieces at random places are read from
 _LEAST_BURSTS = 2  # the first one also starts the threads
 _N_MEMORY_READS = 3
+_memory_rates: dict[int, float] = {}  # by the number of threads, in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +119,17 @@ def _rate(path: Path, _n_bytes: int, _mtime_ns: int, piece_bytes: int, n_pieces:
     return scattered_rate(path, piece_bytes, n_pieces) if piece_bytes else read_rate(path)
 
 
-@lru_cache(maxsize=16)
-def memory_rate(n_threads: int, n_bytes: int) -> float:
+def memory_rate(n_threads: int, most_bytes: int) -> float:
     """Return how many bytes per second `n_threads` threads read from memory; the best of three, measured once.
 
     Args:
         n_threads: The threads.
-        n_bytes: As much memory is taken meanwhile. Where it is less than a megabyte, the rate is infinite.
+        most_bytes: As much memory may be taken to measure. Where that is less than a megabyte, a rate that was not
+            measured before is infinite.
     """
-    return max(read_bandwidth(n_threads, n_bytes) for _ in range(_N_MEMORY_READS)) or math.inf
+    if n_threads not in _memory_rates:
+        found = max(read_bandwidth(n_threads, most_bytes) for _ in range(_N_MEMORY_READS))
+        if not found:
+            return math.inf
+        _memory_rates[n_threads] = found
+    return _memory_rates[n_threads]

@@ -12,6 +12,7 @@ A memory plan predicts what a token takes (`StreamPlan.seconds_per_token`), from
 (read_rates.py).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +31,8 @@ _STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, **dict.fromkeys((6, 7, 9, 10),
 _OF_EXPERTS = (11, 12, 13)
 _RING_PARTS = 3
 _PANEL_ROWS = 32
-_MEASURED_BYTES = 64 << 20  # of memory
+MEASURED_BYTES = 64 << 20
+"""Memory that is taken to measure how fast it is read, where there is so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +119,18 @@ class StreamPlan:
         of_experts = 0 if self.experts is None else self.experts.n * self.experts.slot_bytes
         return self.staying_bytes + self.ring_bytes + of_experts
 
-    def pace(self, path: Path, n_threads: int) -> Pace:
-        """Return how fast the parts or experts of a file, and memory, are read; measured once in this process."""
+    def pace(self, path: Path, n_threads: int, most_bytes: int) -> Pace:
+        """Return how fast the parts or experts of a file, and memory, are read; measured once in this process.
+
+        At most `most_bytes` of memory are taken to measure how fast memory is read.
+        """
         pieces = (0, 1) if self.experts is None else (self.experts.read_bytes, self.experts.n_missing)
         disk = remembered_rate(path, *pieces)
-        return Pace(disk, self.memory_rate(n_threads))
+        return Pace(disk, self.memory_rate(n_threads, most_bytes))
 
-    def memory_rate(self, n_threads: int) -> float:
+    def memory_rate(self, n_threads: int, most_bytes: int = MEASURED_BYTES) -> float:
         """Return how fast memory is read, measured with no more memory than the weights take (read_rates.py)."""
-        return memory_rate(n_threads, min(_MEASURED_BYTES, self.resident_bytes))
+        return memory_rate(n_threads, min(MEASURED_BYTES, self.resident_bytes, most_bytes))
 
     def seconds_per_token(self, pace: Pace) -> float:
         """Return the seconds that a token is expected to take, of which computing is as long as memory is read.
@@ -152,7 +157,9 @@ class StreamPlan:
         missing = f"{format_bytes(self.missing_bytes)} more are read for each token"
         if self.experts is not None:
             missing = f"about {missing} where it chooses all experts alike, and less where it has favourites"
-        rates = f"{format_bytes(int(pace.memory))}/s from memory and {format_bytes(int(pace.disk))}/s from the disk"
+        rates = f"{format_bytes(int(pace.disk))}/s from the disk"
+        if math.isfinite(pace.memory):
+            rates = f"{format_bytes(int(pace.memory))}/s from memory and {rates}"
         detail = f"{missing}: {seconds:.3g} s with {rates}, measured on {measured_on}"
         return MemoryTerm("weights (streamed)", self.resident_bytes, detail)
 
