@@ -92,6 +92,8 @@ class Cpu:
             undo.callback(native().ec_model_destroy, handle)
             job = weights.tile_job(gguf, network, options)
             streamed = weights.stream_plan(job, network, options.resident_bytes)
+            if streamed is not None and options.planning_bytes is None:  # no plan has measured it
+                streamed.memory_rate(options.n_threads or usable_cores())  # before the weights take their memory
             tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed)
             undo.callback(tiles.close)
             n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
