@@ -16,7 +16,6 @@ which some are frequent (Zipf's law), whose experts are favourites. The last lin
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from provenance import provenance
+from provenance import report
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -231,12 +230,10 @@ def main() -> int:
     prepare(options)
     if arguments.prepare:
         return 0
-    found = {"benchmark": "moe"} | measure(options, arguments.runs) | provenance()
+    found = {"benchmark": "moe"} | measure(options, arguments.runs)
     cases = ((0.5, False), (0.85, False), (0.5, True))
     found["capped"] = [capped(options, share, favourites=favourites) for share, favourites in cases]
-    print(json.dumps(found))
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    report(found, arguments.out)
     return 0
 
 

@@ -11,14 +11,13 @@ verification, and the rest. The last line is JSON.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from moe import model_path
-from provenance import provenance
+from provenance import report
 
 import edgedec
 from edgedec.stats import DecodeStats
@@ -82,10 +81,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=20, help="at most so many (default: 20)")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     arguments = parser.parse_args()
-    found = {"benchmark": "moe_drafts"} | measure(arguments.prompts) | provenance()
-    print(json.dumps(found))
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    report({"benchmark": "moe_drafts"} | measure(arguments.prompts), arguments.out)
     return 0
 
 

@@ -1,5 +1,6 @@
 """Say where a figure comes from: the commit, the machine, the versions."""
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,14 @@ from edgedec_apps.bench.machine import versions
 def provenance() -> dict[str, Any]:
     """Return the commit of this checkout ("-dirty" where files differ), the processor's name and the versions."""
     return {"commit": _commit(), "cpu": cpu_name(), "versions": versions()}
+
+
+def report(found: dict[str, Any], out: Path | None) -> None:
+    """Print figures with where they come from as one line of JSON; write that to the file `out`, too, if given."""
+    document = found | provenance()
+    print(json.dumps(document))
+    if out is not None:
+        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _commit() -> str:

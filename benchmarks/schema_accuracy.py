@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import report
 from rich.console import Console
 from rich.progress import Progress
 
@@ -145,10 +145,7 @@ def main() -> None:
                 results[f"{kind}, {name}"] = answered(engine, made_tasks(kind, args.tasks), name, args)
                 print(kind, name, results[f"{kind}, {name}"], flush=True)
     line = {"benchmark": "schema_accuracy", "model": args.model, "max_tokens": args.max_tokens, "results": results}
-    text = json.dumps(line | provenance())
-    print(text)
-    if args.json_out is not None:
-        args.json_out.write_text(text + "\n", encoding="utf-8")
+    report(line, args.json_out)
 
 
 if __name__ == "__main__":

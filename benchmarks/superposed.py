@@ -9,13 +9,12 @@ line of JSON: milliseconds by the number of forks, the medians of 40 forwards, t
 """
 
 import argparse
-import json
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from provenance import provenance
+from provenance import report
 
 import edgedec
 
@@ -44,10 +43,7 @@ def main() -> None:
     args = parser.parse_args()
     line: dict[str, Any] = {"benchmark": "superposed", "timed": args.timed, "k": args.k}
     line |= {"forward_ms": [times(args.timed, args.k) for _ in range(3)]}
-    text = json.dumps(line | provenance())
-    print(text)
-    if args.json_out is not None:
-        args.json_out.write_text(text + "\n", encoding="utf-8")
+    report(line, args.json_out)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ logger = logging.getLogger("edgedec.api.load")
 logger.addHandler(logging.NullHandler())  # without a handler, `logging` would print warnings itself
 
 
-# 36 parameters, so that every editor and type checker completes them; a test holds them equal to the fields.
+# A parameter for each option, so that editors and type checkers complete them; a test holds them equal to the fields.
 def load(
     model: ModelName,
     *,

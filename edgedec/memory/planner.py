@@ -95,8 +95,8 @@ def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
     """
     if cap.n_bytes is None:
         free = free_if_short(choice.path)
-        beside = planning_bytes(replace(cap, n_bytes=free, beside_bytes=0))
-        devices = devices_for(choice, replace(wishes, options=replace(wishes.options, planning_bytes=beside)))
+        room = planning_bytes(Cap(free))
+        devices = devices_for(choice, replace(wishes, options=replace(wishes.options, planning_bytes=room)))
         if free is None and cap.gpu_bytes is None and are_ample(devices, _ample_bytes(choice.path)):
             return Planned(_definite(wishes, choice), MemoryPlan(()), choice)
         if free is not None:

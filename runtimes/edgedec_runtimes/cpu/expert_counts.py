@@ -28,7 +28,7 @@ class ExpertReads:
 
     Attributes:
         wanted: Experts that the rows of layers chose, those of a layer counted once a forward.
-        present: Those that were in memory when they were chosen; the others were read.
+        present: Experts that were in memory when they were chosen; the other chosen experts were read.
     """
 
     wanted: int

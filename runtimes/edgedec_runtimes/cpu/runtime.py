@@ -72,6 +72,7 @@ class Cpu:
         n_ctx, job = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_job(gguf, network, options)
         streamed = weights.stream_plan(job, network, options.resident_bytes)
         in_file = job.mapped and can_be_mapped(job)
+        # The header and the vocabulary that the plan is made from take most of the room.
         most = MEASURED_BYTES if options.planning_bytes is None else options.planning_bytes // 8
         held = weights.weights_term(job, streamed, in_file=in_file, n_threads=options.n_threads, most_bytes=most)
         terms = _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)

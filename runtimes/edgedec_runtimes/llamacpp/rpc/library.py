@@ -51,7 +51,7 @@ def find_library() -> Path | None:
 
 
 def rpc_note() -> str:
-    """Return for `edgedec doctor` whether llama.cpp has RPC here, and how to get it."""
+    """Return a note that says whether llama.cpp has RPC here, and if not, how to get it."""
     path = find_library()
     if path is None:
         return f"no RPC; to use other machines, {HOW_TO_GET_IT}"
