@@ -26,6 +26,7 @@ import edgedec
 from edgedec.loading.resolve import resolve
 from edgedec.resolver import ResolveOptions
 from edgedec_runtimes.llamacpp.library import llama, version
+from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 
@@ -43,7 +44,9 @@ class BareLoop:
 
     def __init__(self, path: Path, n_ctx: int, n_threads: int) -> None:
         self.api: Any = llama()
-        self.model = self.api.llama_model_load_from_file(str(path).encode(), self.api.llama_model_default_params())
+        model_params = self.api.llama_model_default_params()
+        model_params.use_extra_bufts = repack_complaint() is None
+        self.model = self.api.llama_model_load_from_file(str(path).encode(), model_params)
         params = self.api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, 2048, 512
         params.n_threads = params.n_threads_batch = n_threads

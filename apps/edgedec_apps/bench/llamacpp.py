@@ -14,6 +14,7 @@ from edgedec.tokenizer import Tokenizer
 from edgedec_apps.bench.measure import Run, Runner
 from edgedec_apps.bench.prompts import BenchRequest
 from edgedec_runtimes.llamacpp.library import llama
+from edgedec_runtimes.llamacpp.trial import repack_complaint
 
 LLAMACPP, LOOKUP = "llama.cpp", "llama.cpp, prompt lookup"
 _CONTEXT_STEP = 256
@@ -33,6 +34,8 @@ def open_lookup(
     n_bytes = n_ctx * n_vocab * 4
     if n_bytes > _MOST_ROW_BYTES:
         return f"llama-cpp-python would keep {n_bytes / 1e6:.0f} MB of logits for {n_ctx} tokens of context"
+    if (crash := repack_complaint()) is not None:
+        return f"llama-cpp-python always rearranges weights, whose kernels can't be used here: {crash}"
     try:
         llama()  # checks the library's version, and redirects its log
         from llama_cpp import Llama

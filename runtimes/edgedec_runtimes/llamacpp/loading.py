@@ -1,12 +1,13 @@
 """Loads a GGUF with llama.cpp: its parameters, the load itself, and the dry run that a memory plan is made from."""
 
 import ctypes
+import logging
 import os
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.devices import device_array
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
 from edgedec_runtimes.llamacpp.rpc.servers import check_addresses
+from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.draft_heads import refuse_draft_head
+
+logger = logging.getLogger("edgedec.llamacpp")
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 _N_FORKS = 3
@@ -63,8 +67,12 @@ class DryRun:
     repacks: bool
 
 
-def check_options(options: LoadOptions) -> None:
-    """Raise RequestError for values that llama.cpp does not take."""
+def checked_options(options: LoadOptions) -> LoadOptions:
+    """Return the options, without rearranged weights where llama.cpp's kernels for them end the process.
+
+    Raises:
+        RequestError: llama.cpp does not take a value.
+    """
     if options.kv_type not in KV_TYPES:
         raise OptionError("kv_type", options.kv_type, f"the llamacpp runtime takes {', '.join(KV_TYPES)}")
     for name, least, most in _BOUNDS:
@@ -77,6 +85,10 @@ def check_options(options: LoadOptions) -> None:
         raise RequestError(
             f"the llamacpp runtime maps all weights; leave {argument('resident_bytes')} out, or use the cpu runtime"
         )
+    if not options.repack or (crash := repack_complaint()) is None:
+        return options
+    logger.warning("llama.cpp's weights are not rearranged: %s", crash)
+    return replace(options, repack=False)
 
 
 def context_options(model: Any, options: LoadOptions, n_cells: int, *, embeds: bool = False) -> ContextOptions:

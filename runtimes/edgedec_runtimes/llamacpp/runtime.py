@@ -37,12 +37,12 @@ from edgedec_runtimes.llamacpp.device_terms import (
 from edgedec_runtimes.llamacpp.devices import device_names, devices
 from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
 from edgedec_runtimes.llamacpp.library import HOW_TO_MEND, how_to_install, installed, llama, version
-from edgedec_runtimes.llamacpp.loading import DryRun, check_options, context_options, dry_run, load
+from edgedec_runtimes.llamacpp.loading import DryRun, checked_options, context_options, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
 from edgedec_runtimes.llamacpp.rpc.hosting import hosting
 from edgedec_runtimes.llamacpp.rpc.library import connect, keep_alive, rpc_note
 from edgedec_runtimes.llamacpp.rpc.servers import rpc_devices
-from edgedec_runtimes.llamacpp.trial import complaint
+from edgedec_runtimes.llamacpp.trial import complaint, repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
@@ -83,7 +83,7 @@ class LlamaCpp:
         Where options.planning_bytes leaves no room for a dry run, the terms are only those that the header gives, and
         marked as partial.
         """
-        check_options(options)
+        options = checked_options(options)
         gguf = _read_runnable(path)
         if (least := _least_terms(gguf, options)) is not None:
             return least
@@ -93,7 +93,7 @@ class LlamaCpp:
 
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Load the weights, those for other machines in a child."""
-        check_options(options)
+        options = checked_options(options)
         if not options.rpc_servers:
             return _load(path, options)
         options = _placed(options, _read_runnable(path))
@@ -117,7 +117,10 @@ class LlamaCpp:
     def report(self) -> RuntimeReport:
         """Return llama.cpp's version, its devices, what it was built with, and whether it has RPC."""
         features = re.findall(r"(\w+) = 1", llama().llama_print_system_info().decode(errors="replace"))
-        return RuntimeReport(version(), device_names(), (f"built with {' '.join(features)}", rpc_note()))
+        notes = [f"built with {' '.join(features)}", rpc_note()]
+        if (crash := repack_complaint()) is not None:
+            notes.append(f"weights are not rearranged, as llama.cpp's kernels for that can't be used here: {crash}")
+        return RuntimeReport(version(), device_names(), tuple(notes))
 
 
 def load_connected(path: Path, options: LoadOptions) -> Model:

@@ -1,7 +1,10 @@
 """Tries llama.cpp's library in a process of its own before this process loads it for the first time.
 
 A library for another processor, or beside an unfit driver, ends the process that uses it, and nobody could read why.
-What was tried is remembered until the library, the processor or the variables that choose devices change.
+Kernels for rearranged weights are tried apart, as a model runs without them: GCC 12 compiles llama.cpp's for Intel's
+AMX so that a prompt ends the process (its `_tile_loadconfig`, in amxtileintrin.h, tells the compiler of 8 of the 64
+bytes that the processor reads). What was tried is remembered until the library, the processor or the variables that
+choose devices change.
 """
 
 import importlib.util
@@ -17,25 +20,39 @@ from edgedec_runtimes.shared.child_environment import child_environment
 
 _PATIENCE_S = 120.0
 _PROGRAM = "edgedec_runtimes.llamacpp.tiny_run"
+_PLAIN = "plain"  # the program's argument: weights are not rearranged
+_RUNS = "it runs, with rearranged weights but for"  # the key of what is remembered: a complaint, or None
 _DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 
 
-@cache
 def complaint() -> str | None:
-    """Return how llama.cpp's library ended the process that tried it; None where it ran a model, or did before.
+    """Return how llama.cpp's library ended the processes that tried it; None where a model ran, or did before."""
+    return _complaints()[1]
+
+
+def repack_complaint() -> str | None:
+    """Return how the library ended the process that tried it with rearranged weights; None where a model ran."""
+    return _complaints()[0]
+
+
+@cache
+def _complaints() -> tuple[str | None, str | None]:
+    """Return how the library ended a process with rearranged weights, and without them, where that was tried, too.
 
     In a frozen application nothing is tried, as it has no Python to start.
     """
     key = _key()
     if getattr(sys, "frozen", False) or key is None:
-        return None
+        return None, None
     folder = probe_cache.cache_folder(None)
-    if probe_cache.get(folder, "llamacpp", key) == "it runs":
-        return None
-    found = _tried()
-    if found is None:
-        probe_cache.put(folder, "llamacpp", key, "it runs")
-    return found
+    known = probe_cache.get(folder, "llamacpp", key)
+    if isinstance(known, dict) and _RUNS in known:
+        return known[_RUNS], None
+    repacked = _tried()
+    plain = None if repacked is None else _tried(_PLAIN)
+    if plain is None:
+        probe_cache.put(folder, "llamacpp", key, {_RUNS: repacked})
+    return repacked, plain
 
 
 def _key() -> str | None:
@@ -49,8 +66,8 @@ def _key() -> str | None:
     return f"{package.origin} {states} {chosen} {probe_cache.cpu_name()} {sys.version}"
 
 
-def _tried() -> str | None:
-    command = [sys.executable, "-P", "-m", _PROGRAM]
+def _tried(*arguments: str) -> str | None:
+    command = [sys.executable, "-P", "-m", _PROGRAM, *arguments]
     try:
         done = subprocess.run(
             command,

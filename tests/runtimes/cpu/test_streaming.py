@@ -28,7 +28,7 @@ from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import build as tile_build
 from edgedec_runtimes.cpu.tiles.read_rates import Pace, read_rate, scattered_rate
 from edgedec_runtimes.cpu.tiles.streaming import HEAD, QKV, ExpertSlots, StreamPlan, WeightPart, spread
-from edgedec_runtimes.llamacpp.loading import check_options
+from edgedec_runtimes.llamacpp.loading import checked_options
 from edgedec_runtimes.reference.runtime import Reference
 
 TOKENS = np.random.default_rng(0).integers(0, 260, 700).astype(np.int32)
@@ -249,7 +249,7 @@ def test_no_disk_for_tiles(streamed: Streamed, tmp_path: Path) -> None:
 
 def test_other_runtimes_refuse(streamed: Streamed) -> None:
     """The reference and llamacpp say that they keep all weights."""
-    for act in (lambda options: Reference().plan(streamed.path, options), check_options):
+    for act in (lambda options: Reference().plan(streamed.path, options), checked_options):
         with pytest.raises(RequestError, match="leave resident_bytes out"):
             act(LoadOptions(resident_bytes=50 * MB))
 

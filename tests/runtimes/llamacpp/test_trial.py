@@ -9,8 +9,9 @@ import pytest
 
 import edgedec
 from edgedec.errors import RuntimeUnavailableError
+from edgedec.model import LoadOptions
 from edgedec.storage import probe_cache
-from edgedec_runtimes.llamacpp import library, tiny_run, trial
+from edgedec_runtimes.llamacpp import library, loading, runtime, tiny_run, trial
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -19,10 +20,10 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 def _untried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Forget what was tried, before and after."""
     monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path / "cache"))
-    trial.complaint.cache_clear()
+    trial._complaints.cache_clear()
     library.llama.cache_clear()
     yield
-    trial.complaint.cache_clear()
+    trial._complaints.cache_clear()
     library.llama.cache_clear()
 
 
@@ -34,17 +35,17 @@ def test_the_tiny_model_runs(tmp_path: Path) -> None:
     model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
     assert model, library.last_complaint()
     api.llama_model_free(model)
-    tiny_run.run_tiny_model(api, tmp_path)
+    tiny_run.run_tiny_model(api, tmp_path, repack=trial.repack_complaint() is None)
 
 
 def test_a_library_that_runs_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process reads that it ran; another processor tries it again."""
     assert trial.complaint() is None
-    monkeypatch.setattr(trial, "_tried", lambda: "it was tried again")
-    trial.complaint.cache_clear()
+    monkeypatch.setattr(trial, "_tried", lambda *_: "it was tried again")
+    trial._complaints.cache_clear()
     assert trial.complaint() is None
     monkeypatch.setattr(probe_cache, "cpu_name", lambda: "another")
-    trial.complaint.cache_clear()
+    trial._complaints.cache_clear()
     assert trial.complaint() == "it was tried again"
 
 
@@ -63,6 +64,29 @@ def test_a_crash_is_a_message(crash: signal.Signals, monkeypatch: pytest.MonkeyP
     with pytest.raises(RuntimeUnavailableError, match=crash.name):
         edgedec.load(tiny_path, runtime="llamacpp")
     with edgedec.load(tiny_path) as model:
+        assert len(model.generate("a", max_tokens=3, ignore_end=True).token_ids) == 3
+
+
+def test_a_crash_with_rearranged_weights_leaves_them_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tiny_path: Path
+) -> None:
+    """Only kernels for rearranged weights end the process: models run without them, and the next process knows."""
+    tried: list[tuple[str, ...]] = []
+
+    def crash(*arguments: str) -> str | None:
+        tried.append(arguments)
+        return None if arguments else "it ended (SIGSEGV)"
+
+    monkeypatch.setattr(trial, "_tried", crash)
+    for _ in range(2):
+        trial._complaints.cache_clear()
+        assert (trial.repack_complaint(), trial.complaint()) == ("it ended (SIGSEGV)", None)
+    assert tried == [(), ("plain",)]
+    options = LoadOptions()
+    assert options.repack
+    assert not loading.checked_options(options).repack
+    assert "weights are not rearranged" in runtime.LlamaCpp().report().notes[-1]
+    with edgedec.load(tiny_path, runtime="llamacpp") as model:
         assert len(model.generate("a", max_tokens=3, ignore_end=True).token_ids) == 3
 
 
