@@ -25,7 +25,7 @@ from provenance import provenance
 import edgedec
 from edgedec.api.engine import Engine
 from edgedec.progress import CancelToken
-from edgedec_apps.bench.measure import SPECULATIVE, Rounds, RunOptions, Trial, engine_runners, measure, warm_up
+from edgedec_apps.bench.measure import SPECULATIVE, Rounds, RunOptions, Trial, engine_runners, measure
 from edgedec_apps.bench.prompts import BenchPrompt, BenchRequest, prepare, read_prompts
 from edgedec_apps.bench.summary import summarize
 
@@ -34,6 +34,7 @@ _PROXY = Path(__file__).with_name("delaying_proxy.py")
 
 _PORT = 50300  # always the same, so that what is measured once of a model on these servers is remembered
 COPYING = "copying"
+_PASSAGE, _BEGUN = 400, 12  # letters of a passage that is copied, and its tokens that the prompt ends with
 
 
 def wait_for(port: int) -> None:
@@ -71,14 +72,18 @@ def servers(n: int, delay_ms: float, n_threads: int = 1) -> Iterator[str]:
             process.wait()
 
 
-def copying(engine: Engine, prompts: list[BenchPrompt]) -> list[BenchRequest]:
-    """Return requests that go on with a text which the prompt holds twice: the ends of the longest prompts."""
-    longest = sorted(prompts, key=lambda one: -len(one.text))[:2]
-    passages = [(one.id, one.text[-400:]) for one in longest]
-    return [
-        BenchRequest(f"{COPYING}-{name}", COPYING, engine.prompt_ids(f"{text}\n\n{text}\n\n{text[:40]}"), 0)
-        for name, text in passages
-    ]
+def copying(engine: Engine, prompts: list[BenchPrompt], n_most: int) -> list[BenchRequest]:
+    """Return requests whose text is in the prompt three times already and begins a fourth time, from long prompts.
+
+    The tokens are repeated, not the letters: a passage that begins in the middle of a token would be another text.
+    """
+    longest = sorted(prompts, key=lambda one: -len(one.text))[:n_most]
+    requests = []
+    for one in longest:
+        passage = engine.prompt_ids(f"{one.text[-_PASSAGE:]}\n\n")
+        ids = 3 * passage + passage[:_BEGUN]
+        requests.append(BenchRequest(f"{COPYING}-{one.id}", COPYING, ids, 0))
+    return requests
 
 
 def texts(engine: Engine, requests: list[BenchRequest], options: RunOptions) -> list[tuple[int, ...]]:
@@ -86,11 +91,18 @@ def texts(engine: Engine, requests: list[BenchRequest], options: RunOptions) -> 
     return [engine.generate(one.token_ids, draft=False, **options.sampling(one.seed)).token_ids for one in requests]
 
 
-def measured(engine: Engine, requests: list[BenchRequest], options: RunOptions, n_rounds: int) -> list[Trial]:
-    """Return the trials of all prompts."""
-    runners, cancel = engine_runners(engine, options), CancelToken()
-    warm_up(requests, runners, cancel)
-    return measure(requests, runners, cancel, rounds=Rounds(n_rounds, 1 << 30))
+def measured(
+    engine: Engine, requests: list[BenchRequest], options: RunOptions, n_rounds: int
+) -> tuple[list[Trial], float]:
+    """Return the trials of all prompts, and the seconds of a pass before them that was not counted.
+
+    In that pass it is measured which rows are exact in longer contexts, once for each load of the model.
+    """
+    runners, cancel, started = engine_runners(engine, options), CancelToken(), time.perf_counter()
+    for request in requests:
+        runners[SPECULATIVE](request, cancel)
+    warm_s = time.perf_counter() - started
+    return measure(requests, runners, cancel, rounds=Rounds(n_rounds, 1 << 30)), warm_s
 
 
 def main() -> None:
@@ -113,7 +125,7 @@ def main() -> None:
     with edgedec.load(args.model, draft="off", **load) as here:
         requests = prepare(here, prompts, args.max_tokens)
         if not args.tasks or COPYING in args.tasks:
-            requests += copying(here, prompts or read_prompts())
+            requests += copying(here, read_prompts(), args.per_task)
         expected = texts(here, requests, options)
     results = {}
     for delay_ms in args.delays:
@@ -121,13 +133,17 @@ def main() -> None:
             servers(args.servers, delay_ms, args.threads) as addresses,
             edgedec.load(args.model, rpc=addresses, draft=args.draft, **load) as there,
         ):
-            trials = measured(there, requests, options, args.rounds)
+            trials, warm_s = measured(there, requests, options, args.rounds)
             curve = {n: round(1000 * seconds, 3) for n, seconds in there.curve.table().items()}
         by_id = {one.id: ids for one, ids in zip(requests, expected, strict=True)}
         differing = [
             trial.request.id for trial in trials if trial.runs[SPECULATIVE].token_ids != by_id[trial.request.id]
         ]
-        results[f"{delay_ms:g}"] = summarize(trials) | {"unlike_without_rpc": differing, "curve_ms": curve}
+        results[f"{delay_ms:g}"] = summarize(trials) | {
+            "unlike_without_rpc": differing,
+            "warm_s": round(warm_s, 1),
+            "curve_ms": curve,
+        }
         shown = {task: round(one["speedup"] or 1.0, 3) for task, one in results[f"{delay_ms:g}"]["tasks"].items()}
         print(f"{delay_ms:g} ms", shown, results[f"{delay_ms:g}"]["noise"], "unequal:", differing, flush=True)
     settings = {
