@@ -18,6 +18,7 @@ from edgedec.decoding.shared_prefix import SharedPrefixes
 from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
 from edgedec.device import devices_of
 from edgedec.draft import DrafterFactory
+from edgedec.further_processes import processes_of
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out
@@ -137,7 +138,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         for slot in slots:
             slot.forward_rows = load_options.max_rows if is_planned else None
             slot.fork_tokens = _tokens_of_texts(options.n_texts, slot) if is_planned else None
-            slot.watch = memory_watch(slot.drafting, planned.plan.process_cap_bytes)
+            slot.watch = memory_watch(slot.drafting, planned.plan.process_cap_bytes, lambda: processes_of(model, small))
         planned = _with_account(planned)
         grammar_bytes = planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES)
         template = _template(model, options.chat_template)

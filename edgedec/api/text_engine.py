@@ -28,6 +28,7 @@ from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.text_batch import OpenConstraint
 from edgedec.errors import RequestError, argument
+from edgedec.further_processes import processes_of
 from edgedec.futures import PLAIN_DRAW
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar, require_aligned
 from edgedec.memory_plan import MemoryPlan
@@ -72,6 +73,11 @@ class TextEngine(Closeable):
         self._grammars = Grammars(self.tokenizer, grammar_bytes)
         self.plan = plan
         self.held_bytes = self.gpu_held_bytes = 0
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The further processes that run its models now, whose memory counts as this process's; mostly none."""
+        return processes_of(self.model, self._small_model)
 
     @property
     def n_ctx(self) -> int:

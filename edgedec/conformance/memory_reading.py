@@ -9,7 +9,8 @@ import numpy as np
 
 from edgedec.device import HOST
 from edgedec.errors import ConformanceError
-from edgedec.memory.system import resident_bytes
+from edgedec.further_processes import processes_of
+from edgedec.memory.system import held_bytes
 from edgedec.model import LoadOptions, Model
 
 _N_CTX, _N_ROWS = 512, 16
@@ -18,7 +19,10 @@ _TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """The sum of the host's terms of Model.memory(), and the process's resident memory; None where it is unknown."""
+    """The sum of the host's terms of Model.memory(), and the resident memory of the process; None where it is unknown.
+
+    Processes that belong to the model count as the process's.
+    """
 
     planned_bytes: int
     resident_bytes: int | None
@@ -32,7 +36,7 @@ def measure_memory(load: Callable[[LoadOptions], Model]) -> MemoryReading:
         tokens = np.random.default_rng(0).integers(0, model.card.n_vocab, _N_CTX).astype(np.int32)
         session.forward(tokens[:-n_rows], n_past=0)
         logits = session.forward(tokens[-n_rows:], n_past=_N_CTX - n_rows, rows="all").logits
-        held = resident_bytes() if len(logits) == n_rows else None
+        held = held_bytes(processes_of(model)) if len(logits) == n_rows else None
         planned = sum(term.n_bytes for term in model.memory(_N_CTX, n_rows) if term.device == HOST)
     return MemoryReading(planned, held)
 

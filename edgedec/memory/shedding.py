@@ -14,6 +14,7 @@ again. Engine.forget() brings everything back but the draft model, its window an
 the next load.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from edgedec.draft import DrafterFactory
@@ -24,6 +25,7 @@ from edgedec.drafters.head.head import SHED
 from edgedec.drafters.suffix.suffix import SuffixStore
 from edgedec.errors import EdgedecError
 from edgedec.head_state import HeadState
+from edgedec.memory.system import held_reader
 from edgedec.memory.watch import Shedder, Watch
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, HEAD, NGRAMS, SUFFIX
 from edgedec.scheduler.drafter_set import Drafting
@@ -35,15 +37,18 @@ class _Sized(Protocol):
         """Return the bytes of memory that it holds."""
 
 
-def memory_watch(drafting: Drafting | None, cap_bytes: int | None) -> Watch:
+def memory_watch(
+    drafting: Drafting | None, cap_bytes: int | None, processes: Callable[[], Sequence[int]] = tuple
+) -> Watch:
     """Return the watch over an engine's memory, for generate.SessionSlot.
 
     Args:
         drafting: What the engine drafts with; None where it decodes plainly.
         cap_bytes: Most bytes of resident memory that the process may hold, those before loading included; None to shed
             only where the whole system is short of memory.
+        processes: Returns the further processes that belong to the engine's models; what they hold counts.
     """
-    return Watch(cap_bytes, shedders(drafting) if drafting is not None else ())
+    return Watch(cap_bytes, shedders(drafting) if drafting is not None else (), held_reader(processes))
 
 
 def shedders(drafting: Drafting) -> list[Shedder]:

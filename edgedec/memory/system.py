@@ -1,4 +1,4 @@
-"""The memory that the system has, the limits that it sets, and what this process holds.
+"""The memory that the system has, the limits that it sets, and what this process holds, with others that belong to it.
 
 Linux reports them in files below /proc, /sys/fs/cgroup and /sys/kernel/mm (the kernel's Documentation:
 filesystems/proc.rst, accounting/psi.rst, admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and mm/transhuge.rst); the
@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,45 @@ def peak_resident_bytes(proc: Path = PROC) -> int | None:
     """Return the most bytes that this process has held in memory so far."""
     peak = _status(proc).get("VmHWM") if _is_linux(proc) else platform.process().peak
     return _most_used() if peak is None and proc == PROC else peak
+
+
+def held_bytes(others: Sequence[int], proc: Path = PROC) -> int | None:
+    """Return the bytes that this process and others hold in memory now; pages that two of them map count twice.
+
+    The others are given by their numbers (pid). One that has ended holds nothing. Only Linux tells of other processes;
+    elsewhere they count nothing.
+    """
+    own = resident_bytes(proc)
+    return None if own is None else own + _sum(others, "VmRSS", proc)
+
+
+def peak_held_bytes(others: Sequence[int], proc: Path = PROC) -> int | None:
+    """Return the most bytes that this process and others have held in memory so far, as held_bytes counts them.
+
+    The system knows the peak of each process, and not that of their sum. So this is the others' peaks with what this
+    process holds now, or this process's own peak where that is more: it may have been reached before the others began.
+    """
+    peak = peak_resident_bytes(proc)
+    if not others:
+        return peak
+    own = resident_bytes(proc)
+    return None if peak is None or own is None else max(peak, own + _sum(others, "VmHWM", proc))
+
+
+def held_reader(others: Callable[[], Sequence[int]], proc: Path = PROC) -> Callable[[], int | None]:
+    """Return a fast held_bytes for the calling process; `others` is asked at each reading, as processes come and go."""
+    own = resident_reader(proc)
+
+    def read() -> int | None:
+        held = own()
+        return None if held is None else held + _sum(others(), "VmRSS", proc)
+
+    return read
+
+
+def _sum(processes: Sequence[int], name: str, proc: Path) -> int:
+    """Return the sum of a line of the status of processes; one that can't be read counts nothing."""
+    return sum(_status(proc, str(pid)).get(name, 0) for pid in processes) if _is_linux(proc) else 0
 
 
 def resident_reader(proc: Path = PROC) -> Callable[[], int | None]:
@@ -142,8 +181,8 @@ def _is_linux(proc: Path) -> bool:
     return sys.platform == "linux" or proc != PROC
 
 
-def _status(proc: Path) -> dict[str, int]:
-    return _kilobytes(_text(proc / "self" / "status"))
+def _status(proc: Path, process: str = "self") -> dict[str, int]:
+    return _kilobytes(_text(proc / process / "status"))
 
 
 def _meminfo(proc: Path) -> dict[str, int]:

@@ -57,7 +57,8 @@ class Watch:
     Args:
         cap_bytes: Most bytes of resident memory that the process may hold; None to look at the system only.
         shedders: The parts, the least missed first.
-        read: Returns the bytes that the process holds, or None where unknown; called from the generating thread.
+        read: Returns the bytes that the process holds, with those of processes that belong to its model, or None where
+            unknown; called from the generating thread.
         pressure: Returns why the system is short of memory, or None where it is not.
         clock: Returns seconds, monotonic.
         worth_bytes: The fewest bytes that are worth a shedding.

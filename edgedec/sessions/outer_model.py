@@ -3,6 +3,7 @@
 from typing import Literal
 
 from edgedec.closeable import Closeable
+from edgedec.further_processes import processes_of
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Model, ModelCard
 from edgedec.tokenizer import Tokenizer
@@ -31,6 +32,11 @@ class OuterModel(Closeable):
     def batch_invariant(self) -> int | Literal[True]:
         """How many rows of a forward are bit-equal to single steps, as the model inside says."""
         return self.inner.batch_invariant
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The further processes of the model inside."""
+        return processes_of(self.inner)
 
     def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
         """Return the terms of the model inside."""

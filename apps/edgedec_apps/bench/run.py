@@ -10,7 +10,7 @@ from typing import Any
 from edgedec.api.engine import Engine
 from edgedec.errors import CancelledError, RequestError
 from edgedec.loading.resolve import resolve
-from edgedec.memory.system import peak_resident_bytes
+from edgedec.memory.system import peak_held_bytes
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
@@ -122,7 +122,7 @@ def _measure_model(
         if not warm_up(requests, runners, cancel, on_progress=on_progress):
             return outcome
         if job.against is not None:
-            outcome.peak_bytes = peak_resident_bytes()
+            outcome.peak_bytes = peak_held_bytes(engine.processes)
             others, outcome.lookup_reason = _open_others(job, options, engine, requests, stack, cancel)
             if not warm_up(requests, others, cancel, on_progress=on_progress):
                 return outcome
@@ -138,7 +138,7 @@ def _measure_model(
             written = (json.dumps(row) + "\n" for row in chain([head_of(job.model, path, drafts)], rows))
             write_file(job.rows, "".join(written).encode("ascii"))
         if job.against is None:
-            outcome.peak_bytes = peak_resident_bytes()
+            outcome.peak_bytes = peak_held_bytes(engine.processes)
         return outcome
 
 

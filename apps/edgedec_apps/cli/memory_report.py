@@ -1,10 +1,14 @@
 """A memory plan as JSON and as text, with the memory that the process held."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from edgedec.device import DeviceCap
-from edgedec.memory.system import peak_resident_bytes
+from edgedec.memory.system import peak_held_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes
+
+if TYPE_CHECKING:
+    from edgedec.api.engine import Engine
 
 
 def plan_document(plan: MemoryPlan) -> dict[str, Any]:
@@ -47,14 +51,27 @@ def _device_document(plan: MemoryPlan, cap: DeviceCap) -> dict[str, Any]:
     }
 
 
-def held_document(plan: MemoryPlan) -> dict[str, Any]:
-    """Return the plan where it has terms, and the most bytes that this process has held so far."""
-    return (plan_document(plan) if plan.terms else {}) | {"peak_bytes": peak_resident_bytes()}
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The memory plan of a run, and the most bytes that were held so far; None where the system does not say."""
+
+    plan: MemoryPlan
+    peak_bytes: int | None
 
 
-def held_line(plan: MemoryPlan) -> str:
+def held_by(engine: "Engine") -> Held:
+    """Return what an engine was planned to hold, and what this process and the model's further ones have held."""
+    return Held(engine.plan, peak_held_bytes(engine.processes))
+
+
+def held_document(held: Held) -> dict[str, Any]:
+    """Return the JSON object of the plan, where it has terms, and of the most bytes that were held."""
+    return (plan_document(held.plan) if held.plan.terms else {}) | {"peak_bytes": held.peak_bytes}
+
+
+def held_line(found: Held) -> str:
     """Return a line on the memory that was planned and held, for a person."""
-    peak = peak_resident_bytes()
+    plan, peak = found.plan, found.peak_bytes
     held = "unknown" if peak is None else format_bytes(peak)
     if not plan.terms:
         return f"memory held at the peak: {held}"

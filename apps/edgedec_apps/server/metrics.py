@@ -2,10 +2,10 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from edgedec.memory.system import peak_resident_bytes, resident_bytes
+from edgedec.memory.system import held_bytes, peak_held_bytes
 from edgedec.sequence import Generation
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -86,10 +86,10 @@ class Metrics:
                     self._add(name, text, counts[key], drafter=drafter)
 
     def text(self, gauges: Iterable[Gauge]) -> str:
-        """Return all counters, the gauges and the memory of this process."""
+        """Return all counters and the gauges."""
         with self._lock:
             lines = list(self._lines())
-        for gauge in [*gauges, *_memory()]:
+        for gauge in gauges:
             if gauge.value is not None:
                 lines += _head(gauge.name, gauge.help, "gauge")
                 lines.append(f"edgedec_{gauge.name} {gauge.value:.12g}")
@@ -108,10 +108,11 @@ class Metrics:
         yield from _histogram("first_token_seconds", "Time from then to the first token.", self._first_token)
 
 
-def _memory() -> list[Gauge]:
+def memory_gauges(processes: Sequence[int]) -> list[Gauge]:
+    """Return the gauges of the memory of this process and of further ones that belong to its models."""
     return [
-        Gauge("resident_bytes", "Memory that the process holds.", resident_bytes()),
-        Gauge("peak_resident_bytes", "Most memory that the process has held.", peak_resident_bytes()),
+        Gauge("resident_bytes", "Memory that the process holds.", held_bytes(processes)),
+        Gauge("peak_resident_bytes", "Most memory that the process has held.", peak_held_bytes(processes)),
     ]
 
 

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from edgedec.api.engine import Engine
 from edgedec.errors import EdgedecError
+from edgedec.further_processes import processes_of
 from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError, closing_error
-from edgedec_apps.server.metrics import Gauge, Metrics
+from edgedec_apps.server.metrics import Gauge, Metrics, memory_gauges
 from edgedec_apps.server.models import Prepare
 from edgedec_apps.server.names import Names
 from edgedec_apps.server.response_store import ResponseStore
@@ -108,10 +110,14 @@ class Service:
             Gauge("memory_planned_bytes", "Most memory that the process holds by its plan.", self._planned(plans)),
             Gauge("load_seconds", "Seconds that loading the first models took.", self.load_s or None),
             Gauge("start_time_seconds", "Time when the server started, in seconds since 1970.", self.created),
+            *memory_gauges(processes_of(*self._engines())),
         ]
 
+    def _engines(self) -> list[Engine]:
+        return [place.loaded.engine for place in self.shelf.loaded if place.loaded is not None]
+
     def _plans(self) -> list[MemoryPlan]:
-        return [place.loaded.engine.plan for place in self.shelf.loaded if place.loaded is not None]
+        return [engine.plan for engine in self._engines()]
 
     def _planned(self, plans: list[MemoryPlan]) -> int | None:
         """Return the bytes of all plans, what the models share counted once; None where nothing is planned."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import CancelledError, EdgedecError
 from edgedec.load_options import LoadOptions
+from edgedec.memory.system import return_free_memory
 from edgedec.model import Capabilities, Forward, ForwardItem, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.child.messages import LOAD, Answer, Ask, Cancel, Channel, Failure, GoOn, Message, Report
@@ -90,6 +91,7 @@ class Calls:
         module, _, name = target.partition(":")
         load: Callable[[Path, LoadOptions], Model] = getattr(importlib.import_module(module), name)
         self._model = load(path, replace(options, cancel=self.loading, on_progress=on_progress))
+        return_free_memory()
         tokenizer = self._model.tokenizer
         known = Vocabulary(tokenizer.n_vocab, tokenizer.bos_token, tokenizer.eos_token, dict(tokenizer.infill_ids))
         return Opened(self._model.card, self._model.capabilities, known)

@@ -37,7 +37,8 @@ class Hosting:
         target: The function that loads the model in the child ("module:function"); it takes the path and the options.
         path: The model file.
         options: How it is loaded.
-        terms: Makes the memory plan for a context and a number of rows.
+        terms: Makes the memory plan for a context and a number of rows, edgedec_runtimes.child.memory.child_terms
+            included.
         prepare: Called before a child is started; raises where what it depends on is not there.
         explain: Makes the message of a RuntimeLostError from how the child ended.
     """
@@ -104,6 +105,12 @@ class ChildModel(Closeable):
     def child(self) -> Child | None:
         """The process that runs the model; None where it was lost."""
         return self._running[0] if self._running and self._running[0].ending is None else None
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The process that runs the model; see edgedec.further_processes.HasProcesses."""
+        child = self.child
+        return () if child is None else (child.pid,)
 
     def _child(self) -> Child:
         """Return the process that runs the model; start another one, without reports of progress, where it was lost."""

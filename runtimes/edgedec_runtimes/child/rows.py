@@ -14,6 +14,11 @@ _MEMORY_FOLDER = "/dev/shm"  # files there are memory; the file's own name is dr
 _MOST_BYTES = 64 << 20
 
 
+def n_shared_rows(n_rows: int, n_vocab: int) -> int:
+    """Return how many of at most `n_rows` rows are shared: as many as 64 MiB have room for, and one at the least."""
+    return max(1, min(n_rows, _MOST_BYTES // (4 * n_vocab)))
+
+
 class SharedRows:
     """A file of rows, f32[n_rows, n_vocab], that two processes map.
 
@@ -31,9 +36,9 @@ class SharedRows:
 
     @classmethod
     def create(cls, n_rows: int, n_vocab: int) -> "SharedRows":
-        """Make a file for at most `n_rows` rows, and at most 64 MiB, which only this user may read."""
+        """Make a file for n_shared_rows(n_rows, n_vocab) rows, which only this user may read."""
         folder = _MEMORY_FOLDER if sys.platform == "linux" and os.access(_MEMORY_FOLDER, os.W_OK) else None
-        n_rows = max(1, min(n_rows, _MOST_BYTES // (4 * n_vocab)))
+        n_rows = n_shared_rows(n_rows, n_vocab)
         handle, name = tempfile.mkstemp(prefix="edgedec-rows-", dir=folder)
         try:
             os.truncate(handle, 4 * n_rows * n_vocab)

@@ -23,6 +23,7 @@ _ALIGNMENT = 128  # bytes, of a tensor in a CUDA buffer; other back ends have th
 _N_COPIES = 4  # GGML_SCHED_MAX_COPIES
 _SMALL_INPUTS, _INPUTS_PER_CELL = 65_536, 32
 _STAGING_BYTES = 4 << 20
+_REMOTE = "RPC"
 # Back ends with pinned host memory: layers that stay on the host are not rearranged, and files are read by pieces.
 _PINNING = ("CUDA", "ROCm", "MUSA", "Vulkan", "SYCL")
 
@@ -113,8 +114,11 @@ def default_split(devices: Iterable[Device], n_gpu_layers: int | None, n_layers:
     return tuple(counts) if n_wanted else ()
 
 
-def weight_terms(gguf: GGUF, split: Split, *, mmap: bool) -> Iterator[MemoryTerm]:
-    """Yield the terms of the weights, on the host and on each device."""
+def weight_terms(gguf: GGUF, split: Split, *, mmap: bool, n_later: int) -> Iterator[MemoryTerm]:
+    """Yield the terms of the weights, on the host and on each device.
+
+    `n_later` are the bytes that the host takes once the weights are in place, such as a KV cache.
+    """
     sizes = layer_bytes(gguf)
     n_layers = len(sizes.layers)
     first = n_layers - n_split(split)
@@ -126,14 +130,27 @@ def weight_terms(gguf: GGUF, split: Split, *, mmap: bool) -> Iterator[MemoryTerm
         detail = "the whole file, while it is copied to the devices"
         yield MemoryTerm("weights (mapped)", gguf.n_bytes, detail)
     else:
-        n_staged = _STAGING_BYTES if all(name.startswith(_PINNING) for name, _ in split) else sizes.largest
         yield MemoryTerm("weights (private)", kept, f"the embedding and {first} of {n_layers} layers")
-        yield MemoryTerm("weights (being copied)", n_staged, "for a while, to the devices")
+    n_copied = _copied_bytes(sizes, split, n_later if mmap else n_later + kept, mmap=mmap)
+    yield MemoryTerm("weights (being copied)", n_copied, "for a while, to the devices")
     for name, n in split:
         if n:
             detail = f"{n} of {n_layers} layers"
             yield MemoryTerm("weights", sizes.of(first, n), detail, device=name)
         first += n
+
+
+def _copied_bytes(sizes: LayerBytes, split: Split, n_later: int, *, mmap: bool) -> int:
+    """Return what the largest tensor takes on its way to a device, beyond the `n_later` bytes that are taken later.
+
+    Weights for a server are copied once more, into a message (ggml_backend_rpc_buffer_set_tensor in ggml-rpc.cpp), and
+    before the host's own are read.
+    """
+    if any(name.startswith(_REMOTE) for name, n in split if n):
+        return max(0, (1 if mmap else 2) * sizes.largest - n_later)
+    if mmap:
+        return 0
+    return _STAGING_BYTES if all(name.startswith(_PINNING) for name, _ in split) else sizes.largest
 
 
 def n_rearranged(gguf: GGUF, split: Split) -> int:

@@ -24,6 +24,7 @@ from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
+from edgedec_runtimes.child.memory import child_terms
 from edgedec_runtimes.child.model import ChildModel
 from edgedec_runtimes.llamacpp.device_terms import (
     HostRun,
@@ -50,6 +51,7 @@ from edgedec_runtimes.shared.mapped_files import MappedFiles
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
 _GRAPH_BYTES = 9_000_000
+_LIBRARY_BYTES = 18_000_000  # in a process that has it for planning only: 11 MB, and what the dry run leaves
 _PROBE_BYTES = 8_000_000  # 0 to 9 MB, as the allocator has it
 # What a dry run takes at its peak, when llama.cpp reads the vocabulary: 1.3 to 1.6 times what the vocabulary takes
 # later, and 13 to 18 MB for the library, the header and a graph.
@@ -96,7 +98,7 @@ class LlamaCpp:
         options = checked_options(options)
         if not options.rpc_servers:
             return _load(path, options)
-        options = _placed(options, _read_runnable(path))
+        options = replace(_placed(options, _read_runnable(path)), planning_bytes=None)  # the child plans nothing
         before = resident_bytes() or 0
 
         def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
@@ -234,16 +236,23 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     is_copied = sizes.repacks and options.mmap  # private weights are rearranged when they are read
     n_repacked = _repacked_bytes(gguf, n_rearranged(gguf, split)) if is_copied else 0
     kv_detail = f"{counted(n_ctx, 'token')} × {options.n_parallel}, {options.kv_type}"
-    terms = [
-        MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
-        *weight_terms(gguf, split, mmap=options.mmap),
-        MemoryTerm("weights (repacked)", n_repacked, "a private copy"),
-        MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),
+    later = [
         *kv_terms(run, split, info.n_layer, kv_detail),
         _output_term(info, options, sizes, n_ctx if embeds else None),
-        MemoryTerm("activations", compute.pop(HOST) + _GRAPH_BYTES, "compute buffer and graph"),
+        MemoryTerm("activations", compute.pop(HOST), "compute buffer"),
         *(MemoryTerm("activations", n_bytes, "compute buffer", device=name) for name, n_bytes in compute.items()),
         MemoryTerm("first run", _PROBE_BYTES if probes else 0, "what finding out which rows are bit-equal leaves"),
+    ]
+    n_later = sum(term.n_bytes for term in later if term.device == HOST)
+    terms = [
+        MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
+        *weight_terms(gguf, split, mmap=options.mmap, n_later=n_later),
+        MemoryTerm("weights (repacked)", n_repacked, "a private copy"),
+        MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),
+        *later,
+        MemoryTerm("activations", _GRAPH_BYTES, "graph"),
+        *(child_terms(info.n_vocab, options.max_rows) if options.rpc_servers else ()),
+        MemoryTerm("llama.cpp", _LIBRARY_BYTES if options.rpc_servers else 0, "in the process that plans"),
     ]
     return tuple(term for term in terms if term.n_bytes)
 

@@ -11,7 +11,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.choice_options import ChoiceFlags
 from edgedec_apps.cli.commands.chat import ChatJob, converse
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.memory_report import held_document, held_line
+from edgedec_apps.cli.memory_report import Held, held_by, held_document, held_line
 from edgedec_apps.cli.options import (
     KeepHistory,
     LoadFlags,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from edgedec.chat import Message
     from edgedec.choosing.choice import Chosen
     from edgedec.choosing.search_by import SearchBy
-    from edgedec.memory_plan import MemoryPlan
     from edgedec.sequence import Generation
 
     Written = tuple[Generation, ...] | Chosen
@@ -113,7 +112,7 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
 
-    def work(cancel: CancelToken) -> "tuple[Written, MemoryPlan, bool]":
+    def work(cancel: CancelToken) -> "tuple[Written, Held, bool]":
         n_texts = n_texts_of(way, job.choice)
         with open_model(
             job.model, job.load, job.output, cancel, one_request=True, n_texts=n_texts, grammars=bool(grammar)
@@ -124,15 +123,15 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
                 started = options | {"cancel": cancel, "on_progress": on_progress}
                 found = _written(engine, job, _prompt(engine, job, prompt), way, started, progress)
             store_prompt_cache(engine, job.load.prompt_cache)
-            return found, engine.plan, cancel.cancelled
+            return found, held_by(engine), cancel.cancelled
 
     try:
-        found, plan, interrupted = interruptible(work)
+        found, held, interrupted = interruptible(work)
     except ScorerError as failed:
         if not job.output.as_json:
             print_texts(failed.texts)  # they were written; only their scores are missing
         raise
-    _report(found, plan, job.model, job.output)
+    _report(found, held, job.model, job.output)
     texts, unscored = (found, False) if isinstance(found, tuple) else ((found.generation,), interrupted)
     if unscored or any(text.finish_reason == "cancelled" for text in texts):
         raise CancelledError("interrupted")
@@ -187,7 +186,7 @@ def _prompt(engine: "Engine", job: RunJob, prompt: str) -> "str | list[Message]"
     return prompt
 
 
-def _report(found: "Written", plan: "MemoryPlan", model: str, output: OutputFlags) -> None:
+def _report(found: "Written", held: Held, model: str, output: OutputFlags) -> None:
     from edgedec_apps.cli.choice import choice_document, say_choice
 
     texts = found if isinstance(found, tuple) else found.texts
@@ -197,14 +196,14 @@ def _report(found: "Written", plan: "MemoryPlan", model: str, output: OutputFlag
         if not isinstance(found, tuple):
             say_choice(found, others=output.explain or output.verbose)
         if output.explain:
-            say(f"  {held_line(plan)}")
+            say(f"  {held_line(held)}")
     if not output.as_json and output.json_out is None:
         return
     documents = [_document(text, model) for text in texts]
     document = documents[0] if len(texts) == 1 else {"model": model, "texts": documents}
     if not isinstance(found, tuple):
         document = documents[found.place] | {"choice": choice_document(found), "texts": documents}
-    document |= {"memory": held_document(plan)}
+    document |= {"memory": held_document(held)}
     if output.as_json:
         write_json(document)
     if output.json_out is not None:
