@@ -45,9 +45,9 @@ class EngineOptions:
             together; the rest of the process doesn't count. Options that were not given are cut down to fit, in the
             order of edgedec.memory.ladder (engine.plan.given_up lists them). If nothing fits, the model is refused
             before anything is loaded. None for the memory that the system reports as free.
-        gpu_memory: The most memory that edgedec may hold on each GPU of this machine, for all its models together. As
-            many layers as fit are put there, with their part of the KV cache; `memory` counts the host's memory only.
-            None for what a GPU has free. On a GPU that shares the host's memory, its part counts for both.
+        gpu_memory: The most memory that edgedec may hold on each GPU, and on each device of `rpc`, for all its models
+            together. As many layers as fit are put there, with their part of the KV cache; `memory` counts the host's
+            memory only. None for what a GPU has free. On a GPU that shares the host's memory, its part counts for both.
         draft: "auto" drafts where the measured cost and acceptance promise a gain. The name of a drafter, several names
             joined by "+", or a factory pins drafters: their drafts are verified whatever they cost. "off" and None
             decode plainly. The text is the same in every case.

@@ -41,13 +41,13 @@ def device_caps(devices: Sequence[Device], gpu_bytes: int | None, held: int = 0)
 
     Args:
         devices: The devices.
-        gpu_bytes: The most bytes on each device of this machine, or None for no limit.
+        gpu_bytes: The most bytes on each device, or None for no limit.
         held: Bytes of other models that count against `gpu_bytes`.
     """
     caps = []
     for device in devices:
         free = int(device.free_bytes * _USABLE)
-        allowed = free + 1 if gpu_bytes is None or device.backend == "RPC" else max(0, gpu_bytes - held)
+        allowed = free + 1 if gpu_bytes is None else max(0, gpu_bytes - held)
         caps.append(DeviceCap(device, min(free, allowed), "allowed" if allowed <= free else "free"))
     return tuple(caps)
 

@@ -57,7 +57,7 @@ class Cap:
         name: Where the cap comes from: "allowed" by the user, or "free" on this machine.
         earlier_peak_bytes: The most bytes that the process held before the plan was begun, as a server may have done.
         beside: How `beside_bytes` were found, where they are the process's: "measured" or "assumed".
-        gpu_bytes: The most bytes on each device of this machine, or None for what the device has free.
+        gpu_bytes: The most bytes on each device, or None for what the device has free.
         gpu_beside_bytes: Bytes that edgedec's other models hold there and that count.
     """
 

@@ -175,10 +175,11 @@ def test_the_watch_leaves_out_what_the_system_does_not_count(model: Choice) -> N
 
 
 def test_the_last_layers_are_on_the_nearest_device(model: Choice) -> None:
-    """Devices of other machines come first in the order, and get what the others can't take; their cap is their own."""
+    """Devices of other machines come first in the order, and get what the others can't take, up to the cap of each."""
     found = planned(model, Cap(gpu_bytes=1_000 * MB), FAR, NEAR)
-    assert found.setting.options.layer_split == (("FAR", 18), ("NEAR", 11))
+    assert found.setting.options.layer_split == (("FAR", 10), ("NEAR", 11))
     assert found.plan.device_bytes("NEAR") == 30 * MB + 11 * 50 * MB + 10 * 4096 * 10_000 <= 1_000 * MB
+    assert found.plan.device_bytes("FAR") == 10 * 50 * MB + 10 * 4096 * 10_000 <= 1_000 * MB
     assert found.plan.fits
     small = replace(FAR, free_bytes=500 * MB)
     found = planned(model, Cap(gpu_bytes=1_000 * MB), small, NEAR)
@@ -224,8 +225,10 @@ def test_a_split_is_the_most_that_fits(n_layers: int) -> None:
 
 def test_caps_are_what_is_free_or_allowed() -> None:
     """Nine tenths of what is free, or less where the user allows less; what other models hold counts."""
-    caps = device_caps([FAR, NEAR], 5_000 * MB, 1_000 * MB)
-    assert [(cap.cap_bytes, cap.cap_name) for cap in caps] == [(6_300 * MB, "free"), (4_000 * MB, "allowed")]
+    small = replace(FAR, free_bytes=4_000 * MB)
+    caps = device_caps([FAR, small, NEAR], 5_000 * MB, 1_000 * MB)
+    found = [(cap.cap_bytes, cap.cap_name) for cap in caps]
+    assert found == [(4_000 * MB, "allowed"), (3_600 * MB, "free"), (4_000 * MB, "allowed")]
     assert device_caps([NEAR], 9_000 * MB)[0].cap_name == "free"
     assert device_caps([NEAR], None)[0].cap_bytes == 6_300 * MB
 

@@ -119,7 +119,7 @@ class LoadFlags:
         str | None,
         model_option(
             "--gpu-memory",
-            help="Most memory on each GPU (default: what is free); as many layers as fit are put there.",
+            help="Most memory on each GPU, and device of --rpc (default: what is free); it gets as many layers as fit.",
             metavar="SIZE",
         ),
     ] = None
