@@ -14,6 +14,11 @@ to where nothing can be written. --cgroup runs each in a control group of its ow
 MB at least, for an interpreter that can say no): what the system counts there is more than the resident size (page
 tables, files' pages that nobody maps), and a process that needs more is killed.
 
+--servers N puts layers on N rpc-servers, which are started anew for each run on this machine, under each of the caps of
+--gpu-memory for a server's device. The host then is two processes; what they held is what somebody looking on 500 times
+a second saw of both at one time, beside what the product itself says. A server held what its peak has more than the
+server held before the load.
+
 --json-out is written after each run, which names its commit; runs already in it are not done again. Ends with one line
 of JSON.
 """
@@ -21,22 +26,26 @@ of JSON.
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from held_together import status_bytes, watching
 from own_cgroup import own_cgroup
 from provenance import provenance
+from rpc_delay import wait_for
 
 import edgedec
 from edgedec.loading.resolve import resolve
 from edgedec.memory.planner import STORES
+from edgedec.memory_plan import parse_size
 from edgedec.resolver import ResolveOptions
 from edgedec_models.folders import cache_folder
 
@@ -49,9 +58,69 @@ _LEAST_GROUP = 100_000_000
 _SLACK_BYTES, _SLACK = 16_000_000, 0.05
 
 
-def measure(model: str, context: int, runtime: str, share: float, args: argparse.Namespace) -> dict[str, Any]:
-    """Run under one cap, a share of what is wished; return what was planned and what was held."""
-    cap = int(_wished_bytes(model, context, runtime) * share)
+class Servers:
+    """Some rpc-servers of one thread each on this machine.
+
+    Attributes:
+        addresses: Their "host:port"s, separated by commas.
+    """
+
+    def __init__(self, processes: Sequence["subprocess.Popen[bytes]"], ports: Sequence[int]) -> None:
+        self._pids = [process.pid for process in processes]
+        self._before = [status_bytes(pid, "VmRSS") for pid in self._pids]
+        self.addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+
+    def held_bytes(self) -> list[int]:
+        """Return what each of them held at its peak beyond what it held at first."""
+        return [status_bytes(pid, "VmHWM") - before for pid, before in zip(self._pids, self._before, strict=True)]
+
+
+@contextmanager
+def servers(n: int) -> Iterator[Servers]:
+    """Yield `n` servers, which run inside the block."""
+    processes, ports = [], []
+    try:
+        for _ in range(n):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                ports.append(free.getsockname()[1])
+            command = [sys.executable, "-m", "edgedec_runtimes.llamacpp.rpc.server", "127.0.0.1", str(ports[-1]), "1"]
+            processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        for port in ports:
+            wait_for(port)
+        yield Servers(processes, ports)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def measure_servers(
+    model: str, context: int, runtime: str, share: float, gpu_memory: str, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Run under one cap for the host and one for each server's device; return what was planned and held there."""
+    found: dict[str, Any] = {"servers": args.servers, "gpu_memory": gpu_memory}
+    with servers(args.servers) as started:
+        options = ("--rpc", started.addresses, "--gpu-memory", gpu_memory, "--no-repack")
+        found = measure(model, context, runtime, share, args, options) | found
+        devices = found.get("devices", [])
+        for device, held in zip(devices, started.held_bytes(), strict=False):
+            device["held_bytes"] = held
+            device["kept"] = held <= parse_size(gpu_memory)
+            device["near"] = _is_near(held, device["planned_bytes"])
+    found["kept"] = found["kept"] and all(device["kept"] for device in devices)
+    found["near"] = found["near"] and all(device["near"] for device in devices)
+    return found
+
+
+def measure(
+    model: str, context: int, runtime: str, share: float, args: argparse.Namespace, more: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Run under one cap, a share of what is wished; return what was planned and what was held.
+
+    `more` are further options of the command.
+    """
+    cap = int(_wished_bytes(model, context, runtime, more) * share)
     found: dict[str, Any] = {"model": model, "context": context, "runtime": runtime, "share": share}
     found |= {"cache": args.cache, "cgroup": args.cgroup, "cap_bytes": cap, "commit": provenance()["commit"]}
     file = str(resolve(model, ResolveOptions(cache_folder(), offline=True)))  # the run's cache may be another
@@ -68,21 +137,25 @@ def measure(model: str, context: int, runtime: str, share: float, args: argparse
         prompt.write_text(_prompt(model, found["prompt_tokens"]), encoding="utf-8")
         options = ("--raw", "--quiet", "--ignore-end", "--max-tokens", str(n_new), "--temperature", "0")
         paths = ("--file", str(prompt), "--json-out", str(out))
-        command = [*_command("run", file, context, runtime, cap), *paths, *options]
+        command = [*_command("run", file, context, runtime, cap), *more, *paths, *options]
         if args.cgroup:
             group = stack.enter_context(own_cgroup(max(cap, _LEAST_GROUP)))
-            code, error = _run(group.command(command), environment)
+            code, error, seen = _run(group.command(command), environment)
             found |= {"cgroup_peak_bytes": group.peak_bytes(), "killed": group.n_killed()}
         else:
-            code, error = _run(command, environment)
+            code, error, seen = _run(command, environment)
         if code == _REFUSED:
-            fits = _plan(file, context, runtime, cap, environment)["fits"]
+            fits = _plan(file, context, runtime, cap, more, environment)["fits"]
             return found | {"refused": True, "kept": not fits, "near": True, "given_up": []}
         if code != 0:
             return found | {"kept": False, "near": False, "given_up": [], "error": error}
         document = json.loads(out.read_text(encoding="utf-8"))
     plan, stats = document["memory"], document["stats"]
     peak = plan["peak_bytes"]
+    if more:
+        devices = [{"name": one["name"], "planned_bytes": one["total_bytes"]} for one in plan["devices"]]
+        found |= {"told_peak_bytes": peak, "devices": devices}
+        peak = seen
     later = sum(term["n_bytes"] for term in plan["terms"] if term["name"] in ("reserve", STORES))
     predicted = plan["total_bytes"] - later
     return found | {
@@ -90,10 +163,14 @@ def measure(model: str, context: int, runtime: str, share: float, args: argparse
         "predicted_bytes": predicted,
         "peak_bytes": peak,
         "kept": peak <= cap,
-        "near": abs(peak - predicted) <= max(_SLACK_BYTES, _SLACK * predicted),
+        "near": _is_near(peak, predicted),
         "tokens_per_s": stats["tokens_per_s"],
         "reasons": stats["reasons"],
     }
+
+
+def _is_near(held: int, predicted: int) -> bool:
+    return abs(held - predicted) <= max(_SLACK_BYTES, _SLACK * predicted)
 
 
 def _command(name: str, model: str, context: int, runtime: str, cap: int | None) -> list[str]:
@@ -105,14 +182,19 @@ def _command(name: str, model: str, context: int, runtime: str, cap: int | None)
 
 
 @cache
-def _wished_bytes(model: str, context: int, runtime: str) -> int:
-    return int(_plan(model, context, runtime, None)["total_bytes"])
+def _wished_bytes(model: str, context: int, runtime: str, more: tuple[str, ...]) -> int:
+    return int(_plan(model, context, runtime, None, more)["total_bytes"])
 
 
 def _plan(
-    model: str, context: int, runtime: str, cap: int | None, environment: dict[str, str] | None = None
+    model: str,
+    context: int,
+    runtime: str,
+    cap: int | None,
+    more: tuple[str, ...],
+    environment: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    command = [*_command("plan", model, context, runtime, cap), "--json"]
+    command = [*_command("plan", model, context, runtime, cap), *more, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     document: dict[str, Any] = json.loads(done.stdout)
     return document
@@ -128,35 +210,49 @@ def _prompt(model: str, n_tokens: int) -> str:
         return b"".join(tokenizer.piece(token) for token in ids).decode("utf-8", errors="replace")
 
 
-def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Return exit code and the end of standard error."""
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
-    return done.returncode, done.stderr[-400:]
+def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str, int]:
+    """Return exit code, the end of standard error, and the most bytes that process and child were seen to hold."""
+    with (
+        subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process,
+        watching(process.pid) as held,
+    ):
+        _, error = process.communicate()
+    return process.returncode, error[-400:], held.peak_bytes
 
 
-def _cases(args: argparse.Namespace) -> Iterator[tuple[str, int, str, float]]:
+def _cases(args: argparse.Namespace) -> Iterator[tuple[str, int, str, float, str | None]]:
     for model in args.models:
         for context in args.contexts:
             for runtime in args.runtimes:
-                for share in args.shares:
-                    yield model, context, runtime, share
+                for gpu_memory in args.gpu_memory if args.servers else [None]:
+                    for share in args.shares:
+                        yield model, context, runtime, share, gpu_memory
 
 
 def _key(found: dict[str, Any]) -> tuple[Any, ...]:
     """Return which case this is."""
-    return tuple(found.get(name) for name in ("model", "context", "runtime", "share", "cache", "cgroup"))
+    names = ("model", "context", "runtime", "share", "gpu_memory", "cache", "cgroup", "servers")
+    return tuple(found.get(name) for name in names)
 
 
 def _line(found: dict[str, Any]) -> str:
     start = f"{found['model']} {found['runtime']} {found['context']}: allowed {found['cap_bytes'] / 1e6:.1f} MB"
+    start += f" and {found['gpu_memory']} on servers" if "gpu_memory" in found else ""
     if "peak_bytes" not in found:
         return f"{start}, {found.get('error', 'refused')}{'' if found['kept'] else ' NOT KEPT'}"
     return (
         f"{start}, predicted {found['predicted_bytes'] / 1e6:.1f}, held {found['peak_bytes'] / 1e6:.1f}"
         f"{'' if found['kept'] else ' NOT KEPT'}{'' if found['near'] else ' FAR OFF'}"
-        f"{f', KILLED {n}' if (n := found.get('killed')) else ''}, "
+        f"{f', KILLED {n}' if (n := found.get('killed')) else ''}"
+        f"{''.join(map(_device_line, found.get('devices', [])))}, "
         f"{found['tokens_per_s']:.1f} tokens/s; {', '.join(found['given_up']) or 'as wished'}"
     )
+
+
+def _device_line(device: dict[str, Any]) -> str:
+    return f", on {device['name']} {device['planned_bytes'] / 1e6:.1f} and {device['held_bytes'] / 1e6:.1f}"
 
 
 def main() -> None:
@@ -169,6 +265,8 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=512, help="at most half of the context")
     parser.add_argument("--prompt-tokens", type=int, help="at most; otherwise all that the context has room for")
     parser.add_argument("--cache", choices=("kept", "fresh", "none"), default="kept")
+    parser.add_argument("--servers", type=int, default=0, help="rpc-servers on this machine; 0 for none")
+    parser.add_argument("--gpu-memory", nargs="+", default=["1GB"], help="caps of each server's device")
     parser.add_argument("--json-out", type=Path)
     parser.add_argument("--cgroup", action="store_true", help="each in a control group limited to the cap (Linux)")
     args = parser.parse_args()
@@ -177,9 +275,10 @@ def main() -> None:
         document["results"] = json.loads(args.json_out.read_text(encoding="utf-8"))["results"]
     done = {_key(found) for found in document["results"]}
     for case in _cases(args):
-        if (*case, args.cache, args.cgroup) in done:
+        if (*case, args.cache, args.cgroup, args.servers or None) in done:
             continue
-        found = measure(*case, args)
+        *where, gpu_memory = case
+        found = measure(*where, args) if gpu_memory is None else measure_servers(*where, gpu_memory, args)
         document["results"].append(found)
         print(_line(found), flush=True)
         if args.json_out is not None:

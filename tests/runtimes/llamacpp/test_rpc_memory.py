@@ -1,0 +1,98 @@
+"""Under a cap, this machine's two processes together hold what is planned, and no more than is allowed."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import Result, finish, run_process, start
+from support.rpc_servers import rpc_servers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from held_together import watching
+
+MB = 1_000_000
+REFUSED = 50
+RIVER = "river " * 256
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory"),
+]
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[str]:
+    """Two servers on this machine."""
+    with rpc_servers(2) as started:
+        yield ",".join(server.address for server in started)
+
+
+def options(addresses: str, *given: Any) -> tuple[Any, ...]:
+    """Return the options of a command that puts layers on the servers."""
+    return ("--runtime", "llamacpp", "--rpc", addresses, "--no-repack", "-c", "512", "--offline", *given)
+
+
+def run(model: Path, *given: Any) -> tuple[Result, int]:
+    """Fill a context of 512 tokens; return how it ended, and the most that parent and child were seen to hold."""
+    text = ("--raw", "--ignore-end", "-n", "200", "-t", "0", "--quiet", "--json")
+    process = start("run", model, RIVER, *text, *given)
+    with watching(process.pid) as held:
+        result = finish(process)
+    return result, held.peak_bytes
+
+
+def memory_of(result: Result) -> dict[str, Any]:
+    """Return what a run says of memory."""
+    assert result.code == 0, result
+    found: dict[str, Any] = json.loads(result.out)["memory"]
+    return found
+
+
+def is_near(held: int, planned: int) -> bool:
+    """Return whether it is within what docs/memory.md promises."""
+    return abs(held - planned) <= max(16 * MB, planned * 0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu_mb"),
+    [((), 1000), (("--no-mmap", "--draft", "off"), 55)],
+    ids=["all layers there", "some layers here"],
+)
+def test_the_plan_is_what_both_hold(smollm_path: Path, addresses: str, given: tuple[str, ...], gpu_mb: int) -> None:
+    """What is told is what somebody looking on saw, the child included, and what was planned."""
+    result, seen = run(smollm_path, *options(addresses, "--memory", "600MB", "--gpu-memory", f"{gpu_mb}MB", *given))
+    memory = memory_of(result)
+    terms = {term["name"]: term["n_bytes"] for term in memory["terms"] if term["device"] == "host"}
+    planned = memory["total_bytes"] - terms["reserve"] - terms.get("draft stores", 0)
+    assert terms["process of the model"] == 50 * MB
+    assert is_near(memory["peak_bytes"], planned), (memory["peak_bytes"], planned)
+    assert is_near(seen, memory["peak_bytes"]), (seen, memory["peak_bytes"])
+    on_devices = [device["total_bytes"] for device in memory["devices"]]
+    assert [n_bytes > 0 for n_bytes in on_devices] == [gpu_mb < 1000, True]
+    assert max(on_devices) <= gpu_mb * MB
+
+
+@pytest.mark.parametrize("n_mb", [235, 280])
+def test_both_keep_to_the_cap(smollm_path: Path, addresses: str, n_mb: int) -> None:
+    """At no time do the two processes hold more than the cap, whatever has to be given up for it."""
+    result, seen = run(smollm_path, *options(addresses, "--memory", f"{n_mb}MB"))
+    memory = memory_of(result)
+    assert memory["given_up"]
+    assert memory["peak_bytes"] <= n_mb * MB
+    assert 0.8 * memory["peak_bytes"] <= seen <= n_mb * MB
+
+
+def test_what_one_process_could_keep_and_two_can_not_is_refused(smollm_path: Path, addresses: str) -> None:
+    """The table names the process of the model; nothing is loaded."""
+    given = options(addresses, "--memory", "170MB")
+    result = run_process("run", smollm_path, RIVER, "--quiet", *given)
+    assert result.code == REFUSED, result
+    assert "process of the model" in result.err
+    assert "over by" in result.err
+    planned = run_process("plan", smollm_path, *given)
+    assert planned.code == REFUSED
+    assert b"process of the model" in planned.out
