@@ -277,8 +277,11 @@ def main() -> None:
     for case in _cases(args):
         if (*case, args.cache, args.cgroup, args.servers or None) in done:
             continue
-        *where, gpu_memory = case
-        found = measure(*where, args) if gpu_memory is None else measure_servers(*where, gpu_memory, args)
+        model, context, runtime, share, gpu_memory = case
+        if gpu_memory is None:
+            found = measure(model, context, runtime, share, args)
+        else:
+            found = measure_servers(model, context, runtime, share, gpu_memory, args)
         document["results"].append(found)
         print(_line(found), flush=True)
         if args.json_out is not None:

@@ -9,7 +9,8 @@ The compute buffers follow from the one of a dry run on the host: the allocator 
 compared with llama.cpp's own figures for devices of RPC servers: never below them, at most 4 MB above on one device.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edgedec.device import HOST, Device, Split, n_split
@@ -23,7 +24,7 @@ _ALIGNMENT = 128  # bytes, of a tensor in a CUDA buffer; other back ends have th
 _N_COPIES = 4  # GGML_SCHED_MAX_COPIES
 _SMALL_INPUTS, _INPUTS_PER_CELL = 65_536, 32
 _STAGING_BYTES = 4 << 20
-_REMOTE = "RPC"
+_REMOTE, _SERVER_BYTES = "RPC", 3_000_000
 # Back ends with pinned host memory: layers that stay on the host are not rearranged, and files are read by pieces.
 _PINNING = ("CUDA", "ROCm", "MUSA", "Vulkan", "SYCL")
 
@@ -37,12 +38,14 @@ class LayerBytes:
         layers: Of each layer, the output matrix with its norm as the last.
         tied: What the output's device holds in addition, as the embedding is the output matrix too; else 0.
         largest: The largest tensor that may go to a device.
+        largest_in_layers: The same without the output matrix.
     """
 
     embedding: int
     layers: tuple[int, ...]
     tied: int
     largest: int
+    largest_in_layers: int
 
     def of(self, first: int, n_layers: int) -> int:
         """Return the bytes of `n_layers` layers on a device, from the layer `first` on."""
@@ -70,18 +73,19 @@ class HostRun:
 def layer_bytes(gguf: GGUF) -> LayerBytes:
     """Return the bytes of a model's tensors by layer."""
     n_layer = describe(gguf).n_layer
-    layers, embedding, largest = [0] * (n_layer + 1), 0, 0
+    layers, embedding, largest = [0] * (n_layer + 1), 0, [0, 0]
     for name, tensor in gguf.tensors.items():
         n_bytes = -(-tensor.n_bytes // _ALIGNMENT) * _ALIGNMENT
         if name.startswith(_INPUTS):
             embedding += n_bytes
             continue
-        layers[layer_of(name, n_layer)] += n_bytes
-        largest = max(largest, n_bytes)
+        layer = layer_of(name, n_layer)
+        layers[layer] += n_bytes
+        largest[layer < n_layer] = max(largest[layer < n_layer], n_bytes)
     shared = gguf.tensors.get("token_embd.weight")
     is_tied = "output.weight" not in gguf.tensors and shared is not None
     tied = -(-shared.n_bytes // _ALIGNMENT) * _ALIGNMENT if is_tied and shared is not None else 0
-    return LayerBytes(embedding, tuple(layers), tied, max(largest, tied))
+    return LayerBytes(embedding, tuple(layers), tied, max(*largest, tied), largest[True])
 
 
 def layer_of(name: str, n_layer: int) -> int:
@@ -114,10 +118,10 @@ def default_split(devices: Iterable[Device], n_gpu_layers: int | None, n_layers:
     return tuple(counts) if n_wanted else ()
 
 
-def weight_terms(gguf: GGUF, split: Split, *, mmap: bool, n_later: int) -> Iterator[MemoryTerm]:
+def weight_terms(gguf: GGUF, split: Split, later: Sequence[MemoryTerm], *, mmap: bool) -> Iterator[MemoryTerm]:
     """Yield the terms of the weights, on the host and on each device.
 
-    `n_later` are the bytes that the host takes once the weights are in place, such as a KV cache.
+    `later` are the terms of what is taken once the weights are in place, such as a KV cache.
     """
     sizes = layer_bytes(gguf)
     n_layers = len(sizes.layers)
@@ -131,12 +135,18 @@ def weight_terms(gguf: GGUF, split: Split, *, mmap: bool, n_later: int) -> Itera
         yield MemoryTerm("weights (mapped)", gguf.n_bytes, detail)
     else:
         yield MemoryTerm("weights (private)", kept, f"the embedding and {first} of {n_layers} layers")
-    n_copied = _copied_bytes(sizes, split, n_later if mmap else n_later + kept, mmap=mmap)
+    n_later = Counter[str]()
+    for term in later:
+        n_later[term.device] += term.n_bytes
+    n_copied = _copied_bytes(sizes, split, n_later[HOST] + (0 if mmap else kept), mmap=mmap)
     yield MemoryTerm("weights (being copied)", n_copied, "for a while, to the devices")
     for name, n in split:
         if n:
             detail = f"{n} of {n_layers} layers"
             yield MemoryTerm("weights", sizes.of(first, n), detail, device=name)
+            if name.startswith(_REMOTE):
+                n_copied = _received_bytes(sizes, first, n, n_later[name])
+                yield MemoryTerm("weights (being copied)", n_copied, "from a message", device=name)
         first += n
 
 
@@ -151,6 +161,22 @@ def _copied_bytes(sizes: LayerBytes, split: Split, n_later: int, *, mmap: bool) 
     if mmap:
         return 0
     return _STAGING_BYTES if all(name.startswith(_PINNING) for name, _ in split) else sizes.largest
+
+
+def _received_bytes(sizes: LayerBytes, first: int, n_layers: int, n_later: int) -> int:
+    """Return what a server holds for a while beside the weights of its layers, beyond what is taken later.
+
+    It receives a message with each tensor, the output matrix first.
+    """
+    n_output = sizes.of(len(sizes.layers) - 1, 1) if first + n_layers == len(sizes.layers) else 0
+    return max(0, max(2 * n_output - sizes.of(first, n_layers), sizes.largest_in_layers) - n_later)
+
+
+def server_terms(split: Split) -> Iterator[MemoryTerm]:
+    """Yield the terms of what servers keep beside a model's tensors: the graph and messages (1 to 3 MB, measured)."""
+    for name, n in split:
+        if n and name.startswith(_REMOTE):
+            yield MemoryTerm("activations", _SERVER_BYTES, "graph", device=name)
 
 
 def n_rearranged(gguf: GGUF, split: Split) -> int:

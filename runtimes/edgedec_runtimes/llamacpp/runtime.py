@@ -33,6 +33,7 @@ from edgedec_runtimes.llamacpp.device_terms import (
     kv_terms,
     layer_of,
     n_rearranged,
+    server_terms,
     weight_terms,
 )
 from edgedec_runtimes.llamacpp.devices import device_names, devices
@@ -243,14 +244,14 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         *(MemoryTerm("activations", n_bytes, "compute buffer", device=name) for name, n_bytes in compute.items()),
         MemoryTerm("first run", _PROBE_BYTES if probes else 0, "what finding out which rows are bit-equal leaves"),
     ]
-    n_later = sum(term.n_bytes for term in later if term.device == HOST)
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
-        *weight_terms(gguf, split, mmap=options.mmap, n_later=n_later),
+        *weight_terms(gguf, split, later, mmap=options.mmap),
         MemoryTerm("weights (repacked)", n_repacked, "a private copy"),
         MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),
         *later,
         MemoryTerm("activations", _GRAPH_BYTES, "graph"),
+        *server_terms(split),
         *(child_terms(info.n_vocab, options.max_rows) if options.rpc_servers else ()),
         MemoryTerm("llama.cpp", _LIBRARY_BYTES if options.rpc_servers else 0, "in the process that plans"),
     ]
