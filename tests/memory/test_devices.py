@@ -266,6 +266,24 @@ def test_weights_by_device(name: str, split: Split, weights: dict[str, int]) -> 
 
 
 @pytest.mark.parametrize(
+    ("mmap", "split", "copied"),
+    [  # the output matrix has 144,643,072 bytes; the largest tensor of a layer has 3,575,040
+        (True, (("RPC0", 12),), {HOST: 144_643_072 - 2 * MB, "RPC0": 33_090_560 - MB}),
+        (False, (("RPC0", 12),), {HOST: 60_036_608 - 2 * MB, "RPC0": 33_090_560 - MB}),
+        (False, (("RPC0", 3),), {HOST: 0, "RPC0": 125_212_160 - MB}),
+        (True, (("RPC0", 10), ("RPC1", 15)), {HOST: 144_643_072 - 2 * MB, "RPC0": 2_575_040, "RPC1": 3_575_040}),
+        (True, (("CUDA0", 12),), {HOST: 0}),
+        (False, (("CUDA0", 12),), {HOST: 4 * MIB}),
+    ],
+)
+def test_weights_for_servers_come_in_messages(mmap: bool, split: Split, copied: dict[str, int]) -> None:
+    """The host copies each tensor once more, and the server has it twice, as far as that is not taken later anyway."""
+    later = (MemoryTerm("KV cache", 2 * MB), MemoryTerm("KV cache", MB, device="RPC0"))
+    found = weight_terms(read_gguf(real_model(MIDDLE)), split, later, mmap=mmap)
+    assert {term.device: term.n_bytes for term in found if term.name == "weights (being copied)"} == copied
+
+
+@pytest.mark.parametrize(
     ("run", "split", "n_layer", "seen"),
     [  # MiB, as llama.cpp printed them for devices of RPC servers on this machine (CPU there, 0.3.36)
         (HostRun(0, int(17.79 * MIB), 4096, 576), (("a", 31),), 30, {HOST: 6.36, "a": 16.64}),
