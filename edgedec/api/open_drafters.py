@@ -19,8 +19,8 @@ from edgedec.drafters.suffix.store_file import DraftStore, vocabulary_hash
 from edgedec.errors import StorageError
 from edgedec.layer_skip.layer_sets import tuned_set
 from edgedec.layer_skip.skipping_model import variant
-from edgedec.loading.draft_worth import file_bytes, why_it_cannot_pay
-from edgedec.loading.second_model import open_draft_model
+from edgedec.loading.draft_worth import expected_time, file_bytes, measured_time, why_it_cannot_pay
+from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
 from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
 from edgedec.model import Model
 from edgedec.progress import stage
@@ -64,9 +64,10 @@ def open_drafters(
         n_max = _draft_limit(model, n_most, options.draft_numerics)
     if n_max >= 1 and (EXIT in factories or not setting.pinned):  # `exit` decides by cost, even where it is pinned
         _share_curve(slots, cost_curve(first.session, setting.options, most_rows=max_rows or MOST_ROWS))
+    token_s = None
     if setting.draft_model is not None:
-        factories, planned, why_not = _with_draft_model(factories, planned, model, slots, n_max, options, undo)
-        notes += why_not
+        factories, planned, token_s, left_out = _with_draft_model(factories, planned, model, first.curve, n_max, undo)
+        notes += left_out
     if HEAD in factories and first.session.draft_head is not None:
         notes += first.session.draft_head.notes
     learned, why = _learned(model, options) if setting.learned_bytes else (None, None)
@@ -86,6 +87,7 @@ def open_drafters(
         tree=None if options.draft_tree is None else parse_shape(options.draft_tree),
         reasons=tuple(notes),
         head=first.session.draft_head,
+        token_s=token_s,
     )
     for slot in slots:
         slot.drafting = drafting
@@ -95,27 +97,37 @@ def open_drafters(
 
 
 def _with_draft_model(
-    factories: Factories,
-    planned: Planned,
-    model: Model,
-    slots: Sequence[SessionSlot],
-    n_max: int,
-    options: EngineOptions,
-    undo: ExitStack,
-) -> tuple[Factories, Planned, list[str]]:
-    """Load the draft model; return the factories with it, and the plan, or both without it and a sentence why."""
+    factories: Factories, planned: Planned, model: Model, curve: CostCurve, n_max: int, undo: ExitStack
+) -> tuple[Factories, Planned, float | None, list[str]]:
+    """Load and time the draft model; return the factories with it, the plan, and its seconds for a token.
+
+    Where it can't pay, return the factories and the plan without it, None, and a sentence why. One that is pinned is
+    not timed.
+    """
     setting, path = planned.setting, planned.setting.draft_model
     assert path is not None, "asked for where a draft model is planned"
-    why = None if setting.pinned else _why_not(path, planned, model, slots[0].curve, n_max)
-    if why is not None:
-        logger.warning("%s", why)
-        planned = without_draft_model(planned)
-        return _left(factories, planned), planned, [why]
-    most = setting.options.n_parallel if planned.plan.terms else None
+    options, overlap = setting.options, setting.draft_overlap
+
+    def without(why: str) -> tuple[Factories, Planned, None, list[str]]:
+        size = file_bytes(path)
+        note = f"the draft model {path.name}{f' ({size})' if size else ''} is not loaded: {why}"
+        logger.warning("%s", note)
+        left = without_draft_model(planned)
+        return _left(factories, left), left, None, [note]
+
+    is_apart = overlap or bool(options.rpc_servers)  # the target's time is then that of another device
+    expected = None if is_apart else expected_time(path, planned.choice.path, curve, model.card.share)
+    if not setting.pinned and (why := why_it_cannot_pay(expected, curve, n_max)) is not None:
+        return without(why)
+    most = options.n_parallel if planned.plan.terms else None
     with stage(options.on_progress, "load", path.name):
-        source = open_draft_model(path, model, setting.options, overlap=options.draft_overlap, most=most)
+        source = open_draft_model(path, model, options, overlap=overlap, most=most)
     undo.callback(source.close)
-    return with_draft_model(factories, source, pinned=setting.pinned), planned, []
+    token_s = None if setting.pinned else draft_token_s(source, draft_model_options(options, overlap=overlap))
+    if token_s is not None and (why := why_it_cannot_pay(measured_time(token_s), curve, n_max, overlap=overlap)):
+        source.close()
+        return without(why)
+    return with_draft_model(factories, source, pinned=setting.pinned), planned, token_s, []
 
 
 def _learned(model: Model, options: EngineOptions) -> tuple[SortedText | None, str | None]:
@@ -143,16 +155,6 @@ def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
         return limit
     invariant = model.batch_invariant
     return limit if invariant is True else min(limit, invariant - 1)
-
-
-def _why_not(path: Path, planned: Planned, model: Model, curve: CostCurve, n_max: int) -> str | None:
-    """Return a sentence on a draft model that is not loaded, as it can't pay; None where it may pay."""
-    overlap = planned.setting.draft_overlap
-    why = why_it_cannot_pay(path, planned.choice.path, curve, n_max, share=model.card.share, overlap=overlap)
-    if why is None:
-        return None
-    size = file_bytes(path)
-    return f"the draft model {path.name}{f' ({size})' if size else ''} is not loaded: {why}"
 
 
 def _fill_stores(drafting: Drafting, model: Model, planned: Planned, store: Path | None) -> None:

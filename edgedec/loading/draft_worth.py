@@ -1,5 +1,6 @@
-"""Whether a draft model can pay beside its target at all, estimated before the draft model is loaded."""
+"""Whether a draft model can pay beside its target at all: estimated before it is loaded, or timed afterwards."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec.cost_curve import CostCurve
@@ -10,34 +11,68 @@ from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.memory_plan import format_bytes
 
 
-def why_it_cannot_pay(
-    draft: Path, target: Path, curve: CostCurve, n_max: int, *, share: float = 1.0, overlap: bool = False
-) -> str | None:
-    """Return why a draft model can't pay even if every token of its drafts is accepted; None where it may pay.
+@dataclass(frozen=True, slots=True)
+class TokenTime:
+    """What a draft model takes for a token.
+
+    Attributes:
+        seconds: Seconds for each token.
+        text: The same for a person, as what is said of "each token that it drafts".
+    """
+
+    seconds: float
+    text: str
+
+
+def expected_time(draft: Path, target: Path, curve: CostCurve, share: float = 1.0) -> TokenTime | None:
+    """Return what a draft model is expected to take on the device of its target: as it reads fewer bytes, less time.
+
+    None where a header or the measured curve does not say it. Of a target on another device, its time says nothing.
 
     Args:
         draft: The draft model's file.
         target: The target's file.
         curve: The measured cost of the target's forwards.
-        n_max: Most nodes of a draft.
         share: The share of the target's bytes that a token reads, below 1 where layers are left out.
+    """
+    whole_s, part = curve.seconds(1), relative_bytes(draft, target)
+    if whole_s is None or part is None:
+        return None
+    seconds = whole_s * part / share
+    how = f"as it reads {part / share:.2f} of the model's bytes"
+    return TokenTime(seconds, f"is expected to take {1000 * seconds:.1f} ms, {how}")
+
+
+def measured_time(seconds: float) -> TokenTime:
+    """Return what a loaded draft model was measured to take.
+
+    >>> measured_time(0.0125).text
+    'takes 12.5 ms, as measured'
+    """
+    return TokenTime(seconds, f"takes {1000 * seconds:.1f} ms, as measured")
+
+
+def why_it_cannot_pay(token: TokenTime | None, curve: CostCurve, n_max: int, *, overlap: bool = False) -> str | None:
+    """Return why a draft model can't pay even if every token of its drafts is accepted; None where it may pay.
+
+    Args:
+        token: What the draft model takes for a token; None where that is not known.
+        curve: The measured cost of the target's forwards.
+        n_max: Most nodes of a draft.
         overlap: Whether the draft model drafts while the target verifies.
     """
     if n_max < 1:
         return "no draft can be verified with the bits of single steps"
     whole_s = curve.seconds(1)
-    part = relative_bytes(draft, target)
-    if whole_s is None or part is None or curve.is_unknown(2):
+    if whole_s is None or token is None or curve.is_unknown(2):
         return None
-    token_s = whole_s * part / share
-    gain, n = best_gain(token_s, curve, n_max, overlap=overlap)
+    gain, n = best_gain(token.seconds, curve, n_max, overlap=overlap)
     if round(gain, 6) > 1.0:
         return None
     times = curve.seconds(n + 1) or 0.0
     return (
-        f"each token that it drafts is expected to take {1000 * token_s:.1f} ms, as it reads {part / share:.2f} of the "
-        f"model's bytes; at best, with drafts of {n} that are all right, decoding is {gain:.2f} times as fast "
-        f"(1 row takes {1000 * whole_s:.1f} ms, {n + 1} rows {1000 * times:.1f})"
+        f"each token that it drafts {token.text}; at best, with drafts of {n} that are all right, decoding is "
+        f"{gain:.2f} times as fast (1 row takes {1000 * whole_s:.1f} ms, {n + 1} rows {1000 * times:.1f})"
     )
 
 

@@ -14,7 +14,9 @@ from edgedec.gguf.model_info import describe
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.scheduler.cost_probe import cost_curve
 
+_TIMING_S = 0.5  # what timing a draft model may take
 _SAMPLED = 4096  # tokens of two vocabularies that are compared
 _PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
 
@@ -53,9 +55,22 @@ def open_draft_model(
         raise
 
 
+def draft_token_s(source: DraftModel | UniversalDraftModel, options: LoadOptions) -> float | None:
+    """Return the seconds that a draft model takes for a token, from the cache or measured now on its first session.
+
+    What the session holds is lost. None where a forward fails.
+
+    Args:
+        source: The draft model, for which no text is being written.
+        options: What draft_model_options returned.
+    """
+    own = source.source if isinstance(source, UniversalDraftModel) else source
+    return cost_curve(own.texts[0].session, options, _TIMING_S, most_rows=2).seconds(1)
+
+
 def draft_model_options(options: LoadOptions, *, overlap: bool = False) -> LoadOptions:
     """Return the options to load a draft model with, from those of its target."""
-    smaller = replace(options, n_ctx=WINDOW, max_rows=ROWS, resident_bytes=None, draft_head=None, rpc_servers=())
+    smaller = replace(_of_this_machine(options), n_ctx=WINDOW, max_rows=ROWS, resident_bytes=None, draft_head=None)
     return replace(smaller, device=None, n_gpu_layers=0, layer_split=None) if overlap else smaller
 
 
@@ -84,7 +99,18 @@ def pair_options(options: LoadOptions) -> LoadOptions:
 
 def small_model_options(options: LoadOptions) -> LoadOptions:
     """Return the options for the small model of a pair, from those of the large one."""
-    return replace(pair_options(options), resident_bytes=None, rpc_servers=(), layer_split=None)
+    return replace(_of_this_machine(pair_options(options)), resident_bytes=None, layer_split=None)
+
+
+def _of_this_machine(options: LoadOptions) -> LoadOptions:
+    """Return the options of a model that is on this machine, from those of a target that other machines may hold.
+
+    A number of layers is then one of the target's, on all machines together, and says nothing of another model.
+    """
+    if not options.rpc_servers:
+        return options
+    counts = options.n_gpu_layers is not None and options.n_gpu_layers > 0
+    return replace(options, rpc_servers=(), n_gpu_layers=None if counts else options.n_gpu_layers)
 
 
 def second_model_terms(path: Path, options: LoadOptions, name: str) -> tuple[MemoryTerm, ...]:

@@ -62,6 +62,7 @@ class Drafting:
         learned: The user's own files in the model's tokens, or None.
         tree: The shape of drafts that the user named, or None for the rule's.
         head: The trained head that follows the first session, which can be shed for all of them; or None.
+        token_s: Seconds that the draft model takes for a token, as timed when it was loaded; None where it was not.
         lock: Held while the store is used, as several texts may be written at the same time.
     """
 
@@ -83,6 +84,7 @@ class Drafting:
     head: HeadState | None = None
     learned: SortedText | None = None
     tree: TreeShape | None = None
+    token_s: float | None = None
     lock: AbstractContextManager[object] = field(default_factory=RLock)
 
     @property
@@ -271,6 +273,10 @@ def _active(
     if not isinstance(drafter, SelfDrafter):
         model = factory.summary if isinstance(factory, ModelFactory) else None
         price = JointPrice(drafter, curve).share_s if isinstance(drafter, JointDrafter) else None
+        if model is not None and record.level_s is None and drafting.token_s is not None:
+            record.level_s = drafting.token_s
+            if isinstance(drafter, OverlappedDrafter):
+                record.level_s -= _hidden_s(drafting.token_s, record.rate(greedy), curve)
         return ActiveDrafter(name, drafter, record, costly=model is not None, model=model, price=price)
     drafter.learn_costs(curve, record.calibration[greedy].corrected)
     whole_s = curve.seconds(1)
@@ -279,6 +285,20 @@ def _active(
     if record.level_s is None and whole_s is not None:
         record.level_s = whole_s * curve.part(drafter.share)
     return ActiveDrafter(name, drafter, record, costly=True)
+
+
+def _hidden_s(token_s: float, p: float, curve: CostCurve) -> float:
+    """Return the seconds of a drafted token that are expected to pass while the target verifies, before one was timed.
+
+    A draft's first token is there if the draft before it and its bonus token came as expected, and if there was time
+    for both.
+
+    Args:
+        token_s: Seconds that the draft model takes for a token.
+        p: P(a token comes as expected).
+        curve: The cost of the target's forwards.
+    """
+    return p * p * min(token_s, (curve.seconds(2) or 0.0) / 2)
 
 
 def _active_head(

@@ -14,7 +14,13 @@ from edgedec.api import open_drafters as opening_drafts
 from edgedec.cost_curve import CostCurve
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.layer_skip.layer_sets import layer_bytes
-from edgedec.loading.draft_worth import best_gain, relative_bytes, why_it_cannot_pay
+from edgedec.loading.draft_worth import (
+    best_gain,
+    expected_time,
+    measured_time,
+    relative_bytes,
+    why_it_cannot_pay,
+)
 from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -36,6 +42,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("worth") / "small.gguf", seed=1, n_layer=1, n_embd=32, n_ff=32)
 
 
+def why_not(draft: Path, target: Path, curve: CostCurve, share: float = 1.0, n_max: int = 15) -> str | None:
+    """Return what is said before the draft model is loaded, on the target's device."""
+    return why_it_cannot_pay(expected_time(draft, target, curve, share), curve, n_max)
+
+
 def opened(monkeypatch: pytest.MonkeyPatch, curve: CostCurve, large: Path, **options: Any) -> edgedec.Engine:
     """Load the target as if its forwards took what the curve says."""
     monkeypatch.setattr(opening_drafts, "cost_curve", lambda *_, **__: curve)
@@ -50,10 +61,10 @@ def test_every_token_right_is_the_bound(large: Path, small: Path) -> None:
     part = relative_bytes(small, large)
     assert part is not None
     assert 0 < part < 0.2
-    assert why_it_cannot_pay(small, large, FLAT, 15) is None
-    assert why_it_cannot_pay(large, large, FLAT, 15) is not None
+    assert why_not(small, large, FLAT) is None
+    assert why_not(large, large, FLAT) is not None
     gain = 2 * 0.1 / (0.1 * part + 0.2)
-    assert why_it_cannot_pay(small, large, STEEP, 15) == (
+    assert why_not(small, large, STEEP) == (
         f"each token that it drafts is expected to take {100 * part:.1f} ms, as it reads {part:.2f} of the model's "
         f"bytes; at best, with drafts of 1 that are all right, decoding is {gain:.2f} times as fast "
         "(1 row takes 100.0 ms, 2 rows 200.0)"
@@ -63,23 +74,40 @@ def test_every_token_right_is_the_bound(large: Path, small: Path) -> None:
 def test_what_is_not_known_is_no_reason_against_it(large: Path, small: Path) -> None:
     """A curve that was cut short after one row, or none at all, or a file that says nothing of its weights."""
     for curve in (CostCurve({1: 0.1}), CostCurve()):
-        assert why_it_cannot_pay(large, large, curve, 15) is None
-    assert why_it_cannot_pay(Path("nowhere.gguf"), large, STEEP, 15) is None
-    assert why_it_cannot_pay(small, large, FLAT, 0) == "no draft can be verified with the bits of single steps"
+        assert why_not(large, large, curve) is None
+    assert why_not(Path("nowhere.gguf"), large, STEEP) is None
+    assert why_it_cannot_pay(None, STEEP, 15) is None
+    assert why_not(small, large, FLAT, n_max=0) == "no draft can be verified with the bits of single steps"
 
 
 def test_a_draft_model_that_overlaps_costs_only_what_is_longer() -> None:
     """Drafting while the target verifies, the same model again may still gain."""
     assert best_gain(0.1, FLAT, 4)[0] == 1.0
     assert best_gain(0.1, FLAT, 4, overlap=True) == (2.0, 1)
+    token = measured_time(0.1)
+    assert why_it_cannot_pay(token, FLAT, 4, overlap=True) is None
+    assert why_it_cannot_pay(token, FLAT, 4) == (
+        "each token that it drafts takes 100.0 ms, as measured; at best, with drafts of 1 that are all right, decoding "
+        "is 1.00 times as fast (1 row takes 100.0 ms, 2 rows 100.0)"
+    )
+
+
+def test_a_line_to_the_target_makes_a_draft_model_pay() -> None:
+    """What a token takes here is what it takes, however far the target is; so each row that rides along gains more."""
+    token = measured_time(0.03)
+    near = CostCurve({n: 0.025 * n for n in (1, 2, 4, 8, 16)})
+    far = CostCurve({n: 0.025 * n + 0.2 for n in (1, 2, 4, 8, 16)})
+    assert why_it_cannot_pay(token, near, 15) is not None
+    assert why_it_cannot_pay(token, far, 15) is None
+    assert best_gain(0.03, far, 15)[0] > 3.0 > best_gain(0.03, near, 15)[0]
 
 
 def test_layers_that_are_left_out_make_the_target_cheaper(large: Path, small: Path) -> None:
     """Its measured steps are those of fewer bytes, of which the draft model reads the larger part."""
     part = relative_bytes(small, large)
     assert part is not None
-    assert why_it_cannot_pay(small, large, FLAT, 15, share=2 * part) is None
-    assert why_it_cannot_pay(small, large, FLAT, 15, share=part) is not None
+    assert why_not(small, large, FLAT, share=2 * part) is None
+    assert why_not(small, large, FLAT, share=part) is not None
 
 
 def test_one_that_cannot_pay_is_not_loaded_and_named(monkeypatch: pytest.MonkeyPatch, large: Path, small: Path) -> None:
@@ -102,6 +130,48 @@ def test_one_that_cannot_pay_is_not_loaded_and_named(monkeypatch: pytest.MonkeyP
     assert loaded == ["large.gguf", "large.gguf"]
     assert len(reasons) == 1
     assert re.fullmatch(r"the draft model small\.gguf \([\d.]+ .B\) is not loaded: each token that it .*", reasons[0])
+
+
+def test_one_that_was_timed_to_be_too_slow_is_freed(monkeypatch: pytest.MonkeyPatch, large: Path, small: Path) -> None:
+    """Its bytes promised a gain, and its forwards don't keep the promise: the text says what they take."""
+    asked: list[LoadOptions] = []
+
+    def timed(_source: object, options: LoadOptions) -> float:
+        asked.append(options)
+        return 0.15
+
+    monkeypatch.setattr(opening_drafts, "draft_token_s", timed)
+    with opened(monkeypatch, CostCurve({1: 0.1, 4: 0.1}), large, draft_model=small, memory="1GB") as engine:
+        reasons = engine.generate(TEXT, max_tokens=4).stats.reasons
+        assert not any(term.name.startswith("draft model: ") for term in engine.plan.terms)
+    assert len(asked) == len(reasons) == 1
+    assert re.fullmatch(
+        r"the draft model small\.gguf \([\d.]+ .B\) is not loaded: each token that it drafts takes 150\.0 ms, as .*",
+        reasons[0],
+    )
+    with opened(monkeypatch, FLAT, large, draft="model", draft_model=small) as engine:
+        assert "model" in engine.generate(TEXT, max_tokens=4).stats.drafters
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("overlap", "name", "ms"), [(False, "cascade", "40.0"), (True, "model", "20.4")])
+def test_one_that_was_timed_is_priced_by_that(
+    monkeypatch: pytest.MonkeyPatch, large: Path, small: Path, overlap: bool, name: str, ms: str
+) -> None:
+    """From the first decision on; of one that overlaps, the part that is expected to pass behind the target is free.
+
+    That part is 0.7 * 0.7 of a token, as each token is expected to be right with a probability of 0.7.
+    """
+    monkeypatch.setattr(opening_drafts, "draft_token_s", lambda *_: 0.04)
+    with opened(
+        monkeypatch, CostCurve(dict.fromkeys((1, 2, 4), 0.1)), large, draft_model=small, draft_overlap=overlap
+    ) as engine:
+        drafting = engine._slot.drafting
+        assert drafting is not None
+        engine.generate(TEXT, max_tokens=4, temperature=0, ignore_end=True)
+        level_s = drafting.records[name].level_s
+    assert level_s is not None
+    assert f"{1000 * level_s:.1f}" == ms
 
 
 def test_one_that_may_pay_or_is_pinned_is_loaded(monkeypatch: pytest.MonkeyPatch, large: Path, small: Path) -> None:

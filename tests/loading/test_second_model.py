@@ -19,7 +19,7 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
-from edgedec.loading.second_model import draft_model_options, open_draft_model
+from edgedec.loading.second_model import draft_model_options, open_draft_model, small_model_options
 from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_factories import require_overlap, with_draft_model
 
@@ -81,6 +81,16 @@ def test_the_draft_model_runs_on_the_cpu_whatever_the_target_runs_on(tiny_path: 
         source.close()
     with pytest.raises(RequestError, match=r"tokenizer is not the target's.*leave draft_overlap out"):
         open_draft_model(tiny_path, Spelled(["a"]).model({}), elsewhere, overlap=True)
+
+
+def test_a_second_model_stays_on_this_machine() -> None:
+    """The servers are the target's, and so is a number of layers, as servers have some; all or none holds for both."""
+    for n_gpu_layers, own in ((None, None), (5, None), (-1, -1), (0, 0)):
+        target = LoadOptions(rpc_servers=("127.0.0.1:1",), n_gpu_layers=n_gpu_layers)
+        for options in (draft_model_options(target), small_model_options(target)):
+            assert (options.rpc_servers, options.n_gpu_layers) == ((), own)
+        assert draft_model_options(target, overlap=True).n_gpu_layers == 0
+    assert draft_model_options(LoadOptions(n_gpu_layers=5)).n_gpu_layers == 5
 
 
 @pytest.mark.usefixtures("patient")
