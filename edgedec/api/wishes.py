@@ -15,6 +15,7 @@ from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.layer_skip.choose import require_layer_skip
 from edgedec.layer_skip.layer_sets import LayerBytes
 from edgedec.loading.draft_head import OFF, require_fit, usable_head
+from edgedec.loading.other_machines import require_no_layers_here
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime
 from edgedec.loading.second_model import pair_options
@@ -60,10 +61,13 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
             model, or no runtime takes it.
     """
     load_options = options.load_options(planning_bytes)
+    has_head = options.draft_head not in (None, OFF) and options.draft not in (None, OFF)
+    if load_options.rpc_servers:
+        require_no_layers_here(layer_skip=options.layer_skip is not None, draft_head=has_head)
     if options.draft_store is not None:
         require_draft_store(Path(options.draft_store))  # before a download
     path = resolve(model, options.resolving)
-    if options.draft_head not in (None, OFF) and options.draft not in (None, OFF):
+    if has_head:
         # Only some runtimes take a head. It is checked first, as the others' refusals would hide what is wrong with it.
         head = _named_head(options)
         require_fit(head, path)
