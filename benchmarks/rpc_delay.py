@@ -6,7 +6,8 @@ Starts rpc-servers on this machine and, before each of them, a proxy that delays
 (delaying_proxy.py), then decodes the prompts of `edgedec bench`, and texts that are copied from the prompt, with
 drafts, without, and without once more, in changing order. For each delay: whether the texts are equal to those of the
 model without RPC, the speedup by task and of the worst prompt, the noise, and T(n) as the engine measured it. Servers
-and model share this machine's processor.
+and model share this machine's processor. With --draft-model a draft model drafts here, and with --overlap also a second
+one, in turn with the first, that goes on while its target verifies; that target has servers of its own.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,18 @@ from provenance import provenance
 import edgedec
 from edgedec.api.engine import Engine
 from edgedec.progress import CancelToken
-from edgedec_apps.bench.measure import SPECULATIVE, Rounds, RunOptions, Trial, engine_runners, measure
+from edgedec_apps.bench.measure import (
+    PLAIN,
+    Rounds,
+    Runner,
+    RunOptions,
+    Trial,
+    engine_runner,
+    engine_runners,
+    measure,
+)
 from edgedec_apps.bench.prompts import BenchPrompt, BenchRequest, prepare, read_prompts
-from edgedec_apps.bench.summary import summarize
+from edgedec_apps.bench.summary import ratio, summarize, totals
 
 _PROXY = Path(__file__).with_name("delaying_proxy.py")
 
@@ -35,6 +45,7 @@ _PROXY = Path(__file__).with_name("delaying_proxy.py")
 _PORT = 50300  # always the same, so that what is measured once of a model on these servers is remembered
 COPYING = "copying"
 _PASSAGE, _BEGUN = 400, 12  # letters of a passage that is copied, and its tokens that the prompt ends with
+OVERLAP = "overlap"
 
 
 def wait_for(port: int) -> None:
@@ -91,16 +102,15 @@ def texts(engine: Engine, requests: list[BenchRequest], options: RunOptions) -> 
     return [engine.generate(one.token_ids, draft=False, **options.sampling(one.seed)).token_ids for one in requests]
 
 
-def measured(
-    engine: Engine, requests: list[BenchRequest], options: RunOptions, n_rounds: int
-) -> tuple[list[Trial], float]:
-    """Return the trials of all prompts, and the seconds of a pass before them that was not counted.
+def measured(runners: dict[str, Runner], requests: list[BenchRequest], n_rounds: int) -> tuple[list[Trial], float]:
+    """Return the trials of all prompts, and the seconds of a pass with drafts before them that was not counted.
 
     In that pass it is measured which rows are exact in longer contexts, once for each load of the model.
     """
-    runners, cancel, started = engine_runners(engine, options), CancelToken(), time.perf_counter()
-    for request in requests:
-        runners[SPECULATIVE](request, cancel)
+    cancel, started = CancelToken(), time.perf_counter()
+    for runner in dict.fromkeys(run for run in runners.values() if run is not runners[PLAIN]):
+        for request in requests:
+            runner(request, cancel)
     warm_s = time.perf_counter() - started
     return measure(requests, runners, cancel, rounds=Rounds(n_rounds, 1 << 30)), warm_s
 
@@ -117,6 +127,8 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--draft", default="auto")
+    parser.add_argument("--draft-model", help="drafts on this machine")
+    parser.add_argument("--overlap", action="store_true", help="with the draft model: one more that drafts meanwhile")
     parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()
     prompts = [one for one in read_prompts(per_task=args.per_task) if not args.tasks or one.task in args.tasks]
@@ -129,26 +141,38 @@ def main() -> None:
         expected = texts(here, requests, options)
     results = {}
     for delay_ms in args.delays:
-        with (
-            servers(args.servers, delay_ms, args.threads) as addresses,
-            edgedec.load(args.model, rpc=addresses, draft=args.draft, **load) as there,
-        ):
-            trials, warm_s = measured(there, requests, options, args.rounds)
+        with ExitStack() as stack:
+            n_servers = args.servers * (1 + args.overlap)
+            addresses = stack.enter_context(servers(n_servers, delay_ms, args.threads)).split(",")
+            ways = load | {"draft": args.draft, "draft_model": args.draft_model}
+            first, second = ",".join(addresses[: args.servers]), ",".join(addresses[args.servers :])
+            there = stack.enter_context(edgedec.load(args.model, rpc=first, **ways))
+            runners = engine_runners(there, options)
+            if args.overlap:
+                other = stack.enter_context(edgedec.load(args.model, rpc=second, draft_overlap=True, **ways))
+                runners[OVERLAP] = engine_runner(other, options, draft=True)
+            trials, warm_s = measured(runners, requests, args.rounds)
             curve = {n: round(1000 * seconds, 3) for n, seconds in there.curve.table().items()}
         by_id = {one.id: ids for one, ids in zip(requests, expected, strict=True)}
         differing = [
-            trial.request.id for trial in trials if trial.runs[SPECULATIVE].token_ids != by_id[trial.request.id]
+            trial.request.id
+            for trial in trials
+            if any(run.token_ids != by_id[trial.request.id] for run in trial.runs.values())
         ]
         results[f"{delay_ms:g}"] = summarize(trials) | {
             "unlike_without_rpc": differing,
             "warm_s": round(warm_s, 1),
             "curve_ms": curve,
         }
+        if args.overlap:
+            gain = ratio(totals(trials, PLAIN).decode_s, totals(trials, OVERLAP).decode_s)
+            results[f"{delay_ms:g}"]["overlap_speedup"] = gain
+            print(f"{delay_ms:g} ms, overlapped: {gain}", flush=True)
         shown = {task: round(one["speedup"] or 1.0, 3) for task, one in results[f"{delay_ms:g}"]["tasks"].items()}
         print(f"{delay_ms:g} ms", shown, results[f"{delay_ms:g}"]["noise"], "unequal:", differing, flush=True)
     settings = {
         name: getattr(args, name)
-        for name in ("model", "servers", "threads", "per_task", "max_tokens", "rounds", "draft")
+        for name in ("model", "servers", "threads", "per_task", "max_tokens", "rounds", "draft", "draft_model")
     }
     document = {"benchmark": "rpc_delay"} | settings | {"by_delay_ms": results} | provenance()
     print(json.dumps(document))
