@@ -56,9 +56,9 @@ class EngineOptions:
             checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu). None for the head
             that lies beside the model, was trained here or is shipped (edgedec.loading.draft_head), where there is one;
             "off" for none.
-        draft_overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU
-            or a GPU (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise" and the other rules
-            than "coupled", and with a `draft_tree` other than "chain".
+        draft_overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU,
+            on a GPU or on other machines (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise"
+            and the other rules than "coupled", and with a `draft_tree` other than "chain".
         draft_tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
             "chain" under coupled, tokenwise and block, "grow" under recursive, "paths:2" under kseq and
             multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.

@@ -155,7 +155,7 @@ class LoadFlags:
         bool,
         model_option(
             "--draft-overlap",
-            help="Let the draft model draft on the CPU while the target verifies on another device (NPU, GPU).",
+            help="Let the draft model draft on the CPU while the target verifies on another device or machine.",
         ),
     ] = False
     draft_tree: Annotated[
