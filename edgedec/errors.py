@@ -117,14 +117,17 @@ class RuntimeLostError(RuntimeUnavailableError):
     The model's sessions are empty then, and can be used again: their next forward loads the model anew.
 
     Attributes:
+        loss: What was lost, as a clause without advice.
         token_ids: The tokens that were generated before the loss, where a text was being written: a request with
             resume=token_ids goes on behind them.
     """
 
     exit_code = 33
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, loss: str, advice: str = "") -> None:
+        """Say what was lost, and what the caller can do about it."""
+        super().__init__(f"{loss}: {advice}" if advice else loss)
+        self.loss = loss
         self.token_ids: tuple[int, ...] = ()
 
 

@@ -82,6 +82,7 @@ def load(
     n_gpu_layers: int | None = None,
     device: str | None = None,
     rpc: str | None = None,
+    rpc_wait: float = 0.0,
     offline: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
@@ -138,6 +139,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         for slot in slots:
             slot.forward_rows = load_options.max_rows if is_planned else None
             slot.fork_tokens = _tokens_of_texts(options.n_texts, slot) if is_planned else None
+            slot.wait_s = options.rpc_wait
             slot.watch = memory_watch(slot.drafting, planned.plan.process_cap_bytes, lambda: processes_of(model, small))
         planned = _with_account(planned)
         grammar_bytes = planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES)

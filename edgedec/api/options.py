@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from edgedec.decoding.lost import require_wait
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError
+from edgedec.loading.other_machines import addresses_of
 from edgedec.memory_plan import parse_size
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, OnProgress
@@ -97,6 +99,9 @@ class EngineOptions:
         rpc: "HOST:PORT,..." of machines that run llama.cpp's rpc-server, which take layers of the model (llamacpp
             runtime). Drafting stays on this machine. An rpc-server asks nobody for a password, and nothing is
             encrypted: use it on a network of your own. None for this machine alone.
+        rpc_wait: Most seconds for which a text waits when a server is lost. As soon as every server is back, the model
+            is loaded again, and the text goes on as the one that it would have been. With 0, or when the time is over,
+            RuntimeLostError ends the text.
         offline: Never use the network; a model that is not on this machine is refused.
         cache_dir: Root of edgedec's cache; None for the environment variable EDGEDEC_CACHE or the platform's default.
         on_progress: Called with the progress of downloading and loading, from the calling thread.
@@ -139,6 +144,7 @@ class EngineOptions:
     n_gpu_layers: int | None = None
     device: str | None = None
     rpc: str | None = None
+    rpc_wait: float = 0.0
     offline: bool = False
     cache_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
@@ -153,6 +159,8 @@ class EngineOptions:
             raise OptionError("draft_numerics", self.draft_numerics, "it must be strict, padded or loose")
         if self.huge_pages not in get_args(HugePagesMode):
             raise OptionError("huge_pages", self.huge_pages, "it must be auto, on or off")
+        addresses_of(self.rpc)
+        require_wait("rpc_wait", self.rpc_wait)
         require_pair(self.small_model, self.entropy, force=self.entropy_force)
 
     @property
@@ -197,7 +205,7 @@ class EngineOptions:
             planning_bytes=planning_bytes,
             n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,
             device=self.device,
-            rpc_servers=tuple(filter(None, (self.rpc or "").replace(" ", "").split(","))),
+            rpc_servers=addresses_of(self.rpc),
             cache_dir=self._cache_root,
             on_progress=self.on_progress,
             cancel=self.cancel,

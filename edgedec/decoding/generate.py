@@ -12,6 +12,7 @@ from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.detokenizer import TextStream
 from edgedec.decoding.ending import TextEnd
+from edgedec.decoding.lost import Waiting
 from edgedec.decoding.prompt_length import too_long
 from edgedec.decoding.resumed import reread
 from edgedec.decoding.session_pool import SessionPool
@@ -58,6 +59,7 @@ class SessionSlot:
         forward_rows: Most rows of a forward that verifies, where memory is planned, or None.
         fork_tokens: Tokens that several texts of one prompt may hold together, the prompt included, where memory is
             planned; else None.
+        wait_s: Most seconds for which a text waits when what runs the model is lost; 0 ends the text with an error.
         notes: Sentences for the statistics of every text.
         prefixes: Takes prefixes of prompts over from the other slots, or None.
         reading: The prompt that is being read, while others may take its prefix over; else empty.
@@ -75,6 +77,7 @@ class SessionSlot:
     watch: Watch | None = None
     forward_rows: int | None = None
     fork_tokens: int | None = None
+    wait_s: float = 0.0
     notes: tuple[str, ...] = ()
     prefixes: SharedPrefixes | None = None
     reading: tuple[int, ...] = ()
@@ -250,6 +253,7 @@ def _noting(target: SessionSlot, prompt: tuple[int, ...], on_progress: OnProgres
 def _steps(target: SessionSlot, run: TextRun, cancel: CancelToken, started: float) -> Iterator[TokenOutput]:
     """Yield the tokens of step after step, until something ends the text; the generation was `started` then."""
     sequence = run.sequence
+    waiting = Waiting(target.wait_s, cancel, run.decoder.on_progress)
     yield from run.outputs_begun()
     while sequence.finish_reason is None:
         if cancel.cancelled:
@@ -262,10 +266,16 @@ def _steps(target: SessionSlot, run: TextRun, cancel: CancelToken, started: floa
         try:
             reread(sequence, run.decoder)
             step(sequence, run.decoder)
+            waiting.over()
         except RuntimeLostError as error:
-            error.token_ids = tuple(sequence.token_ids[len(sequence.request.prompt_ids) :])
             sequence.n_cached = min(sequence.n_cached, target.session.n_cached)
-            raise
+            sequence.stats.n_reused_tokens = min(sequence.stats.n_reused_tokens, sequence.n_cached)
+            try:
+                waiting.pause(error)
+            except RuntimeLostError as final:
+                final.token_ids = tuple(sequence.token_ids[len(sequence.request.prompt_ids) :])
+                raise
+            continue
         except CancelledError:
             sequence.finish_reason = "cancelled"
             break

@@ -1,4 +1,4 @@
-"""Reads a text that an earlier request began, so that the KV cache is as that request left it."""
+"""Reads a text that was begun before, so that the KV cache is as it was left: by an earlier request, or by a loss."""
 
 import numpy as np
 
@@ -7,7 +7,9 @@ from edgedec.sequence import Sequence
 
 
 def reread(sequence: Sequence, decoder: Decoder) -> None:
-    """Evaluate the prompt and the tokens that a text was begun with, all but the last; nothing where none are left.
+    """Evaluate a prompt and the tokens behind it that the KV cache lacks, all but the last of them.
+
+    Nothing is evaluated where only the last token is missing, or where nothing is written yet: the step does that.
 
     The prompt is evaluated at once, as it was then. The tokens behind it were written in single steps, so they are
     evaluated in pieces whose rows have the bits of single steps.
@@ -15,10 +17,8 @@ def reread(sequence: Sequence, decoder: Decoder) -> None:
     Raises:
         What Session.forward raises.
     """
-    if not sequence.request.begun_ids:
-        return
     session, n_prompt, n_all = decoder.session, len(sequence.request.prompt_ids), len(sequence.token_ids) - 1
-    while (n_past := sequence.n_cached) < n_all:
+    while n_prompt <= n_all and (n_past := sequence.n_cached) < n_all:
         if n_past < n_prompt:
             n = n_prompt - n_past
         else:

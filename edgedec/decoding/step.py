@@ -16,6 +16,7 @@ from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import EndBefore, TextEnd
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
+from edgedec.errors import RuntimeLostError
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.noise import Noise
@@ -233,11 +234,15 @@ def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
         chosen = zip(rows, verification.token_ids, strict=True)
         decoder.logprobs = [_logprobs(row, token, n_top, forward.ops) for row, token in chosen]
     keep_s = None
+    n_cached = len(sequence.token_ids) + len(verification.path)  # all but the last of the new tokens
     if len(draft.tokens) and not draft.is_chain:
         begun = perf_counter()
-        decoder.session.keep(np.array([0, *(node + 1 for node in verification.path)], dtype=np.int32))
+        try:
+            decoder.session.keep(np.array([0, *(node + 1 for node in verification.path)], dtype=np.int32))
+        except RuntimeLostError:  # the tokens stand: the grammar has them already; all of them are to be read again
+            n_cached = 0
         keep_s = perf_counter() - begun
-    sequence.n_cached = len(sequence.token_ids) + len(verification.path)  # all but the last of the new tokens
+    sequence.n_cached = n_cached
     sequence.token_ids.extend(verification.token_ids)
     return verification, keep_s
 

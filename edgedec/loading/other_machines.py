@@ -1,9 +1,36 @@
-"""What a person should know before a model's layers are put on other machines, and what can't be done with it there."""
+"""The addresses of other machines, and what a person should know before a model's layers are put there."""
 
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from edgedec.errors import RequestError, argument
+from edgedec.errors import OptionError, RequestError, argument
+
+_MOST = 16  # servers that ggml connects to
+
+
+def addresses_of(rpc: str | None) -> tuple[str, ...]:
+    """Return the addresses that the option `rpc` names ("HOST:PORT,..."); none for None.
+
+    Raises:
+        OptionError: It names none, or as check_addresses.
+    """
+    if rpc is None:
+        return ()
+    if not isinstance(rpc, str):
+        raise OptionError("rpc", rpc, "it must be a text such as '192.168.1.20:50052,192.168.1.21:50052'")
+    addresses = tuple(filter(None, rpc.replace(" ", "").split(",")))
+    check_addresses(addresses or (rpc,))
+    return addresses
+
+
+def check_addresses(addresses: Sequence[str]) -> None:
+    """Raise OptionError unless each address is "host:port", and none comes twice."""
+    for address in addresses:
+        host, _, port = address.partition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise OptionError("rpc", address, "an rpc-server is given as HOST:PORT, such as 192.168.1.20:50052")
+    if len(set(addresses)) != len(addresses) or len(addresses) > _MOST:
+        raise OptionError("rpc", ",".join(addresses), f"it may name at most {_MOST} servers, each of them once")
 
 
 def servers_note(addresses: Sequence[str]) -> str:

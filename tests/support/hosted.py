@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from edgedec.model import LoadOptions, Model
@@ -15,9 +16,13 @@ def load_reference(path: Path, options: LoadOptions) -> Model:
     return Reference().load(path, options)
 
 
-def hosted(path: Path, options: LoadOptions) -> ChildModel:
-    """Load a model on the reference runtime in a child."""
-    return ChildModel(Hosting("support.hosted:load_reference", path, options, lambda _n_ctx, _n_rows: ()))
+def _nothing() -> None:
+    return
+
+
+def hosted(path: Path, options: LoadOptions, prepare: Callable[[], None] = _nothing) -> ChildModel:
+    """Load a model on the reference runtime in a child; `prepare` is called before a child is started."""
+    return ChildModel(Hosting("support.hosted:load_reference", path, options, lambda _n_ctx, _n_rows: (), prepare))
 
 
 def child_of_a_killed_parent(path: Path) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgedec.counted import counted
-from edgedec.errors import ModelFormatError, RequestError, StorageError
+from edgedec.errors import ModelFormatError, RequestError, RuntimeLostError, StorageError
 from edgedec_apps.cli.chat_files import load_messages, save_messages
 from edgedec_apps.cli.chat_settings import set_option, settings
 from edgedec_apps.cli.conversation import Conversation, ask, regenerate
@@ -32,7 +32,7 @@ def handle(conversation: Conversation, text: str) -> None:
     """
     try:
         _handle(conversation, text)
-    except (RequestError, StorageError, ModelFormatError) as error:
+    except (RequestError, StorageError, ModelFormatError, RuntimeLostError) as error:
         if not conversation.typed:
             raise
         say(f"edgedec: {in_options(error)}")

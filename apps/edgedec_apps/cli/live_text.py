@@ -56,6 +56,11 @@ class LiveMarkdown:
             self._write("\n")
         self._text, self._lines = "", []
 
+    def break_off(self) -> None:
+        """End the line of the text for a note on standard error; what comes behind it begins a block of its own."""
+        self.end()
+        self._n_blocks = self._n_above = 0
+
     def _draw(self) -> None:
         columns, rows = self._size()
         columns, rows = max(columns, 20), max(rows, 4)

@@ -1,7 +1,7 @@
 """What a person sees of the library's log: all of it with --verbose, else the warnings of some loggers."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from edgedec_apps.cli.terminal import say
@@ -10,9 +10,16 @@ from edgedec_apps.cli.terminal import say
 class _SayingHandler(logging.Handler):
     """Prints log records on standard error; control characters in them, from a model's metadata, are made visible."""
 
+    def __init__(self, name: str | None = None, before: Callable[[], None] | None = None) -> None:
+        """Print each record behind `name`, by default its logger's; `before` is called before each."""
+        super().__init__()
+        self._name, self._before = name, before
+
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        say(f"{record.name}: {record.getMessage()}")
+        if self._before is not None:
+            self._before()
+        say(f"{self._name or record.name}: {record.getMessage()}")
 
 
 class _KeepingHandler(logging.Handler):
@@ -34,6 +41,20 @@ def show_log() -> None:
     logger.setLevel(logging.INFO)
     logger.handlers = [_SayingHandler()]
     logger.propagate = False
+
+
+@contextmanager
+def telling_of_losses(*, quiet: bool = False, before: Callable[[], None] | None = None) -> Iterator[None]:
+    """Print inside the block at once that a model was lost, and that it is back; `before` is called before a line."""
+    logger = logging.getLogger("edgedec.decoding.lost")
+    handler = logging.NullHandler() if quiet else _SayingHandler("edgedec", before)
+    propagates, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
 
 
 @contextmanager

@@ -254,6 +254,14 @@ class LoadFlags:
             metavar="HOST:PORT,...",
         ),
     ] = None
+    rpc_wait: Annotated[
+        float,
+        model_option(
+            "--rpc-wait",
+            help="How long a text waits when one of these machines is lost, to go on then; 0: the text ends.",
+            metavar="SECONDS",
+        ),
+    ] = 120.0
     chat_template: Annotated[
         Path | None,
         model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),

@@ -38,10 +38,14 @@ class _Work:
 
 
 class ProgressLine:
-    """Shows progress inside a `with` block. Work that is over in half a second shows nothing."""
+    """Shows progress inside a `with` block. Work that is over in half a second shows nothing.
+
+    Attributes:
+        quiet: Whether nothing is shown at all.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
+        self.quiet = quiet
         self._bar: Any = None
         self._works: dict[Key, _Work] = {}
         self._lock = threading.Lock()  # between reports and the thread of _watch
@@ -68,7 +72,7 @@ class ProgressLine:
             self._bar = None
 
     def _report(self, progress: Progress) -> None:
-        if self._quiet:
+        if self.quiet:
             return
         key, now = (progress.phase, progress.detail), time.monotonic()
         with self._lock:

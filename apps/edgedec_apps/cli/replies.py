@@ -8,6 +8,7 @@ from edgedec.counted import counted
 from edgedec.errors import CutTextError
 from edgedec.progress import Progress, stage
 from edgedec_apps.cli.explain import explanation
+from edgedec_apps.cli.log import telling_of_losses
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import say, write_text
 
@@ -28,6 +29,9 @@ class ShownText(Protocol):
     def end(self) -> None:
         """End the text, and its last line."""
 
+    def break_off(self) -> None:
+        """End the line of the text at a terminal, for a note on standard error; the text may go on."""
+
 
 class PlainText:
     """Writes a text to standard output as it is."""
@@ -45,6 +49,12 @@ class PlainText:
         if self._last and not self._last.endswith("\n"):
             write_text("\n")
 
+    def break_off(self) -> None:
+        """End the last line where standard error is on the same screen; a pipe or a file gets nothing."""
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            self.end()
+            self._last = ""
+
 
 def print_stream(
     stream: "TokenStream | SampleStream", progress: ProgressLine, *, n_most: int | None = None, show: ShownText | None
@@ -55,8 +65,13 @@ def print_stream(
     """
     from edgedec.sequence import TokenOutput
 
+    def make_room() -> None:
+        progress.stop()
+        if show is not None:
+            show.break_off()
+
     try:
-        with progress as on_progress:
+        with progress as on_progress, telling_of_losses(quiet=progress.quiet, before=make_room):
             with stage(on_progress, "prefill"):
                 first = next(stream, None)
             for n, token in enumerate(chain([] if first is None else [first], stream), start=1):
@@ -65,6 +80,10 @@ def print_stream(
                 elif isinstance(token, TokenOutput) and token.text:
                     progress.stop()
                     show.write(token.text)
+    except BaseException:
+        if show is not None:
+            show.break_off()
+        raise
     finally:
         stream.close()
     if show is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgedec.closeable import Closeable
-from edgedec.errors import EdgedecError, RuntimeLostError, SessionError
+from edgedec.errors import EdgedecError, RuntimeLostError, RuntimeUnavailableError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
@@ -40,7 +40,8 @@ class Hosting:
         terms: Makes the memory plan for a context and a number of rows, edgedec_runtimes.child.memory.child_terms
             included.
         prepare: Called before a child is started; raises where what it depends on is not there.
-        explain: Makes the message of a RuntimeLostError from how the child ended.
+        explain: Says what was lost, as a clause, from how the child ended.
+        advice: What the caller can do after a loss.
     """
 
     target: str
@@ -48,7 +49,8 @@ class Hosting:
     options: LoadOptions
     terms: Callable[[int, int], tuple[MemoryTerm, ...]]
     prepare: Callable[[], None] = _nothing
-    explain: Callable[[str], str] = "the process that ran the model was lost: {}; ask again to load it anew".format
+    explain: Callable[[str], str] = "the process that ran the model was lost ({})".format
+    advice: str = "ask again to load the model anew"
 
 
 class ChildModel(Closeable):
@@ -66,6 +68,7 @@ class ChildModel(Closeable):
         self._hosting = hosting
         self._numbers = itertools.count(LOAD + 1)
         self._running: list[Child] = []  # the child, or nothing; the finalizer has it, too
+        self._starting: Child | None = None
         self._finalizer = weakref.finalize(self, _end, self._running, os.getpid())
         self.lock = ModelLock()
         opened = self._start(hosting.options)
@@ -76,7 +79,7 @@ class ChildModel(Closeable):
     def _start(self, options: LoadOptions) -> Opened:
         """Start a child, load the model in it, and share the memory for its logits."""
         self._hosting.prepare()
-        child = Child()
+        child = self._starting = Child()
         cancel = options.cancel
         plain = replace(options, on_progress=None, cancel=None)
         try:
@@ -98,6 +101,8 @@ class ChildModel(Closeable):
         except BaseException:
             child.kill()
             raise
+        finally:
+            self._starting = None
         self._running.append(child)
         return opened
 
@@ -112,19 +117,29 @@ class ChildModel(Closeable):
         child = self.child
         return () if child is None else (child.pid,)
 
-    def _child(self) -> Child:
-        """Return the process that runs the model; start another one, without reports of progress, where it was lost."""
+    def _child(self, on_progress: OnProgress | None = None) -> Child:
+        """Return the process that runs the model; start another one where it was lost.
+
+        Raises:
+            RuntimeLostError: It was lost, and can't be started again yet.
+        """
         if (child := self.child) is not None:
             return child
         self._running.clear()
-        opened = self._start(replace(self._hosting.options, on_progress=None, cancel=None))
+        try:
+            opened = self._start(replace(self._hosting.options, on_progress=on_progress, cancel=None))
+        except RuntimeLostError:
+            raise
+        except RuntimeUnavailableError as error:
+            loss = f"the model was lost, and can't be loaded again yet: {error.marked}"
+            raise RuntimeLostError(loss) from error
         if opened.card.fingerprint != self.card.fingerprint:
             raise SessionError("the model's file or its runtime has changed since it was loaded; load it again")
         return self._running[0]
 
     def _lost(self, error: RuntimeLostError) -> RuntimeLostError:
         self._running.clear()
-        return RuntimeLostError(self._hosting.explain(error.marked))
+        return RuntimeLostError(self._hosting.explain(error.marked), self._hosting.advice)
 
     def _call(self, method: str, *arguments: Any, **rest: Any) -> Any:
         child = self._child()
@@ -190,6 +205,9 @@ class ChildModel(Closeable):
     def evaluate(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
         """Evaluate items in the child; their rows of logits are views of shared memory, or arrays of their own."""
         with self.lock:
+            for item in items:
+                self._require_text(item)
+            self._child(on_progress)
             numbers = tuple(self._number(item.session) for item in items)  # type: ignore[arg-type]  # checked there
             sessions: list[ChildSession] = [item.session for item in items]  # type: ignore[misc]  # checked above
             sent = [
@@ -200,6 +218,16 @@ class ChildModel(Closeable):
             for session, result in zip(sessions, results, strict=True):
                 session.exact = result.exact
             return [self._forward(result) for result in results]
+
+    def _require_text(self, item: ForwardItem) -> None:
+        """Raise RuntimeLostError where an item goes on behind tokens that were lost with a child, the first time."""
+        session = item.session
+        if isinstance(session, ChildSession) and session.child is not None and session.child is not self.child:
+            session.child = None
+            if item.n_past:
+                raise RuntimeLostError(
+                    "the process that held the text was lost with what it held", "read the text again"
+                )
 
     def _forward(self, result: Result) -> Forward:
         if result.row is None:
@@ -214,7 +242,9 @@ class ChildModel(Closeable):
         return 0 if child is None or session.child is not child else child.n_cached.get(session.number, 0)
 
     def cancel(self, session: ChildSession) -> None:
-        """Cancel the forward that the session is in, from any thread; without one, nothing happens."""
+        """Cancel the forward that the session is in, or the loading that it waits for, from any thread."""
+        if (starting := self._starting) is not None:
+            starting.cancel(LOAD)
         if (child := self.child) is not None and session.child is child:
             child.cancel(session.number)
 

@@ -183,7 +183,8 @@ class Child:
             n_bytes = file.seek(0, os.SEEK_END)
             file.seek(max(0, n_bytes - _TAIL_BYTES))
             lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-        return lines[-1] if lines else ""
+        place, colon, words = (lines[-1] if lines else "").partition(": ")
+        return f"{place.rpartition('/')[2]}{colon}{words}"  # a failed check begins with the path of its source
 
     def _lost(self) -> RuntimeLostError:
         return RuntimeLostError(self.ending or self._reason or "it has ended")

@@ -3,7 +3,8 @@
 import ctypes
 import ctypes.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ class ContextOptions:
         type_k, type_v: ggml's types of keys and values.
         flash_attention: True, False, or None for llama.cpp's choice.
         embeds: Whether it returns the final states of tokens in place of logits; a text is then one micro-batch.
+        around: Returns a block that each forward of so many rows runs in; None for forwards on this machine. With it,
+            one token is evaluated first.
     """
 
     n_cells: int
@@ -43,6 +46,7 @@ class ContextOptions:
     type_v: int
     flash_attention: bool | None
     embeds: bool = False
+    around: Callable[[int], AbstractContextManager[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,12 @@ class Context:
         self.n_batch = int(self._api.llama_n_batch(self._handle))  # smaller in a short context
         self._memory = self._api.llama_get_memory(self._handle)
         self._make_batch(options.n_sequences)
+        self._around = options.around or nullcontext
+        if options.around is not None:
+            with self._around(1):
+                self._evaluate([Part(np.zeros(1, np.int32), np.zeros(1, np.int32), (0,), np.ones(1, np.bool_))])
+                self._api.llama_synchronize(self._handle)
+            self.remove(0, 0)
 
     def _make_batch(self, n_sequences: int) -> None:
         """Allocate the batch once; its arrays stay at their addresses."""
@@ -147,7 +157,8 @@ class Context:
             CancelledError: The model's Stop was set; drop the rows, as some may have been evaluated.
             ModelFormatError: A file that the weights are mapped from has changed, so that results are of no use.
         """
-        return [self._logits(start, stop) for start, stop in self._evaluate(parts)]
+        with self._around(sum(len(part.tokens) for part in parts)):
+            return [self._logits(start, stop) for start, stop in self._evaluate(parts)]
 
     def final_states(self, tokens: NDArray[np.int32], n_embd: int) -> NDArray[np.float32]:
         """Evaluate a text, int32[n], alone in a context that embeds, and return f32[n, n_embd], a state for each token.
@@ -159,8 +170,9 @@ class Context:
         if not 0 < n <= self.n_batch:
             raise ContextFullError(f"a text has {n} tokens; the context has room for 1 to {self.n_batch}")
         self.remove(0, 0)
-        self._evaluate([Part(tokens, np.arange(n, dtype=np.int32), (0,), np.ones(n, np.bool_))])
-        address = ctypes.cast(self._api.llama_get_embeddings(self._handle), ctypes.c_void_p).value
+        with self._around(n):
+            self._evaluate([Part(tokens, np.arange(n, dtype=np.int32), (0,), np.ones(n, np.bool_))])
+            address = ctypes.cast(self._api.llama_get_embeddings(self._handle), ctypes.c_void_p).value
         if not address:
             raise RuntimeUnavailableError(f"llama.cpp returned no states: {last_complaint()}")
         return _view(address, n, n_embd).copy()

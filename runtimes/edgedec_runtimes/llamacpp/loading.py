@@ -20,13 +20,13 @@ from edgedec.errors import (
     UnsupportedModelError,
     argument,
 )
+from edgedec.loading.other_machines import check_addresses
 from edgedec.memory.system import return_free_memory
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.devices import device_array
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
-from edgedec_runtimes.llamacpp.rpc.servers import check_addresses
 from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.draft_heads import refuse_draft_head

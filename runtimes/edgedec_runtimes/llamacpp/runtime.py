@@ -4,6 +4,8 @@ import hashlib
 import platform
 import re
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -42,7 +44,8 @@ from edgedec_runtimes.llamacpp.library import HOW_TO_MEND, how_to_install, insta
 from edgedec_runtimes.llamacpp.loading import DryRun, checked_options, context_options, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
 from edgedec_runtimes.llamacpp.rpc.hosting import hosting
-from edgedec_runtimes.llamacpp.rpc.library import connect, keep_alive, rpc_note
+from edgedec_runtimes.llamacpp.rpc.library import connect, rpc_note
+from edgedec_runtimes.llamacpp.rpc.patience import Patience
 from edgedec_runtimes.llamacpp.rpc.servers import rpc_devices
 from edgedec_runtimes.llamacpp.trial import complaint, repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
@@ -128,14 +131,16 @@ class LlamaCpp:
 
 def load_connected(path: Path, options: LoadOptions) -> Model:
     """Load the weights in this process, which ends when one of options.rpc_servers is lost: so only in a child."""
-    connect(options.rpc_servers)
-    model = _load(path, options)
-    keep_alive()
-    return model
+    patience = Patience()
+    with patience.loading(options.on_progress) as report:
+        connect(options.rpc_servers)
+        return _load(path, replace(options, on_progress=report), patience.forward)
 
 
-def _load(path: Path, options: LoadOptions) -> Model:
-    """Load the weights in this process."""
+def _load(
+    path: Path, options: LoadOptions, around: Callable[[int], AbstractContextManager[None]] | None = None
+) -> Model:
+    """Load the weights in this process; for `around` see ContextOptions."""
     gguf = _read_runnable(path)
     llama()
     options = _placed(options, gguf)
@@ -153,8 +158,8 @@ def _load(path: Path, options: LoadOptions) -> Model:
     files = MappedFiles(gguf.paths, mapped) if options.mmap else None
     if is_embedder(gguf):
         embedding = context_options(handle, options, _embedding_context(gguf, n_ctx), embeds=True)
-        return LlamaCppEncoder(handle, files, card, embedding, terms)
-    chosen = context_options(handle, options, n_ctx)
+        return LlamaCppEncoder(handle, files, card, replace(embedding, around=around), terms)
+    chosen = replace(context_options(handle, options, n_ctx), around=around)
     return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, _kept_in(options))
 
 

@@ -54,9 +54,15 @@ def test_a_lost_child_is_started_again(model: ChildModel) -> None:
     assert session.n_cached == len(TEXT)
     assert model.child is not None
     os.kill(model.child.pid, signal.SIGKILL)
-    with pytest.raises(RuntimeLostError, match=r"(?s)was lost: it was ended by SIGKILL.*ask again"):
+    with pytest.raises(RuntimeLostError, match=r"(?s)was lost \(it was ended by SIGKILL.*ask again"):
         _again_and_again(session, TEXT)  # the first forward may still find the process there
     assert session.n_cached == 0
+    other = model.session(64)
+    other.forward(TEXT, n_past=0)
+    assert model.child is not None
+    _kill_and_wait(model)
+    with pytest.raises(RuntimeLostError, match="read the text again"):
+        other.forward(TEXT[:1], n_past=len(TEXT))
     assert np.array_equal(session.forward(TEXT, n_past=0).logits, expected)
     session.close()
     with pytest.raises(SessionError):
@@ -128,6 +134,15 @@ def _again_and_again(session: Session, tokens: NDArray[np.int32]) -> None:
     """Evaluate tokens until an exception ends it."""
     while True:
         session.forward(tokens, n_past=0)
+
+
+def _kill_and_wait(model: ChildModel) -> None:
+    """End the child, and wait until the parent knows."""
+    child = model.child
+    assert child is not None
+    os.kill(child.pid, signal.SIGKILL)
+    while child.ending is None:
+        time.sleep(0.01)
 
 
 def _runs(pid: int) -> bool:

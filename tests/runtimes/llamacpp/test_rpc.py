@@ -1,6 +1,7 @@
 """Layers on other machines: the text is the one without, and a server that is lost costs a clear error and no text."""
 
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,14 +12,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.command_line import finish, run_process, start
 from support.rpc_servers import RpcServer, rpc_servers
 
 import edgedec
 from edgedec.errors import OptionError, RequestError, RuntimeLostError, RuntimeUnavailableError
-from edgedec.loading.other_machines import servers_note
+from edgedec.loading.other_machines import check_addresses, servers_note
 from edgedec.model import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.llamacpp.rpc.servers import ask_server, check_addresses, rpc_devices
+from edgedec_runtimes.llamacpp.rpc.patience import Patience
+from edgedec_runtimes.llamacpp.rpc.servers import ask_server, rpc_devices
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
 PROMPT = "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n\n\n"
@@ -51,7 +54,7 @@ def test_the_text_is_the_one_without_rpc(servers: list[RpcServer], smollm_path: 
         stream = there.stream(PROMPT, **SAMPLED)
         begun = [output.token_id for output in islice(stream, 10)]
         servers[1].kill()
-        with pytest.raises(RuntimeLostError, match=f"was lost.*{servers[1].address} does not answer") as lost:
+        with pytest.raises(RuntimeLostError, match=f"{servers[1].address} does not answer any more.*ask again") as lost:
             begun.extend(output.token_id for output in stream)
         assert lost.value.token_ids == tuple(begun) == sampled.token_ids[: len(begun)]
         with pytest.raises(RuntimeUnavailableError, match=f"{servers[1].address} can't be reached"):
@@ -59,6 +62,78 @@ def test_the_text_is_the_one_without_rpc(servers: list[RpcServer], smollm_path: 
         servers[1].start()
         resumed = there.generate(PROMPT, resume=lost.value.token_ids, **SAMPLED)
         assert (resumed.token_ids, resumed.text) == (sampled.token_ids, sampled.text)
+
+
+def test_a_text_waits_for_its_server(servers: list[RpcServer], smollm_path: Path) -> None:
+    """With rpc_wait a text goes on when the server is back, as if nothing had happened; so do texts of one prompt."""
+    addresses = ",".join(server.address for server in servers)
+    with edgedec.load(smollm_path, rpc=addresses, rpc_wait=60.0, draft="suffix", **OPTIONS) as model:
+        undisturbed = model.generate(PROMPT, logprobs=1, **SAMPLED)
+        stream = model.stream(PROMPT, logprobs=1, **SAMPLED)
+        begun = list(islice(stream, 10))
+        servers[0].kill()
+        starting = threading.Timer(1.5, servers[0].start)
+        starting.start()
+        assert (*begun, *stream) == undisturbed.outputs
+        starting.join()
+        texts = model.samples(PROMPT, 2, **SAMPLED)
+        several = model.samples_stream(PROMPT, 2, **SAMPLED)
+        list(islice(several, 50))
+        servers[1].kill()
+        servers[1].start()
+        list(several)
+        assert [text.token_ids for text in several.generations] == [text.token_ids for text in texts]
+
+
+def test_a_person_sees_one_sentence(servers: list[RpcServer], smollm_path: Path) -> None:
+    """On the command line standard output is that of an undisturbed run; standard error says what happened."""
+    addresses = ",".join(server.address for server in servers)
+    options = ("--rpc", addresses, "--no-repack", "--threads", "1", "-c", "512", "--raw", "-n", "60", "-t", "0")
+    command = ("run", smollm_path, *options, "--ignore-end", "--draft", "off", PROMPT)
+    undisturbed = run_process(*command)
+    process = start(*command)
+    assert process.stdout is not None
+    begun = process.stdout.read(20)
+    servers[1].kill()
+    servers[1].start()
+    result = finish(process)
+    assert (result.code, begun + result.out) == (0, undisturbed.out)
+    assert result.err.count(f"edgedec: the rpc-server {servers[1].address} does not answer any more; waiting") <= 1
+    assert result.err.count("waiting up to 120 s until the model can be loaded again, then the text goes on\n") == 1
+    process = start(*command, "--rpc-wait", "0.5")
+    assert process.stdout is not None
+    begun = process.stdout.read(20)
+    servers[1].kill()
+    result = finish(process)
+    servers[1].start()
+    assert result.code == 33
+    assert undisturbed.out.startswith(begun + result.out)
+    assert "0.5 s were waited in vain; now: " in result.err.splitlines()[-1]
+
+
+def test_a_silent_server_has_half_a_minute() -> None:
+    """The system ends the waiting for an answer, on every connection to another machine."""
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as listening,
+        closing(socket.create_connection(listening.getsockname())) as connection,
+    ):
+        patience = Patience()
+        with patience.loading(None):
+            pass
+        assert _answer_within(connection) == 30
+        with patience.forward(1):
+            pass
+        patience.slowest[1] = 2.0
+        with patience.forward(100):
+            assert _answer_within(connection) == 800
+        with patience.forward(1):
+            assert _answer_within(connection) == 30
+
+
+def _answer_within(connection: socket.socket) -> int:
+    """Return the seconds after which the system gives up the waiting for data."""
+    seconds, _ = struct.unpack("@ll", connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
+    return int(seconds)
 
 
 def test_servers_are_devices_with_memory(servers: list[RpcServer]) -> None:
@@ -103,6 +178,14 @@ def _answer(listening: socket.socket, answers: list[bytes]) -> None:
                 connection.sendall(data)
             except OSError:
                 return
+
+
+@pytest.mark.parametrize("rpc", ["", " , ", "host", "a:1,a:1", 5])
+def test_the_option_is_checked_before_a_runtime_is_chosen(rpc: object, smollm_path: Path) -> None:
+    """The message is about the addresses, not about runtimes that take none; naming no server is refused."""
+    with pytest.raises(OptionError) as refused:
+        edgedec.load(smollm_path, rpc=rpc)  # type: ignore[arg-type]
+    assert refused.value.argument == "rpc"
 
 
 @pytest.mark.parametrize("address", ["", "host", ":50052", "host:", "host:0", "host:70000", "host:x"])

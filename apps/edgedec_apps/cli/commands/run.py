@@ -11,6 +11,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.choice_options import ChoiceFlags
 from edgedec_apps.cli.commands.chat import ChatJob, converse
 from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.log import telling_of_losses
 from edgedec_apps.cli.memory_report import Held, held_by, held_document, held_line
 from edgedec_apps.cli.options import (
     KeepHistory,
@@ -157,7 +158,8 @@ def _written(
     n_most, n = options.get("max_tokens"), count_of(job.choice)
     show = None if job.output.as_json else PlainText()
     if way is not None:
-        chosen = engine.best(prompt, way, **options)
+        with telling_of_losses(quiet=job.output.quiet, before=progress.stop):
+            chosen = engine.best(prompt, way, **options)
         progress.stop()
         if show is not None:
             show.write(chosen.text)
@@ -165,9 +167,11 @@ def _written(
         return chosen
     if n > 1:
         stream = engine.samples_stream(prompt, n, **options)
-        print_stream(stream, progress, n_most=n_most and n_most * n, show=None)
-        if show is not None:
-            print_texts([text.text for text in stream.generations])
+        try:
+            print_stream(stream, progress, n_most=n_most and n_most * n, show=None)
+        finally:  # what was written before an error is not lost
+            if show is not None:
+                print_texts([text.text for text in stream.generations])
         return stream.generations
     one = engine.stream(prompt, **options) if isinstance(prompt, str) else engine.chat_stream(prompt, **options)
     print_stream(one, progress, n_most=n_most, show=show)

@@ -8,7 +8,9 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec_runtimes.child.model import Hosting
 from edgedec_runtimes.llamacpp.rpc.library import HOW_TO_GET_IT, find_library
-from edgedec_runtimes.llamacpp.rpc.servers import ask_server, silent
+from edgedec_runtimes.llamacpp.rpc.servers import ask_servers, silent
+
+_ADVICE = "see that every server runs, and ask again; the next request loads the model anew"
 
 
 def hosting(
@@ -20,16 +22,15 @@ def hosting(
     def prepare() -> None:
         if find_library() is None:
             raise RuntimeUnavailableError(f"llama.cpp has no RPC here; {HOW_TO_GET_IT}")
-        for address in servers:
-            ask_server(address)
+        ask_servers(servers)
 
     def explain(reason: str) -> str:
         gone = silent(servers)
-        verb = "does" if len(gone) == 1 else "do"
-        now = f"; {' and '.join(gone)} {verb} not answer" if gone else "; every server answers again"
-        return (
-            f"the connection to the rpc-server {' or '.join(servers)} was lost ({reason}){now}: see that each of them "
-            f"runs, and ask again; the next request loads the model anew"
-        )
+        if not gone:
+            return (
+                f"the connection to the rpc-server {' or '.join(servers)} was lost ({reason}), and each answers again"
+            )
+        what = f"the rpc-server {gone[0]} does" if len(gone) == 1 else f"the rpc-servers {' and '.join(gone)} do"
+        return f"{what} not answer any more"
 
-    return Hosting(target, path, options, terms, prepare, explain)
+    return Hosting(target, path, options, terms, prepare, explain, _ADVICE)

@@ -6,10 +6,7 @@ llama-cpp-python has the library where it was built with GGML_RPC. Elsewhere it 
 
 import ctypes
 import os
-import socket
-import stat
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +22,6 @@ HOW_TO_GET_IT = (
     "--no-cache-dir --no-binary llama-cpp-python llama-cpp-python)"
 )
 _NAMES = ("libggml-rpc.so", "libggml-rpc.dylib", "ggml-rpc.dll")
-# After 10 s of silence a machine is asked whether it is there; after 3 questions in vain it is not.
-_KEEP_ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPALIVE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-_UNACKNOWLEDGED_MS = 30_000
 
 
 def built_library() -> Path:
@@ -105,22 +99,3 @@ def connect(addresses: Sequence[str]) -> None:
         if not registry:
             raise RuntimeUnavailableError(f"the rpc-server {address} has no devices")
         libggml.ggml_backend_register(registry)
-
-
-def keep_alive() -> None:
-    """Let the system notice within half a minute that a machine at the end of a connection of this process is gone."""
-    if os.name != "posix":
-        return
-    for number in range(3, 1024):
-        with suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(number).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(number)) as connection:
-                if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for name, value in _KEEP_ALIVE:
-                    if (option := getattr(socket, name, None)) is not None:
-                        connection.setsockopt(socket.IPPROTO_TCP, option, value)
-                if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
-                    connection.setsockopt(socket.IPPROTO_TCP, option, _UNACKNOWLEDGED_MS)

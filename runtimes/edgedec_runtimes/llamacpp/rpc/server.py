@@ -7,8 +7,8 @@ can read and write the process's memory, so it belongs on a network of your own.
 import ctypes
 import sys
 
+from edgedec.loading.other_machines import check_addresses
 from edgedec_runtimes.llamacpp.rpc.library import rpc_library
-from edgedec_runtimes.llamacpp.rpc.servers import check_addresses
 
 
 def serve(address: str, n_threads: int) -> None:

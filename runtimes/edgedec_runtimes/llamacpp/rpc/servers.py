@@ -6,14 +6,16 @@ The protocol is that of llama.cpp's ggml-rpc: a request is a byte, a length and 
 import socket
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from time import monotonic
 
 from edgedec.device import Device
-from edgedec.errors import OptionError, RuntimeUnavailableError
+from edgedec.errors import RuntimeUnavailableError
 
-_PATIENCE_S = 5.0
-_MOST = 16  # servers that ggml connects to
+_PATIENCE_S, _SHORT_PATIENCE_S = 5.0, 2.0
+_MOST = 16  # devices of a server
 _GET_DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
 _CAPABILITIES = bytes(24)  # none beside TCP
 _MAJOR, _MINOR = 7, 0  # of the protocol of the tested llama-cpp-python
@@ -34,27 +36,49 @@ class Server:
     memory: tuple[tuple[int, int], ...]
 
 
-def check_addresses(addresses: Sequence[str]) -> None:
-    """Raise OptionError unless each address is "host:port", and none comes twice."""
-    for address in addresses:
-        host, _, port = address.partition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-            raise OptionError("rpc", address, "an rpc-server is given as HOST:PORT, such as 192.168.1.20:50052")
-    if len(set(addresses)) != len(addresses) or len(addresses) > _MOST:
-        raise OptionError("rpc", ",".join(addresses), f"it may name at most {_MOST} servers, each of them once")
-
-
 def rpc_devices(addresses: Sequence[str]) -> tuple[Device, ...]:
     """Return the devices of these servers, by the names and in the order that llama.cpp gives them.
 
     Raises:
         RuntimeUnavailableError: A server does not answer, serves somebody else, or speaks another protocol.
     """
-    memory = [(address, *sizes) for address in addresses for sizes in ask_server(address).memory]
+    memory = [(server.address, *sizes) for server in ask_servers(addresses) for sizes in server.memory]
     return tuple(
         Device(f"RPC{index}", "RPC", total, free, description=f"a device of {address}")
         for index, (address, free, total) in enumerate(memory)
     )
+
+
+def ask_servers(addresses: Sequence[str]) -> list[Server]:
+    """Ask all servers at the same time, and return what each says of itself.
+
+    Raises:
+        RuntimeUnavailableError: As rpc_devices; the message has a sentence on each of these servers.
+    """
+    found = _all_asked(addresses, _PATIENCE_S)
+    errors = [answer for answer in found if isinstance(answer, RuntimeUnavailableError)]
+    if errors:
+        raise RuntimeUnavailableError("; ".join(error.marked for error in errors))
+    return [answer for answer in found if isinstance(answer, Server)]
+
+
+def silent(addresses: Sequence[str]) -> list[str]:
+    """Return the servers that do not answer as they should now."""
+    found = _all_asked(addresses, _SHORT_PATIENCE_S)
+    return [address for address, answer in zip(addresses, found, strict=True) if not isinstance(answer, Server)]
+
+
+def _all_asked(addresses: Sequence[str], patience_s: float) -> list[Server | RuntimeUnavailableError]:
+    """Return what each server says of itself, or why it says nothing."""
+
+    def asked(address: str) -> Server | RuntimeUnavailableError:
+        try:
+            return ask_server(address, patience_s)
+        except RuntimeUnavailableError as error:
+            return error
+
+    with ThreadPoolExecutor(max(1, len(addresses))) as threads:
+        return list(threads.map(asked, addresses))
 
 
 def ask_server(address: str, patience_s: float = _PATIENCE_S) -> Server:
@@ -73,11 +97,12 @@ def ask_server(address: str, patience_s: float = _PATIENCE_S) -> Server:
         ) from error
     with connection:
         try:
-            return _asked(connection, address)
+            return _asked(connection, address, monotonic() + patience_s)
         except TimeoutError as error:
             raise RuntimeUnavailableError(
                 f"the rpc-server {address} accepts the connection and says nothing for {patience_s:g} s: it serves "
-                f"one program at a time, so end the other one, or start a second rpc-server on another port"
+                f"another program (an rpc-server serves one program at a time), hangs, or is none; end the other "
+                f"program, or start an rpc-server on another port"
             ) from error
         except (OSError, struct.error) as error:
             raise RuntimeUnavailableError(
@@ -85,49 +110,38 @@ def ask_server(address: str, patience_s: float = _PATIENCE_S) -> Server:
             ) from error
 
 
-def _asked(connection: socket.socket, address: str) -> Server:
-    major, minor, patch = _VERSION.unpack(_call(connection, _HELLO, _CAPABILITIES, _VERSION.size))
+def _asked(connection: socket.socket, address: str, deadline: float) -> Server:
+    """Ask until the deadline, by the monotonic clock (TimeoutError, OSError, struct.error for other answers)."""
+    call = partial(_call, connection, deadline)
+    major, minor, patch = _VERSION.unpack(call(_HELLO, _CAPABILITIES, _VERSION.size))
     if major != _MAJOR or minor > _MINOR:
         raise RuntimeUnavailableError(
             f"the rpc-server {address} speaks version {major}.{minor}.{patch} of the protocol, llama.cpp here "
             f"{_MAJOR}.{_MINOR}: build both from the same release of llama.cpp"
         )
-    (n_devices,) = _COUNT.unpack(_call(connection, _DEVICE_COUNT, b"", _COUNT.size))
+    (n_devices,) = _COUNT.unpack(call(_DEVICE_COUNT, b"", _COUNT.size))
     memory = []
     for index in range(min(n_devices, _MOST)):
-        found = _MEMORY.unpack(_call(connection, _GET_DEVICE_MEMORY, _COUNT.pack(index), _MEMORY.size))
+        found = _MEMORY.unpack(call(_GET_DEVICE_MEMORY, _COUNT.pack(index), _MEMORY.size))
         memory.append((found[0], found[1]))
     return Server(address, tuple(memory))
 
 
-def _call(connection: socket.socket, command: int, data: bytes, n_answer: int) -> bytes:
+def _call(connection: socket.socket, deadline: float, command: int, data: bytes, n_answer: int) -> bytes:
     """Send a request and return the answer's data, which must have `n_answer` bytes (OSError where it has not)."""
     connection.sendall(bytes([command]) + _LENGTH.pack(len(data)) + data)
-    (n_bytes,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
+    (n_bytes,) = _LENGTH.unpack(_read(connection, deadline, _LENGTH.size))
     if n_bytes != n_answer:
         raise OSError(f"an answer of {n_bytes} bytes in place of {n_answer}")
-    return _read(connection, n_answer)
+    return _read(connection, deadline, n_answer)
 
 
-def _read(connection: socket.socket, n_bytes: int) -> bytes:
+def _read(connection: socket.socket, deadline: float, n_bytes: int) -> bytes:
     data = b""
     while len(data) < n_bytes:
+        connection.settimeout(max(0.001, deadline - monotonic()))
         piece = connection.recv(n_bytes - len(data))
         if not piece:
             raise OSError("it hung up")
         data += piece
     return data
-
-
-def silent(addresses: Sequence[str]) -> list[str]:
-    """Return the servers that nobody can connect to now."""
-    found = []
-    for address in addresses:
-        host, _, port = address.partition(":")
-        try:
-            with suppress(TimeoutError), socket.create_connection((host, int(port)), 2.0):
-                continue
-        except OSError:
-            pass
-        found.append(address)
-    return found
