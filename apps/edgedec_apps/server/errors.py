@@ -13,6 +13,7 @@ from edgedec.errors import (
     PromptTooLongError,
     PullError,
     RequestError,
+    RuntimeLostError,
     RuntimeUnavailableError,
     SessionError,
     UnsupportedModelError,
@@ -114,6 +115,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(404, str(error), "model_not_found", "model")
     if isinstance(error, RequestError):
         return Problem(400, str(error))
+    if isinstance(error, RuntimeLostError):  # the next request loads the model again
+        return Problem(503, str(error), "model_lost", retry_after_s=10)
     if isinstance(error, RuntimeUnavailableError | CapabilityError | UnsupportedModelError):
         return Problem(501, str(error), "not_supported")
     if isinstance(error, OfflineError | PullError):

@@ -13,7 +13,7 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
-from edgedec_apps.cli.log import show_log, warnings_of
+from edgedec_apps.cli.log import show_log, telling_of_losses, warnings_of
 from edgedec_apps.cli.options import LoadFlags, Quiet, option, output_option
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import one_line, say
@@ -168,7 +168,8 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags) -
     if not server.quiet:
         say(f"edgedec: listening on {address}{'; the model is loading' if settings.models else ''}")
     try:
-        interrupted = interruptible(work)
+        with telling_of_losses(quiet=server.quiet):
+            interrupted = interruptible(work)
     except TerminatedError:  # a service manager ends a server with SIGTERM, and takes exit code 0 for a success
         return
     if interrupted:
