@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec_runtimes.llamacpp.library import llama
+from edgedec_runtimes.llamacpp.trial import repack_complaint
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -64,7 +65,9 @@ class LlamaHead:
             return False
 
     def _open(self, path: Path, other: Any) -> Any:
-        model = self._api.llama_model_load_from_file(str(path).encode(), self._api.llama_model_default_params())
+        model_params = self._api.llama_model_default_params()
+        model_params.use_extra_bufts = repack_complaint() is None
+        model = self._api.llama_model_load_from_file(str(path).encode(), model_params)
         assert model, f"llama.cpp does not load {path}"
         self._models.append(model)
         params = self._api.llama_context_default_params()
