@@ -29,6 +29,8 @@ def cost_curve(
 ) -> CostCurve:
     """Return the cost curve of a session's model, from the options' cache_dir or measured now.
 
+    It is measured at each load where other machines run layers, as the line to them may be another one.
+
     The tokens are random ones, and others in each forward: the rows of a mixture of experts then go through as many
     experts as different tokens do. Real steps, whose tokens may share experts, refine the curve.
 
@@ -39,7 +41,8 @@ def cost_curve(
     at most to `most_rows`; each row takes the memory of a row of logits.
     """
     key = f"{_key(session, options)} {most_rows} streak"
-    known = _as_curve(probe_cache.get(options.cache_dir, "curve", key))
+    cache_dir = None if options.rpc_servers else options.cache_dir
+    known = _as_curve(probe_cache.get(cache_dir, "curve", key))
     if known is not None:
         return known
     with stage(options.on_progress, _PHASE, _WHAT):
@@ -50,7 +53,7 @@ def cost_curve(
         measured[1] = min(measured[1], streak_s)
     if len(measured) > 1:  # a single number of rows says nothing about drafts
         found = {_RESUME: resume_share} | {str(n): seconds for n, seconds in measured.items()}
-        probe_cache.put(options.cache_dir, "curve", key, found)
+        probe_cache.put(cache_dir, "curve", key, found)
     return CostCurve(measured, resume_share)
 
 

@@ -83,7 +83,7 @@ def test_a_server_is_lost_while_the_draft_model_goes_on(
     ways = {"draft": "model", "draft_model": smollm_path, "draft_overlap": True, "n_draft_max": 3} | OPTIONS
     with edgedec.load(smollm_path, rpc=addresses(servers), **ways) as there:
         stream, begun = there.stream(PROMPT, **SAMPLED), list[int]()
-        with pytest.raises(RuntimeLostError, match=f"was lost.*{servers[1].address} does not answer") as lost:
+        with pytest.raises(RuntimeLostError, match=f"{servers[1].address} does not answer any more") as lost:
             begun.extend(output.token_id for output in stream)
         assert n_started == 3
         assert lost.value.token_ids == tuple(begun) == expected[1][: len(begun)]
