@@ -26,7 +26,7 @@ from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
-from edgedec_runtimes.child.memory import child_terms
+from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel
 from edgedec_runtimes.llamacpp.device_terms import (
     HostRun,
@@ -248,6 +248,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         MemoryTerm("activations", compute.pop(HOST), "compute buffer"),
         *(MemoryTerm("activations", n_bytes, "compute buffer", device=name) for name, n_bytes in compute.items()),
         MemoryTerm("first run", _PROBE_BYTES if probes else 0, "what finding out which rows are bit-equal leaves"),
+        *(shared_terms(info.n_vocab, options.max_rows) if options.rpc_servers else ()),
     ]
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
@@ -257,9 +258,9 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         *later,
         MemoryTerm("activations", _GRAPH_BYTES, "graph"),
         *server_terms(split),
-        *(child_terms(info.n_vocab, options.max_rows) if options.rpc_servers else ()),
-        MemoryTerm("llama.cpp", _LIBRARY_BYTES if options.rpc_servers else 0, "in the process that plans"),
     ]
+    if options.rpc_servers:
+        terms += [process_term(), MemoryTerm("llama.cpp", _LIBRARY_BYTES, "in the process that plans")]
     return tuple(term for term in terms if term.n_bytes)
 
 

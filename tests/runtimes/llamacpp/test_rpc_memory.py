@@ -59,7 +59,7 @@ def is_near(held: int, planned: int) -> bool:
 
 @pytest.mark.parametrize(
     ("given", "gpu_mb"),
-    [((), 1000), (("--no-mmap", "--draft", "off"), 55)],
+    [((), 1000), (("--no-mmap", "--draft", "off"), 85)],
     ids=["all layers there", "some layers here"],
 )
 def test_the_plan_is_what_both_hold(smollm_path: Path, addresses: str, given: tuple[str, ...], gpu_mb: int) -> None:
