@@ -56,9 +56,8 @@ class _Bucket:
     pace: float = 1.0
     _samples: dict[int, deque[float]] = field(default_factory=dict)
     _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    _last: dict[int, int] = field(default_factory=dict)  # by number of rows, the latest observation of it
     _n_observed: int = 0
-    _recent: set[int] = field(default_factory=set)  # numbers of rows that a recent step had
+    _recent: dict[int, int] = field(default_factory=dict)  # rows of recent steps -> their latest one, oldest first
     _measured: dict[int, float] = field(default_factory=dict)  # table() since the last change; empty before it is asked
     _seconds: dict[int, float] = field(default_factory=dict)  # of the numbers of rows that were asked since then
 
@@ -70,6 +69,8 @@ class _Bucket:
         return known
 
     def _sum_up(self, n_rows: int) -> float:
+        if n_rows in self._recent:
+            return self.points[n_rows]
         measured = self._measured = self._measured or self.table()
         rows = list(measured)
         least, most = rows[0], rows[-1]
@@ -86,12 +87,11 @@ class _Bucket:
 
     def observe(self, n_rows: int, seconds: float) -> float:
         """Take the seconds of a real step and return them, cut where they are out of all proportion."""
-        expected, before = self.seconds(n_rows), (self.points.get(n_rows), self.pace, self._recent)
-        samples = self._samples.get(n_rows)
-        if samples is None:
-            samples = self._samples[n_rows] = deque(maxlen=_REMEMBERED)
-        elif self._n_observed - self._last[n_rows] >= _STALE:
-            samples.clear()
+        expected, before = self.seconds(n_rows), (self.points.get(n_rows), self.pace)
+        changed = n_rows not in self._recent
+        if changed:
+            self._samples[n_rows] = deque(maxlen=_REMEMBERED)
+        samples = self._samples[n_rows]
         # Cut rather than left out: if such times go on, they are the machine's new speed.
         sample = min(seconds, _ODD * expected) if expected else seconds
         samples.append(sample)
@@ -99,18 +99,21 @@ class _Bucket:
         if expected is not None and len(samples) < _SURE:
             found = min(found, expected)
         self.points[n_rows] = found
-        self._n_observed += 1
-        self._last[n_rows] = self._n_observed
         self.most = max(self.most, n_rows)
-        self._recent = {n for n, last in self._last.items() if self._n_observed - last < _STALE}
+        self._n_observed += 1
+        self._recent.pop(n_rows, None)
+        self._recent[n_rows] = self._n_observed
+        oldest, last = next(iter(self._recent.items()))
+        if self._n_observed - last >= _STALE:
+            del self._recent[oldest]
+            changed = True
         base = self.base.get(n_rows)
         if base is not None:
             self._ratios.append(sample / base)
             self.pace = median(self._ratios)
-        one = self.base.get(1)
-        if one is not None and n_rows > 1 and len(samples) >= _SURE and 1 in self._recent:
-            self.base[n_rows] = found * one / self.points[1]
-        if before != (found, self.pace, self._recent):  # the median of many samples mostly stays what it was
+        if n_rows > 1 and len(samples) >= _SURE and 1 in self._recent and 1 in self.base:
+            self.base[n_rows] = found * self.base[1] / self.points[1]
+        if changed or before != (found, self.pace):  # the median of many samples mostly stays what it was
             self._measured, self._seconds = {}, {}
         return sample
 
@@ -238,9 +241,9 @@ class CostCurve:
         """
         bucket, resuming, is_draft = self._bucket(n_past), self.resuming, n_rows > 1
         spent_s = seconds + (self._resume_s(bucket) if is_draft and not resuming.after_draft else 0.0)
-        plain_s = bucket.seconds(1)
-        resumes, resuming.after_draft = resuming.after_draft and not is_draft, is_draft
-        if not (resumes and plain_s and resuming.observe(seconds, plain_s)):
+        plain_s = bucket.seconds(1) if resuming.after_draft and not is_draft else None  # of a step after a draft
+        resuming.after_draft = is_draft
+        if not (plain_s and resuming.observe(seconds, plain_s)):
             spent_s += bucket.observe(n_rows, seconds) - seconds
         self.latest_s = spent_s + (keep_s or 0.0) + self.beside_s[is_draft]
         if keep_s is None:
