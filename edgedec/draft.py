@@ -29,6 +29,7 @@ class DrafterRestsError(PluginError):
 
 STORE_BYTES = 32_000_000
 """Most bytes that a drafter keeps between requests where memory is ample."""
+_NUMBER = (float, int)
 
 
 def store_limit(budget_bytes: int | None) -> int:
@@ -108,7 +109,7 @@ class Draft:
         if not lengths[0] == lengths[1] == lengths[2]:
             raise PluginError(f"a draft's tokens, parents and p_accept must have one length, found {lengths}")
         for i, (token, parent, p) in enumerate(zip(self.tokens, self.parents, self.p_accept, strict=True)):
-            if type(token) is not int or type(parent) is not int or not isinstance(p, float | int):
+            if type(token) is not int or type(parent) is not int or not isinstance(p, _NUMBER):
                 found = ", ".join(type(value).__name__ for value in (token, parent, p))
                 raise PluginError(
                     f"a draft's tokens and parents must be of type int and its p_accept float, found {found}; "

@@ -88,9 +88,9 @@ def best_part(
         spent_s: Seconds that drafting took; they are paid whatever is chosen, the plain step included.
         others: Tokens that other requests gain by the same forward; the rate is that of all requests together.
     """
-    order = sorted(candidates, key=paths.__getitem__, reverse=True)[:n_max]
     expected = 1.0 + others
     best_n, best_rate = 0, expected / (cost(0) + spent_s)
+    order = sorted(candidates, key=paths.__getitem__, reverse=True)[:n_max]
     for n, node in enumerate(order, start=1):
         expected += paths[node]
         rate = expected / (cost(n) + spent_s)

@@ -93,21 +93,24 @@ class Policy:
         started = perf_counter()
         self._log.others = self._curve.others
         cost = self._curve.cost(n_past)
-        plain = drafters.drawn is not None and self._trials.plain_is_due(self._log.tokens_per_s * cost(0))
+        plain_s = self._plain_s = cost(0)
+        plain = drafters.drawn is not None and self._trials.plain_is_due(self._log.tokens_per_s * plain_s)
         drafters.drawn, tree = None, DraftTree()
-        drafters.patience_s = _DEADLINE_S if always else max(_LEAST_DEADLINE_S, cost(0) / 2)
+        drafters.patience_s = _DEADLINE_S if always else max(_LEAST_DEADLINE_S, plain_s / 2)
         for active in drafters.all:
             active.draft = EMPTY_DRAFT
             if not active.costly:
                 active.idle += 1
-                if always or self._recorder is not None or not active.rests(cost(0)):  # a recording has every position
+                if always or self._recorder is not None or not active.rests(plain_s):  # a recording has every position
                     active.n_left_out = 0
                     active.ask_s = drafters.ask(stats, active, tree, min(n_max, _MOST_NODES))
                 else:
                     active.n_left_out += 1
-        paths = tree.paths()
-        asked = self._asked(cost)
-        nodes, rate = choose_nodes(tree, paths, asked, n_max, perf_counter() - started, self._curve, self._options)
+        paths, nodes, spent_s = list[float](), list[int](), perf_counter() - started
+        rate = (1 + self._log.others) / (plain_s + spent_s)
+        if tree.tokens:  # most steps of a text that does not repeat itself have no proposal
+            paths = tree.paths()
+            nodes, rate = choose_nodes(tree, paths, self._asked(cost), n_max, spent_s, self._curve, self._options)
         for active in drafters.all:
             if active.costly and not plain:
                 paths, nodes, rate = self._ask_costly(stats, active, tree, (paths, nodes, rate), cost, n_max, room)
@@ -117,14 +120,14 @@ class Policy:
         elif drafters.drawn is not None:
             nodes = list(range(len(drafters.drawn)))
         else:
-            plain = plain or self._trials.plain_is_due(rate * cost(0))
+            plain = plain or self._trials.plain_is_due(rate * plain_s)
             if not plain and len(paths) > len(nodes) and self._curve.seconds(1, n_past) is not None:
                 nodes = self._trials.more_nodes(tree, paths, cost, n_max, (nodes, rate))
         self._log.count(paths, len(nodes), cost)
         if plain and drafters.drawn is None:
             nodes = []
-        forward_s, self._plain_s = cost(len(nodes)), cost(0)
-        self._forward_s, self._promised_s = forward_s, max(0.0, rate * self._plain_s - 1) * forward_s
+        forward_s = self._forward_s = cost(len(nodes))
+        self._promised_s = max(0.0, rate * plain_s - 1) * forward_s
         self._log.spent_s += forward_s + perf_counter() - started
         self._trials.count_step(len(nodes), forward_s)
         for active in drafters.all:
