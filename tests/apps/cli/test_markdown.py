@@ -115,6 +115,20 @@ def test_a_text_grows_in_place() -> None:
     assert screen.fed == ["\r\x1b[Jand", " so", " on", "", "\n"]
 
 
+def test_a_note_stands_between_two_parts() -> None:
+    """A text that is broken off ends its line, and goes on below the note without touching it."""
+    shown: list[str] = []
+    live = LiveMarkdown(shown.append, lambda: (40, 24), 0.0)
+    live.write("one *two* ")
+    live.break_off()
+    shown.append("[note]\n")
+    live.write("three\n\nfour")
+    live.end()
+    before, after = "".join(shown).split("[note]\n")
+    assert before.endswith("\n")
+    assert after == "three\n\nfour\n"
+
+
 def test_nothing_is_drawn_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two drawings there is a pause; the end draws what came in it."""
     now = 0.0

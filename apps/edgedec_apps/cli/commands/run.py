@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgedec.errors import CancelledError, RequestError, ScorerError
+from edgedec.errors import CancelledError, RequestError, RuntimeLostError, ScorerError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.choice_options import ChoiceFlags
 from edgedec_apps.cli.commands.chat import ChatJob, converse
@@ -169,9 +169,12 @@ def _written(
         stream = engine.samples_stream(prompt, n, **options)
         try:
             print_stream(stream, progress, n_most=n_most and n_most * n, show=None)
-        finally:  # what was written before an error is not lost
-            if show is not None:
+        except RuntimeLostError:
+            if show is not None:  # what was written before is not lost
                 print_texts([text.text for text in stream.generations])
+            raise
+        if show is not None:
+            print_texts([text.text for text in stream.generations])
         return stream.generations
     one = engine.stream(prompt, **options) if isinstance(prompt, str) else engine.chat_stream(prompt, **options)
     print_stream(one, progress, n_most=n_most, show=show)
