@@ -37,8 +37,8 @@ class Hosting:
         target: The function that loads the model in the child ("module:function"); it takes the path and the options.
         path: The model file.
         options: How it is loaded.
-        terms: Makes the memory plan for a context and a number of rows, what edgedec_runtimes.child.memory
-            has included.
+        terms: Makes the memory plan for a context and a number of rows. The plan has the child's own terms, too
+            (edgedec_runtimes.child.memory).
         prepare: Called before a child is started; raises where what it depends on is not there.
         explain: Says what was lost, as a clause, from how the child ended.
         advice: What the caller can do after a loss.

@@ -1,7 +1,6 @@
 """Loads a GGUF with llama.cpp: its parameters, the load itself, and the dry run that a memory plan is made from."""
 
 import ctypes
-import logging
 import os
 import re
 import threading
@@ -30,8 +29,6 @@ from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llam
 from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.draft_heads import refuse_draft_head
-
-logger = logging.getLogger("edgedec.llamacpp")
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 _N_FORKS = 3
@@ -85,10 +82,7 @@ def checked_options(options: LoadOptions) -> LoadOptions:
         raise RequestError(
             f"the llamacpp runtime maps all weights; leave {argument('resident_bytes')} out, or use the cpu runtime"
         )
-    if not options.repack or (crash := repack_complaint()) is None:
-        return options
-    logger.warning("llama.cpp's weights are not rearranged: %s", crash)
-    return replace(options, repack=False)
+    return options if repack_complaint() is None else replace(options, repack=False)
 
 
 def context_options(model: Any, options: LoadOptions, n_cells: int, *, embeds: bool = False) -> ContextOptions:

@@ -8,6 +8,7 @@ choose devices change.
 """
 
 import importlib.util
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from edgedec.storage import probe_cache
 from edgedec_runtimes.shared.child_environment import child_environment
+
+logger = logging.getLogger("edgedec.llamacpp")
 
 _PATIENCE_S = 120.0
 _PROGRAM = "edgedec_runtimes.llamacpp.tiny_run"
@@ -52,6 +55,8 @@ def _complaints() -> tuple[str | None, str | None]:
     plain = None if repacked is None else _tried(_PLAIN)
     if plain is None:
         probe_cache.put(folder, "llamacpp", key, {_RUNS: repacked})
+    if plain is None and repacked is not None:
+        logger.warning("llama.cpp's weights will not be rearranged: %s", repacked)
     return repacked, plain
 
 
