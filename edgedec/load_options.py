@@ -15,7 +15,7 @@ class LoadOptions:
     """How a runtime loads a model; a runtime refuses options that it can't honour.
 
     Attributes:
-        n_ctx: Tokens of the sessions that will be opened; None for the trained context, at most 4,096.
+        n_ctx: Tokens of the sessions that will be opened; None for the trained context, at most 4,096. A plan names it.
         n_parallel: How many sessions of that size share one forward.
         max_rows: Most rows of logits of one session's forward: a draft's nodes and one. 1 saves the memory of trees.
         n_threads: Threads of a forward; None for as many as there are cores that this process may use.

@@ -34,7 +34,9 @@ class EngineOptions:
         runtime: Name of a runtime, or "auto". The first load of a model with "auto" compares the speed of the two best
             runtimes for at most 8 s and remembers the result; nothing is compared under a memory cap, or where memory
             is short.
-        n_ctx: Tokens of the context; None for what the model was trained for, at most 4,096.
+        n_ctx: Tokens of the context; None for what the model was trained for, where the keys and values of more than
+            4,096 tokens take at most a quarter of the memory that the model leaves free; else for half of that, or a
+            quarter, and so on, down to 4,096.
         slide: Go on when the context is full, with its first tokens and its newest ones. LOSSY: the tokens between
             them are forgotten (edgedec.sessions.sliding_window). A text then ends only at an end token, max_tokens or
             a stop.

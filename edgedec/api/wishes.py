@@ -143,6 +143,7 @@ def engine_wishes(
         request_bytes=application.request_bytes,
         n_texts=require_count(options.n_texts, "texts"),
         learned_bytes=_learned_bytes(factories, options, pinned=pinned),
+        slides=options.slide,
     )
     store = None if options.draft_store is None else require_draft_store(Path(options.draft_store))
     return Wishes(setting, factories, store, sizes, (*notes, *filter(None, [head_note]), *_unused(options, factories)))

@@ -9,6 +9,7 @@ from edgedec.errors import PromptTooLongError, argument
 from edgedec.tokenizer import Tokenizer
 
 _SHORT = 4  # characters for each token of room: a text up to there is tokenized without another check
+_ANSWER, _CONTEXT_STEP = 512, 256  # tokens of an answer, which a context that is named has room for, and its multiple
 _LEAST_MESSAGES = 4096  # a template may leave out messages, so more messages than the context has tokens can fit
 
 
@@ -53,9 +54,11 @@ def count_tokens(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: b
 def too_long(n_tokens: int, n_most: int, *, exact: bool = True) -> PromptTooLongError:
     """Return the error for a prompt of `n_tokens` tokens, or of at least so many where that is not exact."""
     least = "" if exact else "at least "
+    n_ctx = -(-(n_tokens + _ANSWER) // _CONTEXT_STEP) * _CONTEXT_STEP
     return PromptTooLongError(
         f"the prompt takes {least}{counted(n_tokens, 'token')}; the context of {n_most + 1} leaves room for {n_most}. "
-        f"Shorten it, or load the model with a longer context, or one that slides ({argument('slide')})"
+        f"Shorten it, or load the model with a longer context ({argument('n_ctx')} {least}{n_ctx}), or one that slides "
+        f"({argument('slide')})"
     )
 
 

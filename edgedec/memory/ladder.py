@@ -27,7 +27,7 @@ WITH_STORE = (SUFFIX, *NGRAMS)
 _GRAMMAR_BYTES = (16_000_000, LEAST_GRAMMAR_BYTES)
 _STORE_BYTES = (8_000_000, 2_000_000)
 _REQUEST_BYTES = (4_000_000, 2_000_000)
-_CONTEXTS = (2048, 1024, 512)
+_CONTEXTS = (4096, 2048, 1024, 512)  # the first is given up before anything else
 _ROWS = (16, 8, 4)
 _KV_TYPES = ("q8_0", "gear", "q4_0")
 
@@ -54,6 +54,8 @@ class Setting:
         n_texts: Texts of one prompt that a request writes at the same time.
         fewer_layers: Whether as many layers as fit are put on devices, instead of all that are wished for.
         learned_bytes: Most bytes of the user's own files that the drafters may read from; 0 for none.
+        slides: Whether the context slides. Its length decides then what the model sees of a text, so free memory does
+            not make it longer.
     """
 
     options: LoadOptions
@@ -71,6 +73,7 @@ class Setting:
     n_texts: int = 1
     fewer_layers: bool = False
     learned_bytes: int = 0
+    slides: bool = False
 
     def less(self, kind: str, phrase: str, options: Mapping[str, Any] | None = None, **fields: Any) -> "Setting":
         """Return the setting with a sacrifice of this kind; its phrase replaces an earlier one of the same kind.
@@ -102,7 +105,9 @@ def rungs(wishes: Setting, runtime: str, *, with_devices: bool = False) -> Seque
     free_layers = with_devices and wishes.options.n_gpu_layers in (None, -1)
     kv_types = _KV_TYPES if wishes.options.kv_type == "auto" else ()
     keeps = any(name in WITH_STORE for name in wishes.drafters)
+    lengths = _CONTEXTS if wishes.options.n_ctx is None else ()
     return (
+        *(partial(_with_context, n_ctx) for n_ctx in lengths[:1]),
         *_cuts("grammars", "grammar_bytes", "grammars of at most {}", _GRAMMAR_BYTES),
         *([_without_mapping] if with_devices else []),
         *([_without_repacking] if runtime == "llamacpp" else []),
@@ -113,7 +118,7 @@ def rungs(wishes: Setting, runtime: str, *, with_devices: bool = False) -> Seque
         *([_with_fewer_layers] if free_layers else []),
         _without_head,
         *(partial(_with_kv, kv_type) for kv_type in kv_types[:1]),
-        *(partial(_with_context, n_ctx) for n_ctx in (_CONTEXTS if wishes.options.n_ctx is None else ())),
+        *(partial(_with_context, n_ctx) for n_ctx in lengths[1:]),
         *(partial(_with_kv, kv_type) for kv_type in kv_types[1:]),
         _without_learned,
         _without_common,

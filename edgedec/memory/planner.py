@@ -6,7 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgedec.counted import counted
-from edgedec.defaults import default_n_ctx
 from edgedec.device import HOST, n_split
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
@@ -16,6 +15,7 @@ from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import embeds_only, trained_context
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import draft_model_options, second_model_terms, small_model_options
+from edgedec.memory.default_context import longest_context
 from edgedec.memory.ladder import WITH_STORE, Rung, Setting, rungs, with_more_rows, with_streamed_weights
 from edgedec.memory.layer_split import are_ample, device_caps, devices_for, driver_terms, with_split
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
@@ -98,7 +98,7 @@ def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
         room = planning_bytes(Cap(free))
         devices = devices_for(choice, replace(wishes, options=replace(wishes.options, planning_bytes=room)))
         if free is None and cap.gpu_bytes is None and are_ample(devices, _ample_bytes(choice.path)):
-            return Planned(_definite(wishes, choice), MemoryPlan(()), choice)
+            return Planned(_definite(wishes, choice, cap), MemoryPlan(()), choice)
         if free is not None:
             return_free_memory()
             held = resident_bytes() or 0  # other models included
@@ -161,7 +161,7 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
 
 def plan_wishes(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
     """Return the wishes with their plan, whether they fit or not (raises what Runtime.plan raises)."""
-    return _planner(choice, wishes, cap)(_definite(wishes, choice))
+    return _planner(choice, wishes, cap)(_definite(wishes, choice, cap))
 
 
 def without_draft_model(planned: Planned) -> Planned:
@@ -190,29 +190,46 @@ def free_if_short(path: Path) -> int | None:
 
 def _ample_bytes(path: Path) -> float:
     """Return the bytes of free memory with which nothing needs to be planned for a model file."""
+    return _AMPLE * _file_bytes(path) + _AMPLE_MORE
+
+
+def _file_bytes(path: Path) -> int:
     parts = read_gguf(path).paths if "-of-" in path.name else [path]  # by the name of a split model
-    return _AMPLE * sum(part.stat().st_size for part in parts) + _AMPLE_MORE
+    return sum(part.stat().st_size for part in parts)
 
 
 def _size(planned: Planned) -> tuple[int, int]:
     return planned.plan.over_bytes, planned.plan.total_bytes
 
 
-def _definite(wishes: Setting, choice: Choice) -> Setting:
+def _definite(wishes: Setting, choice: Choice, cap: Cap) -> Setting:
     """Return the wishes with the context and the type of the KV cache filled in.
 
     An embedding model's context is at most as long as what the model was trained for: many have no later positions.
     """
-    options, n_trained = with_kv_type(wishes.options), trained_context(choice.path)
-    n_ctx = default_n_ctx(n_trained) if options.n_ctx is None else options.n_ctx
+    options, n_trained, n_ctx = with_kv_type(wishes.options), trained_context(choice.path), wishes.options.n_ctx
+    if n_ctx is None:
+        n_copies = options.n_parallel + wishes.n_texts - 1 + 2 * wishes.prompt_cache
+        n_ctx = longest_context(choice.path, 0 if wishes.slides else _room_bytes(choice, wishes, cap), n_copies)
     if n_trained and embeds_only(choice.path):
         n_ctx = min(n_ctx, n_trained)
     return replace(wishes, options=replace(options, n_ctx=n_ctx))
 
 
+def _room_bytes(choice: Choice, wishes: Setting, cap: Cap) -> float:
+    """Return the bytes that the model leaves free, of what it may take of the host and of each device.
+
+    Without a cap they are certainly free, as nothing may be planned there; under a cap the ladder looks closer.
+    """
+    host = (available_bytes() or 0) if cap.n_bytes is None else cap.n_bytes - cap.beside_bytes
+    caps = device_caps(devices_for(choice, wishes), cap.gpu_bytes, cap.gpu_beside_bytes)
+    n_model = _ample_bytes(choice.path) if cap.n_bytes is None else _file_bytes(choice.path)
+    return min([host, *(its.cap_bytes for its in caps)]) - n_model
+
+
 def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     """Return the plans of the settings down the ladder, for one runtime."""
-    plan, first = _planner(choice, wishes, cap), _definite(wishes, choice)
+    plan, first = _planner(choice, wishes, cap), _definite(wishes, choice, cap)
     if cap.n_bytes is not None and not (first.drafters or first.max_rows_pinned):
         first = replace(first, options=replace(first.options, max_rows=1))
     settings, taken, current = [plan(first)], list[Rung](), first

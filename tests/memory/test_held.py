@@ -57,7 +57,7 @@ def test_the_plan_of_a_run_is_what_it_holds(
 def test_info_and_plan_say_the_same(smollm_path: Path, settings: dict[str, str]) -> None:
     """The memory of `info` is that of `plan`; processes differ a little in what an interpreter takes."""
     told, planned = (document(settings, command, smollm_path) for command in ("info", "plan"))
-    assert told["n_ctx_default"] == planned["setting"]["context"] == 4096
-    assert is_near(told["memory_bytes"]["4096"], planned["total_bytes"])
+    assert told["n_ctx_default"] == planned["setting"]["context"] == 8192
+    assert is_near(told["memory_bytes"]["8192"], planned["total_bytes"])
     assert is_near(told["memory_start_bytes"], planned["start_bytes"])
-    assert told["memory_bytes"]["4096"] - told["memory_start_bytes"] == planned["total_bytes"] - planned["start_bytes"]
+    assert told["memory_bytes"]["8192"] - told["memory_start_bytes"] == planned["total_bytes"] - planned["start_bytes"]

@@ -72,8 +72,8 @@ def _no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def choice(tmp_path: Path) -> Choice:
-    """A file of 8,192 tokens of context on that runtime."""
-    return Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), Sized())
+    """A file of 4,096 tokens of context on that runtime."""
+    return Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=4096), Sized())
 
 
 WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"))
@@ -126,6 +126,17 @@ def test_things_are_given_up_in_order(choice: Choice) -> None:
     for found in (short, small, none):
         assert found.plan.fits
         assert found.plan.total_bytes <= (found.plan.cap_bytes or 0)
+
+
+def test_a_context_beyond_4096_tokens_is_given_up_first(tmp_path: Path) -> None:
+    """The default one, before drafts or stores shrink; a context that was asked for is not given up."""
+    choice = Choice(tiny_llama(tmp_path / "long.gguf", n_ctx_train=32768), Sized())
+    found = planned(choice, 737)
+    assert (found.setting.options.n_ctx, found.setting.given_up) == (4096, {"context": "context cut to 4096 tokens"})
+    assert planned(choice, 736).setting.given_up.keys() == {"context", "store"}
+    assert planned(choice, 3000).setting.options.n_ctx == 32768
+    asked = replace(WISHES, options=replace(WISHES.options, n_ctx=16384))
+    assert {one.setting.options.n_ctx for one in plan_settings(choice, asked, share(737))} == {16384}
 
 
 def test_rows_that_were_asked_for_by_name_are_not_given_up(choice: Choice) -> None:

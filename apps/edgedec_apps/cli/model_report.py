@@ -13,7 +13,7 @@ from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import Cap, plan_wishes
+from edgedec.memory.planner import Cap, Planned, plan_wishes
 from edgedec.memory.system import available_bytes
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.opening import application_of, engine_options
@@ -46,8 +46,7 @@ def model_document(path: Path, cap: Cap) -> dict[str, Any]:
         "n_embd": found.n_embd,
         "n_vocab": found.n_vocab,
         "n_ctx_train": found.n_ctx_train,
-        "n_ctx_default": default_n_ctx(found.n_ctx_train or 0),
-        **_memory(choice, _contexts(found), cap),
+        **_memory(choice, found, cap),
         "sampling_defaults": asdict(SamplingParams(**found.sampling_defaults)),
         "sampling_defaults_from": "the model file" if found.sampling_defaults else "edgedec",
         "has_chat_template": found.has_chat_template,
@@ -76,26 +75,34 @@ def _export_facts(path: Path) -> dict[str, Any]:
         raise ModelFormatError(f"{folder}: its edgedec.json can't be read ({error}); export the model again") from error
 
 
-def _memory(choice: Choice | None, contexts: list[int], cap: Cap) -> dict[str, Any]:
-    """Return the memory that `edgedec plan` plans for each length of context; empty where no runtime runs the model."""
+def _memory(choice: Choice | None, found: ModelInfo, cap: Cap) -> dict[str, Any]:
+    """Return the default context, and the memory that `edgedec plan` plans for it and for usual ones.
+
+    Nothing is planned where no runtime runs the model.
+    """
     if choice is None:
-        return {"memory_bytes": {}, "memory_start_bytes": None, "memory_on_devices": {}}
-    plans = {}
-    for n in contexts:
-        options = engine_options(flags := LoadFlags(context=n))
-        wishes = engine_wishes(choice, options, application_of(flags, None, one_request=True), available_bytes())
-        plans[str(n)] = plan_wishes(choice, wishes.setting, cap).plan
-    most = {n: plan.total_bytes for n, plan in plans.items()}
+        n_ctx = default_n_ctx(found.n_ctx_train or 0)
+        return {"n_ctx_default": n_ctx, "memory_bytes": {}, "memory_start_bytes": None, "memory_on_devices": {}}
+    usual = _planned(choice, None, cap)
+    n_default, trained = usual.setting.options.n_ctx or 0, found.n_ctx_train or 4096
+    plans = {n: _planned(choice, n, cap).plan for n in _CONTEXTS if n <= trained} | {n_default: usual.plan}
+    plans = dict(sorted(plans.items()))
     names = {cap.device.name for plan in plans.values() for cap in plan.devices}
-    on_devices = {name: {n: plan.device_bytes(name) for n, plan in plans.items()} for name in sorted(names)}
-    least = min(plan.start_bytes for plan in plans.values())
-    return {"memory_bytes": most, "memory_start_bytes": least, "memory_on_devices": on_devices}
+    return {
+        "n_ctx_default": n_default,
+        "memory_bytes": {str(n): plan.total_bytes for n, plan in plans.items()},
+        "memory_start_bytes": min(plan.start_bytes for plan in plans.values()),
+        "memory_on_devices": {
+            name: {str(n): plan.device_bytes(name) for n, plan in plans.items()} for name in sorted(names)
+        },
+    }
 
 
-def _contexts(found: ModelInfo) -> list[int]:
-    """Return the lengths of context to plan for: usual ones up to the trained one, and the default."""
-    trained = found.n_ctx_train or 4096
-    return sorted({n for n in _CONTEXTS if n <= trained} | {default_n_ctx(trained)})
+def _planned(choice: Choice, n_ctx: int | None, cap: Cap) -> Planned:
+    """Return the plan of `edgedec run` for a length of context; None for the default one."""
+    options = engine_options(flags := LoadFlags(context=n_ctx))
+    wishes = engine_wishes(choice, options, application_of(flags, None, one_request=True), available_bytes())
+    return plan_wishes(choice, wishes.setting, cap)
 
 
 def _refusals(path: Path, gguf: GGUF) -> dict[str, str | None]:

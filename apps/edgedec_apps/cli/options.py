@@ -90,7 +90,7 @@ class LoadFlags:
     runtime: RuntimeName = "auto"
     context: Annotated[
         int | None,
-        model_option("--context", "-c", help="Tokens of context (default: as trained, at most 4096).", metavar="N"),
+        model_option("--context", "-c", help="Tokens of context (default: as trained, if memory allows).", metavar="N"),
     ] = None
     slide: Annotated[
         bool,

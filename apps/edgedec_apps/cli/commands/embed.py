@@ -67,7 +67,7 @@ class EmbedJob:
     runtime: RuntimeName = "auto"
     context: Annotated[
         int | None,
-        model_option("--context", "-c", help="Tokens of context (default: as trained, at most 4096).", metavar="N"),
+        model_option("--context", "-c", help="Tokens of context (default: as trained, if memory allows).", metavar="N"),
     ] = None
     memory: Annotated[
         str | None,

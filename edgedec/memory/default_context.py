@@ -1,0 +1,46 @@
+"""How long a context is where nobody says it: as long as the model was trained for, where memory allows that."""
+
+from pathlib import Path
+
+from edgedec.defaults import default_n_ctx
+from edgedec.errors import EdgedecError
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.formats import is_onnx
+from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.gguf.model_kinds import is_embedder
+
+_SHARE = 0.25  # of the memory that is left beside the model: what a context longer than default_n_ctx may take of it
+_ELEMENT_BYTES = 2  # of a key or a value in f16, the largest type that is taken without being asked for
+_LONG_DIVISORS = "rope_factors_long.weight"  # a model that has them turns positions otherwise in long contexts
+
+
+def longest_context(path: Path, room_bytes: float, n_copies: int) -> int:
+    """Return the tokens of a model's default context: the trained ones, or as many halves of them as memory allows.
+
+    It is never shorter than `default_n_ctx`. Embedding models and ONNX exports keep that length: the first compute with
+    their whole context at once, and the graphs of the second have lengths of their own. So do models whose rotations
+    differ in long contexts, as their texts would depend on the memory of the machine.
+
+    Args:
+        path: The model's file, or the folder of an export.
+        room_bytes: Bytes of memory that the model leaves free, on the device that has the least.
+        n_copies: How often the keys and values of a whole context may be held at the same time.
+    """
+    try:
+        gguf = None if is_onnx(path) else read_gguf(path)
+        found = None if gguf is None else describe(gguf)
+    except EdgedecError:  # the runtime says what is wrong, or needs no such header
+        gguf = found = None
+    n_trained = 0 if found is None else found.n_ctx_train or 0
+    shortest = default_n_ctx(n_trained)
+    if gguf is None or found is None or is_embedder(gguf) or _LONG_DIVISORS in gguf.tensors:
+        return shortest
+    token_bytes, n_ctx = n_copies * _token_bytes(found), n_trained
+    while n_ctx > shortest and (n_ctx - shortest) * token_bytes > _SHARE * room_bytes:
+        n_ctx //= 2
+    return max(n_ctx, shortest)
+
+
+def _token_bytes(found: ModelInfo) -> int:
+    """Return the bytes of the keys and values of a token; layers with a window or a state take less than that."""
+    return sum(found.n_head_kv) * (found.key_length + found.value_length) * _ELEMENT_BYTES

@@ -1,0 +1,75 @@
+"""The default context: as long as the model was trained for, where memory allows; what keeps it at 4,096 tokens."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.command_line import run_here
+from support.tiny_models import tiny_llama
+from support.tiny_quantized import ARCHITECTURES, write_tiny
+
+import edgedec
+from edgedec.errors import PromptTooLongError
+from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.default_context import longest_context
+from edgedec.memory.ladder import Setting
+from edgedec.memory.planner import Cap, plan_within
+from edgedec.model import LoadOptions
+from edgedec_runtimes.cpu.runtime import Cpu
+
+TOKEN_BYTES = 2 * 2 * (16 + 16) * 2  # two layers of two heads with 16 elements, keys and values, in f16
+WISHES = Setting(LoadOptions(max_rows=16), ("suffix",))
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A model that was trained on 32,768 tokens, with 512 bytes of keys and values for each."""
+    return tiny_llama(tmp_path / "long.gguf", n_ctx_train=32768)
+
+
+def test_it_takes_a_quarter_of_what_the_model_leaves_free(trained: Path) -> None:
+    """The tokens beyond 4,096 count, for each text that is held at the same time; it is halved until they fit."""
+    for n_ctx in (32768, 16384, 8192):
+        room = 4 * TOKEN_BYTES * (n_ctx - 4096)
+        assert [longest_context(trained, left, 1) for left in (room, room - 1)] == [n_ctx, max(4096, n_ctx // 2)]
+        assert [longest_context(trained, 3 * room + less, 3) for less in (0, -1)] == [n_ctx, max(4096, n_ctx // 2)]
+    assert longest_context(trained, -1e9, 1) == 4096
+
+
+def test_it_is_never_longer_than_trained(tmp_path: Path) -> None:
+    """Nor shorter, where that is below 4,096 tokens; 4,096 where the file does not say it, or is no model."""
+    for n_trained in (100, 4096, 5000, 8192):
+        assert longest_context(tiny_llama(tmp_path / "m.gguf", n_ctx_train=n_trained), 1e12, 1) == n_trained
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF and nothing else")
+    assert longest_context(tmp_path / "damaged.gguf", 1e12, 1) == 4096
+
+
+def test_texts_that_depend_on_the_context_keep_4096_tokens(tmp_path: Path, trained: Path) -> None:
+    """LongRoPE turns positions otherwise in long contexts; a context that slides forgets by its length."""
+    phi3 = replace(ARCHITECTURES["phi3"], n_ctx_train=32768)
+    assert longest_context(write_tiny(tmp_path / "phi3.gguf", phi3), 1e12, 1) == 4096
+    for slides, n_ctx in ((True, 4096), (False, 32768)):
+        found = plan_within(Choice(trained, Cpu()), replace(WISHES, slides=slides), Cap(None))
+        assert found.setting.options.n_ctx == n_ctx
+
+
+def test_a_long_prompt_is_taken_without_an_option(trained: Path) -> None:
+    """4,201 tokens fit; the text is that of a context that was asked for."""
+    prompt = "river " * 700
+    with edgedec.load(trained, runtime="cpu", draft="off") as model:
+        assert model.n_ctx == 32768
+        found = model.generate(prompt, max_tokens=4, temperature=0)
+    with edgedec.load(trained, runtime="cpu", n_ctx=4300, draft="off") as model:
+        assert model.generate(prompt, max_tokens=4, temperature=0).token_ids == found.token_ids
+
+
+def test_a_prompt_that_is_too_long_names_the_option_and_a_number(tmp_path: Path) -> None:
+    """With that number, the prompt fits with an answer of 512 tokens."""
+    path = tiny_llama(tmp_path / "short.gguf", n_ctx_train=256)
+    with edgedec.load(path, runtime="cpu") as model, pytest.raises(PromptTooLongError) as caught:
+        model.generate("river " * 50, max_tokens=1)
+    assert "the prompt takes 301 tokens; the context of 256 leaves room for 255" in str(caught.value)
+    assert "longer context (n_ctx 1024)" in str(caught.value)
+    done = run_here("run", path, "river " * 50, "--runtime", "cpu", "--raw")
+    assert "(--context 1024)" in done.err
+    assert run_here("run", path, "river " * 50, "--runtime", "cpu", "--raw", "-c", "1024", "-n", "4", "-q").code == 0
