@@ -16,12 +16,14 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from edgedec.memory.system import available_bytes
 from edgedec.storage import probe_cache
 from edgedec_runtimes.shared.child_environment import child_environment
 
 logger = logging.getLogger("edgedec.llamacpp")
 
 _PATIENCE_S = 120.0
+_BYTES = 60_000_000  # what the process that tries it holds: 54 MB were measured
 _PROGRAM = "edgedec_runtimes.llamacpp.tiny_run"
 _PLAIN = "plain"  # the program's argument: weights are not rearranged
 _RUNS = "it runs, with rearranged weights but for"  # the key of what is remembered: a complaint, or None
@@ -42,7 +44,8 @@ def repack_complaint() -> str | None:
 def _complaints() -> tuple[str | None, str | None]:
     """Return how the library ended a process with rearranged weights, and without them, where that was tried, too.
 
-    In a frozen application nothing is tried, as it has no Python to start.
+    In a frozen application nothing is tried, as it has no Python to start. Nor is it where the system has too little
+    memory free for one more process: no model fits there, and the system would end a process for want of memory.
     """
     key = _key()
     if getattr(sys, "frozen", False) or key is None:
@@ -51,6 +54,9 @@ def _complaints() -> tuple[str | None, str | None]:
     known = probe_cache.get(folder, "llamacpp", key)
     if isinstance(known, dict) and _RUNS in known:
         return known[_RUNS], None
+    free = available_bytes()
+    if free is not None and free < _BYTES:
+        return None, None
     repacked = _tried()
     plain = None if repacked is None else _tried(_PLAIN)
     if plain is None:

@@ -49,6 +49,15 @@ def test_a_library_that_runs_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert trial.complaint() == "it was tried again"
 
 
+def test_where_memory_is_short_nothing_is_tried_and_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that tries the library would be ended, or end this one; it is tried once there is room."""
+    monkeypatch.setattr(trial, "_tried", lambda *_: "it was tried")
+    for free, found in ((59_999_999, None), (60_000_000, "it was tried")):
+        monkeypatch.setattr(trial, "available_bytes", lambda free=free: free)
+        trial._complaints.cache_clear()
+        assert trial.complaint() == found
+
+
 @pytest.mark.parametrize("crash", [signal.SIGSEGV, signal.SIGILL, signal.SIGABRT])
 def test_a_crash_is_a_message(crash: signal.Signals, monkeypatch: pytest.MonkeyPatch, tiny_path: Path) -> None:
     """A process that is really ended by a signal, as an unfit library ends it; `auto` takes another runtime."""
