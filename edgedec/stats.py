@@ -27,6 +27,8 @@ class DecodeStats:
         prefill_s: Time of the forward that gives the first token.
         first_token_s: Time from the request to the first token.
         total_s: Time from the request to the end.
+        saved_s: Time that drafting saved after the first token, below 0 where it cost time: what as many plain steps as
+            there are tokens would have taken, by the plain steps of this text. None where these were too few to know.
         drafters: Counts by drafter: nodes proposed ("nodes"), nodes whose parent was right ("tried"), nodes of these
             that were right themselves, verified or not ("right"), time of drafting ("draft_s"), drafts after their
             deadline ("late"), failures ("failed"). For a drafter that drafts while the target verifies also the tokens
@@ -62,6 +64,7 @@ class DecodeStats:
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
+    saved_s: float | None = None
     drafters: dict[str, dict[str, float]] = field(default_factory=dict)
     chance_right: float | None = None
     constraint_logprob: float | None = None
@@ -75,6 +78,12 @@ class DecodeStats:
         """Tokens per second after the first token; 0 for fewer than two tokens."""
         seconds = self.total_s - self.first_token_s
         return (self.n_generated_tokens - 1) / seconds if self.n_generated_tokens > 1 and seconds > 0 else 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as without drafts the text came after its first token; None where it is not known."""
+        seconds = self.total_s - self.first_token_s
+        return None if self.saved_s is None or seconds <= 0 else max(0.0, 1 + self.saved_s / seconds)
 
     @property
     def mean_accepted(self) -> float:
@@ -124,4 +133,5 @@ class DecodeStats:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all attributes and the derived values as plain types for JSON."""
-        return asdict(self) | {"tokens_per_s": self.tokens_per_s, "mean_accepted": self.mean_accepted}
+        derived = {"tokens_per_s": self.tokens_per_s, "mean_accepted": self.mean_accepted, "speedup": self.speedup}
+        return asdict(self) | derived

@@ -25,7 +25,7 @@ from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
 from edgedec.model import Model
 from edgedec.progress import stage
 from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
-from edgedec.scheduler.drafter_factories import COMMON, EXIT, HEAD, SUFFIX, with_draft_model
+from edgedec.scheduler.drafter_factories import COMMON, EXIT, SUFFIX, with_draft_model
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sorted_text import SortedText
@@ -68,8 +68,6 @@ def open_drafters(
     if setting.draft_model is not None:
         factories, planned, token_s, left_out = _with_draft_model(factories, planned, model, first.curve, n_max, undo)
         notes += left_out
-    if HEAD in factories and first.session.draft_head is not None:
-        notes += first.session.draft_head.notes
     learned, why = _learned(model, options) if setting.learned_bytes else (None, None)
     if why is not None:
         notes.append(why)

@@ -24,6 +24,7 @@ from edgedec.progress import OnProgress
 from edgedec.sampling import Distribution, Place, distribution, log_probs
 from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.scheduler.policy import Policy
+from edgedec.scheduler.time_saved import TimeSaved
 from edgedec.sequence import COUPLED, Sequence
 from edgedec.verification import RULES, uniform_source
 from edgedec.verification.coupled import verify_coupled
@@ -59,6 +60,7 @@ class Decoder:
         strict: Whether to verify only where the rows of one forward have the bits of single steps.
         logprobs: One entry for each token of the latest step, where the request asks for them.
         end: Why the text ends before the last token of the latest step; None where it does not.
+        saved: Knows what drafts saved.
     """
 
     session: Session
@@ -73,6 +75,7 @@ class Decoder:
     strict: bool = True
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
     end: EndBefore | None = None
+    saved: TimeSaved = field(default_factory=TimeSaved)
 
 
 @dataclass(slots=True)
@@ -144,12 +147,13 @@ def take(sequence: Sequence, decoder: Decoder, prepared: Prepared, forward: Forw
     n_generated = len(sequence.token_ids) - len(sequence.request.prompt_ids)
     evaluated, alone = perf_counter(), thread_time()  # of this thread, as others' steps go on meanwhile
     verification, keep_s = _accept(sequence, decoder, draft, forward)
-    accepted = perf_counter()
+    accepted, plain_s = perf_counter(), None
     if not n_generated:
         stats.prefill_s += forward_s
     else:
         stats.forward_s += forward_s
         stats.n_steps += 1
+        plain_s = _plain_s(decoder.curve, forward_s) if not draft.tokens and len(prepared.pending) == 1 else None
         if decoder.curve is not None:
             decoder.curve.observe(len(prepared.pending) + len(draft.tokens), forward_s, n_past, keep_s)
     _learn(sequence, decoder, draft, forward, verification)
@@ -157,8 +161,24 @@ def take(sequence: Sequence, decoder: Decoder, prepared: Prepared, forward: Forw
         beside_s = thread_time() - alone - (keep_s or 0.0)  # below 0 where keep() waited for others
         decoder.curve.observe_beside(1 + len(draft.tokens), max(0.0, beside_s))
     stats.verify_s += accepted - evaluated
-    stats.draft_s += prepared.draft_s + perf_counter() - accepted
+    draft_s = prepared.draft_s + perf_counter() - accepted
+    stats.draft_s += draft_s
+    if n_generated and decoder.policy is not None:
+        spent_s = forward_s + draft_s + (keep_s or 0.0)
+        decoder.saved.count(n_past, len(verification.token_ids), spent_s, plain_s)
     return verification
+
+
+def _plain_s(curve: CostCurve | None, forward_s: float) -> float | None:
+    """Return what a plain step's forward takes where no draft came before it; None where other texts had a part in it.
+
+    Args:
+        curve: The cost curve, which has not seen this forward yet.
+        forward_s: What this plain step's forward took.
+    """
+    if curve is None or curve.others:
+        return None
+    return forward_s / (1 + curve.resuming.share) if curve.resuming.after_draft else forward_s
 
 
 def _propose(sequence: Sequence, decoder: Decoder, n_generated: int) -> Draft:

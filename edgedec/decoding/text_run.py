@@ -80,7 +80,9 @@ class TextRun:
         if decoder.policy is not None and self.drafting is not None:
             if decoder.curve is not None:
                 stats.curve = decoder.curve.table()
-            stats.explanation = decoder.policy.explain()
+            head = self.drafting.head
+            stats.explanation = [*decoder.policy.explain(), *(() if head is None else head.notes)]
+            stats.saved_s = decoder.saved.seconds()
             for sentence in decoder.policy.unused():
                 stats.add_reason(sentence)
             self.drafting.end(decoder.policy)

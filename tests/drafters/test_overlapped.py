@@ -24,7 +24,7 @@ from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
-from edgedec_apps.cli.explain import explanation
+from edgedec_apps.cli.explain import explained
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 
@@ -165,7 +165,7 @@ def test_what_was_drafted_ahead_is_used(target: Path, equal: Model, name: str) -
     assert (counts["ahead"], counts["used"]) == (n_ahead, 39 - n_first)
     session.assert_evaluated_once([BOS, *byte_ids(TEXT), *found.token_ids])
     line = f"custom: {n_ahead} tokens drafted while the target verified, {39 - n_first} used"
-    assert line in explanation(found.stats)
+    assert line in explained(found.stats, "all")
 
 
 class Failing(Patient):

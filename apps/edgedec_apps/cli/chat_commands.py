@@ -1,14 +1,19 @@
 """The commands of a chat: the lines that begin with a slash, typed or from a pipe."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from edgedec.counted import counted
-from edgedec.errors import ModelFormatError, RequestError, RuntimeLostError, StorageError
-from edgedec_apps.cli.chat_files import load_messages, save_messages
+from edgedec.errors import EdgedecError, RequestError, SessionError
+from edgedec_apps.cli.chat_files import file_text, load_messages, save_messages
+from edgedec_apps.cli.chat_models import facts, switch
 from edgedec_apps.cli.chat_settings import set_option, settings
 from edgedec_apps.cli.conversation import Conversation, ask, regenerate
+from edgedec_apps.cli.explain import explained, sampling_line
+from edgedec_apps.cli.interrupts import TerminatedError, interruptible
+from edgedec_apps.cli.replies import summary
 from edgedec_apps.cli.terminal import one_line, say
 from edgedec_apps.cli.wording import in_options
 
@@ -32,8 +37,8 @@ def handle(conversation: Conversation, text: str) -> None:
     """
     try:
         _handle(conversation, text)
-    except (RequestError, StorageError, ModelFormatError, RuntimeLostError) as error:
-        if not conversation.typed:
+    except EdgedecError as error:
+        if not conversation.typed or isinstance(error, SessionError | TerminatedError):
             raise
         say(f"edgedec: {in_options(error)}")
 
@@ -117,13 +122,44 @@ def _path(command: str, rest: str) -> Path:
         raise RequestError(f"{command}: {error}") from error
 
 
-def _show_stats(conversation: Conversation, _: str) -> None:
+def _attach(conversation: Conversation, rest: str) -> None:
+    path, engine = _path("/file", rest), conversation.engine
+    text = interruptible(partial(file_text, path, engine.n_ctx * _MOST_TOKEN_BYTES))
+    n_tokens, n_most = len(engine.prompt_ids(text)), engine.n_ctx - 1
+    if n_tokens > n_most:
+        raise RequestError(
+            f"{path} has {n_tokens} tokens, and the context {engine.n_ctx}; give a shorter file, or begin the chat "
+            f"with --context {n_tokens + n_tokens // 2}"
+        )
+    conversation.attached.append(text)
+    conversation.tell(f"{one_line(rest)}: {counted(n_tokens, 'token')}; its text comes before your next message")
+
+
+def _switch(conversation: Conversation, rest: str) -> None:
+    if not rest:
+        raise RequestError("/model needs the name of a model; edgedec list shows them")
+    switch(conversation, rest)
+    conversation.tell(f"{one_line(rest)} answers from now on; the conversation stays")
+
+
+def _show(conversation: Conversation, _: str) -> None:
+    for name, value in facts(conversation):
+        say(f"{name:{_COLUMN}}  {one_line(value)}")
+
+
+def _show_stats(conversation: Conversation, rest: str) -> None:
+    if rest not in ("", "all"):
+        raise RequestError(f"/stats is followed by all, or nothing, not by {rest!r:.100}")
     if conversation.last is None:
         say("(nothing was answered yet)")
         return
-    for name, value in conversation.last.stats.as_dict().items():
-        shown = f"{value:.3f}" if isinstance(value, float) else value
-        say(f"{name:20} {shown}")
+    stats = conversation.last.stats
+    reused = f", {stats.n_reused_tokens} of them known from before" if stats.n_reused_tokens else ""
+    say(summary(conversation.last))
+    say(f"prompt: {counted(stats.n_prompt_tokens, 'token')}{reused}")
+    further = [sampling_line(conversation.engine, conversation.options)]
+    for line in explained(stats, "all" if rest else "short", further):
+        say(line)
 
 
 def _regenerate(conversation: Conversation, _: str) -> None:
@@ -131,6 +167,7 @@ def _regenerate(conversation: Conversation, _: str) -> None:
 
 
 _COLUMN = 18
+_MOST_TOKEN_BYTES = 64  # of a file's text, for each token of the context; what is longer is not read
 _LEAVE = "/bye"
 _COMMANDS = {
     "/help": Command(_help, "", "this list"),
@@ -139,7 +176,10 @@ _COMMANDS = {
     "/set": Command(_set, "NAME VALUE", "temperature, system, ...; no VALUE: default, alone: list"),
     "/save": Command(_save, "FILE", "write the conversation to a file"),
     "/load": Command(_load, "FILE", "go on with the conversation of such a file"),
-    "/stats": Command(_show_stats, "", "counts and times of the last answer"),
+    "/file": Command(_attach, "FILE", "put the text of a text file or a PDF before the next message"),
+    "/model": Command(_switch, "NAME", "go on with another model"),
+    "/show": Command(_show, "", "the model, the settings and the system message"),
+    "/stats": Command(_show_stats, "all", "what the last answer took, and what drafting did; all: every figure"),
     "/regen": Command(_regenerate, "", "answer the last message again"),
 }
 _KEYS = (

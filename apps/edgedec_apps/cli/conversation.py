@@ -1,5 +1,6 @@
 """A chat with a loaded model: its messages so far, and how the last of them is answered."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from edgedec.chat import Message
 from edgedec.errors import CancelledError, PromptTooLongError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.explain import Detail, sampling_line
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.replies import PlainText, ShownText, cut_text, print_stream, say_summary
@@ -25,27 +27,33 @@ class Conversation:
     Attributes:
         engine: The loaded model.
         model: The model's name, as it was given.
+        open: Loads a model by its name, for this chat.
+        check: Raises an error where a model of this name can't answer in a chat, as far as its header tells.
         options: The options of each generation.
         typed: Whether a person types the messages; else they come from a pipe.
         markdown: Whether answers are shown as Markdown, with colours.
-        quiet, explain: What is printed after an answer.
+        quiet, detail: What is printed after an answer.
         messages: The messages that the next answer follows.
         last: The last answer.
+        attached: Texts of files, which come before the next message.
     """
 
     engine: "Engine"
     model: str
+    open: "Callable[[str], Engine]"
+    check: Callable[[str], None]
     options: dict[str, Any]
     typed: bool
     markdown: bool
     quiet: bool
-    explain: bool
+    detail: Detail
     messages: list[Message] = field(default_factory=list)
     last: "Generation | None" = None
+    attached: list[str] = field(default_factory=list)
 
     def reset(self, system: str | None) -> None:
         """Forget all messages, and begin with a system message unless it is None."""
-        self.messages = []
+        self.messages, self.attached = [], []
         self.last = None
         self.instruct(system)
 
@@ -67,19 +75,14 @@ class Conversation:
 
 
 def ask(conversation: Conversation, text: str) -> None:
-    """Answer a message. One that can't be answered is removed again.
+    """Answer a message, behind the texts that are attached. One that can't be answered is removed again.
 
     Raises:
         EdgedecError: As Engine.chat_stream.
         CancelledError: Ctrl-C stopped the answer to a message from a pipe.
     """
-    before = list(conversation.messages)
-    conversation.messages.append({"role": "user", "content": text})
-    try:
-        _answer(conversation)
-    except BaseException:
-        conversation.messages = before
-        raise
+    _send(conversation, "\n\n".join([*conversation.attached, text]))
+    conversation.attached = []
 
 
 def regenerate(conversation: Conversation) -> None:
@@ -87,9 +90,20 @@ def regenerate(conversation: Conversation) -> None:
     if conversation.messages and conversation.messages[-1]["role"] == "assistant":
         conversation.messages.pop()
     if conversation.messages and conversation.messages[-1]["role"] == "user":
-        ask(conversation, str(conversation.messages.pop()["content"]))
+        _send(conversation, str(conversation.messages.pop()["content"]))
     else:
         say("(nothing to answer again)")
+
+
+def _send(conversation: Conversation, content: str) -> None:
+    """Answer a message; where that fails the messages are as before."""
+    before = list(conversation.messages)
+    conversation.messages.append({"role": "user", "content": content})
+    try:
+        _answer(conversation)
+    except BaseException:
+        conversation.messages = before
+        raise
 
 
 def _answer(conversation: Conversation) -> None:
@@ -107,7 +121,7 @@ def _answer(conversation: Conversation) -> None:
 
     generation = conversation.last = interruptible(work)
     if not conversation.quiet:
-        say_summary(generation, explain=conversation.explain)
+        say_summary(generation, conversation.detail, [sampling_line(conversation.engine, conversation.options)])
     if generation.finish_reason == "cancelled":
         if not conversation.typed:
             raise CancelledError("interrupted")

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.echo import restore_echo
 from edgedec_apps.cli.exit_codes import of_signal
 from edgedec_apps.cli.terminal import say
 
@@ -91,6 +92,7 @@ class _Watch:
         if self._since is not None:
             if sys.stderr.isatty():
                 os.write(2, _SHOW_CURSOR)  # a progress bar may have hidden it
+            restore_echo()
             os._exit(of_signal(number))
         self._since = time.monotonic()
         self.terminated = number if number in _TERMINATE else None

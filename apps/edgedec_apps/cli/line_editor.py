@@ -20,6 +20,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from edgedec_apps.cli.chat_commands import beginnings
 from edgedec_apps.cli.chat_settings import setting_names
+from edgedec_apps.cli.completion import any_model
 from edgedec_apps.cli.typed_history import TypedHistory
 
 
@@ -72,8 +73,10 @@ class _Commands(Completer):
             yield from _beginning(command, beginnings() if command.startswith("/") else [])
         elif command == "/set" and " " not in rest:
             yield from _beginning(rest, [f"{name} " for name in setting_names()])
-        elif command in ("/save", "/load"):
+        elif command in ("/save", "/load", "/file"):
             yield from self._paths.get_completions(Document(rest), complete_event)
+        elif command == "/model":
+            yield from _beginning(rest, any_model(rest))
 
 
 def _beginning(text: str, known: Sequence[str]) -> Iterable[Completion]:

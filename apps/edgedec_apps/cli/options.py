@@ -6,7 +6,7 @@ Each option can also be given by an environment variable: EDGEDEC_ and its name.
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -395,9 +395,17 @@ class OutputFlags:
     json_out: JsonOut = None
     quiet: Quiet = False
     explain: Annotated[
-        bool, output_option("--explain", help="After the text, print what was drafted and accepted, and why.")
+        bool, output_option("--explain", help="After the text, say on one screen what drafting did, and why.")
+    ] = False
+    explain_all: Annotated[
+        bool, output_option("--explain-all", help="The same with all that is known: costs, drafters, reasons.")
     ] = False
     verbose: Annotated[bool, output_option("--verbose", "-v", help="Show the runtimes' log.")] = False
+
+    @property
+    def detail(self) -> Literal["none", "short", "all"]:
+        """How much is explained after a text."""
+        return "all" if self.explain_all else "short" if self.explain else "none"
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 from edgedec.counted import counted
 from edgedec.errors import CutTextError
 from edgedec.progress import Progress, stage
-from edgedec_apps.cli.explain import explanation
+from edgedec_apps.cli.echo import without_echo
+from edgedec_apps.cli.explain import Detail, explained, speed_compared
 from edgedec_apps.cli.log import telling_of_losses
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import say, write_text
@@ -71,7 +72,7 @@ def print_stream(
             show.break_off()
 
     try:
-        with progress as on_progress, telling_of_losses(quiet=progress.quiet, before=make_room):
+        with progress as on_progress, telling_of_losses(quiet=progress.quiet, before=make_room), without_echo():
             with stage(on_progress, "prefill"):
                 first = next(stream, None)
             for n, token in enumerate(chain([] if first is None else [first], stream), start=1):
@@ -99,20 +100,19 @@ def print_texts(texts: "Sequence[str]") -> None:
         shown.end()
 
 
-def say_summary(generation: "Generation", *, explain: bool = False) -> None:
-    """Print the summary line of a reply, and the explanation of its drafting where `explain` is true.
+def say_summary(generation: "Generation", detail: Detail = "none", further: "Sequence[str]" = ()) -> None:
+    """Print the summary line of a reply, and what explains it in as much detail; `further` are lines to explain, too.
 
     At a terminal that shows the reply too, an empty line stands before the summary.
     """
     separator = "\n" if sys.stderr.isatty() and sys.stdout.isatty() else ""
     say(separator + summary(generation))
-    if explain:
-        for line in explanation(generation.stats):
-            say(f"  {line}")
+    for line in explained(generation.stats, detail, further):
+        say(f"  {line}")
 
 
 def summary(generation: "Generation") -> str:
-    """Return one line on a reply: latency, speed, length, drafting, reused tokens, and why drafting was off."""
+    """Return one line on a reply: latency, speed, length, drafting and its use, reused tokens, why drafting was off."""
     stats = generation.stats
     n = stats.n_generated_tokens
     parts = [f"first token {stats.first_token_s:.2f} s"] if stats.first_token_s else []
@@ -121,6 +121,8 @@ def summary(generation: "Generation") -> str:
     parts.append(f"{counted(n, 'token')} ({generation.finish_reason})")
     drafted = f"drafted {stats.n_draft_tokens}, accepted {stats.n_accepted_tokens}"
     parts.append(drafted if stats.n_drafts else "nothing drafted")
+    if (gain := speed_compared(stats)) is not None:
+        parts.append(gain)
     if stats.n_reused_tokens:
         parts.append(f"reused {stats.n_reused_tokens} of {stats.n_prompt_tokens}")
     return " · ".join([*parts, *stats.reasons])

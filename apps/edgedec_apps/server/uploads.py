@@ -23,7 +23,9 @@ from edgedec_runtimes.shared.child_environment import child_environment
 
 _MODULE = "edgedec_apps.server.pdf_text"
 _PATIENCE_S = 20.0
-_LEAST_BYTES, _MOST_BYTES = 48_000_000, 256_000_000  # of the process that reads a PDF
+_LEAST_BYTES = 48_000_000  # of the process that reads a PDF
+MOST_BYTES = 256_000_000
+"""The most bytes that the process may hold which reads a PDF."""
 
 
 def routes() -> list[BaseRoute]:
@@ -53,14 +55,18 @@ async def pdf(request: Request, service: Service) -> Response:
 
 def _require_reader() -> None:
     """Raise ApiError (501) where no PDF can be read."""
+    if why := missing_reader():
+        raise ApiError(f"{why}; or attach the text itself", status=501, code="not_supported")
+
+
+def missing_reader() -> str | None:
+    """Return why no PDF can be read here; None where one can."""
     if getattr(sys, "frozen", False):
-        why = "a server that is packed into one program can't read PDFs"
-    elif find_spec("pypdf") is None:
+        return "what is packed into one program can't read PDFs"
+    if find_spec("pypdf") is None:
         how = install_command("pdf")
-        why = f"the text of a PDF is read by the package 'pypdf', which is not installed; install it with: {how}"
-    else:
-        return
-    raise ApiError(f"{why}; or attach the text itself", status=501, code="not_supported")
+        return f"the text of a PDF is read by the package 'pypdf', which is not installed; install it with: {how}"
+    return None
 
 
 def _memory(service: Service, share: Share) -> int:
@@ -73,17 +79,18 @@ def _memory(service: Service, share: Share) -> int:
             status=413,
             code="too_large",
         )
-    return min(free, _MOST_BYTES)
+    return min(free, MOST_BYTES)
 
 
 async def _read(data: bytes, n_bytes: int, service: Service) -> dict[str, Any]:
-    """Return what the process says of a PDF; where it ends without a word, an "error"."""
+    """Return what read_pdf returns; a server that stops ends the process."""
     cancel = CancelToken()
     with service.running(cancel):
-        return await asyncio.to_thread(_run, data, n_bytes, cancel)
+        return await asyncio.to_thread(read_pdf, data, n_bytes, cancel)
 
 
-def _run(data: bytes, n_bytes: int, cancel: CancelToken) -> dict[str, Any]:
+def read_pdf(data: bytes, n_bytes: int, cancel: CancelToken) -> dict[str, Any]:
+    """Return what a process that may hold `n_bytes` says of a PDF; an "error" where it ends without a word."""
     process = subprocess.Popen(
         _command(n_bytes),
         env=child_environment(),

@@ -37,7 +37,7 @@ def test_commands_work_from_a_pipe(model: Path) -> None:
     assert told[1] == "(forgotten; system message: Be kind.)"
     assert told[3:5] == ["(forgotten; system message: Be kind.)", "(nothing to answer again)"]
     assert len(told) == 7
-    assert "n_prompt_tokens" in result.err
+    assert "prompt: 34 tokens" in result.err
     assert "/bye                leave" in result.err
     without, *with_system = (run_here("run", model, "one", *SHORT, *args, "-q").out for args in ((), KIND, KIND, KIND))
     assert result.out == b"".join([without, *with_system])
@@ -55,7 +55,7 @@ def test_a_mistyped_command_never_reaches_the_model(model: Path) -> None:
     result = run_here("chat", model, *SHORT, "-q", stdin=b"one\n/hlep\nhi\n")
     assert (result.code, result.out) == (40, run_here("run", model, "one", *SHORT, "-q").out)
     assert result.err == (
-        "edgedec: no such command: /hlep; known: /help, /clear, /system, /set, /save, /load, /stats, /regen, /bye "
+        "edgedec: no such command: /hlep; known: /help, /clear, /system, /set, /save, /load, /file, /model, /show, /stats, /regen, /bye "
         "(write // to begin a text with a slash)\n"
     )
 

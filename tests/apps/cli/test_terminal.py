@@ -1,6 +1,7 @@
 """At a terminal: nothing that a model or a file says moves the cursor, and Ctrl-C leaves everything as it was."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -170,7 +171,7 @@ def test_chat_at_a_terminal(model: Path) -> None:
         person.expect("reused")
         person.expect(">>>")
         person.send("/stats\n")
-        person.expect("n_prompt_tokens")
+        person.expect("prompt: ")
         person.expect(">>>")
         person.send("/system Be a pirate.\n")
         person.expect("system message: Be a pirate.")
@@ -209,7 +210,7 @@ def test_a_paste_of_several_lines_is_one_message(model: Path) -> None:
             person.expect("2 tokens (length)")
             person.expect(">>>")
             person.send("/stats\r")
-            person.expect(f"n_prompt_tokens      {1 + len('<user>one__two</><assistant>')}\r\n")
+            person.expect(f"prompt: {1 + len('<user>one__two</><assistant>')} tokens")
             person.expect(">>>")
             person.send("/clear\r")
             person.expect("forgotten")
@@ -332,3 +333,39 @@ def test_a_chat_into_a_file_writes_answers_only(model: Path, tmp_path: Path) -> 
     assert file.read_bytes().endswith(b"\n")
     assert b">>>" not in file.read_bytes()
     assert os.path.getsize(file) > 3
+
+
+def test_typing_ahead_is_not_shown_in_an_answer(model: Path, tmp_path: Path) -> None:
+    """What is typed while an answer comes stands behind the next prompt, and Enter sends it."""
+    speaker = teach_word(tmp_path / "m.gguf", model, "say-this-")
+    with Terminal("chat", speaker, *ENDLESS, *SAY_WORD) as person:
+        person.expect(">>>")
+        person.send("Hello\r")
+        person.expect("say-this-")
+        person.send("typed ahead")
+        person.expect("say-this-" * 3)
+        person.send("\x03")
+        answer = person.expect("(cancelled)")
+        assert b"typed" not in answer
+        assert b"^C" not in answer
+        person.expect(">>>")
+        person.expect("typed ahead")
+        person.send("\r")
+        person.expect("say-this-")
+        person.send("\x03")
+        person.expect(">>>")
+        person.send("/bye\r")
+        assert person.end() == 0
+        assert person.settings() == person.before
+
+
+def test_the_terminal_shows_again_what_is_typed_after_two_interrupts(model: Path, tmp_path: Path) -> None:
+    """A second Ctrl-C ends the process at once, and the settings are as before."""
+    speaker = teach_word(tmp_path / "m.gguf", model, "say-this-")
+    with Terminal("run", speaker, "Hello", *ENDLESS, *SAY_WORD) as person:
+        person.expect("say-this-" * 3)
+        assert person.settings() != person.before
+        person.process.send_signal(signal.SIGINT)
+        person.process.send_signal(signal.SIGINT)
+        assert person.end() == 130
+        assert person.settings() == person.before

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedec.errors import RequestError, TemplateError
+from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, SamplingFlags, System, SystemFile
@@ -53,7 +53,7 @@ def converse(job: ChatJob) -> None:
 
     Raises:
         RequestError: The output options are those of a single prompt, or an option is out of range.
-        TemplateError: The model has no chat template.
+        TemplateError: The model has no chat template; that is known before its weights are loaded.
         EdgedecError: As edgedec.load; from a pipe also what Engine.chat_stream raises.
     """
     from edgedec_apps.cli.chat_commands import handle
@@ -61,6 +61,7 @@ def converse(job: ChatJob) -> None:
     from edgedec_apps.cli.grammar_options import grammar_options
     from edgedec_apps.cli.keyboard import is_screen
     from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
+    from edgedec_apps.cli.templates import require_template
 
     output = job.output
     if output.as_json or output.json_out is not None:
@@ -68,27 +69,35 @@ def converse(job: ChatJob) -> None:
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
 
-    def opened(cancel: CancelToken) -> "Engine":
-        engine = open_model(job.model, job.load, output, cancel, grammars=bool(grammar))
-        try:
-            restore_prompt_cache(engine, job.load.prompt_cache)
-        except BaseException:
-            engine.close()
-            raise
-        return engine
+    def opened(name: str) -> "Engine":
+        def work(cancel: CancelToken) -> "Engine":
+            engine = open_model(name, job.load, output, cancel, grammars=bool(grammar))
+            if name == job.model:
+                try:
+                    restore_prompt_cache(engine, job.load.prompt_cache)
+                except BaseException:
+                    engine.close()
+                    raise
+            return engine
 
-    with interruptible(opened) as engine:
-        if not engine.can_chat:
-            raise TemplateError(
-                f"{job.model} has no chat template; give a prompt to continue (edgedec run), or --chat-template FILE"
-            )
-        typed = sys.stdin.isatty()
-        markdown = typed and is_screen() and not grammar
-        conversation = Conversation(engine, job.model, options, typed, markdown, output.quiet, output.explain)
-        conversation.reset(job.system)
-        for message in _messages(conversation, keep_history=job.keep_history):
-            handle(conversation, message)
-        store_prompt_cache(engine, job.load.prompt_cache)
+        return interruptible(work)
+
+    def check(name: str) -> None:
+        interruptible(lambda cancel: require_template(name, job.load, cancel, quiet=output.quiet))
+
+    check(job.model)
+    typed = sys.stdin.isatty()
+    markdown = typed and is_screen() and not grammar
+    chat = Conversation(
+        opened(job.model), job.model, opened, check, options, typed, markdown, output.quiet, output.detail
+    )
+    try:
+        chat.reset(job.system)
+        for message in _messages(chat, keep_history=job.keep_history):
+            handle(chat, message)
+        store_prompt_cache(chat.engine, job.load.prompt_cache if chat.model == job.model else None)
+    finally:
+        chat.engine.close()
 
 
 def _messages(conversation: "Conversation", *, keep_history: bool) -> Iterator[str]:

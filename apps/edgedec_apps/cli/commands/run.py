@@ -10,6 +10,7 @@ from edgedec.errors import CancelledError, RequestError, RuntimeLostError, Score
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.choice_options import ChoiceFlags
 from edgedec_apps.cli.commands.chat import ChatJob, converse
+from edgedec_apps.cli.explain import sampling_line
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.log import telling_of_losses
 from edgedec_apps.cli.memory_report import Held, held_by, held_document, held_line
@@ -113,7 +114,7 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
 
-    def work(cancel: CancelToken) -> "tuple[Written, Held, bool]":
+    def work(cancel: CancelToken) -> "tuple[Written, Held, str, bool]":
         n_texts = n_texts_of(way, job.choice)
         with open_model(
             job.model, job.load, job.output, cancel, one_request=True, n_texts=n_texts, grammars=bool(grammar)
@@ -124,15 +125,15 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
                 started = options | {"cancel": cancel, "on_progress": on_progress}
                 found = _written(engine, job, _prompt(engine, job, prompt), way, started, progress)
             store_prompt_cache(engine, job.load.prompt_cache)
-            return found, held_by(engine), cancel.cancelled
+            return found, held_by(engine), sampling_line(engine, options), cancel.cancelled
 
     try:
-        found, held, interrupted = interruptible(work)
+        found, held, sampled, interrupted = interruptible(work)
     except ScorerError as failed:
         if not job.output.as_json:
             print_texts(failed.texts)  # they were written; only their scores are missing
         raise
-    _report(found, held, job.model, job.output)
+    _report(found, held, job.model, job.output, sampled)
     texts, unscored = (found, False) if isinstance(found, tuple) else ((found.generation,), interrupted)
     if unscored or any(text.finish_reason == "cancelled" for text in texts):
         raise CancelledError("interrupted")
@@ -193,17 +194,16 @@ def _prompt(engine: "Engine", job: RunJob, prompt: str) -> "str | list[Message]"
     return prompt
 
 
-def _report(found: "Written", held: Held, model: str, output: OutputFlags) -> None:
+def _report(found: "Written", held: Held, model: str, output: OutputFlags, sampled: str) -> None:
     from edgedec_apps.cli.choice import choice_document, say_choice
 
     texts = found if isinstance(found, tuple) else found.texts
     if not output.quiet:
-        for text in texts if isinstance(found, tuple) else (found.generation,):
-            say_summary(text, explain=output.explain)
+        shown = texts if isinstance(found, tuple) else (found.generation,)
+        for number, text in enumerate(shown, 1):
+            say_summary(text, output.detail, [sampled, held_line(held)] if number == len(shown) else [])
         if not isinstance(found, tuple):
-            say_choice(found, others=output.explain or output.verbose)
-        if output.explain:
-            say(f"  {held_line(held)}")
+            say_choice(found, others=output.detail != "none" or output.verbose)
     if not output.as_json and output.json_out is None:
         return
     documents = [_document(text, model) for text in texts]
