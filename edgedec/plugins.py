@@ -136,5 +136,5 @@ def load_plugin(group: str, name: str) -> Any:
     if name not in found:
         kind = group.removeprefix("edgedec.").removesuffix("s")
         known = ", ".join(found) or "none"
-        raise PluginError(f"no {kind} is called {name!r}; installed: {known} (edgedec doctor lists them)")
+        raise PluginError(f"no {kind} is called {name!r}; installed: {known} (edgedec doctor --all lists them)")
     return found[name].load()

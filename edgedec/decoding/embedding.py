@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.prompt_length import too_long
-from edgedec.errors import OptionError, RequestError, SessionError
+from edgedec.errors import OptionError, RequestError, SessionError, argument
 from edgedec.gguf.pooling import POOLINGS, FinalNorm, Pooling
 from edgedec.model import ModelCard, Session
 
@@ -28,8 +28,8 @@ def require_pooling(card: ModelCard, pooling: str | None) -> Pooling:
     if pooling is not None:
         raise OptionError("pooling", pooling, f"it must be one of {', '.join(POOLINGS)}")
     raise RequestError(
-        f"the model {card.name!r} was not trained to embed texts; use an embedding model, or ask for its hidden states "
-        f"by a pooling ({', '.join(POOLINGS)})"
+        f"the file of {card.name!r} does not say how its hidden states become one vector, as a model that was not "
+        f"trained to embed texts; use an embedding model, or give {argument('pooling')} ({', '.join(POOLINGS)})"
     )
 
 

@@ -82,7 +82,7 @@ def test_fewer_dimensions(tmp_path: Path) -> None:
 def test_a_model_that_writes_embeds_only_when_asked_to(tmp_path: Path) -> None:
     """Its pooling must be named; its texts are the same before and after, with the KV cache lost in between."""
     with edgedec.load(tiny_llama(tmp_path / "chat.gguf"), runtime="cpu", n_ctx=256, draft="off") as engine:
-        with pytest.raises(RequestError, match="was not trained to embed texts"):
+        with pytest.raises(RequestError, match="does not say how its hidden states become one vector"):
             engine.embed(["x"])
         with pytest.raises(RequestError, match="it must be one of mean, cls, last"):
             engine.embed(["x"], pooling="max")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from math import ceil
 
 from edgedec.api.engine import Engine
 from edgedec.api.request_options import SamplingOptions
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_apps.bench.prompts import BenchRequest
 
 SPECULATIVE, PLAIN, AGAIN = "speculative", "plain", "plain again"
@@ -161,11 +161,11 @@ def warm_up(
     """Run the longest prompt in every way without measuring; return False where that was cancelled."""
     longest = max(requests, key=lambda request: len(request.token_ids))
     ways = list(dict.fromkeys(runners.values()))
-    tell = _counter(on_progress, "warming up", len(ways))
-    for runner in ways:
+    for number, runner in enumerate(ways):
+        report_progress(on_progress, "warming up", number, len(ways), "runs")
         if runner(longest, cancel) is None:
             return False
-        tell()
+    report_progress(on_progress, "warming up", len(ways), len(ways), "runs")
     return True
 
 
@@ -179,17 +179,20 @@ def measure(
 ) -> list[Trial]:
     """Return the trials of all prompts; after a cancel, those that are complete.
 
-    A round covers all tasks that need it, so that the repetitions of a task are apart in time. Only the first round
-    shows how many rounds each task needs, so progress has two phases.
+    A round covers all tasks that need it, so that the repetitions of a task are apart in time. How many rounds a task
+    needs is known from its first round on; before, progress counts on as many as the tasks need that are known.
     """
-    rounds = rounds or Rounds()
+    rounds, n_ways = rounds or Rounds(), len(runners)
     trials: list[Trial] = []
-    tell = _counter(on_progress, "measuring, the first round", len(requests) * len(runners))
+    done = count(1)
+
+    def tell() -> None:
+        n_done, n_all = next(done), n_ways * _n_trials(trials, requests, rounds)
+        report_progress(on_progress, "measuring", n_done, max(n_done, n_all), "runs")
+
+    report_progress(on_progress, "measuring", 0, n_ways * _n_trials(trials, requests, rounds), "runs")
     for number in range(rounds.n_rounds):
         due = _due(trials, requests, rounds)
-        if number == 1:
-            n_more = sum(due[request.task] - 1 for request in requests)
-            tell = _counter(on_progress, f"measuring, up to {max(due.values())} rounds", n_more * len(runners))
         for place, request in enumerate(requests):
             if number >= due[request.task]:
                 continue
@@ -200,13 +203,11 @@ def measure(
     return trials
 
 
-def _counter(on_progress: OnProgress | None, phase: str, n_runs: int) -> Callable[[], None]:
-    """Report the beginning of a phase of runs; return a function that reports that one more run has ended."""
-    done = count(1)
-    if on_progress is None or not n_runs:
-        return lambda: None
-    on_progress(Progress(phase, 0, n_runs, "runs"))
-    return lambda: on_progress(Progress(phase, next(done), n_runs, "runs"))
+def _n_trials(trials: Sequence[Trial], requests: Sequence[BenchRequest], rounds: Rounds) -> int:
+    """Return how many trials there will be, as far as it is known; a task that has none yet counts like the longest."""
+    due, begun = _due(trials, requests, rounds), {trial.request.task for trial in trials}
+    most = max((due[task] for task in begun), default=rounds.n_rounds)
+    return sum(due[request.task] if request.task in begun else most for request in requests)
 
 
 def n_due(trials: Sequence[Trial], n_prompts: int, rounds: Rounds) -> int:

@@ -8,6 +8,7 @@ distribution may have replaced it (edgedec_apps.clash).
 import os
 import sys
 from contextlib import suppress
+from typing import Any
 
 from edgedec_apps.cli import exit_codes
 
@@ -58,15 +59,27 @@ def _explain(error: Exception) -> int:
     if isinstance(error, EdgedecError):
         return _failed(in_options(error), error.exit_code)
     if hasattr(error, "format_message"):  # usage errors of typer
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "edgedec"
-        return _failed(f"{error.format_message().rstrip('.')} (see {command} --help)", exit_codes.USAGE)
+        return _failed(_usage(error), exit_codes.USAGE)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else "standard output: "
         return _failed(f"{where}{error.strerror or error}", StorageError.exit_code)
     if isinstance(error, MemoryError):
         return _failed("out of memory; use a shorter context or a smaller model", MemoryCapError.exit_code)
     return _internal(error)
+
+
+def _usage(error: Any) -> str:
+    """Return the message of a usage error of typer; where a word of llama.cpp or ollama was typed, with edgedec's."""
+    from edgedec_apps.cli.other_words import own_words
+
+    context = error.ctx
+    command = context.command_path if context is not None else "edgedec"
+    is_group = context is None or hasattr(context.command, "commands")
+    words = sys.argv[1:] if is_group else sys.argv[2:]
+    known = [] if is_group else [flag for each in context.command.params for flag in (*each.opts, *each.secondary_opts)]
+    own = own_words(words, known=known, commands=is_group)
+    what = error.format_message().rstrip(".").partition(" (Possible options")[0] if own else error.format_message()
+    return f"{what.rstrip('.')}{f'; {own}' if own else ''} (see {command} --help)"
 
 
 def _internal(error: Exception) -> int:

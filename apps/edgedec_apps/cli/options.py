@@ -128,7 +128,7 @@ class LoadFlags:
         str,
         model_option(
             "--draft",
-            help="auto drafts where it pays, off never; drafters by name (edgedec doctor), joined by +, always.",
+            help="auto drafts where it pays, off never; drafters by name (edgedec doctor --all), joined by +, always.",
             metavar="NAME",
             complete=completion.drafter,
         ),
@@ -244,7 +244,7 @@ class LoadFlags:
         int | None, model_option("--gpu-layers", help="Number of layers on the GPU; -1 for all.", metavar="N")
     ] = None
     device: Annotated[
-        str | None, model_option("--device", help="The device (edgedec doctor lists them).", metavar="NAME")
+        str | None, model_option("--device", help="The device (edgedec doctor --all lists them).", metavar="NAME")
     ] = None
     rpc: Annotated[
         str | None,

@@ -170,22 +170,24 @@ def _amount(progress: Progress) -> str:
 
 
 def _pace(work: _Work, seconds: float) -> str:
-    """Return how many tokens a second come, and how long the rest will take; "" for short work and other units.
+    """Return how long the rest will take, and how many tokens a second come; "" for short work and other units.
 
     >>> _pace(_Work(Progress("training", 2500, 4000, "tokens"), 0.0, 500), 20.0)
     ' (100 tokens/s, 15 s left)'
     >>> _pace(_Work(Progress("training", 2500, 400_000, "tokens"), 0.0, 500), 20.0)
     ' (100 tokens/s, 66 min left)'
+    >>> _pace(_Work(Progress("measuring", 10, 60, "runs"), 0.0), 60.0)
+    ' (5 min left)'
     >>> _pace(_Work(Progress("prefill", 2500, 4000, "tokens"), 0.0), 2.0)
     ''
     """
     latest = work.latest
     rate = (latest.done - work.n_before) / max(seconds, 1e-9)
-    if latest.unit != "tokens" or latest.total is None or seconds < _PACE_AFTER_S or rate <= 0:
+    if latest.unit not in ("tokens", "runs") or latest.total is None or seconds < _PACE_AFTER_S or rate <= 0:
         return ""
     left_s = (latest.total - latest.done) / rate
     left = f"{left_s / 60:.0f} min" if left_s >= 100 else f"{left_s:.0f} s"
-    return f" ({rate:.0f} tokens/s, {left} left)"
+    return f" ({rate:.0f} tokens/s, {left} left)" if latest.unit == "tokens" else f" ({left} left)"
 
 
 def _bar() -> Any:

@@ -37,7 +37,7 @@ _FLAGS = [field.name for flags in (LoadFlags, SamplingFlags) for field in fields
 
 OPTIONS: Mapping[str, str] = {
     KEYWORDS.get(name, name): "--" + name.replace("_", "-")
-    for name in (*_FLAGS, *_CHOICE, "parallel", "allow_requantize")
+    for name in (*_FLAGS, *_CHOICE, "parallel", "allow_requantize", "pooling")
 } | {**TRAINING}
 """The command line's option for each argument of edgedec.load, of a generation and of a training, by its name."""
 

@@ -108,11 +108,10 @@ def test_tasks_end_on_their_own() -> None:
     )
     assert rounds_of(trials) == {"long": 1, "short": 5}
     ways = len(logged([], {}))
-    n_first, n_more = 2 * ways, 4 * ways  # the short task's, from the second round on
+    totals = [*[10 * ways] * (ways + 1), *[2 * ways] * (ways - 1), 2 * ways, *[6 * ways] * (4 * ways)]
     assert [(one.phase, one.done, one.total) for one in told] == [
-        *(("measuring, the first round", n, n_first) for n in range(n_first + 1)),
-        *(("measuring, up to 5 rounds", n, n_more) for n in range(n_more + 1)),
-    ]
+        ("measuring", n, total) for n, total in zip(range(6 * ways + 1), totals, strict=True)
+    ], "until a task's first trial has ended, it counts like the longest of those that are known"
 
 
 def test_a_cancelled_trial_does_not_count() -> None:
@@ -284,7 +283,7 @@ def test_against_llamacpp(model: Path, prompts: Path) -> None:
 def test_ctrl_c_prints_what_was_measured(model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the first prompt ends with its figures, which say that they are not all, and exit code 130."""
     n_ways = 3  # with drafts, plainly, and plainly again
-    interrupt_after(monkeypatch, lambda one: (one.phase, one.done) == ("measuring, the first round", n_ways))
+    interrupt_after(monkeypatch, lambda one: (one.phase, one.done) == ("measuring", n_ways))
     result = run_here("bench", model, "--prompts", prompts, "-n", "4", "--json")
     assert result.code == 130
     assert result.err == "edgedec: interrupted\n"

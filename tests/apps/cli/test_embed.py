@@ -42,7 +42,7 @@ def test_what_is_refused(bert: Path, model: Path) -> None:
     assert run_here("embed", bert, "a " * 200, "--truncate", *auto).code == 0
     run_here("embed", bert, "a", "--pooling", "max", *auto).failed(40, "mean, cls, last")
     run_here("embed", bert, "a", "--dimensions", "65", *auto).failed(40, "it must be 1 to 64")
-    run_here("embed", model, "a", *auto).failed(40, "was not trained to embed")
+    run_here("embed", model, "a", *auto).failed(40, "does not say how", "give --pooling (mean, cls, last)")
     assert run_here("embed", model, "a", "--pooling", "mean", "--runtime", "cpu").code == 0
     run_here("run", bert, "a", *auto).failed(40, "is an embedding model")
 

@@ -131,7 +131,7 @@ def broken_plugins(tmp_path: Path) -> Path:
 def test_broken_plug_ins_are_lines_in_reports(own_models: Path, broken_plugins: Path) -> None:
     """What fails to import, or to answer, is listed with its package and reason, and nothing else suffers."""
     env = {"PYTHONPATH": str(broken_plugins)}
-    doctor, info = (run_process(*args, env=env) for args in (("doctor",), ("info", "tiny")))
+    doctor, info = (run_process(*args, env=env) for args in (("doctor", "--all"), ("info", "tiny")))
     assert (doctor.code, doctor.err, info.code, info.err) == (0, "", 0, "")
     facts = [line.split(maxsplit=2) for line in doctor.text.splitlines() if " bad " in line]
     told = "ZeroDivisionError: integer division or modulo by zero (from broken 1.0)"
@@ -141,3 +141,6 @@ def test_broken_plug_ins_are_lines_in_reports(own_models: Path, broken_plugins: 
     assert "broken 1.0" in facts[2][2]
     assert re.search(rf"(?m)^on bad +no: {re.escape(told)}$", info.text)
     assert re.search(r"(?m)^on cpu +yes \(chosen by auto\)$", info.text)
+    short = run_process("doctor", env=env)
+    assert "not working  runtime bad, drafter bad\n" in short.text
+    assert len(short.text.splitlines()) <= 10

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -208,6 +209,8 @@ def test_without_torch_the_command_says_how_to_get_it(
     result = run_here("train-drafter", target, "--out", tmp_path / "head")
     assert result.code == RuntimeUnavailableError.exit_code
     assert "training a head needs torch, which is not installed: pip install" in result.err
+    on_linux = "--index-url https://download.pytorch.org/whl/cpu\n" in result.err
+    assert on_linux == (sys.platform == "linux"), "elsewhere the package is for processors already"
     assert list(tmp_path.iterdir()) == []
 
 

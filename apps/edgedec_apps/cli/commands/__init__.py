@@ -28,11 +28,11 @@ SUMMARIES = {
     "search": "Search the catalogue and the Hugging Face hub for models in GGUF files, by words of their names.",
     "rm": "Delete a model and its tiles from the cache, or a preset; files elsewhere are never deleted.",
     "info": "Show a model's architecture, quantization, context, memory, defaults, runtimes; or a draft head's card.",
-    "doctor": "Show CPU features, memory, runtimes, devices, plug-ins and versions.",
+    "doctor": "Show what this machine has, and which runtimes work; --all shows devices, plug-ins and versions, too.",
     "cache": "List, check and delete the files of the tile cache.",
     "uninstall": "Show what edgedec keeps on this machine, delete it if asked to, and say how to remove the program.",
 }
 """The first line of each command's help, in the order of `edgedec --help`, which imports no command."""
 
-ALIASES = {"show": "info"}
+ALIASES = {"show": "info", "ls": "list"}
 """Further names of commands, which the help does not list."""

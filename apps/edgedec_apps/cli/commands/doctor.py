@@ -4,7 +4,7 @@ import platform
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import edgedec
 from edgedec import plugins
@@ -14,7 +14,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.memory import system as system_memory
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.clash import clash
-from edgedec_apps.cli.options import AsJson
+from edgedec_apps.cli.options import AsJson, option
 from edgedec_apps.cli.progress import shown_at_a_terminal
 from edgedec_apps.cli.runtimes import ask_runtimes
 from edgedec_apps.cli.terminal import write_facts, write_json, write_line
@@ -32,9 +32,18 @@ _FEATURES = (
     *("asimd", "asimddp", "i8mm", "sve", "bf16"),
 )
 
+_FAST = ("avx2", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
+_BROKEN, _NO_DEVICE, _HUGE_PAGES = "does not work: ", "none", "huge pages"
 
-def command(*, as_json: AsJson = False) -> None:
-    """Show CPU features, memory, runtimes, devices, plug-ins and versions.
+
+def command(
+    *,
+    all_facts: Annotated[
+        bool, option("--all", help="Show every feature, device, plug-in and package.", panel="Output")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what this machine has, and which runtimes work; --all shows devices, plug-ins and versions, too.
 
     Another project whose files lie in edgedec's folder is named as well.
     """
@@ -43,11 +52,43 @@ def command(*, as_json: AsJson = False) -> None:
     if as_json:
         write_json(document)
         return
+    if not all_facts:
+        write_facts(_summary(document))
+        return
     write_facts([(name, value) for name, value in document.items() if isinstance(value, str)])
     for name, value in document.items():
         if isinstance(value, dict):
             write_line(f"\n{name}")
             write_facts(list(value.items()), indent="  ")
+
+
+def _summary(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the document in at most ten lines: what works without a word more, and what does not with its name."""
+    cpu, memory = document["cpu"], document["memory"]
+    idle = [name for name, state in document["runtimes"].items() if state.startswith(_BROKEN)]
+    failed = [name for name, state in document["plug-ins"].items() if not state.startswith("ok")]
+    broken = dict.fromkeys([*(f"runtime {name}" for name in idle), *failed])
+    devices = [name for name in document["devices"] if name != _NO_DEVICE]
+    return [
+        ("edgedec", f"{document['edgedec']}, Python {platform.python_version()}, {platform.system()}"),
+        *([("clash", document["clash"])] if "clash" in document else []),
+        ("cpu", f"{cpu['model']}, {cpu['cores usable']} cores usable, {_best(cpu['features'].split())}"),
+        ("memory", ", ".join(f"{name} {size}" for name, size in memory.items() if name != _HUGE_PAGES)),
+        ("models", document["models"]["cache"]),
+        ("runtimes", ", ".join(name for name in document["runtimes"] if name not in idle)),
+        *([("not working", ", ".join(broken))] if broken else []),
+        ("devices", ", ".join(devices) or "none: layers run on the CPU"),
+        ("more", "edgedec doctor --all: reasons, features, plug-ins, versions of packages"),
+    ]
+
+
+def _best(features: list[str]) -> str:
+    """Return the features of a processor that matter most for speed.
+
+    >>> _best(["avx", "avx2", "fma", "avx512f", "avx512_vnni"]), _best(["asimd"])
+    ('avx2 avx512_vnni', 'asimd')
+    """
+    return " ".join(name for name in features if name in _FAST) or " ".join(features)
 
 
 def _document() -> dict[str, Any]:
@@ -85,7 +126,7 @@ def _memory() -> dict[str, str]:
         "cgroup limit": system_memory.cgroup_limit_bytes(),
     }
     known = {name: format_bytes(n_bytes) for name, n_bytes in sizes.items() if n_bytes is not None}
-    return (known or {"total": f"unknown on {sys.platform}"}) | {"huge pages": _huge_pages()}
+    return (known or {"total": f"unknown on {sys.platform}"}) | {_HUGE_PAGES: _huge_pages()}
 
 
 def _huge_pages() -> str:
@@ -108,7 +149,7 @@ def _lines(path: str) -> list[str]:
 def _summarize(answer: "RuntimeReport | EdgedecError") -> str:
     """Return a runtime's version, devices and notes, or why it does not work."""
     if isinstance(answer, EdgedecError):
-        return f"does not work: {answer}"
+        return f"{_BROKEN}{answer}"
     devices = f"devices {', '.join(answer.devices)}" if answer.devices else ""
     return " · ".join(part for part in (answer.version, devices, *answer.notes) if part)
 
@@ -122,7 +163,7 @@ def _devices() -> dict[str, str]:
             shared = ", shared with the host" if device.unified else ""
             sizes = f"{format_bytes(device.total_bytes)}{shared}, {format_bytes(device.free_bytes)} free"
             lines[f"{runtime} {device.name}"] = f"{kind}, {sizes}"
-    return lines or {"none": "layers run on the CPU"}
+    return lines or {_NO_DEVICE: "layers run on the CPU"}
 
 
 def _plugins() -> dict[str, str]:
