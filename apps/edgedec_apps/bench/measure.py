@@ -15,6 +15,7 @@ from edgedec.api.request_options import SamplingOptions
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_apps.bench.prompts import BenchRequest
 
+_MEASURING = "measuring the prompts"
 SPECULATIVE, PLAIN, AGAIN = "speculative", "plain", "plain again"
 
 
@@ -188,9 +189,9 @@ def measure(
 
     def tell() -> None:
         n_done, n_all = next(done), n_ways * _n_trials(trials, requests, rounds)
-        report_progress(on_progress, "measuring", n_done, max(n_done, n_all), "runs")
+        report_progress(on_progress, _MEASURING, n_done, max(n_done, n_all), "runs")
 
-    report_progress(on_progress, "measuring", 0, n_ways * _n_trials(trials, requests, rounds), "runs")
+    report_progress(on_progress, _MEASURING, 0, n_ways * _n_trials(trials, requests, rounds), "runs")
     for number in range(rounds.n_rounds):
         due = _due(trials, requests, rounds)
         for place, request in enumerate(requests):

@@ -110,7 +110,7 @@ def test_tasks_end_on_their_own() -> None:
     ways = len(logged([], {}))
     totals = [*[10 * ways] * (ways + 1), *[2 * ways] * (ways - 1), 2 * ways, *[6 * ways] * (4 * ways)]
     assert [(one.phase, one.done, one.total) for one in told] == [
-        ("measuring", n, total) for n, total in zip(range(6 * ways + 1), totals, strict=True)
+        ("measuring the prompts", n, total) for n, total in zip(range(6 * ways + 1), totals, strict=True)
     ], "until a task's first trial has ended, it counts like the longest of those that are known"
 
 
@@ -283,7 +283,7 @@ def test_against_llamacpp(model: Path, prompts: Path) -> None:
 def test_ctrl_c_prints_what_was_measured(model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the first prompt ends with its figures, which say that they are not all, and exit code 130."""
     n_ways = 3  # with drafts, plainly, and plainly again
-    interrupt_after(monkeypatch, lambda one: (one.phase, one.done) == ("measuring", n_ways))
+    interrupt_after(monkeypatch, lambda one: (one.phase, one.done) == ("measuring the prompts", n_ways))
     result = run_here("bench", model, "--prompts", prompts, "-n", "4", "--json")
     assert result.code == 130
     assert result.err == "edgedec: interrupted\n"

@@ -139,6 +139,8 @@ def test_what_drafting_did_is_said_and_drawn(page: Browser, server: Running) -> 
     assert f"Drafting guessed {drafted} tokens, and the model agreed with {accepted} of them" in words
     assert f"it ran about {max(1, n - accepted)} times for {n} tokens. The text is the same as without drafts." in words
     assert page.text(".about").count("suffix: ") >= 1
+    assert page.find(".chart").tag_name == "details"
+    assert page.find(".chart").get_property("open") is False, "the chart is folded until somebody wants it"
 
 
 def test_drafting_that_is_off_says_so(page: Browser) -> None:

@@ -65,7 +65,8 @@ function answerNode(answer, index, message, { onChoose }) {
     tools.append(choose);
   }
   const error = element("p", "error");
-  node.append(thoughts, element("div", "text"), error, element("figure", "drafting", element("div"), element("figcaption")), tools, about);
+  const chart = element("details", "chart", element("summary", "", "Speed and acceptance"), element("div"));
+  node.append(thoughts, element("div", "text"), error, element("figure", "drafting", element("figcaption"), chart), tools, about);
   return node;
 }
 
@@ -92,7 +93,8 @@ function showAnswer(node, { content, reasoning, meta, error }, isRunning, isChos
   part(".note").textContent = isRunning && meta.predicted_n === undefined ? "waiting for the model" : summary(meta);
   const drawn = graph(meta);
   part(".drafting").hidden = !meta.predicted_n;
-  part(".drafting div").replaceChildren(...(drawn ? [drawn] : []));
+  part(".chart").hidden = !drawn;
+  part(".chart div").replaceChildren(...(drawn ? [drawn] : []));
   part("figcaption").textContent = whatDraftingDid(meta);
   const lines = meta.explanation ?? [];
   part(".about").hidden = !lines.length;
