@@ -48,8 +48,12 @@ def require_embeddable(index: int, token_ids: tuple[int, ...], n_vocab: int, n_c
     """
     if not token_ids:
         raise RequestError(f"text {index} is empty; give at least one character")
-    if not all(0 <= token_id < n_vocab for token_id in token_ids):
-        raise RequestError(f"text {index} holds a token id outside the vocabulary of {n_vocab}")
+    for token_id in token_ids:
+        if not 0 <= token_id < n_vocab:
+            raise RequestError(
+                f"text {index} holds the token id {token_id}, which is outside the vocabulary of {n_vocab}; another "
+                "tokenizer's ids mean something else here, so give the text itself"
+            )
     if len(token_ids) > n_ctx:
         raise too_long(len(token_ids), n_ctx)
 

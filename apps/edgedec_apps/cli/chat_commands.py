@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgedec.counted import counted
-from edgedec.errors import EdgedecError, RequestError, SessionError
+from edgedec.errors import EdgedecError, PromptTooLongError, RequestError, SessionError
 from edgedec_apps.cli.chat_files import file_text, load_messages, save_messages
 from edgedec_apps.cli.chat_models import facts, switch
 from edgedec_apps.cli.chat_settings import set_option, settings
@@ -125,12 +125,10 @@ def _path(command: str, rest: str) -> Path:
 def _attach(conversation: Conversation, rest: str) -> None:
     path, engine = _path("/file", rest), conversation.engine
     text = interruptible(partial(file_text, path, engine.n_ctx * _MOST_TOKEN_BYTES))
-    n_tokens, n_most = len(engine.prompt_ids(text)), engine.n_ctx - 1
-    if n_tokens > n_most:
-        raise RequestError(
-            f"{path} has {n_tokens} tokens, and the context {engine.n_ctx}; give a shorter file, or begin the chat "
-            f"with --context {n_tokens + n_tokens // 2}"
-        )
+    try:
+        n_tokens = len(engine.prompt_ids(text))
+    except PromptTooLongError as error:
+        raise PromptTooLongError(f"{path}: {error.marked}") from error
     conversation.attached.append(text)
     conversation.tell(f"{one_line(rest)}: {counted(n_tokens, 'token')}; its text comes before your next message")
 

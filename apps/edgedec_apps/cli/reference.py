@@ -44,12 +44,16 @@ context is full, the oldest turns are left out, and the chat says so.
 - `/save FILE` writes the messages as JSON to a file that only you can read, and `/load FILE` goes on with them, with any
   model. `/save` replaces a saved chat, and never another file. A script whose lines come from others must put `/` before
   each line that begins with a slash, or those lines are commands.
+- `/file FILE` puts the text of a text file or a PDF before the next message. `/model NAME` lets another model go on with
+  the conversation and the settings; where it can't be loaded, the present one stays. `/show` tells the model, the context,
+  the memory, the sampling with where its values come from, and the system message. `/stats` says what the last answer
+  took and what drafting did, as `--explain` does, and `/stats all` gives every figure.
 - At a terminal, answers are shown as Markdown while they come: headings, lists, tables, coloured code, words wrapped to
   the width. `/set markdown off` shows the text itself, as pipes, files, grammars and `TERM=dumb` get it; `NO_COLOR=1`
   leaves out the colours.
-- A paste of several lines is one message, which Enter sends. Alt-Enter begins a new line. Tab completes commands. The
-  arrow up brings back what was typed, at earlier starts too: it is kept in the file `chat-history` of the cache, which only
-  you can read. `--no-history` keeps nothing.
+- A paste of several lines is one message, which Enter sends. Alt-Enter begins a new line. Tab completes commands. What
+  is typed while an answer comes stands behind the next prompt. The arrow up brings back what was typed, at earlier starts
+  too: it is kept in the file `chat-history` of the cache, which only you can read. `--no-history` keeps nothing.
 """
 
 _VARIABLES = """## Environment variables

@@ -51,7 +51,8 @@ def device_handle(name: str) -> int:
     found = next((handle for handle in _handles() if _name(handle) == name), None)
     if found is None:
         raise RuntimeUnavailableError(
-            f"llama.cpp knows no device {name!r}; it knows {', '.join(device_names())} (edgedec doctor --all lists them)"
+            f"llama.cpp knows no device {name!r}; it knows {', '.join(device_names())} "
+            "(edgedec doctor --all lists them)"
         )
     return found
 

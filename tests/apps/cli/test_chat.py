@@ -6,9 +6,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.command_line import run_here
+from support.command_line import rename_model, run_here
+from support.pdf_files import pdf_of
 
-from edgedec.errors import ModelFormatError, RequestError
+from edgedec.errors import ModelFormatError, PromptTooLongError, RequestError, StorageError
 from edgedec_apps.cli.chat_files import load_messages, save_messages
 from edgedec_apps.cli.typed_history import MOST_BYTES, TypedHistory
 
@@ -36,8 +37,8 @@ def test_commands_work_from_a_pipe(model: Path) -> None:
     told = [line for line in result.err.splitlines() if line.startswith("(") or "tokens (" in line]
     assert told[1] == "(forgotten; system message: Be kind.)"
     assert told[3:5] == ["(forgotten; system message: Be kind.)", "(nothing to answer again)"]
-    assert len(told) == 7
-    assert "prompt: 34 tokens" in result.err
+    assert len(told) == 8
+    assert "prompt: 43 tokens, 42 of them known from before\n" in result.err
     assert "/bye                leave" in result.err
     without, *with_system = (run_here("run", model, "one", *SHORT, *args, "-q").out for args in ((), KIND, KIND, KIND))
     assert result.out == b"".join([without, *with_system])
@@ -223,3 +224,71 @@ def test_a_damaged_or_long_history_is_no_obstacle(tmp_path: Path) -> None:
     assert TypedHistory(file).lines() == kept
     TypedHistory(tmp_path).add("one")
     assert TypedHistory(tmp_path).lines() == []
+
+
+def test_a_model_without_a_template_is_refused_before_it_is_loaded(
+    plain_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header says so; nothing is opened. With a template of one's own it chats."""
+    template = plain_model.with_name("own.jinja")
+    template.write_text("{{ messages[-1].content }}", encoding="utf-8")
+    assert run_here("chat", plain_model, *SHORT, "--chat-template", template, stdin=b"one\n").code == 0
+    monkeypatch.setattr("edgedec_apps.cli.opening.open_model", lambda *_, **__: pytest.fail("it was loaded"))
+    run_here("chat", plain_model, stdin=b"one\n").failed(43, "has no chat template", "--chat-template FILE")
+
+
+def test_files_come_before_the_next_message(model: Path, tmp_path: Path) -> None:
+    """Texts and PDFs, each once; the prompt is that of a message that holds them."""
+    note, paper = tmp_path / "a note.txt", tmp_path / "paper.pdf"
+    note.write_text("\ufeffone\n", encoding="utf-8")
+    paper.write_bytes(pdf_of("two"))
+    asked = f"/file {note}\n/file {paper}\nthree\n/clear\nthree\n"
+    found = run_here("chat", model, *SHORT, stdin=asked.encode())
+    assert found.code == 0, found.err
+    assert f"({note}: 4 tokens; its text comes before your next message)" in found.err
+    given = "one\n\ntwo\n\nthree"
+    assert found.out == b"".join(run_here("run", model, text, *SHORT, "-q").out for text in (given, "three"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("missing", None, "missing can't be read: No such file"),
+        ("empty", b"\n \n", "holds no text"),
+        ("picture", b"\x89PNG\r\n", "is not UTF-8"),
+        ("zeros", b"a\0b", "holds zero bytes"),
+        ("long", b"word " * 3000, "long: the prompt takes at least"),
+        ("longer", b"word " * 100_000, "holds more than"),
+        ("bad.pdf", b"%PDF-1.4 nothing", "it is no PDF, or damaged"),
+        ("", None, "is no file"),
+    ],
+)
+def test_files_that_are_refused(model: Path, tmp_path: Path, name: str, content: bytes | None, words: str) -> None:
+    """The reason is said, and from a pipe it ends the chat."""
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    found = run_here("chat", model, *SHORT, stdin=f"/file {path}\n".encode())
+    assert found.code in (RequestError.exit_code, PromptTooLongError.exit_code, StorageError.exit_code), found.err
+    assert words in found.err
+
+
+def test_another_model_goes_on_with_the_conversation(model: Path, tmp_path: Path) -> None:
+    """It answers as if it had been there from the first message, and /show names it."""
+    other = rename_model(tmp_path / "other.gguf", model, "another tiny")
+    asked = f"one\n/model {other}\ntwo\n/show\n"
+    found = run_here("chat", model, *SHORT, *KIND, stdin=asked.encode())
+    assert found.code == 0, found.err
+    assert found.out == run_here("chat", model, *SHORT, *KIND, stdin=b"one\ntwo\n").out, "the weights are the same"
+    shown = dict(line.split(maxsplit=1) for line in found.err.splitlines() if line[:1].islower() and "  " in line)
+    assert shown["model"] == f"another tiny ({other})"
+    assert (shown["messages"], shown["system"], shown["context"]) == ("5", "Be kind.", "2048 tokens, trained for 2048")
+    assert "temperature 0.0 (options)" in shown["sampling"]
+
+
+def test_a_model_that_can_not_answer_leaves_the_one_that_does(model: Path, plain_model: Path, tmp_path: Path) -> None:
+    """No such model, one without a template, and no name: from a pipe the chat ends with the reason."""
+    for name, words in (("no-such-model", "no-such-model"), (plain_model, "no chat template"), ("", "needs the name")):
+        found = run_here("chat", model, *SHORT, stdin=f"one\n/model {name}\n".encode())
+        assert found.code != 0
+        assert words in found.err

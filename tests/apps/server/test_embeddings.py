@@ -113,7 +113,11 @@ def test_an_embedding_model_writes_nothing(running: Running) -> None:
         ("/v1/embeddings", {"input": []}, "input holds 0 texts"),
         ("/v1/embeddings", {"input": ["x"] * 2049}, "input holds 2049 texts"),
         ("/v1/embeddings", {"input": [["x"]]}, "input must be a text"),
-        ("/v1/embeddings", {"input": [999]}, "outside the vocabulary"),
+        (
+            "/v1/embeddings",
+            {"input": [[1], [1, 999]]},
+            "text 1 holds the token id 999, which is outside the vocabulary",
+        ),
         ("/v1/embeddings", {"input": {"text": "x"}}, "input must be a text"),
         ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions is 0"),
         ("/v1/embeddings", {"input": "x", "dimensions": 65}, "dimensions is 65; it must be 1 to 64"),
