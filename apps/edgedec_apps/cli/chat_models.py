@@ -38,7 +38,7 @@ def facts(conversation: Conversation) -> Iterator[tuple[str, str]]:
     engine, options = conversation.engine, conversation.options
     card, plan = engine.card, engine.plan
     trained = f", trained for {card.n_ctx_train}" if card.n_ctx_train else ""
-    others = [f"{name} {value}" for name, value in options.items() if name not in SAMPLED]
+    others = [f"{name} {value}" for name, value in options.items() if name not in SAMPLED and value is not False]
     yield "model", f"{card.name or '-'} ({conversation.model})"
     yield "architecture", f"{card.architecture}, {card.n_layer} layers of width {card.n_embd}, {card.n_vocab} tokens"
     yield "runtime", card.runtime

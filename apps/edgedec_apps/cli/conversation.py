@@ -82,7 +82,8 @@ def ask(conversation: Conversation, text: str) -> None:
         CancelledError: Ctrl-C stopped the answer to a message from a pipe.
     """
     _send(conversation, "\n\n".join([*conversation.attached, text]))
-    conversation.attached = []
+    if conversation.messages and conversation.messages[-1]["role"] == "assistant":  # else Ctrl-C came before a word
+        conversation.attached = []
 
 
 def regenerate(conversation: Conversation) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import run_here
+from support.tiny_models import tiny_llama
 
 from edgedec.sequence import Generation
 from edgedec.stats import DecodeStats
@@ -72,3 +73,17 @@ def test_explain_and_explain_all(model: Path) -> None:
     assert sampled in whole
     assert "  seed: 7" in whole
     assert "  seed: 7" not in short
+
+
+def test_the_defaults_of_the_models_file_are_named(tmp_path: Path) -> None:
+    """What its authors recommend is taken, and named with where it comes from; an option counts more."""
+    path = tiny_llama(
+        tmp_path / "m.gguf", more={"general.sampling.temp": 0.25, "general.sampling.top_k": 3}, n_ctx_train=512
+    )
+    for args, sampled in (
+        ((), "temperature 0.25, top_k 3 (the model's file); top_p 0.95 (edgedec's defaults)"),
+        (("--top-k", "0"), "temperature 0.25 (the model's file); top_p 0.95 (edgedec's defaults); top_k 0 (options)"),
+    ):
+        found = run_here("run", path, "Hello", "--raw", "-n", "2", "--explain", *args)
+        assert f"sampling: {sampled}" in " ".join(found.err.split())
+    assert "temperature 0.25, top_k 3, top_p 0.95 (from the model file)" in run_here("info", path).text
