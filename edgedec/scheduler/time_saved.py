@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from statistics import fmean
 
-_BUCKET = 512  # tokens of context below which a plain step costs about the same; then by doubling
+_BUCKET = 1024  # tokens of context below which a plain step costs about the same; then by doubling
 _LEAST = 3  # plain steps by which the cost of a plain step counts as known
 _MOST_UNKNOWN = 0.1  # of the tokens: in contexts whose plain steps were not timed
 

@@ -20,6 +20,7 @@ from edgedec_export.gguf_writer import Entry, OutTensor, new_file, real_number, 
 from edgedec_export.hf.bert import bert_parts
 from edgedec_export.hf.config import Config, read_config
 from edgedec_export.hf.pooling_modules import pooling_of_modules
+from edgedec_export.hf.sampling import sampling_entries
 from edgedec_export.hf.tensors import gguf_tensors
 from edgedec_export.hf.tokenizer import tokenizer_entries
 
@@ -81,7 +82,7 @@ def _parts(folder: Path, matrix_type: GGMLType | None) -> tuple[str, list[OutTen
         return "bert", *bert_parts(folder, open_checkpoint(folder), matrix_type)
     config = read_config(folder)
     tensors = gguf_tensors(open_checkpoint(folder), config, matrix_type, folder)
-    entries = _entries(config) + tokenizer_entries(folder, config.n_vocab, config.token_ids)
+    entries = _entries(config) + tokenizer_entries(folder, config.n_vocab, config.token_ids) + sampling_entries(folder)
     if (pooling := pooling_of_modules(folder)) is not None:
         entries.append((f"{config.architecture}.pooling_type", whole_number(number_of(pooling))))
     return config.architecture, tensors, entries

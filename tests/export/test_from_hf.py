@@ -31,6 +31,7 @@ from support.token_oracle import differing_texts, differing_tokens, oracle
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.sampling_defaults import read_sampling_defaults
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LoadOptions, Runtime
 from edgedec_export.from_hf import convert
@@ -154,6 +155,22 @@ def test_names_are_those_of_gguf(tmp_path: Path) -> None:
         for theirs, ours in names.items():
             stem, _, suffix = theirs.rpartition(".")
             assert f"{table.get_name(f'model.layers.2.{stem}')}.{suffix}" == f"blk.2.{ours}", architecture
+
+
+def test_recommended_sampling_is_kept(tmp_path: Path) -> None:
+    """The GGUF recommends what generation_config.json does; a checkpoint for greedy decoding recommends nothing."""
+    folder = tmp_path / "hf"
+    write_checkpoint(folder, CHECKPOINTS["llama"], {})
+    said = {"do_sample": True, "temperature": 0.25, "top_k": 20, "repetition_penalty": 1.5, "eos_token_id": 2}
+    expected = {"temperature": 0.25, "top_k": 20, "repetition_penalty": 1.5}
+    for do_sample, found in ((True, expected), (False, {})):
+        (folder / "generation_config.json").write_text(json.dumps(said | {"do_sample": do_sample}), encoding="utf-8")
+        path = convert(folder, tmp_path / "m.gguf", force=True)
+        assert read_sampling_defaults(read_gguf(path)) == found
+    for wrong in (-1, "hot", True, [0.5]):
+        (folder / "generation_config.json").write_text(json.dumps({"temperature": wrong}), encoding="utf-8")
+        with pytest.raises(ModelFormatError, match="temperature is"):
+            convert(folder, tmp_path / "m.gguf", force=True)
 
 
 def test_byte_level_tokens(tmp_path: Path) -> None:
