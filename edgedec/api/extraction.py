@@ -133,7 +133,7 @@ def _searched(
     forward = session.forward(np.array(prompt[n_same:], np.int32), n_past=n_same, on_progress=on_progress)
     slot.cached_ids, slot.n_exact = list(prompt), len(prompt) // chunk * chunk
     read = perf_counter()
-    search = SpanSearch(session, len(prompt), end_ids, wanted.n)
+    search = SpanSearch(session, len(prompt), end_ids, wanted.n, slot.text_rows)
     found = search.run(starts, forward.logits[0], forward.ops)
     data = wanted.passage.encode()
     spans = []

@@ -33,13 +33,15 @@ from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sessions.batching import Batcher
-from edgedec.sessions.forks import PAGE_TOKENS
+from edgedec.sessions.forks import PAGE_TOKENS, n_pages
 from edgedec.sessions.model_switching import SwitchingSession
 from edgedec.sessions.padded_steps import with_padded_steps
 from edgedec.sessions.sliding_window import SlidingSession
 
 # The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
 _ENGINES: WeakSet[Engine] = WeakSet()
+
+_FEW_ROWS_BYTES = 2_000_000
 
 logger = logging.getLogger("edgedec.api.load")
 logger.addHandler(logging.NullHandler())  # without a handler, `logging` would print warnings itself
@@ -138,6 +140,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         planned = open_drafters(model, slots, planned, wishes, options, undo)
         for slot in slots:
             slot.forward_rows = load_options.max_rows if is_planned else None
+            slot.text_rows = _rows_of_texts(options.n_texts, slot) if is_planned else None
             slot.fork_tokens = _tokens_of_texts(options.n_texts, slot) if is_planned else None
             slot.wait_s = options.rpc_wait
             slot.watch = memory_watch(slot.drafting, planned.plan.process_cap_bytes, lambda: processes_of(model, small))
@@ -167,8 +170,16 @@ def _with_account(planned: Planned) -> Planned:
 
 
 def _tokens_of_texts(n_texts: int, slot: SessionSlot) -> int:
-    """Return how many tokens so many texts of one prompt hold at most, the last page of the prompt once more."""
-    return n_texts * slot.session.n_ctx + PAGE_TOKENS
+    """Return how many tokens so many texts of one prompt hold at most, in pages; the prompt's last page once more."""
+    return (n_texts * n_pages(0, slot.session.n_ctx) + 1) * PAGE_TOKENS
+
+
+def _rows_of_texts(n_texts: int, slot: SessionSlot) -> int:
+    """Return how many rows of logits a forward of texts of one prompt may return: one each, those of a draft, or few.
+
+    A few rows of a small vocabulary are within the working memory that is planned.
+    """
+    return max(n_texts, slot.forward_rows or 1, _FEW_ROWS_BYTES // (4 * slot.session.model.card.n_vocab))
 
 
 def _cap(options: EngineOptions, application: Application) -> Cap:

@@ -27,6 +27,7 @@ from edgedec.decoding.prompt_length import encode_prompt
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.text_batch import OpenConstraint
+from edgedec.decoding.text_room import require_room
 from edgedec.errors import RequestError, argument
 from edgedec.further_processes import processes_of
 from edgedec.futures import PLAIN_DRAW
@@ -106,10 +107,7 @@ class TextEngine(Closeable):
                         slot.drafting.forget()
 
     def session(self, n_ctx: int | None = None) -> Session:
-        """Open a session of the runtime, with a KV cache of its own, for forwards without sampling; you close it.
-
-        `n_ctx` is its context in tokens, the engine's by default.
-        """
+        """Open a session of `n_ctx` tokens, the engine's by default, for forwards without sampling; you close it."""
         return self._slot.session.open(n_ctx or self.n_ctx)
 
     def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
@@ -154,6 +152,10 @@ class TextEngine(Closeable):
         on_progress = options.pop("on_progress", None)
         request, open_constraint = self._wanted(prompt, options)
         return TokenStream(self._pool, request, cancel, on_progress, open_constraint())
+
+    def require_room(self, n: int, n_prompt: int, max_tokens: int | None) -> None:
+        """Raise MemoryCapError where the memory plan has no room for `n` texts of a prompt, each to its end."""
+        require_room(self._slot, n, n_prompt, max_tokens)
 
     def _sample_stream(
         self,
@@ -200,8 +202,7 @@ class TextEngine(Closeable):
             CancelledError: `cancel` was cancelled before the prompt was read.
         """
         request = self._request(prompt, {})
-        token = CancelToken() if cancel is None else cancel
-        with branches_on(self._pool, request, token, most=most, on_progress=on_progress) as opened:
+        with branches_on(self._pool, request, cancel or CancelToken(), most=most, on_progress=on_progress) as opened:
             yield opened
 
     @contextmanager
@@ -281,8 +282,7 @@ class TextEngine(Closeable):
         """Return the plain request for a prompt, with a seed drawn where none is given."""
         if self.card.pooling is not None or self.model.capabilities.final_states:
             raise RequestError(
-                f"{self.card.name!r} is an embedding model, which writes no texts; use embed() (edgedec embed), "
-                "or load another model"
+                f"{self.card.name!r} is an embedding model: use embed() (edgedec embed), or load one that writes texts"
             )
         token_ids, sampling = self.prompt_ids(prompt), self.sampling(**options)
         return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)

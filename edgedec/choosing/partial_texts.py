@@ -37,7 +37,7 @@ class BranchesOfPrompt(Protocol):
         """Free a branch; the others keep what they share with it."""
 
     def forward(self, tokens: Mapping[int, Sequence[int]]) -> Mapping[int, NDArray[np.float32]]:
-        """Add tokens to branches in one forward; return by branch f32[1, n_vocab], the logits after its last token."""
+        """Add tokens to branches; return by branch f32[1, n_vocab], the logits after its last token, an own array."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +189,7 @@ class PartialTexts(Closeable):
         if not rows:
             return {}
         self.forwards[sum(map(len, rows.values()))] += 1
-        return {branch: np.array(found[-1], np.float32) for branch, found in self._branches.forward(rows).items()}
+        return {branch: found[-1] for branch, found in self._branches.forward(rows).items()}
 
     def _with(self, text: PartialText, token_id: int, logits: NDArray[np.float32] | None) -> PartialText:
         """Return a text with a token more; without new logits the token ends the text and is no part of it."""

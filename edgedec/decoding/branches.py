@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from edgedec.closeable import Closeable
 from edgedec.counted import counted
-from edgedec.decoding.generate import SessionSlot, remember_cached, reuse_prefix, session_for, tokens_behind
+from edgedec.decoding.generate import SessionSlot, remember_cached, reuse_prefix, session_for
 from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.text_room import tokens_behind
 from edgedec.errors import CancelledError, ContextFullError, RequestError
 from edgedec.model import ForwardItem, Session
 from edgedec.progress import CancelToken, OnProgress
@@ -52,6 +53,7 @@ class Branches(Closeable):
         n_past: int = 0,
         most: int = MOST_FORKS,
         most_tokens: int | None = None,
+        most_rows: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
         """Read the prompt, and open the root.
@@ -63,6 +65,7 @@ class Branches(Closeable):
             most: Most branches at a time.
             most_tokens: Most tokens behind the prompt that all branches may hold together, as SessionForks counts them;
                 None for no limit but each branch's context.
+            most_rows: Most rows of logits that one forward returns for several branches; None for what the runtime can.
             on_progress: Called with the tokens of a long prompt.
 
         Raises:
@@ -73,7 +76,7 @@ class Branches(Closeable):
         require_forks(session.model)
         if not len(prompt_ids):
             raise RequestError("the prompt is empty; give at least one token")
-        self._forks = SessionForks(require_count(most, "branches"), most_tokens)
+        self._forks = SessionForks(require_count(most, "branches"), most_tokens, most_rows)
         self._n_prompt = len(prompt_ids)
         n_past = min(n_past, self._n_prompt - 1)  # the logits after the prompt are needed
         ids = np.array(prompt_ids[n_past:], np.int32)
@@ -151,7 +154,7 @@ class Branches(Closeable):
     ) -> dict[int, NDArray[np.float32]]:
         """Add tokens to some branches, at least one to each, and return the logits that follow, by branch.
 
-        All rows are evaluated in one native forward, unless that would return more rows of logits than the runtime can.
+        All rows are evaluated in one native forward, unless that would return more rows of logits than `most_rows`.
 
         Args:
             tokens: By branch, its new tokens.
@@ -168,13 +171,12 @@ class Branches(Closeable):
         if rows not in ("last", "all"):
             raise RequestError(f"rows is {rows!r:.40}; it must be 'last' or 'all'")
         items = [self._item(name, token_ids, rows) for name, token_ids in tokens.items()]
-        forwards = self._forks.forward(items)
+        found: list[NDArray[np.float32]] = []
+        for group in self._forks.groups(items):
+            found += [forward.logits.copy() for forward in self._forks.forward(group)]
         for name, token_ids in tokens.items():
             self._branches[name].token_ids += [int(token_id) for token_id in token_ids]
-        found = {}
-        for name, forward in zip(tokens, forwards, strict=True):
-            found[name] = forward.logits if forward.is_own else forward.logits.copy()
-        return found
+        return dict(zip(tokens, found, strict=True))
 
     def cancel(self) -> None:
         """Stop the forward that is running, from any thread; without one, nothing happens."""
@@ -244,6 +246,7 @@ def branches_on(
                     n_past=prompt.n_cached,
                     most=most,
                     most_tokens=tokens_behind(target, n_prompt),
+                    most_rows=target.text_rows,
                     on_progress=on_progress,
                 )
             prompt.n_cached = n_prompt

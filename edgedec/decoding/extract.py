@@ -56,6 +56,7 @@ class SpanSearch:
         n_prompt: Tokens of the prompt.
         end_ids: The tokens that end an answer.
         n: How many spans are wanted.
+        most_rows: Most rows of a forward, where memory is planned; None for as many as pay.
 
     Attributes:
         n_forwards: Forwards made after the prompt.
@@ -66,6 +67,7 @@ class SpanSearch:
     n_prompt: int
     end_ids: NDArray[np.int64]
     n: int
+    most_rows: int | None = None
     n_forwards: int = 0
     n_rows: int = 0
     _n_ranked: int = 0
@@ -127,7 +129,7 @@ class SpanSearch:
             least: A bound must be above this.
         """
         capabilities = self.session.model.capabilities
-        room = min(_ROWS, capabilities.max_rows)
+        room = min(_ROWS, capabilities.max_rows, self.most_rows or _ROWS)
         under = (node for node in open_nodes if _n_common(base, node.path()) == len(base))
         queue = [(-node.logprob, i, node) for i, node in enumerate(under)]
         n_queued, chosen = len(queue), list[Node]()

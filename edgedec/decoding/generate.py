@@ -36,7 +36,6 @@ from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.sequence import COUPLED, Generation, Request, Sequence, TokenOutput
-from edgedec.sessions.forks import PAGE_TOKENS
 from edgedec.stats import DecodeStats
 
 
@@ -57,6 +56,7 @@ class SessionSlot:
         runtime_reason: What a comparison of runtimes found; may be empty.
         watch: Sheds memory when memory runs short, or None.
         forward_rows: Most rows of a forward that verifies, where memory is planned, or None.
+        text_rows: Most rows of logits of a forward of several texts of one prompt, where memory is planned, or None.
         fork_tokens: Tokens that several texts of one prompt may hold together, the prompt included, where memory is
             planned; else None.
         wait_s: Most seconds for which a text waits when what runs the model is lost; 0 ends the text with an error.
@@ -76,6 +76,7 @@ class SessionSlot:
     runtime_reason: str = ""
     watch: Watch | None = None
     forward_rows: int | None = None
+    text_rows: int | None = None
     fork_tokens: int | None = None
     wait_s: float = 0.0
     notes: tuple[str, ...] = ()
@@ -279,7 +280,7 @@ def _steps(target: SessionSlot, run: TextRun, cancel: CancelToken, started: floa
         except CancelledError:
             sequence.finish_reason = "cancelled"
             break
-        except ContextFullError:  # other sessions on the same KV pool may have taken the cells
+        except ContextFullError:  # other sessions on the same KV pool have taken the cells, and it was no draft's fault
             if sequence.n_generated == 0:
                 raise
             run.end_full("the text ends because the KV cache is full")
@@ -295,13 +296,6 @@ def _steps(target: SessionSlot, run: TextRun, cancel: CancelToken, started: floa
                 break
     if sequence.finish_reason == "cancelled":
         yield from run.held_output()
-
-
-def tokens_behind(target: SessionSlot, n_prompt: int) -> int | None:
-    """Return how many tokens the texts of a prompt may hold behind it, in pages; None where no memory is planned."""
-    if target.fork_tokens is None:
-        return None
-    return max(0, (target.fork_tokens // PAGE_TOKENS - -(-n_prompt // PAGE_TOKENS)) * PAGE_TOKENS)
 
 
 def _n_shared(target: SessionSlot, prompt: tuple[int, ...]) -> float:

@@ -11,6 +11,7 @@ from edgedec.decoding.one_reader import Visit
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.stream import Stream
 from edgedec.decoding.text_batch import OpenConstraint, SampleOutput, TextBatch
+from edgedec.decoding.text_room import require_room
 from edgedec.decoding.text_run import generation_of
 from edgedec.errors import CancelledError, CapabilityError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress
@@ -47,6 +48,7 @@ class SampleStream(Stream[SampleOutput]):
             raise RequestError(f"{argument('until')} is a {type(until).__name__}; it must be a function, or None")
         if request.prompt_ids or cancel is None or not cancel.cancelled:  # else it was cancelled during rendering
             _check(pool.slots[0], request, open_constraint)
+            require_room(pool.slots[0], n, len(request.prompt_ids), request.sampling.max_tokens)
         self._writing = _Writing(pool.slots[0], request, n, open_constraint, until, self.stop)
         self.read_from(_written(pool, self._writing, on_progress, weakref.ref(self)))
 
@@ -82,6 +84,7 @@ class SampleStream(Stream[SampleOutput]):
 
         Raises:
             RequestError: The text isn't being written, or there would be too many; nothing was forked.
+            MemoryCapError: The memory plan has no room for more texts beside the others, to the ends of all.
             CapabilityError: The texts are written one after another, as the runtime can't do better.
             SessionError: Another thread is reading, or a callback of the stream calls.
         """
@@ -89,6 +92,7 @@ class SampleStream(Stream[SampleOutput]):
             require_count(n, "more texts")
             if len(batch.live) + n > batch.forks.most:
                 raise RequestError(f"{len(batch.live)} texts and {n} more are over {batch.forks.most}; drop some first")
+            batch.require_room(text, n)
             return [batch.fork(text) for _ in range(n)]
 
     def drop(self, text: int) -> None:

@@ -16,7 +16,7 @@ from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import EndBefore, TextEnd
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
-from edgedec.errors import RuntimeLostError
+from edgedec.errors import ContextFullError, MemoryCapError, RuntimeLostError
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.noise import Noise
@@ -92,6 +92,10 @@ class Prepared:
     draft: Draft
     draft_s: float
 
+    def without_draft(self) -> "Prepared":
+        """Return the plain step in its place, where there is no room for the rows of a draft."""
+        return replace(self, draft=EMPTY_DRAFT)
+
 
 def step(sequence: Sequence, decoder: Decoder) -> Verification:
     """Extend the sequence by at least one token and return what was accepted.
@@ -104,7 +108,13 @@ def step(sequence: Sequence, decoder: Decoder) -> Verification:
     """
     prepared = prepare(sequence, decoder)
     begun = perf_counter()
-    forward = _forward(sequence, decoder, prepared)
+    try:
+        forward = _forward(sequence, decoder, prepared)
+    except (ContextFullError, MemoryCapError):
+        if not prepared.draft.tokens:
+            raise
+        prepared = prepared.without_draft()
+        forward = _forward(sequence, decoder, prepared)
     return take(sequence, decoder, prepared, forward, perf_counter() - begun)
 
 

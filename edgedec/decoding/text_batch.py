@@ -13,16 +13,17 @@ from time import perf_counter
 import numpy as np
 
 from edgedec.constraint import Constraint
-from edgedec.decoding.generate import SessionSlot, begun, open_run, remember_cached, reuse_prefix, tokens_behind
+from edgedec.decoding.generate import SessionSlot, begun, open_run, remember_cached, reuse_prefix
 from edgedec.decoding.joint_drafting import JointDrafting
-from edgedec.decoding.step import item_of, take
+from edgedec.decoding.step import Prepared, item_of, take
+from edgedec.decoding.text_room import text_end, tokens_behind
 from edgedec.decoding.text_run import TextRun, generation_of
-from edgedec.errors import CancelledError, ContextFullError, MemoryCapError, RequestError
+from edgedec.errors import CancelledError, ContextFullError, MemoryCapError, RequestError, argument
 from edgedec.model import Forward, ForwardItem
 from edgedec.progress import OnProgress
 from edgedec.scheduler.shared_cost_curve import curve_of_fork
 from edgedec.sequence import Generation, Request, Sequence, TokenOutput
-from edgedec.sessions.forks import PAGE_TOKENS, ForkedSession, SessionForks, require_forks
+from edgedec.sessions.forks import ForkedSession, SessionForks, require_forks
 from edgedec.stats import DecodeStats
 
 OpenConstraint = Callable[[], Constraint | None]
@@ -56,6 +57,10 @@ class _Text:
         return self.run.sequence
 
 
+_Steps = list[tuple[_Text, Prepared]]
+"""Texts with their prepared steps."""
+
+
 class TextBatch:
     """Texts of one prompt that are written together. One thread at a time uses a batch.
 
@@ -70,12 +75,15 @@ class TextBatch:
     """
 
     def __init__(self, target: SessionSlot, request: Request, open_constraint: OpenConstraint, started: float) -> None:
-        self.forks = SessionForks(most_tokens=tokens_behind(target, len(request.prompt_ids)))
+        n_prompt = len(request.prompt_ids)
+        self.forks = SessionForks(most_tokens=tokens_behind(target, n_prompt - 1), most_rows=target.text_rows)
         self._drafting = JointDrafting(self.forks)
         self._target = target
         self._request = request
         self._open_constraint = open_constraint
         self._started = started
+        self._end_of_text = text_end(target, n_prompt, request.sampling.max_tokens)
+        self._is_cancelled = False
         self._live: list[_Text] = []
         self._sequences: list[Sequence] = []
         self._outputs: list[list[TokenOutput]] = []
@@ -103,19 +111,11 @@ class TextBatch:
         """Read the prompt but for its last token, which each text evaluates, and open `n` texts.
 
         Raises:
-            MemoryCapError: The memory plan has no room for so many texts; nothing was read.
             CapabilityError: The session can't be forked, or a row depends on what else is in its forward.
             CancelledError, EdgedecError: The forward was cancelled, or the runtime failed.
         """
         target, request = self._target, self._request
         require_forks(target.session.model)
-        most = self.forks.most_tokens
-        if most is not None and n * PAGE_TOKENS > most:
-            raise MemoryCapError(
-                f"{n} texts of this prompt of {len(request.prompt_ids)} tokens take room for at least "
-                f"{n * PAGE_TOKENS} tokens behind it, and the memory plan has room for {most}; ask for fewer texts, or "
-                "load the model for more of them, or with a longer context"
-            )
         base = Sequence(request, list(request.prompt_ids))
         reuse_prefix(target, base)
         n_reused, n_read = base.n_cached, len(request.prompt_ids) - 1
@@ -165,35 +165,54 @@ class TextBatch:
             for sentence in self._target.watch.check():
                 self._note(sentence)
         prepared = self._drafting.prepared([(text.sequence, text.run.decoder) for text in self._live])
-        items = [item_of(text.sequence, text.run.decoder, its) for text, its in zip(self._live, prepared, strict=True)]
-        begun_s = perf_counter()
-        forwards = self._evaluated(items)
-        seconds = perf_counter() - begun_s
-        found: list[SampleOutput] = []
-        for text, its, forward in zip([*self._live], prepared, forwards, strict=False):
-            n_before = len(text.sequence.token_ids)
-            take(text.sequence, text.run.decoder, its, forward, seconds)
-            if not text.sequence.stats.first_token_s:
-                text.sequence.stats.first_token_s = perf_counter() - self._started
-            found += self._noted(text, text.run.outputs(n_before))
+        texts, found, n_done = [*zip(self._live, prepared, strict=True)], list[SampleOutput](), 0
+        for items in self.forks.groups([_item(*text) for text in texts]):
+            found += self._stepped(texts[n_done : n_done + len(items)], items)
+            n_done += len(items)
+            if self._is_cancelled:
+                break
         for text in [*self._live]:
             if text.sequence.finish_reason is not None:
                 found += self._end(text)
         return found
 
-    def _evaluated(self, items: list[ForwardItem]) -> list[Forward]:
-        """Return the results of a common forward; where there is no room or it is cancelled, all texts end there."""
+    def _stepped(self, texts: _Steps, items: list[ForwardItem]) -> list[SampleOutput]:
+        """Evaluate the prepared steps of texts in one forward, and return the tokens; its results are free then."""
+        begun_s = perf_counter()
+        texts, forwards = self._evaluated(texts, items)
+        seconds = perf_counter() - begun_s
+        found: list[SampleOutput] = []
+        for (text, its), forward in zip(texts, forwards, strict=False):
+            n_before = len(text.sequence.token_ids)
+            take(text.sequence, text.run.decoder, its, forward, seconds)
+            if not text.sequence.stats.first_token_s:
+                text.sequence.stats.first_token_s = perf_counter() - self._started
+            found += self._noted(text, text.run.outputs(n_before))
+        return found
+
+    def _evaluated(self, texts: _Steps, items: list[ForwardItem]) -> tuple[_Steps, list[Forward]]:
+        """Return the steps with the results of their common forward; without drafts where there is no room for those.
+
+        Where the system has no memory for a token of each, these texts end; where the forward is cancelled, all end.
+        """
         try:
-            return self.forks.forward(items)
+            try:
+                return texts, self.forks.forward(items)
+            except (ContextFullError, MemoryCapError):
+                if not any(its.draft.tokens for _, its in texts):
+                    raise
+            texts = [(text, its.without_draft()) for text, its in texts]
+            return texts, self.forks.forward([_item(*text) for text in texts])
         except CancelledError:
+            self._is_cancelled = True
             for text in self._live:
-                text.sequence.finish_reason = "cancelled"
+                text.sequence.finish_reason = text.sequence.finish_reason or "cancelled"
         except (ContextFullError, MemoryCapError) as error:
-            if not any(text.sequence.n_generated for text in self._live):
+            if not any(text.sequence.n_generated for text, _ in texts):
                 raise
-            for text in self._live:
+            for text, _ in texts:
                 text.run.end_full(f"the text ends because memory is full: {error}")
-        return []
+        return texts, []
 
     def _noted(self, text: _Text, outputs: Iterator[TokenOutput]) -> list[SampleOutput]:
         found = list(outputs)
@@ -229,6 +248,20 @@ class TextBatch:
         text.run.text = deepcopy(source.run.text)
         text.outputs += source.outputs
         return text.number
+
+    def require_room(self, number: int, n: int) -> None:
+        """Raise MemoryCapError unless the plan has room for `n` forks of a text beside all others, to the ends of all.
+
+        Raises RequestError where the text isn't being written.
+        """
+        most, texts = self.forks.most_tokens, [*self._live, *[self._text(number)] * n]
+        spans = [(text.session, text.sequence.n_cached, self._end_of_text) for text in texts]
+        if most is not None and (n_tokens := self.forks.n_tokens_after(spans)) > most:
+            raise MemoryCapError(
+                f"{n} more texts beside {len(self._live)} take room for {n_tokens} tokens behind the prompt, and the "
+                f"memory plan has room for {most}; drop texts first, ask for shorter ones ({argument('max_tokens')}), "
+                f"or load the model for more texts ({argument('n_texts')})"
+            )
 
     def drop(self, number: int) -> None:
         """Stop writing a text; what it has stays, with the finish_reason "cancelled" (RequestError: it has ended)."""
@@ -275,3 +308,8 @@ class TextBatch:
                 self._let_go(self._live[0])
         finally:
             self.forks.close()
+
+
+def _item(text: _Text, its: Prepared) -> ForwardItem:
+    """Return the rows of a text's prepared step."""
+    return item_of(text.sequence, text.run.decoder, its)

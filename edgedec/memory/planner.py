@@ -23,7 +23,7 @@ from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes
 from edgedec.model import LoadOptions
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
-from edgedec.sessions.forks import PAGE_TOKENS
+from edgedec.sessions.forks import PAGE_TOKENS, n_pages
 
 REQUESTS = "requests"
 """The term of what a server keeps for requests."""
@@ -34,6 +34,7 @@ TEXTS = "texts of one prompt"
 STORES = "draft stores"
 """The term of what drafters keep between requests; texts fill the stores."""
 
+_OF_EACH_TEXT = ("KV cache", "KV cache of the draft head", "columns of convolutions")
 _DRAFT_MODEL = "draft model"
 _COMMON_BYTES = 10_000_000
 _INDEX_TEXT = (SUFFIX, CASCADE, MODEL)  # the drafters that hold an automaton of the text
@@ -374,7 +375,7 @@ def _drafter_terms(setting: Setting, n_ctx: int) -> Iterator[MemoryTerm]:
     if setting.learned_bytes:
         yield MemoryTerm("learned files", setting.learned_bytes, "mapped; those of edgedec learn")
     if n_ctx and any(name in _INDEX_TEXT for name in setting.drafters):
-        n_bytes = int(n_ctx * setting.options.n_parallel * _STATES_PER_TOKEN * STATE_BYTES)
+        n_bytes = int(n_ctx * setting.options.n_parallel * setting.n_texts * _STATES_PER_TOKEN * STATE_BYTES)
         yield MemoryTerm("index of the text", n_bytes, f"for drafts, {counted(n_ctx, 'token')}", grows=True)
     if n_bytes := setting.store_bytes * sum(name in WITH_STORE for name in setting.drafters):
         yield MemoryTerm(STORES, n_bytes, "texts kept between requests, where full", grows=True)
@@ -382,18 +383,18 @@ def _drafter_terms(setting: Setting, n_ctx: int) -> Iterator[MemoryTerm]:
 
 def _request_terms(setting: Setting, terms: Sequence[MemoryTerm]) -> Iterator[MemoryTerm]:
     """Yield the terms of what texts and requests take beside the model, whose own terms are among `terms`."""
-    n_parallel = setting.options.n_parallel
+    n_parallel, n_more = setting.options.n_parallel, setting.n_texts - 1
     kv_bytes, logit_bytes = (sum(t.n_bytes for t in terms if t.name == name) for name in ("KV cache", "logits"))
     if setting.grammar_bytes:
         detail = f"{format_bytes(setting.grammar_bytes)} to compile them, as much for each text that keeps to one"
-        yield MemoryTerm("grammars", setting.grammar_bytes * (1 + n_parallel), detail, grows=True)
-    for device in dict.fromkeys((HOST, *(t.device for t in terms))) if setting.n_texts > 1 else ():
-        n_kv = sum(t.n_bytes for t in terms if t.name == "KV cache" and t.device == device)
-        n_page = n_kv * PAGE_TOKENS // max(1, setting.options.n_ctx or PAGE_TOKENS)
-        n_logits = 2 * n_parallel * logit_bytes if device == HOST else 0
-        n_bytes = (setting.n_texts - 1) * (n_kv + n_logits) + n_page
-        detail = f"keys, values and logits of {setting.n_texts - 1} more"
-        yield MemoryTerm(TEXTS, n_bytes, detail, grows=True, device=device)
+        n_bytes = setting.grammar_bytes * (1 + n_parallel * setting.n_texts)
+        yield MemoryTerm("grammars", n_bytes, detail, grows=True)
+    for device in dict.fromkeys((HOST, *(t.device for t in terms))) if n_more else ():
+        n_held = sum(t.n_bytes for t in terms if t.name in _OF_EACH_TEXT and t.device == device)
+        n_page = n_held // max(1, n_pages(0, setting.options.n_ctx or PAGE_TOKENS))
+        n_rows = 2 * n_parallel * n_more * logit_bytes // setting.options.max_rows if device == HOST else 0
+        detail = f"keys, values and two rows of logits of {n_more} more"
+        yield MemoryTerm(TEXTS, n_more * n_held + n_page + n_rows, detail, grows=True, device=device)
     if setting.prompt_cache:
         yield MemoryTerm("prompt cache", 2 * kv_bytes, "while it is read or saved", grows=True)
     if n_parallel > 1:

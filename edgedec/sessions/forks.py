@@ -12,7 +12,7 @@ from edgedec.errors import CapabilityError, MemoryCapError, RequestError, Sessio
 from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import OuterSession
+from edgedec.sessions.item_session import OuterSession, UnsavedSession
 from edgedec.sessions.joined_work import groups, n_rows_of
 from edgedec.sessions.joint_calls import JointCalls
 
@@ -33,6 +33,21 @@ def require_forks(model: Model) -> None:
         )
 
 
+def are_together(session: Session) -> bool:
+    """Return whether texts of one prompt are written on forks of a session, and not one after another."""
+    model = session.model
+    return not isinstance(session, UnsavedSession) and model.capabilities.fork and model.batch_invariant is True
+
+
+def n_pages(begin: int, end: int) -> int:
+    """Return how many pages of the KV cache hold the tokens [begin, end).
+
+    >>> n_pages(0, 64), n_pages(63, 65), n_pages(64, 64)
+    (1, 2, 0)
+    """
+    return (end - 1) // PAGE_TOKENS - begin // PAGE_TOKENS + 1 if end > begin else 0
+
+
 def require_count(n: int, what: str) -> int:
     """Return a number of texts (RequestError unless it is a whole number from 1 to MOST_FORKS)."""
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_FORKS:
@@ -47,13 +62,15 @@ class SessionForks:
         most: Most forks at a time.
         most_tokens: Most tokens that all forks may hold beside what they share with the session; None for any number.
             They are counted in pages of PAGE_TOKENS, and a page that several forks share is counted once.
+        most_rows: Most rows of logits that one forward returns, but for a single fork; None for what the runtime can.
         joint: Joins the calls of the texts' drafters, while a thread of its own drafts for each text; else None.
         called: The forks for which drafters called models since the set was last emptied.
     """
 
-    def __init__(self, most: int = MOST_FORKS, most_tokens: int | None = None) -> None:
+    def __init__(self, most: int = MOST_FORKS, most_tokens: int | None = None, most_rows: int | None = None) -> None:
         self.most = most
         self.most_tokens = most_tokens
+        self.most_rows = most_rows
         self.joint: JointCalls | None = None
         self.called: set[ForkedSession] = set()
         self._held: dict[ForkedSession, ExitStack] = {}
@@ -88,7 +105,7 @@ class SessionForks:
     def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
         """Evaluate an item of each of several forks in one native forward, and return their results in the same order.
 
-        Where they ask for more rows of logits than the runtime returns at once, it takes several forwards.
+        Where they ask for more rows of logits than `most_rows`, it takes several forwards: those of groups().
 
         Raises:
             SessionError: One of the forks was dropped.
@@ -100,7 +117,7 @@ class SessionForks:
                 raise SessionError("a forward was given a text that was dropped; it takes those that are left")
         self._take_pages(items)
         found: list[Forward] = []
-        for group in groups(items, items[0].session.model.capabilities.max_rows if items else 0):
+        for group in self.groups(items):
             begun = perf_counter()
             inner = [replace(item, session=_inner(item)) for item in group]
             found += inner[0].session.together(inner)
@@ -109,6 +126,24 @@ class SessionForks:
                 if isinstance(item.session, ForkedSession):
                     item.session.shared = its.session.shared or shared
         return found
+
+    def groups(self, items: Sequence[ForwardItem]) -> list[list[ForwardItem]]:
+        """Cut items into those of one forward each, in their order.
+
+        Who takes the results of a group before the next one is evaluated holds `most_rows` rows of logits at a time.
+        """
+        most = items[0].session.model.capabilities.max_rows if items else 0
+        return groups(items, most if self.most_rows is None else min(most, self.most_rows))
+
+    def n_tokens_after(self, spans: Sequence[tuple["ForkedSession", int, int]]) -> int:
+        """Return the tokens in all pages beside those of the session once each of some forks has written a span.
+
+        Args:
+            spans: A fork, which may come twice where another is about to be opened from it, and the span's begin and
+                end. What a fork holds behind the begin is no longer wanted.
+        """
+        earlier = {page for fork, begin, _ in spans for i, page in fork.pages.items() if i < begin // PAGE_TOKENS}
+        return PAGE_TOKENS * (len(earlier) + sum(n_pages(begin, end) for _, begin, end in spans))
 
     @property
     def n_tokens(self) -> int:
@@ -124,8 +159,11 @@ class SessionForks:
             assert isinstance(fork, ForkedSession), "forward() has looked the session up among the forks"
             for index in range(begin // PAGE_TOKENS, (begin + n_rows_of(item) - 1) // PAGE_TOKENS + 1):
                 page = fork.pages.get(index)
-                if page is None or users[page] > 1:
-                    taken.append((fork, index))
+                if page is not None and users[page] == 1:
+                    continue
+                taken.append((fork, index))
+                if page is not None:
+                    users[page] -= 1  # the last of the forks that share a page writes into it
         n_tokens = PAGE_TOKENS * (len(users) + len(taken))
         if self.most_tokens is not None and n_tokens > self.most_tokens:
             raise MemoryCapError(

@@ -354,14 +354,3 @@ def test_a_plan_keeps_room_for_texts(tiny_path: Path) -> None:
     for wrong in (0, 257, 1.5):
         with pytest.raises(RequestError, match="it must be from 1 to 256"):
             edgedec.load(tiny_path, runtime="cpu", n_texts=wrong)  # type: ignore[arg-type]
-
-
-def test_a_memory_plan_limits_the_texts(tiny_path: Path) -> None:
-    """Under a plan the texts share the context's room; without any for all of them, nothing is read."""
-    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=None) as engine:
-        engine._slot.fork_tokens = 4 * 64
-        with pytest.raises(MemoryCapError, match=r"4 texts .* at least 256 tokens .* room for 192"):
-            engine.samples(PROMPT, 4, **WARM)
-        found = engine.samples(PROMPT, 3, ignore_end=True, **WARM)
-        assert all("memory is full" in " ".join(text.stats.reasons) for text in found)
-        assert {text.finish_reason for text in found} == {"length"}

@@ -36,11 +36,13 @@ class Wanted:
         flags: How the model is loaded.
         n_parallel: Requests at the same time, as of `edgedec serve`; None for the one prompt of `edgedec run`.
         machine: Name of the machine that is planned for; None for this one.
+        n_texts: Texts of one prompt that a request writes at the same time.
     """
 
     flags: LoadFlags
     n_parallel: int | None = None
     machine: str | None = None
+    n_texts: int = 1
 
 
 def print_plan(model: str, wanted: Wanted, *, plot: Path | None, as_json: bool, quiet: bool) -> None:
@@ -114,7 +116,9 @@ def _settings(model: str, wanted: Wanted, cap: Cap, cancel: CancelToken, *, quie
     application = application_of(flags, cap.beside_bytes, one_request=not served, request_bytes=request_bytes)
     with ProgressLine(quiet=quiet) as on_progress:
         grammars = served and serves_grammars()
-        options = engine_options(flags, on_progress, cancel, n_parallel=n_parallel or 1, grammars=grammars)
+        options = engine_options(
+            flags, on_progress, cancel, n_parallel=n_parallel or 1, n_texts=wanted.n_texts, grammars=grammars
+        )
         choice = _choice(model, options, room, wanted.machine)
         wishes = engine_wishes(choice, options, application, room)
         with stage(on_progress, "planning the memory"):

@@ -17,9 +17,11 @@ from edgedec.api.engine import Engine
 from edgedec.api.request_options import Reuse
 from edgedec.decoding.infill import Gap
 from edgedec.decoding.samples import SampleStream
+from edgedec.errors import MemoryCapError
 from edgedec.progress import CancelToken
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
+from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.parts import Splitter
 from edgedec_apps.server.tools import Tools
 
@@ -128,6 +130,17 @@ def events(
             yield from _one(engine, request, token_ids, index, cancel)
         if cancel.cancelled:
             return
+
+
+def require_room(engine: Engine, request: TextRequest, prompts: Sequence[tuple[int, ...]]) -> None:
+    """Raise ApiError 400 where the memory plan has no room for the texts of a prompt, each of them to its end."""
+    n = max(request.n, request.best_of)
+    for token_ids in prompts if n > 1 else ():
+        try:
+            engine.require_room(n, len(token_ids), request.options.get("max_tokens"))
+        except MemoryCapError as error:
+            name = "n" if n == request.n else "best_of"
+            raise ApiError(f"{name}: {error.naming({'n_texts': '--texts'})}", code="no_room", param=name) from error
 
 
 def _several(

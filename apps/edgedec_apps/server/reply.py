@@ -8,9 +8,18 @@ from typing import Any, Protocol
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
 from edgedec_apps.server.errors import closing_error
-from edgedec_apps.server.generation import Begun, Event, Finished, Piece, TextRequest, events, run_in_thread
+from edgedec_apps.server.generation import (
+    Begun,
+    Event,
+    Finished,
+    Piece,
+    TextRequest,
+    events,
+    require_room,
+    run_in_thread,
+)
 from edgedec_apps.server.lent import Lending, Lent
-from edgedec_apps.server.prompts import Encoded, read_prompts
+from edgedec_apps.server.prompts import read_prompts
 from edgedec_apps.server.room import Share
 from edgedec_apps.server.sender import Sender
 from edgedec_apps.server.service import Service
@@ -123,17 +132,19 @@ class _Work:
     async def _produce(self, queue: "asyncio.Queue[Event | None]", share: Share, cancel: CancelToken) -> None:
         try:
             with self.slots.preparing():
-                prompts = await read_prompts(self.lease.loaded.engine, self.request, share, cancel)
+                engine = self.lease.loaded.engine
+                prompts = await read_prompts(engine, self.request, share, cancel)
+                token_ids = [prompt.token_ids for prompt in prompts]
+                await asyncio.to_thread(require_room, engine, self.request, token_ids)
             async with self.slots.slot() as queued_s:
                 self.service.metrics.count_waiting(queued_s)
                 opened = tuple(prompt.opens_thinking for prompt in prompts for _ in range(self.request.n))
                 queue.put_nowait(Begun(queued_s, sum(len(prompt.token_ids) for prompt in prompts), opened))
-                await run_in_thread(lambda: self._counted(prompts, cancel), queue.put_nowait, cancel)
+                await run_in_thread(lambda: self._counted(token_ids, cancel), queue.put_nowait, cancel)
         finally:
             self.lease.release()
 
-    def _counted(self, prompts: Sequence[Encoded], cancel: CancelToken) -> Iterator[Event]:
-        token_ids = [prompt.token_ids for prompt in prompts]
+    def _counted(self, token_ids: Sequence[tuple[int, ...]], cancel: CancelToken) -> Iterator[Event]:
         for event in events(self.lease.loaded.engine, self.request, token_ids, cancel):
             if isinstance(event, Finished):
                 self.service.metrics.count_generation(event.generation)

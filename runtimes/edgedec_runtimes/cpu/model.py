@@ -152,14 +152,14 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
     def _results(self, checked: list[CheckedItem]) -> tuple[list[Forward], int]:
         """Return where the results of each item go, and the address of the array with the logits of all items.
 
-        The results of several sessions, which go on at their own pace, are arrays of their own.
+        The results of sessions that are no forks of each other, and go on at their own pace, are arrays of their own.
         """
         results: list[Forward] = []
         n_wanted, first = 0, 0
         for item in checked:
             n_wanted += len(item.wanted)
         logits, place = self._logits, self._logits_address
-        is_own = n_wanted > len(logits) or len(checked) > 1
+        is_own = n_wanted > len(logits) or any(item.session.family is not checked[0].session.family for item in checked)
         if is_own:
             logits = np.empty((n_wanted, self.card.n_vocab), np.float32)
             place = address(logits)

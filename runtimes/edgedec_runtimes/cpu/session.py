@@ -90,6 +90,7 @@ class CpuSession(OwnSession):
 
     Attributes:
         rows: The native description of its rows in a forward.
+        family: The same object for a session and all forks of it.
     """
 
     def __init__(self, model: LibraryModel[Any, Any], handle: ctypes.c_void_p, n_ctx: int) -> None:
@@ -99,6 +100,7 @@ class CpuSession(OwnSession):
         self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
         self._finalizer.atexit = False  # a daemon thread may be in a forward then
         self.rows = NativeRows(handle, model.card.n_embd)
+        self.family = object()
 
     def be_followed(self, head: CpuHead, ops: LogitOps, *, is_fork: bool = False) -> None:
         """Have a draft head follow the session's text; the native state of a fork is made already."""
@@ -118,9 +120,13 @@ class CpuSession(OwnSession):
         check(native().ec_session_move(self._handle, address(slots), len(slots), self.n_cached), "keeping a path")
 
     def _fork(self) -> "CpuSession":
-        """Return a second session; the pages of the cached prefix are shared until one of the two writes there."""
+        """Return a second session; the pages of the cached prefix are shared until one of the two writes there.
+
+        Pages behind the prefix, which a longer text before has left, are freed.
+        """
         twin = opened(lambda to: native().ec_session_fork(self._handle, self.n_cached, to), "forking a session")
         session = CpuSession(self._model, twin, self.n_ctx)
+        session.family = self.family
         if isinstance(self.follower, CpuHeadState):
             session.be_followed(self.follower.head, self.follower.ops, is_fork=True)
         self._model.adopt(session)

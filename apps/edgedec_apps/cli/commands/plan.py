@@ -15,6 +15,9 @@ def command(
         int | None,
         model_option("--parallel", help="As edgedec serve, with N requests at once (default: as run).", metavar="N"),
     ] = None,
+    texts: Annotated[
+        int, model_option("--texts", help="As edgedec serve or run, with N texts of one prompt.", metavar="N")
+    ] = 1,
     plot: Annotated[
         Path | None,
         model_option(
@@ -40,4 +43,4 @@ def command(
     """
     from edgedec_apps.cli.plan import Wanted, print_plan
 
-    print_plan(model, Wanted(load, parallel, machine), plot=plot, as_json=as_json, quiet=quiet)
+    print_plan(model, Wanted(load, parallel, machine, texts), plot=plot, as_json=as_json, quiet=quiet)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -78,6 +79,15 @@ class ServeFlags:
     ] = "5m"
     parallel: Annotated[
         int, option("--parallel", help="Most requests of a model that run at once.", metavar="N", panel=_SERVER)
+    ] = 1
+    texts: Annotated[
+        int,
+        option(
+            "--texts",
+            help="Texts of one prompt (n, best_of), each as long as the context, that --memory keeps room for.",
+            metavar="N",
+            panel=_SERVER,
+        ),
     ] = 1
     queue: Annotated[
         int,
@@ -235,11 +245,13 @@ def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener
             told.add(sentence)  # a model that is loaded again has no news
             say(f"edgedec: {sentence}")
 
-    grammars = serves_grammars()
+    options_of = partial(
+        engine_options, n_parallel=settings.n_parallel, n_texts=flags.texts, grammars=serves_grammars()
+    )
     return Opener(
         named=[named.recipe.model for named in Names(settings).served],
-        options=engine_options(load, n_parallel=settings.n_parallel, grammars=grammars),
-        others=engine_options(replace(load, **_ON_DEMAND), n_parallel=settings.n_parallel, grammars=grammars),
+        options=options_of(load),
+        others=options_of(replace(load, **_ON_DEMAND)),
         request_bytes=settings.room_bytes,
         prompt_cache=load.prompt_cache,
         showing=showing,

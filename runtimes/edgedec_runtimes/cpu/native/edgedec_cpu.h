@@ -253,7 +253,7 @@ EC_API void ec_model_expert_reads(const ec_model *model, uint64_t *counts);
 EC_API void ec_model_destroy(ec_model *model);
 
 EC_API int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session);
-/* Make a second session that shares the first n_tokens of the first one. */
+/* Make a second session that shares the first n_tokens of the first one, which drops what it holds behind them. */
 EC_API int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork);
 /* Move the slots source[0], ..., source[n - 1] to start, start + 1, ...; they are ascending, and none is before its target. */
 EC_API int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, int32_t start);

@@ -1,0 +1,56 @@
+"""Whether a memory plan has room for several texts of one prompt, each of them to its end.
+
+Texts that are begun are never ended for the plan's sake: they would be the shorter the more was drafted for them. So
+their greatest length is looked at beforehand.
+"""
+
+from edgedec.counted import counted
+from edgedec.decoding.generate import SessionSlot
+from edgedec.errors import MemoryCapError, argument
+from edgedec.sessions.forks import PAGE_TOKENS, are_together, n_pages
+
+
+def tokens_behind(target: SessionSlot, n_held: int) -> int | None:
+    """Return how many tokens the texts of a prompt may hold beside the first `n_held`, which the session holds.
+
+    They are counted in whole pages of the KV cache. None where no memory is planned.
+    """
+    if target.fork_tokens is None:
+        return None
+    return max(0, target.fork_tokens // PAGE_TOKENS - n_pages(0, n_held)) * PAGE_TOKENS
+
+
+def text_end(target: SessionSlot, n_prompt: int, max_tokens: int | None) -> int:
+    """Return the most tokens that the KV cache holds of a text, its prompt and what is drafted for it included.
+
+    The last token of a text is never evaluated, but a draft may take its place.
+    """
+    n_ctx = target.session.n_ctx
+    return n_ctx if max_tokens is None else min(n_ctx, n_prompt + max_tokens - 1)
+
+
+def require_room(target: SessionSlot, n: int, n_prompt: int, max_tokens: int | None) -> None:
+    """Raise MemoryCapError where the memory plan has no room for `n` texts of a prompt, each of them to its end.
+
+    Texts that are written one after another always have room.
+
+    Args:
+        target: The slot whose session reads the prompt.
+        n: How many texts.
+        n_prompt: Tokens of the prompt.
+        max_tokens: Most tokens of a text behind the prompt; None for as many as the context has room for.
+    """
+    n_held = n_prompt - 1  # each text evaluates the prompt's last token
+    room = tokens_behind(target, n_held)
+    end = text_end(target, n_prompt, max_tokens)
+    n_each = n_pages(n_held, end) * PAGE_TOKENS
+    if room is None or n * n_each <= room or not are_together(target.session):
+        return
+    n_most = min(target.session.n_ctx - n_prompt, end - n_held)
+    n_fitting, n_longest = room // n_each, (n_held // PAGE_TOKENS + room // PAGE_TOKENS // n) * PAGE_TOKENS - n_held
+    shorter = f", {n} of at most {counted(n_longest, 'token')} ({argument('max_tokens')})" if n_longest > 0 else ""
+    raise MemoryCapError(
+        f"{n} texts of up to {counted(n_most, 'token')} each were asked for behind a prompt of "
+        f"{counted(n_prompt, 'token')}, and the memory plan has room for {n_fitting}: ask for {n_fitting}{shorter}, or "
+        f"load the model for more texts ({argument('n_texts')})"
+    )

@@ -1,0 +1,157 @@
+"""Several texts under a memory plan: those that are begun are written to their ends, whatever is drafted for them."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgedec
+from edgedec.errors import ContextFullError, MemoryCapError
+from edgedec.model import Forward, ForwardItem
+from edgedec.progress import OnProgress
+from edgedec.sessions.forks import SessionForks
+from edgedec.sessions.item_session import OuterSession
+from edgedec.sessions.joined_work import n_rows_of, n_wanted_of
+
+PROMPT = "abcabcabcabcabcabc, and so on: abc"
+N_CTX = 129
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"draft": None},
+    "drafts": {"draft": "suffix"},
+    "trees": {"draft": "recycling"},
+    "two requests": {"draft": "suffix", "n_parallel": 2},
+}
+OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 7, "ignore_end": True}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def capped(request: pytest.FixtureRequest, tiny_path: Path) -> Iterator[edgedec.Engine]:
+    """The tiny model under a plan for one text of a context that is no whole number of pages."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=N_CTX, memory="2GB", **WAYS[request.param]) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_path: Path) -> Iterator[edgedec.Engine]:
+    """The tiny model without a plan and without drafts."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=N_CTX, draft=None) as engine:
+        yield engine
+
+
+def alone(plain: edgedec.Engine, k: int, **options: Any) -> tuple[tuple[int, ...], str]:
+    """Return the tokens of text `k` as it is alone, and why it ends."""
+    text = plain.generate(PROMPT, **{**OPTIONS, **options, "seed": OPTIONS["seed"] + k})
+    return text.token_ids, text.finish_reason
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_planned_texts_fill_the_context(tiny_path: Path, plain: edgedec.Engine, way: str) -> None:
+    """Eight texts that were planned are those of their seeds alone, up to a context that is no number of pages."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=N_CTX, n_texts=8, memory="2GB", **WAYS[way]) as engine:
+        for _ in range(2):
+            found = engine.samples(PROMPT, 8, **OPTIONS)
+            assert [(text.token_ids, text.finish_reason) for text in found] == [alone(plain, k) for k in range(8)]
+
+
+def test_more_texts_than_planned_are_refused_before_they_begin(capped: edgedec.Engine, plain: edgedec.Engine) -> None:
+    """A refusal names the texts and lengths that there is room for; these are written whole, with drafts or without."""
+    before = capped.generate(PROMPT, max_tokens=90, **OPTIONS).token_ids
+    with pytest.raises(MemoryCapError) as refused:
+        capped.samples_stream(PROMPT, 3, **OPTIONS)
+    told = re.search(
+        r"room for 1: ask for 1, 3 of at most (\d+) tokens \(max_tokens\), or .* \(n_texts\)", str(refused.value)
+    )
+    assert told is not None, str(refused.value)
+    most = int(told[1])
+    with pytest.raises(MemoryCapError, match=rf"3 texts of up to {most + 1} tokens each"):
+        capped.samples(PROMPT, 3, max_tokens=most + 1, **OPTIONS)
+    assert capped.generate(PROMPT, max_tokens=90, **OPTIONS).token_ids == before
+    for n, max_tokens in ((3, most), (1, None)):
+        found = capped.samples(PROMPT, n, max_tokens=max_tokens, **OPTIONS)
+        expected = [alone(plain, k, max_tokens=max_tokens) for k in range(n)]
+        assert [(text.token_ids, text.finish_reason) for text in found] == expected
+
+
+def test_a_fork_in_mid_text_has_room_to_its_end(capped: edgedec.Engine) -> None:
+    """Texts are forked while all can have their greatest length; else none is, and those that are there go on."""
+    stream = capped.samples_stream(PROMPT, 1, max_tokens=29, **OPTIONS)  # 34 tokens of prompt and 29 fill one page
+    next(stream)
+    assert stream.fork(0, 1) == [1]
+    with pytest.raises(MemoryCapError, match=r"2 more texts beside 2 take room for 256 tokens .* has room for 192"):
+        stream.fork(0, 2)
+    assert stream.fork(1) == [2]
+    for _ in stream:
+        pass
+    assert [len(text.token_ids) for text in stream.generations] == [29, 29, 29]
+
+
+def test_forwards_return_no_more_rows_than_planned(
+    capped: edgedec.Engine, plain: edgedec.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts whose rows are over those that are planned take several forwards, and stay what they are."""
+    asked: list[int] = []
+    evaluate = SessionForks.forward
+
+    def counted(forks: SessionForks, items: Sequence[ForwardItem]) -> list[Forward]:
+        asked.append(sum(map(n_wanted_of, items)))
+        return evaluate(forks, items)
+
+    monkeypatch.setattr(SessionForks, "forward", counted)
+    slots = capped._pool.slots
+    planned = slots[0].text_rows
+    assert planned is not None
+    assert planned >= 16
+    for slot in slots:
+        slot.text_rows, slot.forward_rows = 3, 3
+    try:
+        found = capped.samples(PROMPT, 3, max_tokens=20, **OPTIONS)
+        texts = [alone(plain, k, max_tokens=20)[0] for k in range(3)]
+        assert [text.token_ids for text in found] == texts
+        assert max(asked) == 3
+    finally:
+        for slot in slots:
+            slot.text_rows = slot.forward_rows = planned
+
+
+def test_forks_have_their_logits_in_the_planned_rows(plain: edgedec.Engine) -> None:
+    """A forward of forks returns its logits in the model's own rows; one of other sessions returns arrays beside."""
+    tokens = np.array(plain.prompt_ids(PROMPT)[:4], np.int32)
+    sessions = [plain.session(64) for _ in range(2)]
+    for session in sessions:
+        session.forward(tokens, n_past=0)
+    forks = [sessions[0].fork() for _ in range(3)]
+    items = [ForwardItem(fork, 4, tokens[:1]) for fork in forks]
+    assert not any(forward.is_own for forward in forks[0].together(items))
+    assert all(forward.is_own for forward in plain.model.forward([items[0], ForwardItem(sessions[1], 4, tokens[:1])]))
+    for each in (*forks, *sessions):
+        each.close()
+
+
+class _Pool(OuterSession):
+    """A session on a KV pool of which other sessions have taken cells: a forward past them is refused."""
+
+    n_cells = 0
+
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+        if item.n_past + n_rows_of(item) > self.n_cells:
+            raise ContextFullError("no cells are free")
+        inner = ForwardItem(self.inner, item.n_past, item.tokens, parents=item.parents, rows=item.rows, taps=item.taps)
+        return self.inner.together([inner])[0]
+
+
+@pytest.mark.parametrize("draft", [None, "suffix", "recycling"])
+def test_a_full_pool_ends_a_text_where_it_ends_without_drafts(tiny_path: Path, draft: str | None) -> None:
+    """A forward whose draft finds no cells is made without it; the text ends where a single token finds none."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=draft) as engine:
+        whole = engine.generate(PROMPT, max_tokens=100, **OPTIONS)
+        pool = _Pool(engine._slot.session)
+        pool.n_cells = len(engine.prompt_ids(PROMPT)) + 59
+        engine._slot.session = pool
+        found = engine.generate(PROMPT, max_tokens=100, **OPTIONS)
+        assert found.finish_reason == "length"
+        assert "KV cache is full" in " ".join(found.stats.reasons)
+        assert found.token_ids == whole.token_ids[:60]
+        assert (found.stats.n_drafts > 0) == (draft is not None)
