@@ -221,6 +221,18 @@ def test_a_prompt_cache_counts_twice(choice: Choice) -> None:
     assert terms["prompt cache"] == 2 * terms["KV cache"] == 2 * 4096 * 40_000
 
 
+def test_each_text_of_one_prompt_counts(choice: Choice) -> None:
+    """Three texts take the KV cache thrice, the prompt's last page once more, and two rows of logits for each more."""
+    for n_ctx, n_pages in ((512, 8), (129, 3)):
+        wishes = replace(WISHES, n_texts=3, options=replace(WISHES.options, n_ctx=n_ctx))
+        found = {term.name: term.n_bytes for term in planned(choice, 5000, wishes).plan.terms}
+        kv_bytes = found["KV cache"]
+        assert found["texts of one prompt"] == 2 * kv_bytes + kv_bytes // n_pages + 2 * 2 * MB
+        one = planned(choice, 5000, replace(wishes, n_texts=1)).plan.terms
+        (index,) = (term.n_bytes for term in one if term.name == "index of the text")
+        assert found["index of the text"] == 3 * index
+
+
 def test_learned_files_count_and_are_left_out(choice: Choice) -> None:
     """Their mapped bytes are a term; they are given up before the common text, and stay where drafters are pinned."""
     wishes = replace(WISHES, learned_bytes=30 * MB)

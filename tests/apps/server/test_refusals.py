@@ -1,6 +1,7 @@
 """What is refused: malformed requests, too large ones, wrong keys, pages of other sites."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,24 @@ def test_what_is_no_json_object(server: Running, body: bytes) -> None:
     """A body that is no JSON object in UTF-8 is a 400 that says so."""
     reply = server.client.post("/v1/chat/completions", content=body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_more_texts_than_there_is_room_for(chat_path: Path) -> None:
+    """Under a cap, texts that can't all be written to their ends are refused by name, also as a stream."""
+    asked: dict[str, Any] = {"prompt": "x", "max_tokens": 600, "ignore_end": True}
+    with started(chat_path, load_options={"memory": "2GB", "n_texts": 2, "draft": "suffix"}) as running:
+        for fields in ({"n": 3}, {"n": 3, "stream": True}, {"n": 2, "best_of": 3}, {"prompt": ["x", "y"], "n": 3}):
+            reply = running.client.post("/v1/completions", json=asked | fields)
+            error = reply.json()["error"]
+            param = "best_of" if "best_of" in fields else "n"
+            assert (reply.status_code, error["param"], error["code"]) == (400, param, "no_room")
+            assert "3 texts of up to 5" in error["message"]
+            assert re.search(r"room for 2: ask for 2, 3 of at most \d+ tokens .* \(--texts\)", error["message"])
+        whole = running.client.post("/v1/completions", json=asked | {"n": 2, "seed": 1}).json()
+        n_prompt = whole["usage"]["prompt_tokens"]
+        assert whole["usage"]["completion_tokens"] == 2 * (512 - n_prompt)
+        short = running.client.post("/v1/completions", json=asked | {"n": 3, "max_tokens": 30}).json()
+        assert short["usage"]["completion_tokens"] == 90
 
 
 def test_a_model_without_a_chat_template(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Forks in one forward attend to the pages that they share together, and every row has the bits that it has alone."""
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 from support.tiny_runs import Bits, Tokens, bits
 
 from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model, Session
-from edgedec_runtimes.cpu.library import instruction_sets
+from edgedec_runtimes.cpu.library import instruction_sets, native
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.cpu.session import CpuSession
 
 # Windows that begin among the shared tokens, sinks, biases and a soft cap.
 CASES = {
@@ -141,3 +144,26 @@ def test_a_prefix_of_halves(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", Tiny(n_layer=1, n_head=2, n_head_kv=1))
     with load(path, "f16", 2, 5000) as model:
         check(model, family(model, 4400))
+
+
+def test_a_fork_frees_what_a_longer_text_has_left(tmp_path: Path) -> None:
+    """A session that went back to a short text keeps none of the long one's pages once it is forked."""
+
+    def holds(n_tokens: int) -> bool:
+        handle = ctypes.c_void_p()
+        code = native().ec_session_fork(session._handle, n_tokens, ctypes.byref(handle))
+        if not code:
+            native().ec_session_close(handle)
+        return bool(code == 0)
+
+    path = write_tiny(tmp_path / "m.gguf", Tiny(n_layer=1))
+    with load(path, "f16", 2) as model:
+        session = cast(CpuSession, model.session(900))
+        session.forward(text(800, 1), n_past=0)
+        session.forward(text(1, 2), n_past=99)
+        before = bits(session.forward(text(1, 2), n_past=99).logits)
+        fork = session.fork()
+        assert holds(100)
+        assert not holds(129)
+        np.testing.assert_array_equal(bits(fork.forward(text(1, 2), n_past=99).logits), before)
+        np.testing.assert_array_equal(bits(session.forward(text(1, 2), n_past=99).logits), before)
