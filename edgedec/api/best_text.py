@@ -141,6 +141,9 @@ class ManyTexts(Protocol):
     ) -> tuple[Generation, ...]:
         """Generate n texts of a prompt; text k draws with the seed plus k."""
 
+    def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
+        """Raise MemoryCapError unless the memory plan has room for n texts of a prompt."""
+
     def branches(
         self,
         prompt: Sequence[int],

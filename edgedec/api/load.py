@@ -33,7 +33,7 @@ from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sessions.batching import Batcher
-from edgedec.sessions.forks import PAGE_TOKENS, n_pages
+from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 from edgedec.sessions.model_switching import SwitchingSession
 from edgedec.sessions.padded_steps import with_padded_steps
 from edgedec.sessions.sliding_window import SlidingSession
@@ -142,6 +142,8 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
             slot.forward_rows = load_options.max_rows if is_planned else None
             slot.text_rows = _rows_of_texts(options.n_texts, slot) if is_planned else None
             slot.fork_tokens = _tokens_of_texts(options.n_texts, slot) if is_planned else None
+            slot.kept_rows = ROWS_OF_TEXT * options.n_texts
+            slot.row_tokens = _row_tokens(planned.plan, len(slots), slot)
             slot.wait_s = options.rpc_wait
             slot.watch = memory_watch(slot.drafting, planned.plan.process_cap_bytes, lambda: processes_of(model, small))
         planned = _with_account(planned)
@@ -180,6 +182,13 @@ def _rows_of_texts(n_texts: int, slot: SessionSlot) -> int:
     A few rows of a small vocabulary are within the working memory that is planned.
     """
     return max(n_texts, slot.forward_rows or 1, _FEW_ROWS_BYTES // (4 * slot.session.model.card.n_vocab))
+
+
+def _row_tokens(plan: MemoryPlan, n_slots: int, slot: SessionSlot) -> float:
+    """Return how many tokens of the KV cache take the memory of a row of logits; 0 where no memory is planned."""
+    kv_bytes = sum(term.n_bytes for term in plan.terms if term.name == "KV cache")
+    n_tokens = n_slots * n_pages(0, slot.session.n_ctx) * PAGE_TOKENS
+    return 4 * slot.session.model.card.n_vocab * n_tokens / kv_bytes if kv_bytes else 0.0
 
 
 def _cap(options: EngineOptions, application: Application) -> Cap:

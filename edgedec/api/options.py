@@ -86,7 +86,8 @@ class EngineOptions:
         n_parallel: Requests that are generated at the same time and share each forward; further ones wait for their
             turn. On a runtime whose rows depend on what else is in a forward (llamacpp), all requests take turns.
         n_texts: Texts of one prompt that a request writes at the same time (Engine.samples). A memory plan keeps room
-            for so many of the context's length; without a plan, requests may write more of them.
+            for so many of the context's length; a request with more is refused before it begins, unless they are
+            shorter. Without a plan, requests may write any number.
         max_rows: As in LoadOptions; None for n_draft_max + 1.
         n_threads: As in LoadOptions.
         kv_type: As in LoadOptions; or "auto", which takes f16, and a smaller type where memory is short. A smaller type

@@ -22,7 +22,7 @@ from edgedec.errors import OptionError, argument
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation
-from edgedec.sessions.forks import MOST_FORKS
+from edgedec.sessions.forks import MOST_FORKS, ROWS_OF_TEXT
 from edgedec.stats import DecodeStats
 
 _OF_DRAWS = frozenset(
@@ -66,6 +66,7 @@ def searched(
     seed = secrets.randbits(62) if params.seed is None else params.seed
     prefix, turn = words
     check_cancelled(cancel, "the search")
+    engine.require_room(how.n_texts, len(prompt_ids), params.max_tokens, rows_each=ROWS_OF_TEXT)
     with engine.branches(prompt_ids, most=MOST_FORKS, cancel=cancel, on_progress=on_progress) as branches:
         room = branches.n_ctx - len(prompt_ids)
         with PartialTexts(

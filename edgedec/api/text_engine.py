@@ -153,9 +153,9 @@ class TextEngine(Closeable):
         request, open_constraint = self._wanted(prompt, options)
         return TokenStream(self._pool, request, cancel, on_progress, open_constraint())
 
-    def require_room(self, n: int, n_prompt: int, max_tokens: int | None) -> None:
-        """Raise MemoryCapError where the memory plan has no room for `n` texts of a prompt, each to its end."""
-        require_room(self._slot, n, n_prompt, max_tokens)
+    def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
+        """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""
+        require_room(self._slot, n, n_prompt, max_tokens, rows_each=rows_each)
 
     def _sample_stream(
         self,

@@ -57,6 +57,8 @@ class SessionSlot:
         watch: Sheds memory when memory runs short, or None.
         forward_rows: Most rows of a forward that verifies, where memory is planned, or None.
         text_rows: Most rows of logits of a forward of several texts of one prompt, where memory is planned, or None.
+        kept_rows: Rows of logits that a search may keep at a time for its texts, where memory is planned.
+        row_tokens: How many tokens of the KV cache take the memory of a row of logits.
         fork_tokens: Tokens that several texts of one prompt may hold together, the prompt included, where memory is
             planned; else None.
         wait_s: Most seconds for which a text waits when what runs the model is lost; 0 ends the text with an error.
@@ -77,6 +79,8 @@ class SessionSlot:
     watch: Watch | None = None
     forward_rows: int | None = None
     text_rows: int | None = None
+    kept_rows: int = 0
+    row_tokens: float = 0.0
     fork_tokens: int | None = None
     wait_s: float = 0.0
     notes: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ def text_end(target: SessionSlot, n_prompt: int, max_tokens: int | None) -> int:
     return n_ctx if max_tokens is None else min(n_ctx, n_prompt + max_tokens - 1)
 
 
-def require_room(target: SessionSlot, n: int, n_prompt: int, max_tokens: int | None) -> None:
+def require_room(target: SessionSlot, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
     """Raise MemoryCapError where the memory plan has no room for `n` texts of a prompt, each of them to its end.
 
     Texts that are written one after another always have room.
@@ -39,15 +39,25 @@ def require_room(target: SessionSlot, n: int, n_prompt: int, max_tokens: int | N
         n: How many texts.
         n_prompt: Tokens of the prompt.
         max_tokens: Most tokens of a text behind the prompt; None for as many as the context has room for.
+        rows_each: Rows of logits that are kept for each text, as a search does.
     """
     n_held = n_prompt - 1  # each text evaluates the prompt's last token
     room = tokens_behind(target, n_held)
     end = text_end(target, n_prompt, max_tokens)
     n_each = n_pages(n_held, end) * PAGE_TOKENS
-    if room is None or n * n_each <= room or not are_together(target.session):
+    if room is None or not are_together(target.session):
         return
+
+    def fits(n_texts: int, n_tokens: int) -> bool:
+        n_rows = max(0, rows_each * n_texts - target.kept_rows)
+        return n_texts * n_tokens + n_rows * target.row_tokens <= room
+
+    if fits(n, n_each):
+        return
+    n_fitting = max((few for few in range(1, n) if fits(few, n_each)), default=0)
     n_most = min(target.session.n_ctx - n_prompt, end - n_held)
-    n_fitting, n_longest = room // n_each, (n_held // PAGE_TOKENS + room // PAGE_TOKENS // n) * PAGE_TOKENS - n_held
+    pages = max((few for few in range(n_each // PAGE_TOKENS) if fits(n, few * PAGE_TOKENS)), default=0)
+    n_longest = (n_held // PAGE_TOKENS + pages) * PAGE_TOKENS - n_held
     shorter = f", {n} of at most {counted(n_longest, 'token')} ({argument('max_tokens')})" if n_longest > 0 else ""
     raise MemoryCapError(
         f"{n} texts of up to {counted(n_most, 'token')} each were asked for behind a prompt of "

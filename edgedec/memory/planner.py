@@ -23,7 +23,7 @@ from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes
 from edgedec.model import LoadOptions
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
-from edgedec.sessions.forks import PAGE_TOKENS, n_pages
+from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
 REQUESTS = "requests"
 """The term of what a server keeps for requests."""
@@ -392,7 +392,7 @@ def _request_terms(setting: Setting, terms: Sequence[MemoryTerm]) -> Iterator[Me
     for device in dict.fromkeys((HOST, *(t.device for t in terms))) if n_more else ():
         n_held = sum(t.n_bytes for t in terms if t.name in _OF_EACH_TEXT and t.device == device)
         n_page = n_held // max(1, n_pages(0, setting.options.n_ctx or PAGE_TOKENS))
-        n_rows = 2 * n_parallel * n_more * logit_bytes // setting.options.max_rows if device == HOST else 0
+        n_rows = ROWS_OF_TEXT * n_parallel * n_more * logit_bytes // setting.options.max_rows if device == HOST else 0
         detail = f"keys, values and two rows of logits of {n_more} more"
         yield MemoryTerm(TEXTS, n_more * n_held + n_page + n_rows, detail, grows=True, device=device)
     if setting.prompt_cache:

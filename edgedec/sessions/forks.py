@@ -21,6 +21,9 @@ MOST_FORKS = 256
 PAGE_TOKENS = 64
 """Tokens of a page of the KV cache: forks share whole pages (the cpu runtime's PAGE_TOKENS)."""
 
+ROWS_OF_TEXT = 2
+"""Rows of logits that a search keeps for a text at the most: those before and behind its latest token."""
+
 
 def require_forks(model: Model) -> None:
     """Raise CapabilityError unless forks of a session, with their rows in one forward, have the bits of one alone."""
