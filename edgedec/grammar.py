@@ -24,7 +24,7 @@ from edgedec.sampling import SamplingParams
 from edgedec.tokenizer import Tokenizer
 
 JsonSchema = Mapping[str, Any] | str
-Kind = Literal["json_schema", "regex", "lark"]
+Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 
 MAX_SOURCE_BYTES = 1_000_000
 GRAMMAR_BYTES = 64_000_000
@@ -35,11 +35,12 @@ LEAST_GRAMMAR_BYTES = 6_000_000
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that a text keeps to; made by json_schema(), regex() or lark().
+    """A grammar that a text keeps to; made by json_schema(), regex(), lark() or gbnf().
 
     Attributes:
         kind: The language of `source`.
-        source: A JSON schema, a regular expression that the whole text matches, or a grammar in Lark's notation.
+        source: A JSON schema, a regular expression that the whole text matches, or a grammar in the notation of Lark or
+            of llama.cpp (GBNF).
 
     >>> Grammar.json_schema({"type": "integer"})
     Grammar(kind='json_schema', source='{"type": "integer"}')
@@ -96,6 +97,15 @@ class Grammar:
         """
         return cls("lark", source)
 
+    @classmethod
+    def gbnf(cls, source: str) -> "Grammar":
+        """Return a grammar in llama.cpp's notation, GBNF, whose rule `root` is the whole text.
+
+        Raises:
+            RequestError: The grammar is larger than 1 MB.
+        """
+        return cls("gbnf", source)
+
 
 def _checked(schema: str) -> str:
     """Return the text of a JSON schema; raise RequestError where it is no JSON object."""
@@ -129,7 +139,7 @@ def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None, *, c
     if grammar is not None and not isinstance(grammar, Grammar):
         raise RequestError(
             f"{argument('grammar')} is a {type(grammar).__name__}; it must be a Grammar: make one by "
-            "Grammar.regex(...), Grammar.lark(...) or Grammar.json_schema(...)"
+            "Grammar.regex(...), Grammar.lark(...), Grammar.gbnf(...) or Grammar.json_schema(...)"
         )
     if json_schema is None:
         return grammar

@@ -34,5 +34,6 @@ def _grammar(flags: SamplingFlags) -> Grammar:
     if flags.json_schema is not None:
         return Grammar.json_schema(read_text(flags.json_schema))
     if flags.grammar is not None:
-        return Grammar.lark(read_text(flags.grammar))
+        is_gbnf = flags.grammar.suffix.lower() == ".gbnf"
+        return (Grammar.gbnf if is_gbnf else Grammar.lark)(read_text(flags.grammar))
     return Grammar.regex(argument_text(flags.regex, "--regex") or "")

@@ -1,4 +1,4 @@
-"""Grammars by llguidance (https://github.com/guidance-ai/llguidance): JSON schemas, regular expressions, Lark."""
+"""Grammars by llguidance (https://github.com/guidance-ai/llguidance): JSON schemas, regexes, Lark and GBNF."""
 
 import threading
 from collections import OrderedDict
@@ -16,6 +16,7 @@ from edgedec.extras import install_command
 from edgedec.grammar import GRAMMAR_BYTES, Grammar
 from edgedec.memory.system import resident_reader, return_free_memory
 from edgedec.tokenizer import Tokenizer
+from edgedec_runtimes.grammar.gbnf_lark import lark_of_gbnf
 from edgedec_runtimes.grammar.limits import Limits, require_modest
 from edgedec_runtimes.grammar.rewriting import Words, other_words
 from edgedec_runtimes.grammar.vocabulary import Vocabulary
@@ -84,6 +85,9 @@ class Llguidance:
         Raises:
             RequestError: The grammar is invalid, unsupported or too large, or the only text that keeps to it is "".
         """
+        if grammar.kind == "gbnf":
+            require_modest(grammar, self._modest)
+            grammar = Grammar.lark(lark_of_gbnf(grammar.source))
         with self._lock:
             words = self._words.get(grammar)
         if words is not None:

@@ -21,7 +21,7 @@ MOST_LEVELS = 4000
 """The most levels in a chain of definitions that refer to one another, the nesting inside of each included."""
 MOST_EXPANDED = 50_000
 """The most parts of a terminal, those of the terminals in it included."""
-MOST_BYTES: Mapping[Kind, int] = {"regex": 20_000, "lark": 100_000}
+MOST_BYTES: Mapping[Kind, int] = {"regex": 20_000, "lark": 100_000, "gbnf": 100_000}
 """The most bytes of a regular expression or a grammar; the time to compile an expression grows with its square."""
 MOST_WALKED = 1_000_000
 """The most objects and lists of a JSON schema, where a definition counts once for each name it is referred to by."""
@@ -82,7 +82,7 @@ _LITERAL = re.compile(  # what is not closed goes to the line's end at once
     r'"(?:\\.|[^"\\\n])*+(?:"|(?=\n)|\\?\Z)|/(?P<regex>(?:\\.|[^/\\\n])++)(?:/|(?=\n)|\\?\Z)|//[^\n]*|#[^\n]*'
 )
 _JSON = re.compile(r"%json\s*(?=\{)")
-_NAMES: Mapping[Kind, str] = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar"}
+_NAMES: Mapping[Kind, str] = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar", "gbnf": "grammar"}
 
 
 @dataclass(slots=True)
@@ -115,6 +115,8 @@ def require_modest(grammar: Grammar, limits: Limits | None = None) -> None:
         _require_regex(grammar.source, "regex", limits)
     elif grammar.kind == "json_schema":
         _require_schema(json.loads(grammar.source), limits)
+    elif grammar.kind == "gbnf":
+        _require_size(grammar.source, "gbnf", "grammar")
     elif grammar.kind == "lark":
         _require_size(grammar.source, "lark", "grammar")
         _require_shallow(_lark_parts(grammar.source), "grammar", limits)
