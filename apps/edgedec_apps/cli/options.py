@@ -375,7 +375,12 @@ class SamplingFlags:
         ),
     ] = None
     grammar: Annotated[
-        Path | None, sampling_option("--grammar", help="Write a text of the grammar in this file: GBNF where its name ends in .gbnf, else Lark.", metavar="FILE")
+        Path | None,
+        sampling_option(
+            "--grammar",
+            help="Write a text of the grammar in this file: GBNF where its name ends in .gbnf, else Lark.",
+            metavar="FILE",
+        ),
     ] = None
 
     def as_options(self) -> dict[str, Any]:

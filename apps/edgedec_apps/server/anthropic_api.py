@@ -10,8 +10,8 @@ from edgedec_apps.server.anthropic_forms import MessageForm
 from edgedec_apps.server.anthropic_requests import read_message
 from edgedec_apps.server.computed import Computed
 from edgedec_apps.server.generation import TextRequest
-from edgedec_apps.server.lent import Lending, Wanted
-from edgedec_apps.server.naming import read_named
+from edgedec_apps.server.lent import Lending
+from edgedec_apps.server.naming import read_wanted
 from edgedec_apps.server.prompts import read_prompts
 from edgedec_apps.server.reply import Dialect, Reply
 from edgedec_apps.server.service import Service
@@ -29,24 +29,24 @@ def routes() -> list[BaseRoute]:
 
 async def create(request: Request, service: Service) -> Response:
     """Answer a chat."""
-    fields, named = await read_named(request, service)
+    fields, wanted = await read_wanted(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         texts, streams = read_message(fields, lease.loaded.engine)
-        return texts, MessageForm(named.name, texts.splitter(), streams=streams)
+        return texts, MessageForm(wanted.named.name, texts.splitter(), streams=streams)
 
-    return cast(Response, Reply(service, Wanted(named), fields, read))
+    return cast(Response, Reply(service, wanted, fields, read))
 
 
 async def count_tokens(request: Request, service: Service) -> Response:
     """Count the tokens of a chat's prompt."""
-    fields, named = await read_named(request, service)
+    fields, wanted = await read_wanted(request, service)
 
     async def compute(lending: Lending) -> dict[str, Any]:
         engine = lending.lease.loaded.engine
         texts, _ = read_message(fields, engine)
         with lending.slots.preparing():
-            (prompt,) = await read_prompts(engine, named.completed(texts), lending.share, lending.cancel)
+            (prompt,) = await read_prompts(engine, wanted.named.completed(texts), lending.share, lending.cancel)
         return {"input_tokens": len(prompt.token_ids)}
 
-    return cast(Response, Computed(service, Wanted(named), fields, compute))
+    return cast(Response, Computed(service, wanted, fields, compute))

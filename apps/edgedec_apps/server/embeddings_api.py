@@ -69,7 +69,6 @@ def routes() -> list[BaseRoute]:
 async def embeddings(request: Request, service: Service) -> Response:
     """Answer in OpenAI's form."""
     fields = await read_fields(request, service.settings)
-    service.require_ready()
     model = fields.text("model")
     wanted, pooling = await _wanted(service, model)
     texts, dimensions = _read_texts(fields, "input"), fields.whole("dimensions", low=1)
@@ -92,7 +91,6 @@ async def embeddings(request: Request, service: Service) -> Response:
 async def embed(request: Request, service: Service) -> Response:
     """Answer in ollama's form."""
     fields = await read_fields(request, service.settings)
-    service.require_ready()
     model = str(fields.required("model"))
     wanted, pooling = await _wanted_of_ollama(service, fields, model)
     texts, dimensions = _read_texts(fields, "input"), fields.whole("dimensions", low=1)
@@ -111,7 +109,6 @@ async def embed(request: Request, service: Service) -> Response:
 async def embed_one(request: Request, service: Service) -> Response:
     """Answer in the form of ollama's older address, which takes one text."""
     fields = await read_fields(request, service.settings)
-    service.require_ready()
     wanted, pooling = await _wanted_of_ollama(service, fields, str(fields.required("model")))
     text = fields.text("prompt")
     if text is None:
@@ -129,8 +126,8 @@ async def _wanted(service: Service, model: str | None) -> tuple[Wanted, str | No
     """Return the model of a name, and the pooling that the name asks for, or None."""
     name, mark, pooling = (model or "").rpartition(_MARK)
     if not mark or pooling not in POOLINGS:
-        return Wanted(await asyncio.to_thread(service.names.find, model or None)), None
-    return Wanted(await asyncio.to_thread(service.names.find, name or None)), pooling
+        return Wanted(await service.find(model or None)), None
+    return Wanted(await service.find(name or None)), pooling
 
 
 async def _wanted_of_ollama(service: Service, fields: Fields, model: str) -> tuple[Wanted, str | None]:

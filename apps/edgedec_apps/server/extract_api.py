@@ -11,8 +11,8 @@ from edgedec.api.extraction import MOST_SPAN_TOKENS, MOST_SPANS, Extraction
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec_apps.server.computed import Computed, until_done
 from edgedec_apps.server.fields import Fields
-from edgedec_apps.server.lent import Lending, Wanted
-from edgedec_apps.server.naming import read_named
+from edgedec_apps.server.lent import Lending
+from edgedec_apps.server.naming import read_wanted
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.web import endpoint
 
@@ -27,7 +27,7 @@ def routes() -> list[BaseRoute]:
 
 async def extract(request: Request, service: Service) -> Response:
     """Answer with the quotations and with what finding them took."""
-    fields, named = await read_named(request, service)
+    fields, wanted = await read_wanted(request, service)
     question, passage = _text(fields, "question"), _text(fields, "passage")
     n = fields.whole("n", low=1, high=MOST_SPANS) or 3
     max_tokens = fields.whole("max_tokens", low=1, high=MOST_SPAN_TOKENS) or 64
@@ -44,7 +44,7 @@ async def extract(request: Request, service: Service) -> Response:
             found = await until_done(work, lending)
         return _document(found)
 
-    return cast(Response, Computed(service, Wanted(named), fields, compute))
+    return cast(Response, Computed(service, wanted, fields, compute))
 
 
 def _text(fields: Fields, name: str) -> str:

@@ -1,16 +1,19 @@
 """The fields of a request's JSON object: each is read once, with its type, and those that are left are refused."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from edgedec.errors import RequestError
 from edgedec.sampling import SamplingParams
+from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.errors import ApiError
 
 IGNORED_HEADER = "x-edgedec-ignored"
 """The header of an answer that names the fields that were ignored."""
 _MOST_SHOWN = 80
 _MOST_NAMED = 32
+_MOST_BIASED = 1000  # characters of a text whose tokens get a bias
 
 
 class Fields:
@@ -27,6 +30,7 @@ class Fields:
     def __init__(self, values: Mapping[str, Any], where: str = "", ignored: list[str] | None = None) -> None:
         self._values = dict(values)
         self._where = where
+        self._aliases: dict[str, str] = {}  # by the name of a field, that under which the request has it
         self._ignored: list[str] = [] if ignored is None else ignored  # shared with the objects in this one
 
     @property
@@ -46,10 +50,14 @@ class Fields:
         return bool(self._values.get(name))
 
     def rename(self, alias: str, name: str) -> None:
-        """Let a field that has another name elsewhere stand for the field `name`, where that is absent."""
+        """Let a field that has another name elsewhere stand for the field `name` (ApiError where both differ)."""
         value = self.take(alias)
-        if value is not None:
-            self._values.setdefault(name, value)
+        if value is None:
+            return
+        if self._values.get(name) not in (None, value):
+            raise self.refusal(alias, f"and {self.path(name)} differ; give one of them")
+        self._values[name] = value
+        self._aliases[name] = alias
 
     def is_zero(self, name: str) -> bool:
         """Return whether a field is the number 0; then it counts as read."""
@@ -170,7 +178,7 @@ class Fields:
 
     def path(self, name: str) -> str:
         """Return the path of a field from the top of the request, such as "options.num_ctx"."""
-        return f"{self._where}{name}"
+        return f"{self._where}{self._aliases.get(name, name)}"
 
     def end_except(self, *names: str) -> None:
         """Accept and ignore fields that have no effect, and raise ApiError where there are others."""
@@ -211,18 +219,33 @@ def checked(fields: Fields, options: Mapping[str, Any], names: Mapping[str, str]
     return given
 
 
-def logit_bias(fields: Fields, name: str, n_vocab: int) -> dict[int, float] | None:
-    """Return logit biases by token id, from an object whose keys are token ids; None where the field is absent."""
+def logit_bias(fields: Fields, name: str, tokenizer: Tokenizer) -> dict[int, float] | None:
+    """Return logit biases by token id; None where the field is absent.
+
+    The field is OpenAI's object, whose keys are token ids, or llama-server's list of [token id or text, bias], where a
+    text stands for each of its tokens, and false rules a token out.
+    """
     given = fields.take(name)
     if given is None:
         return None
-    if not isinstance(given, dict):
+    pairs = list(given.items()) if isinstance(given, dict) else given
+    if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise fields.refusal(name, f"is {given!r:.100}; it must be an object of token ids and numbers")
     biases: dict[int, float] = {}
-    for key, bias in given.items():
-        if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < n_vocab):
-            raise fields.refusal(name, f"names {key!r:.40}; it must be a token id, 0 to {n_vocab - 1}")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise fields.refusal(name, f"gives {bias!r:.40} to token {key}; it must be a number from -100 to 100")
-        biases[int(key)] = float(bias)
+    for key, bias in pairs:
+        value = -math.inf if bias is False and isinstance(given, list) else bias
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (-100 <= value <= 100 or bias is False):
+            raise fields.refusal(name, f"gives {bias!r:.40} to token {key!r:.40}; it must be a number from -100 to 100")
+        biases |= dict.fromkeys(_biased(fields, name, key, tokenizer, by_text=isinstance(given, list)), float(value))
     return biases
+
+
+def _biased(fields: Fields, name: str, key: Any, tokenizer: Tokenizer, *, by_text: bool) -> tuple[int, ...]:
+    """Return the token ids that a key of logit_bias stands for."""
+    if by_text and isinstance(key, str) and 0 < len(key) <= _MOST_BIASED:
+        return tuple(tokenizer.encode(key, add_special=False))
+    digits = str(key) if type(key) is int else key
+    known = isinstance(digits, str) and digits.isascii() and digits.isdigit() and len(digits) < 12
+    if not known or int(digits) >= tokenizer.n_vocab:
+        raise fields.refusal(name, f"names {key!r:.40}; it must be a token id, 0 to {tokenizer.n_vocab - 1}")
+    return (int(digits),)

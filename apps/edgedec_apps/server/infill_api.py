@@ -13,8 +13,7 @@ from edgedec.sequence import Generation
 from edgedec_apps.server.errors import problem_of
 from edgedec_apps.server.fields import Fields
 from edgedec_apps.server.generation import Begun, Finished, Piece, TextRequest
-from edgedec_apps.server.lent import Wanted
-from edgedec_apps.server.naming import read_named
+from edgedec_apps.server.naming import read_wanted
 from edgedec_apps.server.openai_forms import report
 from edgedec_apps.server.reply import Dialect, Reply
 from edgedec_apps.server.requests import (
@@ -31,13 +30,6 @@ from edgedec_apps.server.shelf import Lease
 from edgedec_apps.server.structured import structured_options, with_close
 from edgedec_apps.server.web import endpoint
 
-_ALIASES = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
-# What llama-server's editors send, and what changes nothing or means nothing here.
-_IGNORED = (
-    *("samplers", "n_indent", "t_max_prompt_ms", "t_max_predict_ms", "response_fields", "min_keep", "n_probs"),
-    *("typical_p", "n_keep", "n_cache_reuse"),
-)
-
 
 def routes() -> list[BaseRoute]:
     """Return the route."""
@@ -46,13 +38,13 @@ def routes() -> list[BaseRoute]:
 
 async def infill(request: Request, service: Service) -> Response:
     """Write what belongs into a gap."""
-    fields, named = await read_named(request, service)
+    fields, wanted = await read_wanted(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         texts, stream, warms_up = read_infill(fields, lease.loaded.engine)
-        return texts, InfillForm(named.name, streams=stream, warms_up=warms_up)
+        return texts, InfillForm(wanted.named.name, streams=stream, warms_up=warms_up)
 
-    return cast(Response, Reply(service, Wanted(named), fields, read))
+    return cast(Response, Reply(service, wanted, fields, read))
 
 
 def read_infill(fields: Fields, engine: Engine) -> tuple[TextRequest, bool, bool]:
@@ -65,8 +57,7 @@ def read_infill(fields: Fields, engine: Engine) -> tuple[TextRequest, bool, bool
     Raises:
         RequestError: A field is unknown, malformed or not supported; the message names it.
     """
-    for alias, name in _ALIASES.items():
-        fields.rename(alias, name)
+    fields.rename("n_predict", "max_tokens")
     require_gaps(fields, "input_prefix", engine)
     files = []
     for i, file in enumerate(fields.objects("input_extra")):
@@ -82,7 +73,7 @@ def read_infill(fields: Fields, engine: Engine) -> tuple[TextRequest, bool, bool
         options["max_tokens"] = 1
     options |= with_close(fields, structured_options(fields))
     stream, (draft, verify), reuse = fields.flag("stream"), read_speculative(fields), read_reuse(fields)
-    fields.ignore(*_IGNORED)
+    fields.ignore("n_probs")
     ignore_the_services(fields)
     fields.end()
     return TextRequest((gap,), options, 1, reuse, draft, verify), stream, warms_up

@@ -20,6 +20,7 @@ from edgedec_models.cache import list_models
 from edgedec_models.presets import Preset, find_preset, list_presets
 
 _SCHEMES = ("hf:", "ollama:")
+_DEFAULT = "default"  # what clients call a model that they need not choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +71,25 @@ class Names:
         if len({named.name for named in self.served}) < len(self.served):
             raise RequestError("two models of the command line have the same name; rename the file of one")
 
-    def find(self, name: str | None) -> Named:
-        """Return what a name stands for, with ":latest" or without; None stands for the first model served.
+    def find(self, name: str | None, only: Recipe | None = None) -> Named:
+        """Return what a name stands for, with ":latest" or without.
+
+        None stands for the first model served; so does "default", unless it is a name, or else for the model `only`.
 
         Raises:
             ApiError: No model has this name (404), or there is no name, and the server was started without a model.
             EdgedecError: A preset's file is damaged, or a folder can't be read.
         """
         if name is None:
-            if not self.served:
-                raise ApiError("the field model is missing; name a model of GET /v1/models", param="model")
-            return self.served[0]
+            return self._first(None)
         for each in dict.fromkeys((name, name.removesuffix(":latest"))):
             served = any(each == named.name for named in self.served)
             if not served and (preset := find_preset(each)) is not None:
                 return self._of_preset(preset)
             if (found := self._model(each)) is not None:
                 return found
+        if name.removesuffix(":latest") == _DEFAULT:
+            return self._first(only)
         raise ApiError(
             f"there is no model {name!r:.200} here; GET /v1/models lists the models, and edgedec pull or "
             "POST /api/pull fetches another",
@@ -94,6 +97,13 @@ class Names:
             code="model_not_found",
             param="model",
         )
+
+    def _first(self, only: Recipe | None) -> Named:
+        """Return the model for requests that name none (ApiError where there is none)."""
+        for named in self.served or (self.all() if only is not None else ()):
+            if self.served or named.recipe == only:
+                return named
+        raise ApiError("the field model is missing; name a model of GET /v1/models", param="model")
 
     def all(self) -> list[Named]:
         """Return all models: those of the command line, presets, installed ones; each name once.

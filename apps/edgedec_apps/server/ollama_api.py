@@ -1,6 +1,5 @@
 """ollama's interface: /api/chat and /api/generate, and the addresses that are not supported."""
 
-import asyncio
 from typing import cast
 
 from starlette.requests import Request
@@ -52,8 +51,7 @@ async def push(request: Request, service: Service) -> Response:
 
 async def _answer(request: Request, service: Service, kind: Kind) -> Response:
     fields: Fields = await read_fields(request, service.settings)
-    service.require_ready()
-    named = await asyncio.to_thread(service.names.find, str(fields.required("model")))
+    named = await service.find(str(fields.required("model")))
     options, n_ctx = ollama_requests.read_options(fields.object("options"))
     keep = fields.take("keep_alive")
     wanted = Wanted(named, n_ctx, None if keep is None else keep_seconds(keep))

@@ -12,6 +12,7 @@ from edgedec.decoding.infill import Gap
 from edgedec.noise import SEED_LIMIT
 from edgedec_apps.server.fields import Fields, checked
 from edgedec_apps.server.generation import Prompt, TextRequest
+from edgedec_apps.server.llama_fields import require_no_other_samplers
 from edgedec_apps.server.messages import read_messages
 from edgedec_apps.server.requests import MOST_LOGPROBS, read_reuse, read_speculative, require_gaps
 from edgedec_apps.server.structured import ollama_format, with_close
@@ -34,12 +35,6 @@ _OF_LOADING = (
     *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
     *("use_mmap", "use_mlock", "embedding_only", "num_thread", "num_keep"),
 )
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tfs_z": (1, 1.0),
-    "typical_p": (1, 1.0),
-    "mirostat": (0,),
-    "penalize_newline": (True,),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +128,8 @@ def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:
     ):
         given[option] = None if value is None or value < 0 else value
     n_ctx = fields.whole("num_ctx", low=1)
-    for name, values in _NEUTRAL.items():
-        fields.only(name, *values)
+    require_no_other_samplers(fields)
     no_drafts = {"draft": False} if fields.whole("draft_num_predict") == 0 else {}
-    fields.skip("mirostat_tau", "mirostat_eta", *_OF_LOADING)
+    fields.skip(*_OF_LOADING)
     fields.end()
     return checked(fields, given, _NAMES) | no_drafts, n_ctx

@@ -9,11 +9,10 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec_apps.server.generation import TextRequest
-from edgedec_apps.server.lent import Wanted
 from edgedec_apps.server.model_files import with_files
 from edgedec_apps.server.models import ModelFile
 from edgedec_apps.server.names import Named
-from edgedec_apps.server.naming import read_named
+from edgedec_apps.server.naming import read_wanted
 from edgedec_apps.server.ollama_forms import timestamp
 from edgedec_apps.server.openai_forms import ChatForm, CompletionForm
 from edgedec_apps.server.reply import Dialect, Reply
@@ -50,19 +49,19 @@ async def model(request: Request, service: Service) -> Response:
 
 async def chat_completions(request: Request, service: Service) -> Response:
     """Answer a chat."""
-    fields, named = await read_named(request, service)
+    fields, wanted = await read_wanted(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         engine = lease.loaded.engine
         texts, delivery = read_chat(fields, engine)
-        return texts, ChatForm(named.name, delivery, engine.tokenizer, texts.n, texts.splitter())
+        return texts, ChatForm(wanted.named.name, delivery, engine.tokenizer, texts.n, texts.splitter())
 
-    return cast(Response, Reply(service, Wanted(named), fields, read))
+    return cast(Response, Reply(service, wanted, fields, read))
 
 
 async def completions(request: Request, service: Service) -> Response:
     """Continue texts."""
-    fields, named = await read_named(request, service)
+    fields, wanted = await read_wanted(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         tokenizer = lease.loaded.engine.tokenizer
@@ -71,9 +70,9 @@ async def completions(request: Request, service: Service) -> Response:
             prompt if isinstance(prompt, str) else tokenizer.decode(cast(tuple[int, ...], prompt))
             for prompt in (texts.prompts if delivery.echo else ())
         ]
-        return texts, CompletionForm(named.name, delivery, tokenizer, texts.n, echoed)
+        return texts, CompletionForm(wanted.named.name, delivery, tokenizer, texts.n, echoed)
 
-    return cast(Response, Reply(service, Wanted(named), fields, read))
+    return cast(Response, Reply(service, wanted, fields, read))
 
 
 def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from edgedec.noise import SEED_LIMIT
 from edgedec.sequence import COUPLED
 from edgedec_apps.server.fields import Fields, checked, logit_bias
 from edgedec_apps.server.generation import Prompt, TextRequest
+from edgedec_apps.server.llama_fields import ignore_llama_servers, read_names
 from edgedec_apps.server.messages import read_messages
 from edgedec_apps.server.structured import structured_options, with_close
 from edgedec_apps.server.thinking import read_effort, read_template_variables, thinks
@@ -67,7 +68,9 @@ def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
     messages = read_messages(fields.objects("messages"))
     options = read_sampling(fields, engine)
     options |= read_max_tokens(fields, "max_completion_tokens", "max_tokens")
-    logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
+    n_probs = fields.whole("n_probs", low=0, high=MOST_LOGPROBS)
+    logprobs = fields.flag("logprobs") or bool(n_probs)
+    top = fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS) or n_probs
     if top and not logprobs:
         raise fields.refusal("top_logprobs", "needs logprobs: true too")
     if logprobs:
@@ -94,6 +97,8 @@ def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delive
     prompts = read_prompts(fields, engine.card.n_vocab)
     options = read_sampling(fields, engine)
     options |= read_max_tokens(fields, "max_tokens") or {"max_tokens": _COMPLETION_TOKENS}
+    if not fields.is_zero("n_probs"):
+        fields.rename("n_probs", "logprobs")
     logprobs = fields.whole("logprobs", low=0, high=MOST_LOGPROBS)
     if logprobs is not None:
         options["logprobs"] = logprobs
@@ -142,7 +147,12 @@ def require_gaps(fields: Fields, name: str, engine: Engine) -> None:
 
 
 def ignore_the_services(fields: Fields) -> None:
-    """Read the fields that are about OpenAI's service, and not about an answer."""
+    """Read the fields that are about OpenAI's service or llama-server's working, and not about an answer.
+
+    Raises:
+        ApiError: A field asks for a sampler that there is not.
+    """
+    ignore_llama_servers(fields)
     fields.ignore("store", "moderation")
     if fields.take("service_tier") not in (None, "auto", "default"):
         fields.note_ignored("service_tier")
@@ -150,18 +160,25 @@ def ignore_the_services(fields: Fields) -> None:
 
 
 def read_sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
-    """Return the sampling options that the request has."""
+    """Return the sampling options that the request has, by the names here or by llama-server's."""
+    read_names(fields)
     given: dict[str, Any] = {name: fields.number(name) for name in _NUMBERS}
     given |= {name: fields.whole(name) for name in _WHOLE}
+    if given["top_k"] == _NONE:
+        given["top_k"] = 0
     given["seed"] = fields.whole("seed", low=0, high=SEED_LIMIT - 1, none=_NONE)
     given["stop"] = fields.texts("stop") or None
-    given["logit_bias"] = logit_bias(fields, "logit_bias", engine.card.n_vocab)
+    given["logit_bias"] = logit_bias(fields, "logit_bias", engine.tokenizer)
     given["ignore_end"] = fields.flag("ignore_end") or None
     return checked(fields, given)
 
 
 def read_max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:
-    """Return the option max_tokens from the fields that may hold it; None is no limit, {} no such field."""
+    """Return the option max_tokens from the fields that may hold it; None is no limit, {} no such field.
+
+    llama-server's n_predict stands for the last of these fields.
+    """
+    fields.rename("n_predict", names[-1])
     values = set[int | None]()
     for name in names:
         given = fields.has(name)

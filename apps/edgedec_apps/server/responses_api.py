@@ -8,8 +8,7 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.generation import TextRequest
-from edgedec_apps.server.lent import Wanted
-from edgedec_apps.server.naming import read_named
+from edgedec_apps.server.naming import read_wanted
 from edgedec_apps.server.reply import Dialect, Reply
 from edgedec_apps.server.responses_forms import ResponseForm
 from edgedec_apps.server.responses_requests import read_response
@@ -29,15 +28,15 @@ def routes() -> list[BaseRoute]:
 
 async def create(request: Request, service: Service) -> Response:
     """Answer a conversation."""
-    fields, named = await read_named(request, service)
+    fields, wanted = await read_wanted(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         engine = lease.loaded.engine
         texts, asked = read_response(fields, engine, service.responses)
-        form = ResponseForm(named.name, asked, engine.tokenizer, texts.splitter(), service.responses.put)
+        form = ResponseForm(wanted.named.name, asked, engine.tokenizer, texts.splitter(), service.responses.put)
         return texts, form
 
-    return cast(Response, Reply(service, Wanted(named), fields, read))
+    return cast(Response, Reply(service, wanted, fields, read))
 
 
 async def retrieve(request: Request, service: Service) -> Response:

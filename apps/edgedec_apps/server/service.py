@@ -1,5 +1,6 @@
 """The state that all requests share: the models, the names that stand for them, the counters, and the server's end."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError, closing_error
 from edgedec_apps.server.metrics import Gauge, Metrics, memory_gauges
 from edgedec_apps.server.models import Prepare
-from edgedec_apps.server.names import Names
+from edgedec_apps.server.names import Named, Names
 from edgedec_apps.server.response_store import ResponseStore
 from edgedec_apps.server.room import Room
 from edgedec_apps.server.settings import Settings
@@ -67,14 +68,38 @@ class Service:
         planned = [place.loaded.room_bytes for place in self.shelf.loaded if place.loaded is not None]
         self.room.n_bytes = min([self.settings.room_bytes, *(n_bytes for n_bytes in planned if n_bytes is not None)])
 
-    def require_ready(self) -> None:
-        """Raise ApiError 503 while the server starts or ends, or where it could not start."""
+    async def find(self, name: str | None) -> Named:
+        """Return the model of a name, as Names.find; without a model of the command line "default" is the one loaded.
+
+        Raises:
+            ApiError: No model has this name; or the server ends, or could not start.
+            EdgedecError: A preset's file is damaged, or a folder can't be read.
+        """
+        self.require_open()
+        loaded = self.shelf.loaded
+        only = loaded[0].recipe if len(loaded) == 1 else None
+        return await asyncio.to_thread(self.names.find, name, only)
+
+    def require_open(self) -> None:
+        """Raise ApiError 503 where the server ends, or could not start."""
+        if self.failure is not None:
+            raise self._failed(self.failure)
         if self.closing:
             raise closing_error()
-        if self.failure is not None:
-            raise ApiError(f"the model could not be loaded: {self.failure}", status=503, code="model_failed")
+
+    def require_ready(self) -> None:
+        """Raise ApiError 503 while the server starts or ends, or where it could not start."""
+        self.require_open()
         if self.starting:
             raise ApiError("the model is still loading", status=503, code="loading", retry_after_s=2)
+
+    def fail(self, error: EdgedecError) -> None:
+        """End the server, as a model of the command line can't be loaded; requests that wait are told why."""
+        self.failure = error
+        self.stop()
+
+    def _failed(self, error: EdgedecError) -> ApiError:
+        return ApiError(f"the model could not be loaded: {error}", status=503, code="model_failed")
 
     @contextmanager
     def running(self, cancel: CancelToken) -> Iterator[None]:
@@ -88,7 +113,7 @@ class Service:
     def stop(self) -> None:
         """Refuse new requests and cancel those that run; called by the event loop's thread."""
         self.closing = True
-        self.shelf.stop()
+        self.shelf.stop(closing_error() if self.failure is None else self._failed(self.failure))
         for cancel in list(self._running):
             cancel.cancel()
 

@@ -76,8 +76,7 @@ def serve(
         listener: The socket of open_socket; it is closed at the end.
         prepare: Plans how a model is loaded; called in threads.
         cancel: Ends the server; may be cancelled from any thread.
-        on_ready: Called by the event loop's thread once the models of the settings are loaded; until then requests are
-            answered with 503.
+        on_ready: Called by the event loop's thread once the models of the settings are loaded, for which requests wait.
 
     Raises:
         EdgedecError: A model of the settings could not be loaded.
@@ -137,7 +136,7 @@ async def _start(service: Service, on_ready: Callable[[Service], None]) -> None:
         if service.closing:
             return
         what = f"the model could not be loaded: {type(error).__name__}: {error}"
-        service.failure = error if isinstance(error, EdgedecError) else EdgedecError(what)
+        service.fail(error if isinstance(error, EdgedecError) else EdgedecError(what))
         return
     service.load_s = perf_counter() - begun
     service.starting = False

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from edgedec.errors import MemoryCapError
 from edgedec.progress import CancelToken
-from edgedec_apps.server.errors import ApiError, closing_error
+from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.models import Loaded, Prepare, Prepared, Recipe
 from edgedec_apps.server.slots import Slots
 
@@ -101,7 +101,7 @@ class Shelf:
         self._news = asyncio.Event()
         self._loading = CancelToken()
         self._waiting: set[asyncio.Task[Any]] = set()
-        self._closing = False
+        self._ended: ApiError | None = None
 
     @property
     def places(self) -> list[Place]:
@@ -192,9 +192,9 @@ class Shelf:
                         if _is_due(place):
                             await self._unload(place)
 
-    def stop(self) -> None:
-        """Refuse new requests, and end those that wait for a model and the load that they wait for."""
-        self._closing = True
+    def stop(self, why: ApiError) -> None:
+        """Refuse new requests, and end those that wait for a model, by an error; cancel the load that they wait for."""
+        self._ended = why
         self._loading.cancel()
         for task in list(self._waiting):
             task.cancel()
@@ -304,18 +304,18 @@ class Shelf:
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
         """Let stop() end the block with the error of a server that ends."""
-        if self._closing:
-            raise closing_error()
+        if self._ended is not None:
+            raise self._ended
         task = asyncio.current_task()
         assert task is not None
         self._waiting.add(task)
         try:
             yield
         except asyncio.CancelledError:
-            if not self._closing:
+            if self._ended is None:
                 raise
             task.uncancel()
-            raise closing_error() from None
+            raise self._ended from None
         finally:
             self._waiting.discard(task)
 
@@ -325,7 +325,7 @@ class Shelf:
         Where the task is cancelled, self._loading is too, and the task still waits for the thread's end: so no two
         loads run at once, and a load that ends after all is not lost.
         """
-        if self._loading.cancelled and not self._closing:
+        if self._loading.cancelled and self._ended is None:
             self._loading = CancelToken()
         work = asyncio.ensure_future(asyncio.to_thread(function))
         cancelled = False

@@ -10,19 +10,34 @@ _ANY_OBJECT = {"type": "object"}
 
 
 def structured_options(fields: Fields) -> dict[str, Any]:
-    """Return the options of a request's `response_format`.
+    """Return the options of a request's `response_format`, or of llama-server's `json_schema` or `grammar` (GBNF).
 
-    Its types are OpenAI's text, json_object and json_schema, and {"type": "regex", "pattern": ...} and
-    {"type": "lark", "grammar": ...}.
+    The types of a format are OpenAI's text, json_object and json_schema, and {"type": "regex", "pattern": ...} and
+    {"type": "lark", "grammar": ...}. As with llama-server, an object of the first two may have the schema itself.
 
     Raises:
-        RequestError: The field is malformed.
+        RequestError: A field is malformed, or several of them are given.
     """
+    found = {
+        "response_format": _response_format(fields),
+        "json_schema": {} if (schema := _schema(fields, "json_schema")) is None else {"json_schema": schema},
+        "grammar": {"grammar": Grammar.gbnf(source)} if (source := fields.text("grammar")) else {},
+    }
+    names = [name for name, options in found.items() if options]
+    if len(names) > 1:
+        raise fields.refusal(names[1], f"and {names[0]} exclude each other; leave one out")
+    return found[names[0]] if names else {}
+
+
+def _response_format(fields: Fields) -> dict[str, Any]:
     given = fields.object("response_format")
     kind = given.text("type")
     options: dict[str, Any] = {}
     if kind == "json_object":
-        options["json_schema"] = _ANY_OBJECT
+        schema = _schema(given, "schema")
+        options["json_schema"] = _ANY_OBJECT if schema is None else schema
+    elif kind == "json_schema" and "schema" in given.peek("schema"):
+        return {"json_schema": read_schema(given)}
     elif kind == "json_schema":
         options["json_schema"] = read_schema(given.object("json_schema"))
     elif kind == "regex":
@@ -37,11 +52,19 @@ def structured_options(fields: Fields) -> dict[str, Any]:
 
 def read_schema(fields: Fields) -> dict[str, Any]:
     """Return the JSON schema of an object with `schema`, and maybe `name`, `description` and `strict`."""
-    schema = fields.required("schema")
-    if not isinstance(schema, dict):
-        raise fields.refusal("schema", f"is {schema!r:.100}; it must be an object")
+    schema = _schema(fields, "schema")
+    if schema is None:
+        raise fields.refusal("schema", "is missing; give it")
     fields.skip("name", "description", "strict")
     fields.end()
+    return schema
+
+
+def _schema(fields: Fields, name: str) -> dict[str, Any] | None:
+    """Return a field that holds a JSON schema; None where it is absent."""
+    schema: dict[str, Any] | None = fields.take(name)
+    if not isinstance(schema, dict | None):
+        raise fields.refusal(name, f"is {schema!r:.100}; it must be an object")
     return schema
 
 
@@ -52,8 +75,9 @@ def text_format(fields: Fields) -> dict[str, Any]:
         return {"json_schema": read_schema(fields)}
     if kind not in (None, "text", "json_object"):
         raise fields.refusal("type", f"is {kind!r:.40}; it must be text, json_object or json_schema")
+    schema = _schema(fields, "schema") if kind == "json_object" else None
     fields.end()
-    return {"json_schema": _ANY_OBJECT} if kind == "json_object" else {}
+    return {"json_schema": _ANY_OBJECT if schema is None else schema} if kind == "json_object" else {}
 
 
 def ollama_format(fields: Fields) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.computed import Computed
-from edgedec_apps.server.lent import Lending, Wanted
-from edgedec_apps.server.naming import read_named
+from edgedec_apps.server.lent import Lending
+from edgedec_apps.server.naming import read_wanted
 from edgedec_apps.server.prompts import encode
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.web import endpoint
@@ -29,7 +29,7 @@ def routes() -> list[BaseRoute]:
 
 async def tokenize(request: Request, service: Service) -> Response:
     """Answer with the token ids of a text, and with their pieces where the request wants them."""
-    fields, named = await read_named(request, service)
+    fields, wanted = await read_wanted(request, service)
     text = fields.text("content")
     if text is None:
         raise fields.refusal("content", "is missing; give it")
@@ -50,7 +50,7 @@ async def tokenize(request: Request, service: Service) -> Response:
             return {"tokens": list(ids)}
         return await asyncio.to_thread(lambda: {"tokens": [_with_piece(tokenizer, token_id) for token_id in ids]})
 
-    return cast(Response, Computed(service, Wanted(named), fields, compute))
+    return cast(Response, Computed(service, wanted, fields, compute))
 
 
 def _with_piece(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _with_piece(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
 
 async def detokenize(request: Request, service: Service) -> Response:
     """Answer with the text of token ids."""
-    fields, named = await read_named(request, service)
+    fields, wanted = await read_wanted(request, service)
     tokens = fields.required("tokens")
     fields.end()
 
@@ -76,4 +76,4 @@ async def detokenize(request: Request, service: Service) -> Response:
             raise fields.refusal("tokens", f"must be a list of token ids, 0 to {tokenizer.n_vocab - 1}")
         return {"content": await asyncio.to_thread(tokenizer.decode, tokens)}
 
-    return cast(Response, Computed(service, Wanted(named), fields, compute))
+    return cast(Response, Computed(service, wanted, fields, compute))

@@ -126,7 +126,7 @@ def test_tokens_and_back(running: Running) -> None:
         ("/infill", {"input_extra": ["x"]}, "input_extra"),
         ("/infill", {"input_extra": [{"text": 5}]}, "input_extra[0].text"),
         ("/infill", {"input_prefixx": "x"}, "input_prefixx"),
-        ("/infill", {"n_predict": -2}, "max_tokens"),
+        ("/infill", {"n_predict": -2}, "n_predict"),
         ("/infill", {"input_prefix": "x" * 600}, "messages"),
         ("/tokenize", {}, "content"),
         ("/tokenize", {"content": ["x"]}, "content"),

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import httpx
@@ -22,8 +23,8 @@ from edgedec_apps.server.settings import Settings
 QUICK = ("--port", "0", "--runtime", "cpu", "--draft", "off", "-c", "100000", "-v")
 
 
-def test_health_is_503_until_the_model_is_there() -> None:
-    """While the model loads, health and requests are 503 with the reason; a failure to load ends the server with it."""
+def test_requests_wait_for_the_first_model_and_are_told_why_it_failed() -> None:
+    """While the model loads, health is 503 and requests wait; a failure to load ends them and the server, with it."""
     settings = Settings(("model.gguf",), port=0)
     listener = open_socket(settings)
     url, go = address_of(listener), threading.Event()
@@ -44,17 +45,24 @@ def test_health_is_503_until_the_model_is_there() -> None:
     try:
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             health = client.get("/health")
-            chat = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
-            ollama = client.post("/api/chat", json={"model": "model"})
             models, tags = client.get("/v1/models"), client.get("/api/tags")
             page = client.get("/")
+            with ThreadPoolExecutor() as pool:
+                asked = {"messages": [{"role": "user", "content": "x"}]}
+                chat = pool.submit(client.post, "/v1/chat/completions", json=asked)
+                ollama = pool.submit(client.post, "/api/chat", json={"model": "model"})
+                done, _ = wait([chat, ollama], timeout=0.3)
+                go.set()
     finally:
         go.set()
         thread.join(PATIENCE_S)
-    for reply in (health, chat):
-        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "loading")
-        assert reply.headers["retry-after"] == "2"
-    assert (ollama.status_code, ollama.json()) == (503, {"error": "the model is still loading"})
+    assert (health.status_code, health.json()["error"]["code"]) == (503, "loading")
+    assert health.headers["retry-after"] == "2"
+    assert not done, "they wait"
+    told = "the model could not be loaded: it is damaged"
+    assert (chat.result().status_code, chat.result().json()["error"]["code"]) == (503, "model_failed")
+    assert chat.result().json()["error"]["message"] == told
+    assert (ollama.result().status_code, ollama.result().json()) == (503, {"error": told})
     assert models.json()["data"][0]["ready"] is False
     assert tags.json() == {"models": []}
     assert page.status_code == 200
