@@ -93,10 +93,8 @@ def extract(
     end_ids = [i for i in range(tokenizer.n_vocab) if tokenizer.is_end(i)]
     if not end_ids:
         raise CapabilityError("the model has no end token, so no answer of it has an end; use another model")
-    if len(wanted.prompt_ids) + wanted.max_tokens > session.n_ctx:
-        raise too_long(len(wanted.prompt_ids), session.n_ctx - wanted.max_tokens)
     began = perf_counter()
-    starts = _starts(tokenizer, wanted)
+    starts = _starts(tokenizer, wanted, session.n_ctx)
     with pool.turn(cancel) as slot:
         if slot is not None:
             with cancel.calling(slot.session.cancel), slot.session.generating(len(wanted.prompt_ids)):
@@ -105,10 +103,23 @@ def extract(
     raise CancelledError("the extraction was cancelled")
 
 
-def _starts(tokenizer: Tokenizer, wanted: Wanted) -> list[Start]:
+def _starts(tokenizer: Tokenizer, wanted: Wanted, n_ctx: int) -> list[Start]:
+    """Return the places where quotations begin.
+
+    Raises:
+        PromptTooLongError: The prompt leaves no room in the context.
+        OptionError: The prompt leaves less room than the longest quotation takes.
+        CapabilityError: The tokenizer does not keep the passage's text.
+    """
+    room = n_ctx - len(wanted.prompt_ids)
+    if room < 1:
+        raise too_long(len(wanted.prompt_ids), n_ctx - 1)
     starts = starts_of(tokenizer, wanted.passage, wanted.lead, wanted.max_tokens)
     if not starts:
         raise CapabilityError("the model's tokenizer does not keep the text of the passage, so nothing can be quoted")
+    if max(len(start.token_ids) for start in starts) > room:
+        why = f"the context of {n_ctx} tokens has no more room behind the passage and the question"
+        raise OptionError("max_tokens", wanted.max_tokens, f"it must be at most {room}: {why}")
     return starts
 
 

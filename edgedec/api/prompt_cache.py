@@ -44,14 +44,18 @@ class PromptCache:
 def cache_of(slot: SessionSlot) -> PromptCache:
     """Return what a session's KV cache holds; tokens that a draft or a failed step left at its end are dropped.
 
+    Where nothing of it is known, as after an encoder read a text, there are no tokens, and the payload is empty.
+
     Raises:
         CapabilityError: The session can't be saved.
     """
     session, chunk = slot.session, slot.session.model.capabilities.prefill_chunk
     n = min(len(slot.cached_ids), session.n_cached)
+    if n == 0:
+        return PromptCache(session.model.card.fingerprint, (), 0, b"")
     payload = None
     with suppress(SessionError):  # the session is branched
-        if n in (0, session.n_cached):
+        if n == session.n_cached:
             payload = session.save()
     if payload is None:
         session.forward(np.array(slot.cached_ids[n - 1 : n], np.int32), n_past=n - 1)
@@ -64,7 +68,8 @@ def cache_of(slot: SessionSlot) -> PromptCache:
 def restore_cache(slot: SessionSlot, cache: PromptCache) -> None:
     """Put what a file held into a session's KV cache (ModelFormatError where it doesn't fit)."""
     slot.cached_ids, slot.n_exact = [], 0
-    slot.session.load(cache.payload, len(cache.token_ids))
+    if cache.token_ids:
+        slot.session.load(cache.payload, len(cache.token_ids))
     slot.cached_ids, slot.n_exact = list(cache.token_ids), cache.n_exact
 
 

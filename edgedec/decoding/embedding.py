@@ -61,7 +61,7 @@ def require_embeddable(index: int, token_ids: tuple[int, ...], n_vocab: int, n_c
 def embed_on(
     slot: SessionSlot, token_ids: tuple[int, ...], pooling: Pooling, norm: FinalNorm | None
 ) -> NDArray[np.float32]:
-    """Return f32[n_embd], the pooled final states of a text, not normalized; the slot's KV cache is overwritten.
+    """Return f32[n_embd], the pooled final states of a text, not normalized; the slot's KV cache then holds the text.
 
     `norm` is the one that a decoder's states go through after the last layer; None where the runtime has final states.
 
@@ -75,8 +75,11 @@ def embed_on(
     slot.cached_ids, slot.n_exact = [], 0
     tokens = np.array(token_ids, np.int32)
     with slot.session.generating(len(token_ids)):
-        states = iter([slot.session.final_states(tokens)]) if norm is None else _states(slot.session, tokens, norm)
-        return _pooled(states, len(tokens), pooling)
+        if norm is None:  # an encoder, which keeps nothing
+            return _pooled(iter([slot.session.final_states(tokens)]), len(tokens), pooling)
+        pooled = _pooled(_states(slot.session, tokens, norm), len(tokens), pooling)
+        slot.cached_ids = list(token_ids)  # n_exact is 0, as it was read in pieces of another length than a prompt
+        return pooled
 
 
 def _states(session: Session, tokens: NDArray[np.int32], norm: FinalNorm) -> Iterator[NDArray[np.float32]]:

@@ -110,6 +110,22 @@ def test_a_model_that_finds_everything_likely_is_searched_exactly(tmp_path: Path
         check(tiny, every, few, passage)
 
 
+def test_the_room_behind_the_prompt_bounds_a_quotation(tmp_path: Path) -> None:
+    """Only what a quotation of the passage may really take must fit; else the message says how much there is."""
+    with edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", draft="off", n_ctx=256) as tiny:
+        short = tiny.extract("a?", "b abc ab cab", max_tokens=tiny.n_ctx, n=3)
+        assert short.spans == tiny.extract("a?", "b abc ab cab", max_tokens=20, n=3).spans
+        passage = "abc " * 25
+        room = tiny.n_ctx - tiny.extract("a?", passage, max_tokens=5).n_prompt_tokens
+        assert 0 < room < 100
+        assert tiny.extract("a?", passage, max_tokens=room).spans
+        for most in (room + 1, tiny.n_ctx, 512):
+            with pytest.raises(
+                OptionError, match=f"max_tokens is {most}; it must be at most {room}: the context of 256"
+            ):
+                tiny.extract("a?", passage, max_tokens=most)
+
+
 def test_what_can_not_be_extracted_is_refused(engine: edgedec.Engine) -> None:
     """Empty texts, numbers out of range, a passage that does not fit, a search that is cancelled."""
     for question, passage in ((" ", PASSAGE), (QUESTION, ""), (3, PASSAGE)):

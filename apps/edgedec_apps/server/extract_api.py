@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec.api.extraction import MOST_SPAN_TOKENS, MOST_SPANS, Extraction
 from edgedec.decoding.prompt_length import require_may_fit
+from edgedec.errors import OptionError
 from edgedec_apps.server.computed import Computed, until_done
 from edgedec_apps.server.fields import Fields
 from edgedec_apps.server.lent import Lending
@@ -41,7 +42,10 @@ async def extract(request: Request, service: Service) -> Response:
             work = asyncio.to_thread(
                 engine.extract, question, passage, n=n, max_tokens=max_tokens, cancel=lending.cancel
             )
-            found = await until_done(work, lending)
+            try:
+                found = await until_done(work, lending)
+            except OptionError as error:  # the passage leaves less room
+                raise fields.refused(error, "max_tokens", "max_tokens") from error
         return _document(found)
 
     return cast(Response, Computed(service, wanted, fields, compute))

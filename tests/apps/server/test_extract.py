@@ -44,6 +44,7 @@ KEYS = ("text", "start", "end", "logprob", "probability")
         ({"n": 0}, "n"),
         ({"n": 101}, "n"),
         ({"max_tokens": 513}, "max_tokens"),
+        ({"passage": "abc " * 90, "max_tokens": 512}, "max_tokens"),
         ({"span": 3}, "span"),
     ],
 )
