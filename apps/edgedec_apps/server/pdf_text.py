@@ -2,7 +2,8 @@
 
 A PDF can be made to take any time and memory to read (it is a program of sorts). So the server reads none itself: it
 starts this process, which holds at most BYTES of memory where the system can limit that, and ends it when it takes too
-long. Standard output gets one JSON object: "text", "n_pages" and "cut", or "error". This file imports little.
+long. Where the server is killed meanwhile, the system ends this process after MOST_CPU_S. Standard output gets one JSON
+object: "text", "n_pages" and "cut", or "error". This file imports little.
 """
 
 import io
@@ -14,11 +15,13 @@ from typing import Any
 
 MOST_CHARACTERS = 1_000_000
 """Characters after which the rest of a text is left out."""
+MOST_CPU_S = 60
+"""Seconds of computing after which the system ends this process; the server waits less long."""
 
 
 def main() -> None:
     """Read a PDF from standard input, and write what it says to standard output."""
-    _limit_memory(int(sys.argv[1]))
+    limit(int(sys.argv[1]))
     logging.disable()  # pypdf warns of every small damage that it can read past
     try:
         found = text_of(sys.stdin.buffer.read())
@@ -57,11 +60,12 @@ def text_of(data: bytes) -> dict[str, Any]:
     return {"text": clean, "n_pages": len(reader.pages), "cut": n_characters > MOST_CHARACTERS}
 
 
-def _limit_memory(n_bytes: int) -> None:
-    """Let this process hold at most so many bytes of data; do nothing where the system can't limit that."""
+def limit(n_bytes: int) -> None:
+    """Let this process hold so many bytes of data and compute for MOST_CPU_S, where the system can limit that."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
         resource.setrlimit(resource.RLIMIT_DATA, (n_bytes, n_bytes))
 
 

@@ -1,6 +1,8 @@
 """PDFs that the web chat is given: their texts, and what is refused, with a reason, by whatever the file holds."""
 
 import random
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -141,6 +143,13 @@ def test_what_takes_too_long_is_ended(server: Running, monkeypatch: pytest.Monke
     """The process is killed, and the reply says why."""
     monkeypatch.setattr(uploads, "_PATIENCE_S", 0.001)
     assert "it took longer than 0.001 s to read" in message(send(server, pdf_of(*PAGES)), 400)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the system can't limit processes")
+def test_a_process_without_its_server_ends() -> None:
+    """Nobody ends a PDF's process whose server was killed: the system does, after so much computing."""
+    code = "from edgedec_apps.server import pdf_text; pdf_text.MOST_CPU_S = 1; pdf_text.limit(10**9)\nwhile True: pass"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode in (-signal.SIGXCPU, -signal.SIGKILL)
 
 
 def test_memory_and_size_are_bounded(chat_path: Path) -> None:
