@@ -6,7 +6,8 @@ Both ends are edgedec's own, and nobody else holds the pipe, so messages are pic
 import pickle
 import struct
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -115,10 +116,14 @@ class Channel:
         self._incoming, self._outgoing = incoming, outgoing
         self._sending = threading.Lock()
 
-    def send(self, message: Message) -> None:
-        """Send a message (OSError where the other process has ended)."""
+    def send(self, message: Message, patience_s: float = -1) -> None:
+        """Send a message (OSError where the other process has ended).
+
+        Raises:
+            TimeoutError: Another thread was sending for `patience_s` seconds; -1 waits for as long as it takes.
+        """
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        with self._sending:
+        with self._turn(patience_s):
             self._outgoing.write(_LENGTH.pack(len(data)) + data)
             self._outgoing.flush()
 
@@ -134,9 +139,18 @@ class Channel:
         message: Message = pickle.loads(data)  # of edgedec's own process, on a pipe that nobody else has
         return message
 
-    def hang_up(self) -> None:
-        """Close this end for sending: the other process then receives None."""
-        with self._sending, suppress(OSError):  # what was not sent yet goes to nobody
+    @contextmanager
+    def _turn(self, patience_s: float) -> Iterator[None]:
+        if not self._sending.acquire(timeout=patience_s):
+            raise TimeoutError("another thread is sending")
+        try:
+            yield
+        finally:
+            self._sending.release()
+
+    def hang_up(self, patience_s: float = -1) -> None:
+        """Close this end for sending: the other process then receives None (TimeoutError as of send())."""
+        with self._turn(patience_s), suppress(OSError):  # what was not sent yet goes to nobody
             self._outgoing.close()
 
     def close(self) -> None:

@@ -97,6 +97,8 @@ class ChildModel(Closeable):
             finally:
                 self._rows.unlink()
         except RuntimeLostError as error:
+            if cancel is not None:
+                cancel.check(f"loading {self._hosting.path.name}")  # it hung, and was ended
             raise self._lost(error) from None
         except BaseException:
             child.kill()
@@ -256,7 +258,7 @@ class ChildModel(Closeable):
             session.is_closed = True
             if (child := self.child) is not None and session.child is child:
                 with suppress(EdgedecError):  # it is gone with the process
-                    child.ask("close_session", session.number)
+                    child.ask("close_session", session.number, ending=True)
 
     def close(self) -> None:
         """End the child; calling it again, or in a forked process, does nothing."""
@@ -281,5 +283,5 @@ def _end(running: list[Child], pid: int) -> None:
     while running:
         child = running.pop()
         with suppress(EdgedecError):
-            child.ask("close")
+            child.ask("close", ending=True)
         child.end()

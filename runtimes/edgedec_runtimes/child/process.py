@@ -15,12 +15,14 @@ from typing import IO, Any
 
 from edgedec.errors import RuntimeLostError, RuntimeUnavailableError
 from edgedec.progress import OnProgress
-from edgedec_runtimes.child.messages import Answer, Ask, Cancel, Channel, GoOn, Report
+from edgedec_runtimes.child.messages import LOAD, Answer, Ask, Cancel, Channel, GoOn, Report
 from edgedec_runtimes.shared.child_environment import child_environment
 
 _PROGRAM = "edgedec_runtimes.child"
 _POLL_S = 0.5
-_PATIENCE_S = 10.0
+_PATIENCE_S = 10.0  # for what ends a call or the process
+_CANCEL_S = 30.0  # for a call that was cancelled: on a slow device a forward looks up only now and then
+_SOON_S = 0.05
 _TAIL_BYTES = 2000
 _Box = SimpleQueue[Answer | Report | None]
 
@@ -45,6 +47,7 @@ class Child:
         self.n_cached: dict[int, int] = {}
         self._numbers = itertools.count(1)
         self._boxes: dict[int, _Box] = {}
+        self._cancelled_at: dict[int, float] = {}  # by session, or LOAD: when its call was first cancelled
         self._reason: str | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process has ended
         try:
@@ -74,11 +77,13 @@ class Child:
         *arguments: Any,
         on_progress: OnProgress | None = None,
         sessions: tuple[int, ...] = (),
+        ending: bool = False,
     ) -> Answer:
         """Call a method in the child and return its answer.
 
         Ctrl-C, or another exception in the waiting thread, cancels the forward of `sessions` and waits up to 10 s for
-        its end; a child that does not come to it is ended.
+        its end; cancel() from another thread lets it have 30 s, and a call that is `ending` something has 10 s. A
+        child that does not come to it is ended: its library, or a machine that it waits for, may hang.
 
         Raises:
             EdgedecError: What the method raised.
@@ -86,20 +91,22 @@ class Child:
         """
         number, box = next(self._numbers), _Box()
         self._boxes[number] = box
+        cancelled_by = (LOAD,) if method == "open" else sessions
+        for session in cancelled_by:
+            self._cancelled_at.pop(session, None)
         try:
             if self.ending is not None:
                 raise self._lost()
             self._send(Ask(number, method, arguments, on_progress is not None, sessions))
-            return self._answer(box, on_progress, sessions)
+            return self._answer(box, on_progress, cancelled_by, monotonic() + (_PATIENCE_S if ending else math.inf))
         finally:
             del self._boxes[number]
 
-    def _answer(self, box: _Box, on_progress: OnProgress | None, sessions: tuple[int, ...]) -> Answer:
+    def _answer(self, box: _Box, on_progress: OnProgress | None, sessions: tuple[int, ...], deadline: float) -> Answer:
         raised: BaseException | None = None
-        deadline = math.inf
         while True:
             try:
-                message = self._next(box, deadline)
+                message = self._next(box, deadline, sessions)
                 if isinstance(message, Answer):
                     break
                 stop = True
@@ -113,7 +120,7 @@ class Child:
                 raise (raised or lost) from None
             except BaseException as error:  # Ctrl-C while waiting, or the callback's
                 if raised is None:
-                    raised, deadline = error, monotonic() + _PATIENCE_S
+                    raised, deadline = error, min(deadline, monotonic() + _PATIENCE_S)
                     for session in sessions:
                         self.cancel(session)
         if message.n_cached:
@@ -124,27 +131,42 @@ class Child:
             raise message.failure.error()
         return message
 
-    def _next(self, box: _Box, deadline: float) -> Answer | Report:
+    def _next(self, box: _Box, deadline: float, sessions: tuple[int, ...]) -> Answer | Report:
         """Return the next message of a call (RuntimeLostError where none can come any more)."""
         while True:
             try:
                 message = box.get(timeout=_POLL_S)
             except Empty:
-                if monotonic() > deadline:
-                    self._kill("it did not stop when it was interrupted")
+                cancelled_at = min(self._cancelled_at.get(session, math.inf) for session in (*sessions, -1))
+                if monotonic() > min(deadline, cancelled_at + _CANCEL_S):
+                    self._kill("it did not stop when it was told to")
                 continue
             if message is None:
                 raise self._lost()
             return message
 
     def cancel(self, session: int) -> None:
-        """Cancel the forward of a session, from any thread; without one, nothing happens."""
-        with suppress(RuntimeLostError):
-            self._send(Cancel(session))
+        """Cancel the forward of a session, or the loading, from any thread; without one, nothing happens."""
+        self._cancelled_at.setdefault(session, monotonic())
+        try:
+            with suppress(RuntimeLostError):
+                self._send(Cancel(session), _SOON_S)
+        except TimeoutError:  # another thread is sending, and nobody reads: perhaps for ever
+            threading.Thread(target=self._cancel_or_kill, args=(session,), daemon=True).start()
+
+    def _cancel_or_kill(self, session: int) -> None:
+        try:
+            with suppress(RuntimeLostError):
+                self._send(Cancel(session), _CANCEL_S)
+        except TimeoutError:
+            self._kill("it took no more calls")
 
     def end(self) -> None:
         """Close the pipe, which ends the process; one that has not ended after 10 s is killed."""
-        self._channel.hang_up()
+        try:
+            self._channel.hang_up(_PATIENCE_S)
+        except TimeoutError:
+            self._process.kill()
         try:
             self._process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -155,9 +177,12 @@ class Child:
         """End the process at once."""
         self._kill("it was ended")
 
-    def _send(self, message: Ask | GoOn | Cancel) -> None:
+    def _send(self, message: Ask | GoOn | Cancel, patience_s: float = -1) -> None:
+        """Send a message (TimeoutError where another thread sends for longer than `patience_s`)."""
         try:
-            self._channel.send(message)
+            self._channel.send(message, patience_s)
+        except TimeoutError:
+            raise
         except (OSError, ValueError):  # a broken pipe, or one that was closed
             self._receiver.join(_PATIENCE_S)
             raise self._lost() from None

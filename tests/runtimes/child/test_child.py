@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import CancelledError, OptionError, RuntimeLostError, SessionError
 from edgedec.model import LoadOptions, Session
 from edgedec.progress import CancelToken, Progress
+from edgedec_runtimes.child import process
 from edgedec_runtimes.child.messages import Failure
 from edgedec_runtimes.child.model import ChildModel
 
@@ -103,6 +105,91 @@ def test_ctrl_c_and_cancel_stop_a_forward(model: ChildModel) -> None:
     found = session.forward(LONG[n : n + 1], n_past=n).logits.copy()
     fresh = model.session(N_CTX)
     assert np.array_equal(fresh.forward(LONG[: n + 1], n_past=0).logits, found)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that hangs is waited for half a second."""
+    monkeypatch.setattr(process, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(process, "_CANCEL_S", 0.5)
+
+
+def _stop(model: ChildModel) -> int:
+    assert model.child is not None
+    os.kill(model.child.pid, signal.SIGSTOP)
+    return model.child.pid
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_child_that_hangs_is_ended(model: ChildModel) -> None:
+    """A forward that is cancelled, or interrupted by Ctrl-C, comes back; the next one has a process of its own."""
+    session = model.session(N_CTX)
+    expected = session.forward(TEXT, n_past=0).logits.copy()
+    for interrupt, kind in ((session.cancel, RuntimeLostError), (_thread.interrupt_main, KeyboardInterrupt)):
+        pid = _stop(model)
+        threading.Timer(0.1, interrupt).start()
+        with pytest.raises(kind):
+            session.forward(TEXT, n_past=0)
+        assert not _runs(pid)
+        assert np.array_equal(session.forward(TEXT, n_past=0).logits, expected)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_closing_ends_a_child_that_hangs(path: Path) -> None:
+    """Whether it hangs before close(), in a forward of another thread, or does not even take what it is sent."""
+    for ask in (None, "forward", "load"):
+        model = hosted(path, LoadOptions(n_ctx=N_CTX))
+        session = model.session(N_CTX)
+        pid = _stop(model)
+        raised: list[BaseException] = []
+
+        def work(ask: str = str(ask), session: Session = session, raised: list[BaseException] = raised) -> None:
+            try:
+                session.forward(TEXT, n_past=0) if ask == "forward" else session.load(bytes(1 << 20), 1)
+            except RuntimeLostError as error:
+                raised.append(error)
+
+        worker = threading.Thread(target=work)
+        if ask is not None:
+            worker.start()
+            time.sleep(0.1)
+            session.cancel()
+            worker.join(20)
+            assert len(raised) == 1, ask
+        model.close()
+        assert not _runs(pid)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_loading_that_hangs_is_cancelled(path: Path) -> None:
+    """A cancelled loading ends, also where the process does nothing any more."""
+    cancel = CancelToken()
+
+    before = _children()
+
+    def hang() -> None:
+        while not (found := sorted(set(_children()) - set(before))):
+            time.sleep(0.01)
+        os.kill(found[0], signal.SIGSTOP)
+        time.sleep(0.1)
+        cancel.cancel()
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    with pytest.raises(CancelledError):
+        hosted(path, LoadOptions(n_ctx=64, cancel=cancel))
+    hanging.join(20)
+    assert _children() == before
+
+
+def _children() -> list[int]:
+    """Return the processes that this one has started and that run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text():
+                found.append(int(entry.name))
+    return sorted(found)
 
 
 def test_what_a_callback_raises_is_raised(model: ChildModel, path: Path) -> None:
