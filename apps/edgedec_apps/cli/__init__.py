@@ -15,7 +15,11 @@ from edgedec_apps.cli import exit_codes
 
 def main() -> None:
     """Run the command line, and exit. Every error is one line of text, unless EDGEDEC_DEBUG is set."""
-    sys.exit(_run())
+    code = _run()
+    # A Ctrl-C that passed through code made from a text, as dataclasses run it, would end `python -m` by SIGINT after
+    # all; Python forgets it when it next runs such code.
+    exec("")  # noqa: S102
+    sys.exit(code)
 
 
 def _run() -> int:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -214,3 +215,15 @@ def test_handlers_are_restored(model: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert run_here("run", model, "Hello", "-n", "2").code == 0
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_ctrl_c_within_code_made_from_a_text(tmp_path: Path) -> None:
+    """As dataclasses run it when they are imported: the exit code is 130 nevertheless, also of `python -m`."""
+    (tmp_path / "interrupted.py").write_text(
+        "import edgedec_apps.cli.app as app, edgedec_apps.cli as cli\n"
+        "app.run_app = lambda: exec('raise KeyboardInterrupt')\n"
+        "cli.main()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    run = subprocess.run([sys.executable, "-m", "interrupted"], capture_output=True, text=True, env=environment)
+    assert (run.returncode, run.stderr) == (130, "edgedec: interrupted\n")
