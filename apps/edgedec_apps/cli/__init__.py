@@ -18,7 +18,7 @@ def main() -> None:
     code = _run()
     # A Ctrl-C that passed through code made from a text, as dataclasses run it, would end `python -m` by SIGINT after
     # all; Python forgets it when it next runs such code.
-    exec("")  # noqa: S102
+    exec("")
     sys.exit(code)
 
 
