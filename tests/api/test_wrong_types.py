@@ -66,11 +66,13 @@ def test_options_of_a_request_have_types(tmp_path: Path, options: dict[str, Any]
         model.generate("hi", max_tokens=1, **options)
 
 
-@pytest.mark.parametrize("make", [Grammar.regex, Grammar.lark, lambda source: Grammar("json_schema", source)])
+@pytest.mark.parametrize(
+    "make", [Grammar.regex, Grammar.lark, Grammar.gbnf, lambda source: Grammar("json_schema", source)]
+)
 @pytest.mark.parametrize("source", [None, 5, b"a", ["a"]])
 def test_a_grammar_is_made_of_text(make: Any, source: Any) -> None:
-    """Its source is a str, and its kind one of three."""
+    """Its source is a str, and its kind one of four."""
     with pytest.raises(RequestError, match=f"is a {type(source).__name__}; it must be a str"):
         make(source)
-    with pytest.raises(RequestError, match="kind is 'gbnf'; it must be one of json_schema, regex, lark"):
-        Grammar("gbnf", "root ::= x")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="kind is 'ebnf'; it must be one of json_schema, regex, lark, gbnf"):
+        Grammar("ebnf", "root ::= x")  # type: ignore[arg-type]
