@@ -176,6 +176,9 @@ class Constraint:
             self._ahead.clear()
         return token_id
 
+    def end_at(self, n_tokens: int) -> None:
+        """Take note that the text ends behind its first `n_tokens` tokens; further ones that were added are no text."""
+
     def close(self) -> None:
         """Free the memory of the grammar's state; the constraint must not be used afterwards."""
         self._state.close()

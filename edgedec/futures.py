@@ -172,7 +172,7 @@ class AlignedConstraint(Constraint):
         self._visits: list[Visit] = []
         self._rows: list[tuple[NDArray[np.float32], float, float]] = []  # of the tokens that are committed next
         self._limit: int | None = None
-        self._is_dead_end, self._teaches = False, True
+        self._is_dead_end, self._is_cut, self._teaches = False, False, True
 
     def begin(self, n_tokens: int) -> None:
         """Set how many tokens the text may have, and look up what is known of texts of at most so many."""
@@ -229,6 +229,12 @@ class AlignedConstraint(Constraint):
             self.logprob -= math.log1p(-self._node.missing)
         return super().commit(token_id)
 
+    def end_at(self, n_tokens: int) -> None:
+        """Leave what was added behind the first `n_tokens` tokens out of what is learned."""
+        if n_tokens < len(self._visits):
+            del self._visits[n_tokens:]
+            self._is_cut = True
+
     def close(self) -> None:
         """Add the text to what is known, and free the memory of the grammar's state."""
         if self._teaches:
@@ -247,6 +253,6 @@ class AlignedConstraint(Constraint):
         """Return what is known behind the text where it ends; None for a text that was stopped in the middle."""
         if self._is_dead_end:
             return _CUT
-        if self.may_end:
-            return _WHOLE
-        return _CUT if self._n_left == 0 else None
+        if self._is_cut or not self.is_over:
+            return None
+        return _WHOLE if self.may_end else _CUT

@@ -119,6 +119,7 @@ class Sequence:
         is_whole: Whether the text so far matches its grammar as a whole; None without a grammar.
         stop_string: The stop string that ended the text; None where none did.
         logprob_sum: Sum of the model's own log-probabilities of the tokens so far, where the request wants them.
+        ended_before: Whether the text ends before the token that was drawn last, which is no part of it.
     """
 
     request: Request
@@ -130,11 +131,17 @@ class Sequence:
     is_whole: bool | None = None
     stop_string: str | None = None
     logprob_sum: float | None = None
+    ended_before: bool = False
 
     @property
     def n_generated(self) -> int:
         """Number of tokens after the prompt."""
         return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def n_drawn(self) -> int:
+        """Number of tokens that were drawn: those after the prompt, and the one before which the text ends."""
+        return self.n_generated + self.ended_before
 
 
 @dataclass(frozen=True, slots=True)

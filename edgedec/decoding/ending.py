@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 
 from edgedec.constraint import Constraint
+from edgedec.decoding.detokenizer import TextStream
 from edgedec.decoding.unsure import UnsureStop, unsure_stop
 from edgedec.draft import Verification
 from edgedec.model import Forward, Session
@@ -13,6 +15,10 @@ from edgedec.sequence import FinishReason, Request, Sequence
 
 def _never(token_id: int) -> bool:
     return False
+
+
+def _no_bytes(token_id: int) -> bytes:
+    return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,25 @@ _END_TOKEN = EndBefore("stop")
 
 
 @dataclass(frozen=True, slots=True)
+class Added:
+    """What a step adds to a text, up to where the text ends.
+
+    Attributes:
+        verification: The tokens; the last one is no part of the text where the text ends before it.
+        texts: By token, the text that has become certain with it.
+        logprobs: By token, the constraint's log-probability of the text up to it; empty without a constraint.
+        before: Why the text ends before the last token; None where it does not.
+        reason: Why the text ends with the step; None where it goes on.
+    """
+
+    verification: Verification = field(default_factory=lambda: Verification((), ()))
+    texts: tuple[str, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    before: EndBefore | None = None
+    reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TextEnd:
     """Decides where the text of one generation ends; by default it never does.
 
@@ -44,6 +69,8 @@ class TextEnd:
         constraint: The grammar that the text keeps to, or None.
         unsure: Judges whether a token is likely to be wrong, or None.
         temperature: At which the constraint's log Z is counted.
+        text: Turns tokens into text, and finds the stop string that ends it.
+        piece: `(token_id)` -> the token's bytes.
     """
 
     is_end: Callable[[int], bool] = _never
@@ -52,38 +79,60 @@ class TextEnd:
     constraint: Constraint | None = None
     unsure: UnsureStop | None = None
     temperature: float = 1.0
+    text: TextStream = field(default_factory=TextStream)
+    piece: Callable[[int], bytes] = _no_bytes
 
     @classmethod
     def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
         """Return what decides about the text of a request on a session."""
         is_end = _never if request.sampling.ignore_end else session.model.tokenizer.is_end
         unsure = unsure_stop(request.sampling.stop_unsure, session.model.card)
-        temperature = request.sampling.temperature or 1.0
-        return cls(is_end, request.sampling.max_tokens, session.n_text_max, constraint, unsure, temperature)
+        temperature, n_most = request.sampling.temperature or 1.0, session.n_text_max
+        if request.sampling.max_tokens is not None:
+            n_most = min(n_most, len(request.prompt_ids) + request.sampling.max_tokens)
+        text, piece = TextStream(request.sampling.stop), session.model.tokenizer.piece
+        return cls(is_end, request.sampling.max_tokens, n_most, constraint, unsure, temperature, text, piece)
 
-    def cut(self, verification: Verification, forward: Forward) -> tuple[Verification, EndBefore | None]:
+    def cut(self, verification: Verification, forward: Forward, n_before: int) -> Added:
         """Return what a step adds to the text, up to the token that ends it; the grammar takes these tokens.
 
-        What a draft had behind the end is no text, so no drafter may learn it. Where the grammar puts another token in
-        the place of a token, the step ends there, too. The second result says why the text ends before the last token
-        of the step; None where it does not.
+        What a draft had behind the end is no text, so nothing may count or learn it. Where the grammar puts another
+        token in the place of a token, the step ends there, too.
 
         Args:
             verification: What was verified.
             forward: The forward that it was verified with. Row 0 of its logits is that of the first token, row i + 1
                 that of the token behind node i.
+            n_before: Tokens of the text before the step, the prompt included.
         """
         path, token_ids, constraint = verification.path, verification.token_ids, self.constraint
         rows = [0, *(node + 1 for node in path)]
         masses = self._log_masses(token_ids, forward, rows)  # before the first token is committed
+        texts, logprobs, before, reason = list[str](), list[float](), None, None
         for i, token_id in enumerate(token_ids):
             taken = token_id if constraint is None else constraint.commit(token_id)
             if constraint is not None:
                 constraint.logprob += masses[i]
-            end = self._end_before(taken, forward, rows[i])
-            if end is not None or taken != token_id or (constraint is not None and constraint.is_over):
-                return Verification(path[:i], (*token_ids[:i], taken)), end
-        return verification, None
+                logprobs.append(constraint.logprob)
+            before = self._end_before(taken, forward, rows[i])
+            texts.append(self.text.feed(self.piece(taken)) if before is None else "")
+            reason = self._reason(before, n_before + i + 1)
+            if reason is not None or taken != token_id:
+                verification = Verification(path[:i], (*token_ids[:i], taken))
+                break
+        return Added(verification, tuple(texts), tuple(logprobs), before, reason)
+
+    def begin(self, token_ids: SequenceOf[int], n_before: int) -> Added:
+        """Return what tokens add to a text that is begun with them, up to where it ends; the grammar takes them."""
+        texts, reason = list[str](), None
+        for token_id in token_ids:
+            if self.constraint is not None:
+                self.constraint.commit(token_id)
+            texts.append(self.text.feed(self.piece(token_id)))
+            reason = self._reason(None, n_before + len(texts))
+            if reason is not None:
+                break
+        return Added(Verification((), tuple(token_ids[: len(texts)])), tuple(texts), reason=reason)
 
     def _log_masses(self, token_ids: tuple[int, ...], forward: Forward, rows: list[int]) -> list[float]:
         """Return the log Z of the row of each token, by the masks that the tokens were drawn with."""
@@ -102,34 +151,26 @@ class TextEnd:
                 return EndBefore("unsure", chance, self.unsure.sentence(chance))
         return None
 
-    def reason(self, sequence: Sequence, *, end: EndBefore | None, stopped: bool, is_last: bool) -> FinishReason | None:
-        """Return why the text ends with its latest token, None where it goes on.
+    def _reason(self, before: EndBefore | None, n_tokens: int) -> FinishReason | None:
+        """Return why a text of so many tokens, the prompt included, ends with its latest one; None where it goes on."""
+        if before is not None:
+            return before.reason
+        if self.text.stopped is not None or (self.constraint is not None and self.constraint.is_complete):
+            return "stop"
+        return "length" if n_tokens >= self.n_most else None
 
-        Args:
-            sequence: The text so far, with the latest token, unless the text ends before it.
-            end: Why the text ends before the latest token; None where it does not.
-            stopped: Whether a stop string is complete.
-            is_last: Whether the latest token is the last of its step, up to which the grammar has taken tokens.
-        """
-        if stopped:
-            return "stop"
-        if end is not None:
-            sequence.stats.chance_right = end.chance
-            if end.note:
-                sequence.stats.add_reason(end.note)
-            self.note_grammar(sequence, end.reason)
-            return end.reason
-        if is_last and self.constraint is not None and self.constraint.is_complete:
-            self.note_grammar(sequence, "stop")
-            return "stop"
-        is_longest = len(sequence.token_ids) - len(sequence.request.prompt_ids) == self.max_tokens
-        if not is_longest and len(sequence.token_ids) < self.n_most:
-            return None
-        if is_last:
-            self.note_grammar(sequence, "length")
-        if not is_longest:
+    def note(self, sequence: Sequence, added: Added) -> None:
+        """Note in a sequence how it ended with a step."""
+        if added.before is not None:
+            sequence.stats.chance_right = added.before.chance
+            if added.before.note:
+                sequence.stats.add_reason(added.before.note)
+        elif self.text.stopped is not None:
+            return  # what stands before a stop string need not be a text of the grammar
+        elif added.reason == "length" and sequence.n_generated != self.max_tokens:
             sequence.stats.add_reason(f"the text ends because the context of {self.n_most} tokens is full")
-        return "length"
+        if added.reason is not None:
+            self.note_grammar(sequence, added.reason)
 
     def note_grammar(self, sequence: Sequence, reason: FinishReason) -> None:
         """Note in a sequence that ends for this reason whether its text is one of its grammar's, and how that came."""

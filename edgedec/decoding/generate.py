@@ -10,7 +10,6 @@ from typing import Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.detokenizer import TextStream
 from edgedec.decoding.ending import TextEnd
 from edgedec.decoding.lost import Waiting
 from edgedec.decoding.prompt_length import too_long
@@ -298,8 +297,7 @@ def _steps(target: SessionSlot, run: TextRun, cancel: CancelToken, started: floa
             if cancel.cancelled and sequence.finish_reason is None:  # the rest of the step is no longer wanted
                 sequence.finish_reason = "cancelled"
                 break
-    if sequence.finish_reason == "cancelled":
-        yield from run.held_output()
+    yield from run.held_output()
 
 
 def _n_shared(target: SessionSlot, prompt: tuple[int, ...]) -> float:
@@ -383,4 +381,4 @@ def open_run(
         if decoder.policy is not None and constraint is not None:
             prices = None if drafting.always else curve
             decoder.forced = ForcedDrafts(constraint, drafting.n_max, prices, coupled=request.rule == COUPLED)
-    return TextRun(sequence, decoder, TextStream(request.sampling.stop), drafting)
+    return TextRun(sequence, decoder, drafting)

@@ -3,7 +3,6 @@
 A plain step is the same code with an empty draft.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.ending import EndBefore, TextEnd
+from edgedec.decoding.ending import Added, TextEnd
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.errors import ContextFullError, MemoryCapError, RuntimeLostError
 from edgedec.logit_ops import LogitOps
@@ -59,7 +58,7 @@ class Decoder:
         forward_rows: Most rows of a forward that verifies, where memory is planned; None for all that the model can.
         strict: Whether to verify only where the rows of one forward have the bits of single steps.
         logprobs: One entry for each token of the latest step, where the request asks for them.
-        end: Why the text ends before the last token of the latest step; None where it does not.
+        added: What the latest step added to the text.
         saved: Knows what drafts saved.
     """
 
@@ -74,7 +73,7 @@ class Decoder:
     forward_rows: int | None = None
     strict: bool = True
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
-    end: EndBefore | None = None
+    added: Added = field(default_factory=Added)
     saved: TimeSaved = field(default_factory=TimeSaved)
 
 
@@ -254,10 +253,9 @@ def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
     The session keeps the accepted nodes. Returns the outcome, and the seconds that keeping one branch of a tree took;
     None for a chain, where n_past of the next forward says how much of it stays.
     """
-    verification, decoder.end = decoder.ending.cut(_verify(sequence, decoder, draft, forward), forward)
-    if decoder.constraint is not None:
-        logprob = decoder.constraint.logprob
-        sequence.stats.constraint_logprob = logprob if math.isfinite(logprob) else None
+    found = _verify(sequence, decoder, draft, forward)
+    decoder.added = decoder.ending.cut(found, forward, len(sequence.token_ids))
+    verification = decoder.added.verification
     n_top = sequence.request.sampling.logprobs
     if n_top is not None:
         rows = forward.logits[[0, *(node + 1 for node in verification.path)]]

@@ -5,8 +5,7 @@ read the prompt; only the forward is common, and the calls of models that draft 
 bits that it would have alone.
 """
 
-from collections.abc import Callable, Iterator
-from copy import deepcopy
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -72,7 +71,10 @@ class TextBatch:
 
     Attributes:
         forks: The sessions of the texts that are being written.
+        holds_ended: Whether texts that have ended are kept until settle() or end_at(), which may shorten them.
     """
+
+    holds_ended = False
 
     def __init__(self, target: SessionSlot, request: Request, open_constraint: OpenConstraint, started: float) -> None:
         n_prompt = len(request.prompt_ids)
@@ -85,6 +87,7 @@ class TextBatch:
         self._end_of_text = text_end(target, n_prompt, request.sampling.max_tokens)
         self._is_cancelled = False
         self._live: list[_Text] = []
+        self._held: list[_Text] = []
         self._sequences: list[Sequence] = []
         self._outputs: list[list[TokenOutput]] = []
 
@@ -102,6 +105,15 @@ class TextBatch:
     def n_texts(self) -> int:
         """How many texts were begun."""
         return len(self._sequences)
+
+    @property
+    def outputs(self) -> tuple[tuple[TokenOutput, ...], ...]:
+        """The tokens of each text so far, by its number."""
+        return tuple(map(tuple, self._outputs))
+
+    def n_drawn(self, number: int) -> int:
+        """Return how many tokens were drawn for a text; the one before which it ended is among them."""
+        return self._sequences[number].n_drawn
 
     def stats(self, number: int) -> DecodeStats:
         """Return the statistics of a text, which grow while it is written."""
@@ -235,9 +247,6 @@ class TextBatch:
             request = self._request.text(len(self._sequences))
             sequence, constraint = self._begun(request)
             n_prompt, old = len(request.prompt_ids), source.sequence
-            for token_id in old.token_ids[n_prompt:]:
-                if constraint is not None:
-                    constraint.commit(token_id)
             sequence.token_ids, sequence.n_cached = [*old.token_ids], old.n_cached
             sequence.logprob_sum = old.logprob_sum
             sequence.stats.n_reused_tokens = n_prompt
@@ -245,7 +254,7 @@ class TextBatch:
         except BaseException:
             session.close()
             raise
-        text.run.text = deepcopy(source.run.text)
+        text.run.decoder.ending.begin(old.token_ids[n_prompt:], n_prompt)
         text.outputs += source.outputs
         return text.number
 
@@ -278,10 +287,29 @@ class TextBatch:
         """Stop writing all texts, with the finish_reason "cancelled"; return the text that was held back."""
         return [output for text in [*self._live] for output in self._end(text)]
 
+    def settle(self, numbers: Collection[int]) -> None:
+        """Let go of texts that have ended and stay as they are."""
+        for text in [text for text in self._held if text.number in numbers]:
+            self._let_go(text)
+
+    def end_at(self, n_drawn: int) -> None:
+        """Shorten all texts that are written or held to the first `n_drawn` tokens drawn for each, and end them."""
+        for text in [*self._live, *self._held]:
+            text.run.shorten(n_drawn)
+            del text.outputs[n_drawn:]
+            text.sequence.finish_reason = "cancelled"
+            self._noted(text, text.run.held_output())
+            self._let_go(text)
+
     def _end(self, text: _Text) -> list[SampleOutput]:
+        is_whole = text.sequence.finish_reason is not None
         text.sequence.finish_reason = text.sequence.finish_reason or "cancelled"
         held = self._noted(text, text.run.held_output())
-        self._let_go(text)
+        if is_whole and self.holds_ended:
+            self._live.remove(text)
+            self._held.append(text)
+        else:
+            self._let_go(text)
         return held
 
     def _text(self, number: int) -> _Text:
@@ -292,7 +320,7 @@ class TextBatch:
 
     def _let_go(self, text: _Text) -> None:
         """Close what a text is written with; its statistics are complete then."""
-        self._live.remove(text)
+        (self._live if text in self._live else self._held).remove(text)
         try:
             text.run.close()
         finally:
@@ -304,8 +332,8 @@ class TextBatch:
         """Let all texts go; calling it again does nothing."""
         try:
             self._drafting.close()
-            while self._live:
-                self._let_go(self._live[0])
+            while texts := [*self._live, *self._held]:
+                self._let_go(texts[0])
         finally:
             self.forks.close()
 

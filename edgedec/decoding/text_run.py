@@ -1,5 +1,6 @@
 """One text while it is written: its state, what it is decoded with, and the text that has become certain."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,50 +17,48 @@ class TextRun:
     Attributes:
         sequence: The text's state.
         decoder: What the text is decoded with.
-        text: Turns tokens into text.
         drafting: What opened its drafters, or None.
+        is_finished: Whether no text is held back any more.
     """
 
     sequence: Sequence
     decoder: Decoder
-    text: TextStream
     drafting: Drafting | None = None
+    is_finished: bool = False
 
     def outputs(self, start: int) -> Iterator[TokenOutput]:
-        """Yield the tokens that a step added after the first `start` tokens, up to the one that ends the text."""
-        sequence, decoder, text = self.sequence, self.decoder, self.text
-        tokenizer, ending = decoder.session.model.tokenizer, decoder.ending
-        added = sequence.token_ids[start:]
+        """Yield the tokens that a step added after the first `start` tokens; the text holds those that were yielded."""
+        sequence, decoder, added = self.sequence, self.decoder, self.decoder.added
+        tokens = added.verification.token_ids
         del sequence.token_ids[start:]
-        for index, token_id in enumerate(added):
-            is_last, new_text = index == len(added) - 1, ""
-            end = decoder.end if is_last else None
-            if end is None:
+        for index, (token_id, new_text) in enumerate(zip(tokens, added.texts, strict=True)):
+            is_last = index == len(tokens) - 1
+            sequence.ended_before = is_last and added.before is not None
+            if added.logprobs:
+                logprob = added.logprobs[index]
+                sequence.stats.constraint_logprob = logprob if math.isfinite(logprob) else None
+            if not sequence.ended_before:
                 sequence.token_ids.append(token_id)
-                new_text = text.feed(tokenizer.piece(token_id))
                 if decoder.logprobs:
                     sequence.logprob_sum = (sequence.logprob_sum or 0.0) + decoder.logprobs[index].logprob
-            sequence.stop_string = text.stopped
-            stopped = text.stopped is not None
-            sequence.finish_reason = ending.reason(sequence, end=end, stopped=stopped, is_last=is_last)
-            if sequence.finish_reason is not None:
-                new_text += text.finish()
-            if new_text or end is None:
+            if is_last and added.reason is not None:
+                sequence.stop_string, sequence.finish_reason = decoder.ending.text.stopped, added.reason
+                decoder.ending.note(sequence, added)
+                new_text += decoder.ending.text.finish()
+                self.is_finished = True
+            if new_text or not sequence.ended_before:
                 if decoder.logprobs:
                     chosen = decoder.logprobs[index]
                     yield TokenOutput(token_id, new_text, chosen.logprob, chosen.top)
                 else:
                     yield TokenOutput(token_id, new_text)
-            if sequence.finish_reason is not None:
-                return
 
     def outputs_begun(self) -> Iterator[TokenOutput]:
         """Yield the tokens that the text was begun with in an earlier request; none where it was not."""
         if begun := self.sequence.request.begun_ids:
-            if self.decoder.constraint is not None:
-                for token_id in begun:
-                    self.decoder.constraint.commit(token_id)
-            yield from self.outputs(len(self.sequence.request.prompt_ids))
+            n_prompt = len(self.sequence.request.prompt_ids)
+            self.decoder.added = self.decoder.ending.begin(begun, n_prompt)
+            yield from self.outputs(n_prompt)
 
     def end_full(self, why: str) -> None:
         """End the text where it is, with a sentence that says why it can't be longer."""
@@ -67,15 +66,26 @@ class TextRun:
         self.sequence.finish_reason = "length"
         self.decoder.ending.note_grammar(self.sequence, "length")
 
+    def shorten(self, n_drawn: int) -> None:
+        """Leave out what was drawn behind the first `n_drawn` tokens, as if the text had not been written further."""
+        sequence, outputs = self.sequence, self._drawn[:n_drawn]
+
     def held_output(self) -> Iterator[TokenOutput]:
-        """Yield the text that was held back, where there is some, at the end of a text that was cancelled."""
-        if self.sequence.token_ids and (held := self.text.finish()):
-            yield TokenOutput(self.sequence.token_ids[-1], held)
+        """Yield the text that was held back, where there is some, at the end of a text that no step has ended."""
+        if self.is_finished:
+            return
+        self.is_finished = True
+        text, sequence, piece = TextStream(self.sequence.request.sampling.stop), self.sequence, self.decoder.ending.piece
+        for token_id in sequence.token_ids[len(sequence.request.prompt_ids) :]:  # a step may have taken more of them
+            text.feed(piece(token_id))
+        if sequence.token_ids and (held := text.finish()):
+            yield TokenOutput(sequence.token_ids[-1], held)
 
     def close(self) -> None:
         """Note in the statistics what became of the drafts, and let the drafters and the grammar go."""
         decoder, stats = self.decoder, self.sequence.stats
         if decoder.constraint is not None:
+            decoder.constraint.end_at(self.sequence.n_drawn)
             decoder.constraint.close()
         if decoder.policy is not None and self.drafting is not None:
             if decoder.curve is not None:

@@ -8,12 +8,16 @@ arXiv:2408.07978; greedy decoding is the case of temperature 0).
 from collections.abc import Callable
 
 from edgedec.draft import Draft, Verification
+from edgedec.errors import RequestError
 
 ChooseToken = Callable[[int, tuple[int, ...]], int]
 
 
 def verify_coupled(draft: Draft, choose_token: ChooseToken) -> Verification:
     """Accept the path of the draft that holds the tokens that the target draws, and add the token after it.
+
+    Where no token can be drawn behind an accepted one (RequestError), the accepted one is the last: the next step says
+    so, unless the text ends before.
 
     Args:
         draft: What was proposed.
@@ -36,7 +40,12 @@ def verify_coupled(draft: Draft, choose_token: ChooseToken) -> Verification:
     token_ids: tuple[int, ...] = ()
     node = -1
     while True:
-        token = choose_token(node + 1, token_ids)
+        try:
+            token = choose_token(node + 1, token_ids)
+        except RequestError:
+            if not token_ids:
+                raise
+            return Verification(path[:-1], token_ids)
         token_ids += (token,)
         child = children.get((node, token))
         if child is None:
