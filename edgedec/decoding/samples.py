@@ -21,7 +21,10 @@ from edgedec.sessions.forks import require_count
 from edgedec.stats import DecodeStats
 
 Until = Callable[[Sequence[Generation]], bool]
-"""Is called when texts have ended, with all that ended so far in the order of their ends; True ends the others."""
+"""Is called when texts have ended, with all that ended so far, the shortest first; True ends the others.
+
+Of equally long ones the lower number is first. A token before which a text ends counts, as plain decoding draws it.
+"""
 
 
 class SampleStream(Stream[SampleOutput]):
@@ -93,7 +96,9 @@ class SampleStream(Stream[SampleOutput]):
             if len(batch.live) + n > batch.forks.most:
                 raise RequestError(f"{len(batch.live)} texts and {n} more are over {batch.forks.most}; drop some first")
             batch.require_room(text, n)
-            return [batch.fork(text) for _ in range(n)]
+            found = [batch.fork(text) for _ in range(n)]
+            self._writing.forked_at |= {k: batch.n_drawn(k) for k in found}
+            return found
 
     def drop(self, text: int) -> None:
         """Stop writing a text; what was written stays in `generations`. Raises what fork() raises."""
@@ -144,7 +149,9 @@ class _Writing:
         batch: The texts, where they are written together; None before, and where they are written one after another.
         alone: The texts that are written one after another, with their tokens so far.
         pending: Tokens of the latest step that have not been read yet.
-        ended: The texts that have ended, in the order of their ends.
+        ended: With `until`, the texts that have ended, in the order of their ends.
+        n_settled: With `until`, how many tokens drawn for each text were taken into account.
+        forked_at: With `until`, by text that was forked off, how many tokens it began with.
     """
 
     slot: SessionSlot
@@ -157,6 +164,8 @@ class _Writing:
     alone: list[tuple[TextState, list[TokenOutput]]] = field(default_factory=list)
     pending: list[SampleOutput] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
+    n_settled: int = 0
+    forked_at: dict[int, int] = field(default_factory=dict)
 
     @property
     def generations(self) -> tuple[Generation, ...]:
@@ -170,7 +179,7 @@ class _Writing:
     def has_ended(self, text: int) -> bool:
         """Tell whether a text is complete, and its last token was read."""
         if self.batch is not None:
-            return text not in self.batch.live and all(found.text != text for found in self.pending)
+            return text not in self.batch.unsettled and all(found.text != text for found in self.pending)
         return text < len(self.alone) and self.alone[text][0].finish_reason is not None
 
     def forget(self, dropped: Callable[[int], bool]) -> None:
@@ -180,22 +189,33 @@ class _Writing:
     def together(self, batch: TextBatch) -> Iterator[SampleOutput]:
         """Yield the tokens of all texts of a batch that has read the prompt."""
         self.batch, stop = batch, self.stop
+        batch.holds_ended = self.until is not None
         while batch.live and not stop.cancelled:
-            self.pending = batch.step()
-            self._look_for_ends(batch)
+            found = batch.step()
+            self.pending += found if self.until is None else self._settled(batch, self.until)
             while self.pending and not stop.cancelled:
                 yield self.pending.pop(0)
         yield from batch.end_all()
 
-    def _look_for_ends(self, batch: TextBatch) -> None:
-        """Ask the caller's function, where texts have ended in the latest step, whether the others end, too."""
-        live, found = batch.live, batch.generations
-        new = [k for k in range(len(found)) if k not in live and k not in self.ended]
-        self.ended += new
-        ends = [found[k] for k in self.ended if found[k].finish_reason != "cancelled"]
-        is_new = any(found[k].finish_reason != "cancelled" for k in new)
-        if self.until is not None and is_new and live and self.until(ends):
-            self.pending += batch.end_all()
+    def _settled(self, batch: TextBatch, until: Until) -> list[SampleOutput]:
+        """Return the tokens that plain decoding would have drawn by now, and ask where it ends texts whether all end.
+
+        Drafts let some texts run ahead. So a text counts as ended only when every other one has ended, too, or has as
+        many tokens drawn; the order is that of plain decoding, which draws a token for each text in a step. Where the
+        others end then, they end with the tokens that plain decoding would have drawn.
+        """
+        found: list[SampleOutput] = []
+        while self.n_settled < _n_certain(batch):
+            self.n_settled += 1
+            now, outputs = self.n_settled, batch.outputs
+            writing = [k for k in batch.unsettled if self.forked_at.get(k, 0) < now <= len(outputs[k])]
+            found += [SampleOutput(k, outputs[k][now - 1]) for k in writing]
+            new = [k for k in batch.unsettled if k not in batch.live and batch.n_drawn(k) <= now]
+            batch.settle(new)
+            self.ended += new
+            if new and batch.unsettled and until([batch.generations[k] for k in self.ended]):
+                return found + batch.end_at(now)
+        return found
 
     def one_by_one(self, target: SessionSlot, on_progress: OnProgress | None, why: str) -> Iterator[SampleOutput]:
         """Yield the tokens of text after text."""
@@ -214,6 +234,13 @@ class _Writing:
                 yield SampleOutput(k, output)
             if state.finish_reason != "cancelled":
                 done.append(generation_of(state, outputs))
+
+
+def _n_certain(batch: TextBatch) -> int:
+    """Return after how many tokens drawn for each text it is certain which texts of a batch have ended."""
+    if batch.live:
+        return min(map(batch.n_drawn, batch.live))
+    return max(map(batch.n_drawn, batch.unsettled), default=0)
 
 
 def _written(

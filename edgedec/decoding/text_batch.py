@@ -97,6 +97,11 @@ class TextBatch:
         return tuple(text.number for text in self._live)
 
     @property
+    def unsettled(self) -> tuple[int, ...]:
+        """The numbers of the texts that are being written, and of those that are held."""
+        return tuple(sorted(text.number for text in (*self._live, *self._held)))
+
+    @property
     def generations(self) -> tuple[Generation, ...]:
         """What was generated of each text so far, by its number."""
         return tuple(map(generation_of, self._sequences, self._outputs))
@@ -292,17 +297,17 @@ class TextBatch:
         for text in [text for text in self._held if text.number in numbers]:
             self._let_go(text)
 
-    def end_at(self, n_drawn: int) -> None:
-        """Shorten all texts that are written or held to the first `n_drawn` tokens drawn for each, and end them."""
-        for text in [*self._live, *self._held]:
-            text.run.shorten(n_drawn)
-            del text.outputs[n_drawn:]
-            text.sequence.finish_reason = "cancelled"
-            self._noted(text, text.run.held_output())
+    def end_at(self, n_drawn: int) -> list[SampleOutput]:
+        """End all texts behind the first `n_drawn` tokens drawn for each; return the text that was held back there."""
+        found: list[SampleOutput] = []
+        for text in sorted((*self._live, *self._held), key=lambda text: text.number):
+            text.run.shorten(text.outputs, n_drawn)
+            found += self._noted(text, text.run.held_output())
             self._let_go(text)
+        return found
 
     def _end(self, text: _Text) -> list[SampleOutput]:
-        is_whole = text.sequence.finish_reason is not None
+        is_whole = text.sequence.finish_reason not in (None, "cancelled")
         text.sequence.finish_reason = text.sequence.finish_reason or "cancelled"
         held = self._noted(text, text.run.held_output())
         if is_whole and self.holds_ended:

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
 from edgedec.decoding.detokenizer import TextStream
 from edgedec.decoding.step import Decoder
@@ -19,24 +21,26 @@ class TextRun:
         decoder: What the text is decoded with.
         drafting: What opened its drafters, or None.
         is_finished: Whether no text is held back any more.
+        constraint_logprobs: By how many tokens were drawn, what `stats.constraint_logprob` was then.
     """
 
     sequence: Sequence
     decoder: Decoder
     drafting: Drafting | None = None
     is_finished: bool = False
+    constraint_logprobs: dict[int, float | None] = field(default_factory=dict)
 
     def outputs(self, start: int) -> Iterator[TokenOutput]:
         """Yield the tokens that a step added after the first `start` tokens; the text holds those that were yielded."""
         sequence, decoder, added = self.sequence, self.decoder, self.decoder.added
-        tokens = added.verification.token_ids
+        tokens, n_prompt = added.verification.token_ids, len(sequence.request.prompt_ids)
         del sequence.token_ids[start:]
         for index, (token_id, new_text) in enumerate(zip(tokens, added.texts, strict=True)):
             is_last = index == len(tokens) - 1
             sequence.ended_before = is_last and added.before is not None
             if added.logprobs:
-                logprob = added.logprobs[index]
-                sequence.stats.constraint_logprob = logprob if math.isfinite(logprob) else None
+                logprob = added.logprobs[index] if math.isfinite(added.logprobs[index]) else None
+                sequence.stats.constraint_logprob = self.constraint_logprobs[start + index + 1 - n_prompt] = logprob
             if not sequence.ended_before:
                 sequence.token_ids.append(token_id)
                 if decoder.logprobs:
@@ -66,9 +70,22 @@ class TextRun:
         self.sequence.finish_reason = "length"
         self.decoder.ending.note_grammar(self.sequence, "length")
 
-    def shorten(self, n_drawn: int) -> None:
-        """Leave out what was drawn behind the first `n_drawn` tokens, as if the text had not been written further."""
-        sequence, outputs = self.sequence, self._drawn[:n_drawn]
+    def shorten(self, outputs: list[TokenOutput], n_drawn: int) -> None:
+        """Leave out what was drawn behind the first `n_drawn` tokens, of the text and of its outputs; it is cancelled.
+
+        The state is the one that it had then, but for the counts and times of the statistics.
+        """
+        sequence = self.sequence
+        if sequence.n_drawn > n_drawn:
+            del outputs[n_drawn:], sequence.token_ids[len(sequence.request.prompt_ids) + n_drawn :]
+            sequence.ended_before, sequence.stop_string, sequence.stats.chance_right = False, None, None
+            sequence.is_whole = None if sequence.is_whole is None else False
+            sequence.stats.constraint_logprob = self.constraint_logprobs.get(n_drawn)
+            if sequence.logprob_sum is not None:
+                logprobs = [output.logprob for output in outputs if output.logprob is not None]
+                sequence.logprob_sum = reduce(add, logprobs, 0.0) if logprobs else None
+            self.is_finished = False
+        sequence.finish_reason = "cancelled"
 
     def held_output(self) -> Iterator[TokenOutput]:
         """Yield the text that was held back, where there is some, at the end of a text that no step has ended."""

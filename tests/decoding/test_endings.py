@@ -1,0 +1,131 @@
+"""Where a text ends, and which texts are chosen, with drafts as without: nothing behind an end is counted or learned."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgedec
+from edgedec.api.best_text import BestOf
+from edgedec.choosing.choice import Choose
+from edgedec.futures import Futures
+from edgedec.grammar import Grammar
+from edgedec.progress import CancelToken
+from edgedec.sequence import Generation
+
+PROMPT = "abcabcabcabcabcabc, and so on: abc"
+WARM: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 60}
+PATTERN = "((abc){2,8}x|[a-c ]{5,30})*"
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_path: Path) -> Iterator[tuple[edgedec.Engine, edgedec.Engine]]:
+    """The tiny model without drafts, and with long ones."""
+    with (
+        edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=None) as plain,
+        edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft="suffix", n_draft_max=15) as drafting,
+    ):
+        yield plain, drafting
+
+
+def seen(text: Generation) -> tuple[Any, ...]:
+    """Return all that a caller sees of a text, but for counts and times."""
+    return (
+        text.text,
+        text.token_ids,
+        text.finish_reason,
+        text.stop_string,
+        text.is_whole,
+        text.logprob_sum,
+        text.constraint_logprob,
+        text.outputs,
+    )
+
+
+def futures_seen(futures: Futures) -> Any:
+    """Return what futures hold."""
+    return futures._roots
+
+
+@pytest.mark.parametrize("stop", [("cabcabca",), ("abda", "ca"), ("b",)])
+def test_a_stop_string_within_a_draft_ends_what_is_counted_and_learned(
+    pair: tuple[edgedec.Engine, edgedec.Engine], stop: tuple[str, ...]
+) -> None:
+    """The grammar's log-probability, and the texts that follow by way of Futures, are those of plain decoding."""
+    found: list[list[Any]] = []
+    n_drafts = 0
+    for engine in pair:
+        futures = Futures()
+        texts = [
+            engine.generate(
+                PROMPT, **{**WARM, "seed": seed}, stop=stop, grammar=Grammar.regex("(abc|abd)*x"), futures=futures
+            )
+            for seed in range(6)
+        ]
+        n_drafts = sum(text.stats.n_accepted_tokens for text in texts)
+        found.append([*map(seen, texts), len(futures)])
+    assert n_drafts > 0
+    assert found[0] == found[1]
+
+
+def test_a_text_that_is_cancelled_within_a_draft_is_that_of_its_tokens(
+    pair: tuple[edgedec.Engine, edgedec.Engine],
+) -> None:
+    """Whoever cancels behind the k-th token gets the text, and teaches the futures, that plain decoding would."""
+    for n in (1, 4, 7, 10):
+        found: list[list[Any]] = []
+        for engine in pair:
+            futures, rounds = Futures(), list[Any]()
+            for seed in range(3):
+                cancel = CancelToken()
+                stream = engine.stream(
+                    PROMPT,
+                    **{**WARM, "seed": seed},
+                    stop=("abcabcabx",),
+                    grammar=Grammar.regex("(abc|abd)*x"),
+                    futures=futures,
+                    cancel=cancel,
+                )
+                for count, _ in enumerate(stream, 1):
+                    if count == n:
+                        cancel.cancel()
+                rounds += [seen(stream.generation), len(futures)]
+            found.append(rounds)
+        assert found[0] == found[1]
+
+
+def test_a_caller_that_stops_the_texts_sees_the_same_ends(pair: tuple[edgedec.Engine, edgedec.Engine]) -> None:
+    """`until` gets the texts in the order in which plain decoding ends them, and the others end where it would."""
+    for seed in range(8):
+        found: list[list[Any]] = []
+        for engine in pair:
+            calls: list[tuple[str, ...]] = []
+
+            def two(ended: Sequence[Generation], calls: list[tuple[str, ...]] = calls) -> bool:
+                calls.append(tuple(text.text for text in ended))
+                return len(ended) >= 2
+
+            texts = engine.samples(
+                PROMPT, 5, until=two, grammar=Grammar.regex("(abc|abd)*x"), **{**WARM, "seed": seed}
+            )
+            found.append([calls, *map(seen, texts)])
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("choose", ["first", "vote"])
+def test_the_choice_is_that_of_plain_decoding(
+    pair: tuple[edgedec.Engine, edgedec.Engine], choose: Choose
+) -> None:
+    """The chosen text, those that were counted and where the others end do not depend on drafts."""
+    for seed in range(12):
+        how = BestOf(n=5, choose=choose, answer="(ab.)x")
+        found = [
+            engine.best(
+                PROMPT, how, grammar=Grammar.regex("((abc){1,9}|(abd){2,5})x"), **{**WARM, "seed": 100 * seed}
+            )
+            for engine in pair
+        ]
+        assert [(c.place, c.answers, c.why, *map(seen, c.texts)) for c in found[:1]] == [
+            (c.place, c.answers, c.why, *map(seen, c.texts)) for c in found[1:]
+        ]
