@@ -13,6 +13,7 @@ import argparse
 import random
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -38,7 +39,7 @@ from edgedec.futures import Futures
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
 
-REAL = "smollm2-135m"
+REAL, CRASHED = "smollm2-135m", "crashed"
 Seen = tuple[Any, ...]
 
 
@@ -109,6 +110,8 @@ class Asker:
             found = (*call(asked, {**options, "resume": begun} if begun else options), *map(seen, self.texts))
         except EdgedecError as error:
             return (type(error).__name__,)
+        except Exception:
+            return CRASHED, traceback.format_exc()
         self.n_accepted += sum(text.stats.n_accepted_tokens for text in self.texts)
         return found
 
@@ -181,26 +184,26 @@ class Asker:
         return ()
 
 
-def load_options(config: Config, files: Files, cache: Path) -> tuple[str | Path, dict[str, Any]]:
+def load_options(config: Config, files: Files) -> tuple[str | Path, dict[str, Any]]:
     """Return the model of a configuration and the options of its load with drafts."""
     model = models_dir() / f"{REAL}.gguf" if config.model == REAL else files.path(config.model)
     drafting = dict(config.drafting)
     for name in ("draft_model", "draft_head"):
         if name in drafting:
             drafting[name] = files.path(drafting[name])
-    return model, {**config.load, **drafting, "n_threads": 1, "offline": True, "cache_dir": cache}
+    return model, {**config.load, **drafting, "n_threads": 1, "offline": True, "cache_dir": files.folder / "cache"}
 
 
-def compared(number: int, seed: int, folder: Path) -> Outcome:
+def compared(number: int, seed: int, files: Files) -> Outcome:
     """Return what became of a configuration: each request is compared with plain decoding.
 
     Args:
         number: The number of the configuration.
         seed: Of the run.
-        folder: For the models and for caches.
+        files: The models.
     """
     outcome, config = Outcome(number), config_of(number, seed)
-    model, options = load_options(config, Files(folder), folder / "cache")
+    model, options = load_options(config, files)
     plainly = {name: value for name, value in options.items() if name not in config.drafting} | {"draft": "off"}
     try:
         with edgedec.load(model, **plainly) as plain, edgedec.load(model, **options) as drafting:
@@ -218,7 +221,7 @@ def compared(number: int, seed: int, folder: Path) -> Outcome:
                 outcome.n_requests += 1
                 outcome.n_texts += len(texts)
                 outcome.n_tokens += sum(len(text.token_ids) for text in texts)
-                if found != expected:
+                if found != expected or CRASHED in (found[0], expected[0]):
                     outcome.different[i] = expected, found
             outcome.n_accepted = askers[1].n_accepted
     except EdgedecError as error:
@@ -234,9 +237,10 @@ def config_of(number: int, seed: int) -> Config:
 def outcomes(numbers: Iterator[int], seed: int, folder: Path, workers: int) -> Iterator[Outcome]:
     """Yield what becomes of configurations, as they end, in processes of their own; each has its own files."""
     if workers < 2:
-        yield from (compared(number, seed, folder) for number in numbers)
+        files = Files(folder)
+        yield from (compared(number, seed, files) for number in numbers)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), _own_folder, (folder,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _own_files, (folder,)) as pool:
         running = {pool.submit(_compared_there, number, seed) for number, _ in zip(numbers, range(2 * workers))}
         try:
             while running:
@@ -248,15 +252,15 @@ def outcomes(numbers: Iterator[int], seed: int, folder: Path, workers: int) -> I
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_FOLDER: list[Path] = []
+_FILES: list[Files] = []
 
 
-def _own_folder(parent: Path) -> None:
-    _FOLDER.append(Path(tempfile.mkdtemp(dir=parent)))
+def _own_files(parent: Path) -> None:
+    _FILES.append(Files(Path(tempfile.mkdtemp(dir=parent))))
 
 
 def _compared_there(number: int, seed: int) -> Outcome:
-    return compared(number, seed, _FOLDER[0])
+    return compared(number, seed, _FILES[0])
 
 
 def told(outcome: Outcome, seed: int) -> None:
@@ -267,10 +271,10 @@ def told(outcome: Outcome, seed: int) -> None:
     for i, (expected, found) in outcome.different.items():
         print(f"  request {i}: {config.requests[i]}", file=sys.stderr)
         for part, (one, other) in enumerate(zip(expected, found, strict=False)):
-            if one != other:
-                print(f"    {part}: plain  {one!r:.600}\n    {part}: drafts {other!r:.600}", file=sys.stderr)
+            if one != other or CRASHED in (expected[0], found[0]):
+                print(f"    {part}: plain  {one!r:.2500}\n    {part}: drafts {other!r:.2500}", file=sys.stderr)
         if len(expected) != len(found):
-            print(f"    plain  {expected!r:.300}\n    drafts {found!r:.300}", file=sys.stderr)
+            print(f"    plain  {expected!r:.600}\n    drafts {found!r:.600}", file=sys.stderr)
 
 
 def run(n_requests: int, seed: int, workers: int, only: int | None, folder: Path, quiet: bool = False) -> dict[str, Any]:
