@@ -1,6 +1,6 @@
 """Random requests for several texts at once: what an engine is loaded with, and what it is then asked for.
 
-    config = drawn(random.Random("0:17"), Files(folder), has_real=False)
+    config = drawn(random.Random("0:17"), real=False)
 
 A configuration is plain data: the same seed draws the same one. random_same_text.py writes it with drafts and without.
 """
@@ -16,6 +16,7 @@ from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import N_VOCAB, tiny_llama
 from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
+from edgedec.futures import PLAIN_DRAW
 from edgedec.grammar import Grammar
 
 Kind = Literal["one", "parallel", "samples", "until", "forks", "best", "search", "cancel", "resume", "chat"]
@@ -131,14 +132,15 @@ class Files:
         return export_tiny(self.folder / "export", "llama", ("F32",), "f32", {}).folder
 
 
-def drawn(rng: random.Random, *, real: bool) -> Config:
+def drawn(rng: random.Random, *, real: bool, only_cpu: bool = False) -> Config:
     """Return a configuration of tiny models; with `real`, one in sixty is of smollm2-135m.
 
     Args:
         rng: Draws it.
         real: Whether that model is there.
+        only_cpu: Whether all are of the cpu runtime.
     """
-    runtime = rng.choices(("cpu", "onnx", "llamacpp"), (46, 3, 1))[0]
+    runtime = rng.choices(("cpu", "onnx", "llamacpp"), (46, 0 if only_cpu else 3, 0 if only_cpu else 1))[0]
     load: dict[str, Any] = {"runtime": runtime, "n_ctx": rng.choice((96, 160, 256, 256))}
     model = "tiny" if runtime != "cpu" else rng.choice(_TINY)
     drafting: dict[str, Any] = {"draft": rng.choice(_DRAFTS), "n_draft_max": rng.choice((1, 2, 4, 7, 15, 15))}
@@ -195,7 +197,7 @@ def _asked(rng: random.Random, prompt: str, load: dict[str, Any]) -> Asked:
         if rng.random() < 0.2:
             options |= {"json_close": True, "max_tokens": 60}
         elif rng.random() < 0.3 and options["temperature"]:
-            for name in ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "momentum", "logit_bias"):
+            for name in ("logit_bias", *PLAIN_DRAW):
                 options.pop(name, None)
             asked = replace(asked, learns=True)
     elif rng.random() < 0.3:

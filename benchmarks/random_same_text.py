@@ -5,20 +5,21 @@
 
 Each configuration loads an engine with drafts and one without, and asks both for the same: texts at once, parallel
 requests, choices and searches, under grammars, stop strings, memory caps, with cancels and forks in the middle. A
-configuration that differs is printed, and --only replays it. Ctrl-C ends the run with what was done; the exit code is 1
-where anything differs.
+configuration that differs is printed, and --only replays it. Ctrl-C ends the run with what was done. The exit code is 1
+where anything differs, and where the run ended early.
 """
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
@@ -104,7 +105,7 @@ class Asker:
             options = {**options, "futures": self._futures.setdefault(key, Futures())}
         if predicted:
             options = {**options, "prediction": predicted}
-        self.texts = ()
+        self.texts = tuple[Generation, ...]()
         try:
             call: Callable[..., Seen] = getattr(self, f"_{asked.kind}")
             found = (*call(asked, {**options, "resume": begun} if begun else options), *map(seen, self.texts))
@@ -150,7 +151,8 @@ class Asker:
 
     def _forks(self, asked: Asked, options: dict[str, Any]) -> Seen:
         """Fork text 0 behind some tokens; what the fork draws behind them is compared with plain decoding here."""
-        stream, forked, begun, n_read = self._engine.samples_stream(asked.prompt, 2, **options), -1, (), 0
+        stream, forked, n_read = self._engine.samples_stream(asked.prompt, 2, **options), -1, 0
+        begun: tuple[int, ...] = ()
         for output in stream:
             n_read += output.text == 0
             if forked < 0 and n_read >= asked.at and 0 in stream.live:
@@ -170,7 +172,7 @@ class Asker:
         return found.place, found.answers, found.scores, found.why
 
     def _search(self, asked: Asked, options: dict[str, Any]) -> Seen:
-        found = self._engine.best(asked.prompt, SearchBy(asked.choose, n=asked.n), **options)  # type: ignore[arg-type]
+        found = self._engine.best(asked.prompt, SearchBy(asked.choose, n=asked.n), **options)
         self.texts = found.texts
         return found.place, found.answers, found.scores, found.why
 
@@ -194,15 +196,15 @@ def load_options(config: Config, files: Files) -> tuple[str | Path, dict[str, An
     return model, {**config.load, **drafting, "n_threads": 1, "offline": True, "cache_dir": files.folder / "cache"}
 
 
-def compared(number: int, seed: int, files: Files) -> Outcome:
+def compared(number: int, config: Config, files: Files) -> Outcome:
     """Return what became of a configuration: each request is compared with plain decoding.
 
     Args:
         number: The number of the configuration.
-        seed: Of the run.
+        config: The configuration.
         files: The models.
     """
-    outcome, config = Outcome(number), config_of(number, seed)
+    outcome = Outcome(number)
     model, options = load_options(config, files)
     plainly = {name: value for name, value in options.items() if name not in config.drafting} | {"draft": "off"}
     try:
@@ -231,36 +233,42 @@ def compared(number: int, seed: int, files: Files) -> Outcome:
 
 def config_of(number: int, seed: int) -> Config:
     """Return the configuration of a number."""
-    return drawn(random.Random(f"{seed}:{number}"), real=(models_dir() / f"{REAL}.gguf").exists())
+    return drawn(random.Random(f"{seed}:{number}"), real=has_real())
 
 
-def outcomes(numbers: Iterator[int], seed: int, folder: Path, workers: int) -> Iterator[Outcome]:
+def has_real() -> bool:
+    """Return whether the real model is on this machine; without it, other configurations are drawn."""
+    return (models_dir() / f"{REAL}.gguf").exists()
+
+
+def outcomes(numbers: Iterator[int], seed: int, folder: Path, workers: int) -> Generator[Outcome]:
     """Yield what becomes of configurations, as they end, in processes of their own; each has its own files."""
     if workers < 2:
         files = Files(folder)
-        yield from (compared(number, seed, files) for number in numbers)
+        yield from (compared(number, config_of(number, seed), files) for number in numbers)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), _own_files, (folder,)) as pool:
-        running = {pool.submit(_compared_there, number, seed) for number, _ in zip(numbers, range(2 * workers))}
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker, (folder,)) as pool:
+        running = {pool.submit(_compared_there, next(numbers), seed) for _ in range(2 * workers)}
         try:
-            while running:
+            while True:
                 done = next(as_completed(running))
                 running.remove(done)
-                yield done.result()
                 running.add(pool.submit(_compared_there, next(numbers), seed))
+                yield done.result()
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 _FILES: list[Files] = []
 
 
-def _own_files(parent: Path) -> None:
+def _begin_worker(parent: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
     _FILES.append(Files(Path(tempfile.mkdtemp(dir=parent))))
 
 
 def _compared_there(number: int, seed: int) -> Outcome:
-    return compared(number, seed, _FILES[0])
+    return compared(number, config_of(number, seed), _FILES[0])
 
 
 def told(outcome: Outcome, seed: int) -> None:
@@ -277,32 +285,28 @@ def told(outcome: Outcome, seed: int) -> None:
             print(f"    plain  {expected!r:.600}\n    drafts {found!r:.600}", file=sys.stderr)
 
 
-def run(n_requests: int, seed: int, workers: int, only: int | None, folder: Path, quiet: bool = False) -> dict[str, Any]:
+def run(n_requests: int, seed: int, workers: int, folder: Path, only: int | None = None) -> dict[str, Any]:
     """Return the counts of a run over at least so many requests, or over one configuration."""
-    counts, different, begun = Counter[str](), list[int](), perf_counter()
+    counts, different, begun = Counter[str](requests=0, different=0), list[int](), perf_counter()
     numbers = iter([only]) if only is not None else count()
-    is_over = False
     try:
-        found = outcomes(numbers, seed, folder, 1 if only is not None else workers)
-        for outcome in found:
-            counts.update(configurations=1, requests=outcome.n_requests, texts=outcome.n_texts)
-            counts.update(tokens=outcome.n_tokens, accepted=outcome.n_accepted, refused=bool(outcome.refused))
-            counts.update(different=len(outcome.different))
-            if outcome.different:
-                different.append(outcome.number)
-                told(outcome, seed)
-            if only is not None and outcome.refused:
-                print(outcome.refused, file=sys.stderr)
-            if not quiet:
+        with closing(outcomes(numbers, seed, folder, 1 if only is not None else workers)) as found:
+            for outcome in found:
+                counts.update(configurations=1, requests=outcome.n_requests, texts=outcome.n_texts)
+                counts.update(tokens=outcome.n_tokens, accepted=outcome.n_accepted, refused=bool(outcome.refused))
+                counts.update(different=len(outcome.different))
+                if outcome.different:
+                    different.append(outcome.number)
+                    told(outcome, seed)
+                if only is not None and outcome.refused:
+                    print(outcome.refused, file=sys.stderr)
                 line = f"\r{counts['requests']} of {n_requests} requests, {counts['different']} differ"
                 print(line, end="", file=sys.stderr, flush=True)
-            if counts["requests"] >= n_requests:
-                is_over = True
-                break
+                if counts["requests"] >= n_requests:
+                    break
     except KeyboardInterrupt:
         print("\nended early", file=sys.stderr)
-    seconds = round(perf_counter() - begun, 1)
-    return dict(counts) | {"numbers": different, "is_complete": is_over or only is not None, "seconds": seconds}
+    return dict(counts) | {"differing": different, "seconds": round(perf_counter() - begun, 1)}
 
 
 def main() -> None:
@@ -315,10 +319,10 @@ def main() -> None:
     parser.add_argument("--json-out", type=Path, help="write the line of JSON to this file, too")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        counts = run(args.requests, args.seed, args.workers, args.only, Path(folder))
+        counts = run(args.requests, args.seed, args.workers, Path(folder), args.only)
     print(file=sys.stderr)
-    report({"benchmark": "random_same_text", "seed": args.seed} | counts, args.json_out)
-    sys.exit(bool(counts["different"]))
+    report({"benchmark": "random_same_text", "seed": args.seed, "real_model": has_real()} | counts, args.json_out)
+    sys.exit(bool(counts["different"]) or (args.only is None and counts["requests"] < args.requests))
 
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ class TextRun:
         if self.is_finished:
             return
         self.is_finished = True
-        text, sequence, piece = TextStream(self.sequence.request.sampling.stop), self.sequence, self.decoder.ending.piece
+        sequence, piece = self.sequence, self.decoder.ending.piece
+        text = TextStream(sequence.request.sampling.stop)
         for token_id in sequence.token_ids[len(sequence.request.prompt_ids) :]:  # a step may have taken more of them
             text.feed(piece(token_id))
         if sequence.token_ids and (held := text.finish()):

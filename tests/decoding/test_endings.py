@@ -1,4 +1,4 @@
-"""Where a text ends, and which texts are chosen, with drafts as without: nothing behind an end is counted or learned."""
+"""Where a text ends, and which texts are chosen, with drafts as without; nothing behind an end is learned."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -106,24 +106,18 @@ def test_a_caller_that_stops_the_texts_sees_the_same_ends(pair: tuple[edgedec.En
                 calls.append(tuple(text.text for text in ended))
                 return len(ended) >= 2
 
-            texts = engine.samples(
-                PROMPT, 5, until=two, grammar=Grammar.regex("(abc|abd)*x"), **{**WARM, "seed": seed}
-            )
+            texts = engine.samples(PROMPT, 5, until=two, grammar=Grammar.regex("(abc|abd)*x"), **{**WARM, "seed": seed})
             found.append([calls, *map(seen, texts)])
         assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("choose", ["first", "vote"])
-def test_the_choice_is_that_of_plain_decoding(
-    pair: tuple[edgedec.Engine, edgedec.Engine], choose: Choose
-) -> None:
+def test_the_choice_is_that_of_plain_decoding(pair: tuple[edgedec.Engine, edgedec.Engine], choose: Choose) -> None:
     """The chosen text, those that were counted and where the others end do not depend on drafts."""
     for seed in range(12):
         how = BestOf(n=5, choose=choose, answer="(ab.)x")
         found = [
-            engine.best(
-                PROMPT, how, grammar=Grammar.regex("((abc){1,9}|(abd){2,5})x"), **{**WARM, "seed": 100 * seed}
-            )
+            engine.best(PROMPT, how, grammar=Grammar.regex("((abc){1,9}|(abd){2,5})x"), **{**WARM, "seed": 100 * seed})
             for engine in pair
         ]
         assert [(c.place, c.answers, c.why, *map(seen, c.texts)) for c in found[:1]] == [
