@@ -31,6 +31,7 @@ _HEAD = TinyHead(
     n_embd=48, n_embd_target=48, n_ff=80, n_head=3, n_head_kv=1, head_dim=16, taps=(2, 3, 4), n_vocab_target=N_VOCAB
 )
 _TINY = ("tiny", "tiny", "headed", "headed", "qwen3", "gemma3", "lfm2", "qwen3moe")
+_WIDE_HEADS = ("qwen3", "gemma3", "lfm2", "qwen3moe")  # whose keys and values can be of 8 bits
 _DRAFTS = ("suffix", "recycling", "trigram", "stand", "common", "suffix+recycling", "model", "cascade", "auto")
 _PROMPTS = (
     "abcabcabcabcabcabc, and so on: abc",
@@ -152,18 +153,19 @@ def drawn(rng: random.Random, *, real: bool, only_cpu: bool = False) -> Config:
     if runtime == "cpu":
         if rng.random() < 0.3:
             load["n_parallel"] = rng.choice((2, 3))
-        if rng.random() < 0.1 and not is_real:
+        if rng.random() < 0.2 and model in _WIDE_HEADS:
             load["kv_type"] = "q8_0"
         if rng.random() < 0.08:
             load["slide"] = True
         elif rng.random() < 0.12 and not is_real:
-            load |= {"memory": rng.choice(("60MB", "200MB")), "n_texts": rng.choice((1, 4, 8)), "grammars": True}
+            load |= {"memory": rng.choice(("90MB", "200MB")), "n_texts": rng.choice((1, 4, 8)), "grammars": True}
         if model == "headed" and rng.random() < 0.6:
             drafting |= {"draft": rng.choice(("head", "head+suffix")), "draft_head": "head"}
         elif not is_real and rng.random() < 0.06:
             drafting["draft"] = "skip"
     if drafting["draft"] in ("model", "cascade"):
-        drafting["draft_model"] = model if runtime == "onnx" else rng.choice((model, model, "small"))
+        is_own = runtime == "onnx" or "kv_type" in load or rng.random() < 0.6
+        drafting["draft_model"] = model if is_own else "small"
         if is_real or runtime == "onnx":
             drafting["draft"] = "suffix"
             del drafting["draft_model"]

@@ -31,7 +31,7 @@ def test_drafts_change_nothing_that_a_caller_sees(harness: ModuleType, tmp_path:
         outcomes.append(harness.compared(number, config, files))
     assert [outcome.different for outcome in outcomes] == [{}] * len(outcomes)
     assert sum(outcome.n_requests for outcome in outcomes) > 90
-    assert sum(outcome.n_accepted for outcome in outcomes) > 1000
+    assert sum(outcome.n_accepted for outcome in outcomes) > 500
 
 
 def test_a_draft_that_chooses_a_token_is_found_and_can_be_replayed(
