@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
-from edgedec.errors import PluginError
+from edgedec.errors import DeadEndError, PluginError
 from edgedec.verification.coupled import verify_coupled
 
 
@@ -108,3 +108,18 @@ def test_a_sound_draft_passes_and_truncates_to_a_sound_draft() -> None:
         shorter = draft.truncated(n_max)
         shorter.check(8)
         assert len(shorter) == min(n_max, 4)
+
+
+def test_a_dead_end_behind_an_accepted_token_is_left_to_the_next_step() -> None:
+    """The accepted tokens come first, as in plain decoding; without one, the error is raised."""
+
+    def choose_token(row: int, accepted: tuple[int, ...]) -> int:
+        if len(accepted) == n_before:
+            raise DeadEndError("nothing follows")
+        return 5 + len(accepted)
+
+    n_before = 2
+    assert verify_coupled(tree([5, 6, 7], [-1, 0, 1]), choose_token) == Verification((0,), (5, 6))
+    n_before = 0
+    with pytest.raises(DeadEndError):
+        verify_coupled(tree([5], [-1]), choose_token)
