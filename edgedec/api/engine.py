@@ -290,9 +290,8 @@ class Engine(TextEngine):
         Args:
             prompt: A text, token ids, or the messages of a chat, of which the last is answered.
             n: How many texts, 1 to 256.
-            until: Is called when texts have ended, with all texts that ended so far, the shortest first. When it
-                returns True, the others end with as many tokens drawn as the longest of these, with the finish_reason
-                "cancelled". Tokens are yielded only when all texts have as many, so drafts change nothing of this.
+            until: Is called when texts have ended, with all that ended so far, the shortest first. When it returns
+                True, the others are "cancelled" at the length of the longest of these. No text is read ahead of others.
             cancel: Stops all texts, from any thread.
             think: Whether the model thinks before it answers a chat; as of chat().
             **options: Those of stream(), and for a chat those of chat_stream(). The default of `logprobs` is 0 here:
