@@ -30,8 +30,8 @@ def test_drafts_change_nothing_that_a_caller_sees(harness: ModuleType, tmp_path:
         config = drawn(random.Random(f"test:{number}"), real=False, only_cpu=True)
         outcomes.append(harness.compared(number, config, files))
     assert [outcome.different for outcome in outcomes] == [{}] * len(outcomes)
-    assert sum(outcome.n_requests for outcome in outcomes) > 90
-    assert sum(outcome.n_accepted for outcome in outcomes) > 500
+    assert sum(outcome.n_requests for outcome in outcomes) > 60
+    assert sum(outcome.n_accepted for outcome in outcomes) > 300
 
 
 def test_a_draft_that_chooses_a_token_is_found_and_can_be_replayed(
