@@ -14,11 +14,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgedec.memory import platform
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
+_LARGE_BLOCK_BYTES = 1 << 22  # numpy asks for huge pages from this size on
 _NO_LIMIT = 1 << 62  # version 1 writes a number just below 2^63 where there is no limit
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 4096
 
@@ -171,9 +174,31 @@ def huge_pages(folder: Path = _HUGE_PAGES) -> HugePages | None:
 
 def return_free_memory() -> None:
     """Give freed pages of the heap back to the system, which counts them as held; only glibc can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # musl has none
+    trim = _glibc("malloc_trim")
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+def keep_heap_small() -> None:
+    """Let the heap hold little that is free, for a process in which models come and go; only glibc can.
+
+    - Blocks of 4 MiB and more go back to the system when they are freed. glibc raises that bound, to at most 32 MiB,
+      whenever a larger block is freed, and takes later blocks from its heaps. numpy asks for huge pages for such
+      blocks, and a huge page is held whole for one byte in use. After loading and unloading four models four times, a
+      process held 207 MB without a model, and 89 MB with the bound kept where it is.
+    - All threads share one heap. With a heap for each thread, a server held 136 MB without a model after sixteen loads,
+      with one heap 99 MB. Call this before the threads begin.
+    """
+    set_option = _glibc("mallopt")
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        set_option(_M_ARENA_MAX, 1)
+        set_option(_M_TRIM_THRESHOLD, 2 * _LARGE_BLOCK_BYTES)  # as glibc pairs the two
+
+
+def _glibc(name: str) -> Any:
+    """Return a function of glibc's heap, or None on other systems and where the C library (musl) lacks it."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def _is_linux(proc: Path) -> bool:

@@ -19,6 +19,7 @@ from support.tiny_models import tiny_llama
 MB = 1_000_000
 CAP_MB = 280
 NARROW_MB = 160
+VOCABULARY, LARGE_VOCABULARY_MB = 150_000, 230
 ASKED = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 24, "temperature": 0}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory")
@@ -120,3 +121,30 @@ def test_twenty_requests_over_three_models_keep_the_cap(tmp_path: Path) -> None:
         assert list(pool.map(ask, asked)) == [alone[name] for name in asked]
         assert counts.result() <= {0, 1}
         assert held_mb(child, "VmHWM") <= NARROW_MB
+
+
+def test_six_requests_at_once_for_four_models_keep_the_cap(tmp_path: Path) -> None:
+    """Models with large vocabularies come and go three times: every request is answered, and the cap is kept."""
+    env = {name: str(tmp_path) for name in ("EDGEDEC_CACHE", "EDGEDEC_CONFIG")}
+    (tmp_path / "models").mkdir()
+    names = ("ape", "bee", "cow", "dog")
+    for seed, name in enumerate(names):
+        path = tmp_path / "models" / f"{name}.gguf"
+        tiny_llama(path, seed=seed, n_embd=64, n_ctx_train=1024, n_vocab=VOCABULARY, dtype="f16", chat_template=CHAT)
+    with (
+        serving("--draft", "off", cap_mb=LARGE_VOCABULARY_MB, env=env) as (url, child),
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        ThreadPoolExecutor(6) as pool,
+    ):
+
+        def ask(name: str) -> str:
+            reply = client.post("/v1/chat/completions", json=ASKED | {"model": name})
+            assert reply.status_code == 200, reply.text
+            text: str = reply.json()["choices"][0]["message"]["content"]
+            return text
+
+        alone = {name: ask(name) for name in names}
+        for _ in range(3):
+            asked = [*names, *names[:2]]
+            assert list(pool.map(ask, asked)) == [alone[name] for name in asked]
+        assert held_mb(child, "VmHWM") <= LARGE_VOCABULARY_MB

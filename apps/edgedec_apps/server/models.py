@@ -5,8 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec.api.engine import Engine
+from edgedec.errors import MemoryCapError
 from edgedec.gguf.model_info import ModelInfo
 from edgedec.progress import CancelToken
+
+
+class CrowdedError(MemoryCapError):
+    """A model can't be planned while so many others are loaded: their memory leaves none to read its header with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,8 @@ class Prepared:
 
     Attributes:
         n_bytes: The most bytes that the model will hold, without what all models of a server share.
-        budget_bytes: The most bytes that all loaded models may hold together.
+        budget_bytes: The most bytes that all loaded models may hold together, by what the process holds beside them
+            now; it grows when a model is unloaded that left others less than it held.
         n_ctx: Tokens of the context that it will have.
         n_ctx_train: Tokens of the context that it was trained for; 0 where that is unknown.
         open: Loads the model. It raises EdgedecError, and leaves nothing behind then.
@@ -82,5 +88,6 @@ class Prepared:
 Prepare = Callable[[Recipe, int | None, CancelToken], Prepared]
 """Plans how a recipe is loaded with so many tokens of context, or None for the usual number; called in a thread.
 
-It raises EdgedecError: MemoryCapError where the model can't fit even if it were alone.
+It raises EdgedecError: CrowdedError where that can be said only after another model was unloaded, else MemoryCapError
+where the model can't fit even if it were alone.
 """

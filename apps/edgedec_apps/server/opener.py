@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -13,16 +13,21 @@ from edgedec.api.load import open_choice
 from edgedec.api.options import Application, EngineOptions
 from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.api.wishes import engine_wishes, find_model
-from edgedec.errors import EdgedecError, ModelFormatError
+from edgedec.errors import EdgedecError, MemoryCapError, ModelFormatError
+from edgedec.gguf.file import FileState, file_states
 from edgedec.gguf.trained_context import embeds_only, read_model_info, trained_context
+from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import REQUESTS, RESERVE, Cap, plan_wishes, plan_within, planning_bytes
-from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
+from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes
+from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken, OnProgress
-from edgedec_apps.server.models import Loaded, ModelFile, Prepared, Recipe
+from edgedec_apps.server.account import Account, planning_need
+from edgedec_apps.server.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
 
 _USABLE = 0.9  # of the memory that the system has free when the server starts
 _OF_ALL = (REQUESTS, RESERVE)  # the terms of a plan that all models of a server share
+_ANY_PEAK = 1 << 62  # other models are loaded: what the process held at its peak says nothing of one of them
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,15 @@ class Opener:
     prompt_cache: Path | None
     showing: Callable[[], AbstractContextManager[OnProgress | None]]
     tell: Callable[[str], None]
+    _refused: dict[tuple[Recipe, int | None], tuple[FileState, str]] = field(default_factory=dict, init=False)
 
     @cached_property
-    def _base_bytes(self) -> int:
-        return base_bytes()  # before any model's file is looked at
+    def _account(self) -> Account:
+        return Account(base_bytes())  # before any model's file is looked at
 
     @cached_property
     def _cap(self) -> Cap:
-        base, cap_bytes, gpu_bytes = self._base_bytes, self.options.cap_bytes, self.options.gpu_cap_bytes
+        base, cap_bytes, gpu_bytes = self._account.base_bytes, self.options.cap_bytes, self.options.gpu_cap_bytes
         if cap_bytes is not None:
             return Cap(cap_bytes, base, whole_process=True, gpu_bytes=gpu_bytes)
         free = available_bytes()
@@ -72,6 +78,7 @@ class Opener:
             cancel: Stops planning and loading.
 
         Raises:
+            CrowdedError: The models that are loaded leave no memory to plan with.
             MemoryCapError: The model can't fit.
             EdgedecError: As edgedec.load.
         """
@@ -79,30 +86,52 @@ class Opener:
         cache_file = self._cache_file(recipe)
         if cache_file is not None:
             require_prompt_cache(cache_file)
-        cap, is_capped = replace(self._cap, earlier_peak_bytes=peak_resident_bytes() or 0), options.memory is not None
+        cap, account = self._cap, self._account
+        beside_bytes, is_capped = account.measure(), options.memory is not None
+        earlier_peak_bytes = _ANY_PEAK if account.others else peak_resident_bytes() or 0
+        cap = replace(cap, beside_bytes=account.base_bytes, earlier_peak_bytes=earlier_peak_bytes)
         application = Application(
             cap.beside_bytes if is_capped else None,
             prompt_cache=cache_file is not None,
             request_bytes=self.request_bytes if is_capped else 0,
             earlier_peak_bytes=cap.earlier_peak_bytes,
         )
+        held_bytes = beside_bytes + account.planned_bytes
         with self.showing() as on_progress:
             options = replace(options, on_progress=on_progress)
-            room = planning_bytes(replace(cap, beside_bytes=max(cap.beside_bytes, resident_bytes() or 0)))
-            choice = find_model(recipe.model, options, room)
+            path = resolve(recipe.model, options.resolving)
+            if account.others and cap.n_bytes is not None and cap.n_bytes - held_bytes < planning_need(path):
+                raise self._crowded(recipe, n_ctx, path)
+            room = planning_bytes(replace(cap, beside_bytes=held_bytes))
+            choice = find_model(path, options, room)
             setting = engine_wishes(choice, options, application, room).setting
             planned = plan_wishes(choice, setting, cap)
             if not planned.plan.fits:
                 planned = plan_within(choice, setting, cap)
-                planned.plan.require()
+                self._require(planned.plan, recipe, n_ctx, path)
         shared = sum(term.n_bytes for term in planned.plan.terms if term.name in _OF_ALL)
         return Prepared(
             n_bytes=planned.plan.own_bytes - shared,
-            budget_bytes=(1 << 62) if cap.n_bytes is None else cap.n_bytes - cap.beside_bytes - shared,
+            budget_bytes=(1 << 62) if cap.n_bytes is None else cap.n_bytes - beside_bytes - shared,
             n_ctx=planned.setting.options.n_ctx or 0,
             n_ctx_train=trained_context(choice.path),
             open=lambda: self._open(choice, options, application, cache_file),
         )
+
+    def _require(self, plan: MemoryPlan, recipe: Recipe, n_ctx: int | None, path: Path) -> None:
+        """Raise MemoryCapError where a plan does not fit, and remember that for this state of the model's file."""
+        try:
+            plan.require()
+        except MemoryCapError as error:
+            self._refused[recipe, n_ctx] = file_states([path])[0], str(error)
+            raise
+
+    def _crowded(self, recipe: Recipe, n_ctx: int | None, path: Path) -> MemoryCapError:
+        """Return the error for a model that can't be planned now: that it can never fit, where this is known."""
+        state, message = self._refused.get((recipe, n_ctx), (None, ""))
+        if state == file_states([path])[0]:
+            return MemoryCapError(message)
+        return CrowdedError(f"{path.stem}: the models that are loaded leave no memory to plan it; try again later")
 
     def _options(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> EngineOptions:
         options = self.options if recipe.model in self.named else self.others
@@ -124,8 +153,10 @@ class Opener:
     def _open(
         self, choice: Choice, options: EngineOptions, application: Application, cache_file: Path | None
     ) -> Loaded:
+        before_bytes = resident_bytes() or 0
         with self.showing() as on_progress:
             engine = open_choice(choice, replace(options, on_progress=on_progress), application)
+        model = object()  # stands for the engine, and does not hold it
         try:
             self._restore(engine, cache_file)
             template = engine.card.chat_template if options.chat_template is None else options.chat_template
@@ -138,7 +169,16 @@ class Opener:
             cap = engine.plan.caps
             self.tell(f"{path.stem}: to keep within {cap}: {', '.join(engine.plan.given_up)}")
         planned = [term.n_bytes for term in engine.plan.terms if term.name == REQUESTS]
-        return Loaded(engine, file, lambda: self._close(engine, cache_file), planned[0] if planned else None)
+        shared = sum(term.n_bytes for term in engine.plan.terms if term.name in _OF_ALL)
+        self._account.open(model, engine.plan.own_bytes - shared, before_bytes)
+
+        def close() -> None:
+            try:
+                self._close(engine, cache_file)
+            finally:
+                self._account.close(model)
+
+        return Loaded(engine, file, close, planned[0] if planned else None)
 
     def _restore(self, engine: Engine, cache_file: Path | None) -> None:
         """Load a KV cache where its file exists; one that does not fit is reported, and replaced later."""
@@ -161,4 +201,3 @@ class Opener:
                     self.tell(str(error))
         finally:
             engine.close()
-            return_free_memory()

@@ -11,6 +11,7 @@ from typing import cast
 import uvicorn
 
 from edgedec.errors import CancelledError, EdgedecError, RequestError
+from edgedec.memory.system import keep_heap_small
 from edgedec.progress import CancelToken
 from edgedec_apps.server.app import build_app
 from edgedec_apps.server.connections import Connection
@@ -81,6 +82,7 @@ def serve(
     Raises:
         EdgedecError: A model of the settings could not be loaded.
     """
+    keep_heap_small()  # before threads begin
     service = Service(settings, prepare)
     server = uvicorn.Server(
         uvicorn.Config(

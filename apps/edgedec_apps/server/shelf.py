@@ -16,9 +16,10 @@ from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
 from edgedec.errors import MemoryCapError
+from edgedec.memory.watch import give_back
 from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
-from edgedec_apps.server.models import Loaded, Prepare, Prepared, Recipe
+from edgedec_apps.server.models import CrowdedError, Loaded, Prepare, Prepared, Recipe
 from edgedec_apps.server.slots import Slots
 
 FOREVER_S = float("inf")
@@ -153,8 +154,8 @@ class Shelf:
                 place = self.place(recipe)
                 if place.loaded is not None:  # as another preset of the same model
                     return True
-                prepared = await self._in_thread(lambda: self._prepare_for(recipe, n_ctx, self._loading))
-                if self._n_bytes() + prepared.n_bytes > prepared.budget_bytes and self.loaded:
+                prepared = await self._prepared(recipe, n_ctx)
+                if prepared is None or not self._fits(prepared):
                     return False
                 await self._open(place, prepared)
                 self._rest(place, keep_s)
@@ -217,23 +218,37 @@ class Shelf:
             place.idle.set()
         self._news.set()
 
-    def _n_bytes(self) -> int:
-        return sum(place.n_bytes for place in self.loaded)
+    def _fits(self, prepared: Prepared) -> bool:
+        """Return whether a model fits beside those that are loaded; alone it does."""
+        loaded = self.loaded
+        return not loaded or sum(place.n_bytes for place in loaded) + prepared.n_bytes <= prepared.budget_bytes
+
+    async def _prepared(self, recipe: Recipe, n_ctx: int | None) -> Prepared | None:
+        """Return a model as _prepare_for; None where another model must be unloaded before it can be planned."""
+        try:
+            return await self._in_thread(lambda: self._prepare_for(recipe, n_ctx, self._loading))
+        except CrowdedError:
+            if not self.loaded:
+                raise
+            return None
 
     async def _load(self, place: Place, n_ctx: int | None) -> None:
-        """Load a model, again where its context is too short, and unload others where it needs their memory."""
-        prepared = await self._in_thread(lambda: self._prepare_for(place.recipe, n_ctx, self._loading))
-        if place.loaded is not None:
-            await self._empty(place)
-        while self._n_bytes() + prepared.n_bytes > prepared.budget_bytes and self.loaded:
-            await self._empty(self._victim())
-        while place.loaded is None:
-            try:
-                await self._open(place, prepared)
-            except MemoryCapError:  # the system has less memory than planned, as other programs took it
-                if not self.loaded:
-                    raise
-                await self._empty(self._victim())
+        """Load a model, again where its context is too short, and unload others where it needs their memory.
+
+        It is planned anew after each that is unloaded: what that one leaves behind is known only then, and a plan that
+        waited for its requests to end would hold the model's header meanwhile.
+        """
+        while True:
+            prepared = await self._prepared(place.recipe, n_ctx)
+            victim = place if prepared is not None and place.loaded is not None else None
+            if prepared is not None and victim is None and self._fits(prepared):
+                try:
+                    return await self._open(place, prepared)
+                except MemoryCapError:  # the system has less memory than planned, as other programs took it
+                    if not self.loaded:
+                        raise
+            del prepared
+            await self._empty(victim or self._victim())
 
     def _victim(self) -> Place:
         """Return the model to unload: the least recently used that no request uses, or else that any uses."""
@@ -250,17 +265,17 @@ class Shelf:
             place.leaving = False
 
     async def _unload(self, place: Place) -> None:
-        loaded = place.loaded
-        assert loaded is not None
+        assert place.loaded is not None
         assert not place.n_users
         place.leaving = True
         try:
-            await self._in_thread(loaded.close)
+            await self._in_thread(place.loaded.close)
         except Exception as error:  # the model is freed nevertheless
             _LOG.warning("%s: %s", type(error).__name__, error)
         finally:
             place.loaded, place.leaving, place.n_bytes = None, False, 0
             self._on_change()
+        await self._in_thread(give_back)  # the engine is gone only now, with its vocabulary and its drafters
 
     async def _open(self, place: Place, prepared: Prepared) -> None:
         def open_it() -> None:  # a model that is loaded when its request has gone is on the shelf as any other

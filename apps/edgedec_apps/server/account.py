@@ -1,0 +1,75 @@
+"""The account of a server's memory: what its process holds beside the models, and what each model may hold."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgedec.memory.system import resident_bytes
+
+_IN_EACH_PLAN_BYTES = 9_000_000  # 5 MB of code and 4 MB of Python's working memory: both stay after the model
+_PLANNING_BYTES = 8_000_000  # measured with 260 tokens
+_MOST_PLANNING_BYTES = 80_000_000  # measured with 262,144 tokens: 65 MB
+
+
+@dataclass(slots=True)
+class Account:
+    """Whose memory is whose. Used under the turn of a shelf: by one thread at a time.
+
+    A model that was unloaded leaves something behind: modules that were imported for it, blocks that the heap can't
+    give back. So what the process holds without models is measured again whenever no model is loaded, less the part
+    that every model's plan counts. While models are loaded, what they did not hold when their loading had ended counts
+    as held beside them.
+
+    Args:
+        base_bytes: Bytes that the process holds before any model's file is looked at.
+
+    Attributes:
+        base_bytes: Bytes that the process holds without a model, beyond what each plan counts.
+    """
+
+    base_bytes: int
+    _models: dict[object, tuple[int, int]] = field(default_factory=dict, init=False)
+    _least_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._least_bytes = self.base_bytes
+
+    @property
+    def others(self) -> bool:
+        """Whether a model is loaded."""
+        return bool(self._models)
+
+    @property
+    def planned_bytes(self) -> int:
+        """The most bytes that the loaded models may hold together."""
+        return sum(planned for planned, _ in self._models.values())
+
+    def measure(self) -> int:
+        """Return the bytes that the process holds beside its models."""
+        without = (resident_bytes() or 0) - sum(held for _, held in self._models.values()) - _IN_EACH_PLAN_BYTES
+        if not self._models:
+            self.base_bytes = max(self._least_bytes, without)
+        return max(self.base_bytes, without)
+
+    def open(self, model: object, planned_bytes: int, before_bytes: int) -> None:
+        """Enter a model that was loaded.
+
+        Args:
+            model: Stands for the model.
+            planned_bytes: The most bytes that the model may hold.
+            before_bytes: What the process held before it was loaded.
+        """
+        self._models[model] = planned_bytes, max(0, (resident_bytes() or 0) - before_bytes)
+
+    def close(self, model: object) -> None:
+        """Strike a model off that was unloaded; a second call does nothing."""
+        self._models.pop(model, None)
+
+
+def planning_need(path: Path) -> int:
+    """Return the most bytes that are held for a while to plan a model, whose header and vocabulary are read for it.
+
+    They grow with the vocabulary, whose size nobody knows before; but a file is larger than its vocabulary, and no
+    vocabulary takes more than that of 262,144 tokens.
+    """
+    n_bytes = path.stat().st_size if path.is_file() else _MOST_PLANNING_BYTES
+    return _PLANNING_BYTES + min(n_bytes // 2, _MOST_PLANNING_BYTES - _PLANNING_BYTES)
