@@ -122,7 +122,7 @@ def drawn(number: int, seed: int) -> Case:
 
 
 def _sentences(model: str, rng: random.Random) -> int:
-    """Return how many sentences a prompt has; a tiny model takes 73 tokens for each, more than three times the others'."""
+    """Return how many sentences a prompt has: fewer for a tiny model, which takes 73 tokens for each."""
     return rng.choice((1, 2, 4) if model in _TINY else (1, 4, 15))
 
 

@@ -359,3 +359,30 @@ def test_huge_pages_are_read_from_the_systems_files(
         if text is not None:
             (tmp_path / name).write_text(text)
     assert system_memory.huge_pages(tmp_path) == found
+
+
+HELD_BY_MAPPING = """
+import ctypes, numpy
+from edgedec.memory.system import keep_heap_small
+
+class Heap(ctypes.Structure):
+    _fields_ = [(f"field_{{i}}", ctypes.c_size_t) for i in range(10)]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Heap
+{begin}
+block = numpy.ones(16 << 20, numpy.uint8)
+del block
+before = libc.mallinfo2().field_4  # bytes of blocks that are mapped for themselves
+block = numpy.ones(8 << 20, numpy.uint8)
+print(libc.mallinfo2().field_4 - before >= 8 << 20)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the heap of glibc 2.33 and later")
+@pytest.mark.parametrize(("begin", "mapped"), [("", False), ("keep_heap_small()", True)])
+def test_a_large_block_goes_back_to_the_system_when_it_is_freed(begin: str, mapped: bool) -> None:
+    """It is mapped for itself; without keep_heap_small glibc takes it from a heap once a larger one was freed."""
+    command = [sys.executable, "-c", HELD_BY_MAPPING.format(begin=begin)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{mapped}\n"

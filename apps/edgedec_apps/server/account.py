@@ -68,8 +68,9 @@ class Account:
 def planning_need(path: Path) -> int:
     """Return the most bytes that are held for a while to plan a model, whose header and vocabulary are read for it.
 
-    They grow with the vocabulary, whose size nobody knows before; but a file is larger than its vocabulary, and no
-    vocabulary takes more than that of 262,144 tokens.
+    They grow with the vocabulary, whose size is not known before; but a file is larger than its vocabulary, and more
+    than 262,144 tokens are not expected.
     """
-    n_bytes = path.stat().st_size if path.is_file() else _MOST_PLANNING_BYTES
-    return _PLANNING_BYTES + min(n_bytes // 2, _MOST_PLANNING_BYTES - _PLANNING_BYTES)
+    if not path.is_file():  # the folder of an export
+        return _MOST_PLANNING_BYTES
+    return min(_PLANNING_BYTES + path.stat().st_size // 2, _MOST_PLANNING_BYTES)

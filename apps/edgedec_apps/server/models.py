@@ -10,10 +10,6 @@ from edgedec.gguf.model_info import ModelInfo
 from edgedec.progress import CancelToken
 
 
-class CrowdedError(MemoryCapError):
-    """A model can't be planned while so many others are loaded: their memory leaves none to read its header with."""
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What an engine is loaded from. Names with equal recipes share one engine.
@@ -85,9 +81,22 @@ class Prepared:
     open: Callable[[], Loaded]
 
 
+class CrowdedError(MemoryCapError):
+    """A model can't be planned now: what the loaded ones may come to hold leaves no memory to read its header with.
+
+    Attributes:
+        at_rest: Plans it by what they hold now, which is right while no request uses one of them; it may raise
+            CrowdedError, too.
+    """
+
+    def __init__(self, message: str, at_rest: "Prepare") -> None:
+        super().__init__(message)
+        self.at_rest = at_rest
+
+
 Prepare = Callable[[Recipe, int | None, CancelToken], Prepared]
 """Plans how a recipe is loaded with so many tokens of context, or None for the usual number; called in a thread.
 
-It raises EdgedecError: CrowdedError where that can be said only after another model was unloaded, else MemoryCapError
-where the model can't fit even if it were alone.
+It raises EdgedecError: CrowdedError where the models that are loaded leave no memory to plan with, another
+MemoryCapError where the model can't fit even if it were alone.
 """

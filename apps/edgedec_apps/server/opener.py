@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -69,13 +69,14 @@ class Opener:
         most = None if free is None else base + int(_USABLE * free)
         return Cap(most, base, whole_process=True, name="free", gpu_bytes=gpu_bytes)
 
-    def prepare(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
+    def prepare(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken, *, at_rest: bool = False) -> Prepared:
         """Plan how a recipe is loaded, as if it were alone; a model of the command line is downloaded where it must be.
 
         Args:
             recipe: The model.
             n_ctx: Tokens of its context, or None for the usual number.
             cancel: Stops planning and loading.
+            at_rest: Whether no request uses a model that is loaded, so that none comes to hold more meanwhile.
 
         Raises:
             CrowdedError: The models that are loaded leave no memory to plan with.
@@ -96,7 +97,7 @@ class Opener:
             request_bytes=self.request_bytes if is_capped else 0,
             earlier_peak_bytes=cap.earlier_peak_bytes,
         )
-        held_bytes = beside_bytes + account.planned_bytes
+        held_bytes = (resident_bytes() or 0) if at_rest else beside_bytes + account.planned_bytes
         with self.showing() as on_progress:
             options = replace(options, on_progress=on_progress)
             path = resolve(recipe.model, options.resolving)
@@ -123,7 +124,7 @@ class Opener:
         try:
             plan.require()
         except MemoryCapError as error:
-            self._refused[recipe, n_ctx] = file_states([path])[0], str(error)
+            self._refused[recipe, n_ctx] = file_states([path])[0], error.marked
             raise
 
     def _crowded(self, recipe: Recipe, n_ctx: int | None, path: Path) -> MemoryCapError:
@@ -131,7 +132,8 @@ class Opener:
         state, message = self._refused.get((recipe, n_ctx), (None, ""))
         if state == file_states([path])[0]:
             return MemoryCapError(message)
-        return CrowdedError(f"{path.stem}: the models that are loaded leave no memory to plan it; try again later")
+        message = f"{path.stem}: the models that are loaded leave no memory to plan it; try again later"
+        return CrowdedError(message, partial(self.prepare, at_rest=True))
 
     def _options(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> EngineOptions:
         options = self.options if recipe.model in self.named else self.others

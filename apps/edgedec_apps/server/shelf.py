@@ -8,8 +8,8 @@ for a model that is loaded, and that nobody waits to unload, does not wait at al
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from logging import getLogger
 from time import monotonic, perf_counter
@@ -226,11 +226,16 @@ class Shelf:
     async def _prepared(self, recipe: Recipe, n_ctx: int | None) -> Prepared | None:
         """Return a model as _prepare_for; None where another model must be unloaded before it can be planned."""
         try:
-            return await self._in_thread(lambda: self._prepare_for(recipe, n_ctx, self._loading))
-        except CrowdedError:
-            if not self.loaded:
-                raise
-            return None
+            return await self._in_thread(lambda: self._prepare_for(self._prepare, recipe, n_ctx))
+        except CrowdedError as error:
+            at_rest = error.at_rest
+        async with self._resting(self.loaded):
+            try:
+                return await self._in_thread(lambda: self._prepare_for(at_rest, recipe, n_ctx))
+            except CrowdedError:
+                if not self.loaded:
+                    raise
+                return None
 
     async def _load(self, place: Place, n_ctx: int | None) -> None:
         """Load a model, again where its context is too short, and unload others where it needs their memory.
@@ -256,13 +261,22 @@ class Shelf:
 
     async def _empty(self, place: Place) -> None:
         """Unload a model after its requests have ended; new requests for it wait."""
-        place.leaving = True
-        try:
-            while place.n_users:
-                await place.idle.wait()
+        async with self._resting([place]):
             await self._unload(place)
+
+    @asynccontextmanager
+    async def _resting(self, places: Sequence[Place]) -> AsyncIterator[None]:
+        """Let nobody use these models inside the block: requests that run end before it, and new ones wait."""
+        for place in places:
+            place.leaving = True
+        try:
+            for place in places:
+                while place.n_users:
+                    await place.idle.wait()
+            yield
         finally:
-            place.leaving = False
+            for place in places:
+                place.leaving = False
 
     async def _unload(self, place: Place) -> None:
         assert place.loaded is not None
@@ -289,15 +303,18 @@ class Shelf:
                 self._rest(place, 0.0)
                 self._on_change()
 
-    def _prepare_for(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
+    def _prepare_for(self, prepare: Prepare, recipe: Recipe, n_ctx: int | None) -> Prepared:
         """Return a model prepared with a context of at least `n_ctx` tokens (ApiError where it does not fit)."""
-        usual = self._prepare(recipe, None, cancel)
+        cancel = self._loading
+        usual = prepare(recipe, None, cancel)
         if n_ctx is None or n_ctx <= usual.n_ctx:
             return usual
 
         def fitting(n: int) -> Prepared | None:
             try:
-                return self._prepare(recipe, n, cancel)
+                return prepare(recipe, n, cancel)
+            except CrowdedError:
+                raise
             except MemoryCapError:
                 return None
 

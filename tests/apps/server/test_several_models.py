@@ -19,7 +19,7 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.errors import CancelledError, MemoryCapError
 from edgedec.progress import CancelToken
-from edgedec_apps.server.models import Loaded, Prepare, Prepared, Recipe
+from edgedec_apps.server.models import CrowdedError, Loaded, Prepare, Prepared, Recipe
 
 NAMES = ("ape", "bee", "cow")
 SHORT = {"max_tokens": 6, "temperature": 0, "ignore_end": True}
@@ -138,6 +138,62 @@ def test_a_model_that_writes_is_not_unloaded(cache: Path, texts: dict[str, str])
             assert running.loaded == ["ape"]
             assert not any(other.done() for other in others)
         assert [other.result(PATIENCE_S) for other in others] == [texts["bee"], texts["ape"]]
+
+
+class Crowded:
+    """Makes a server believe that bee can't be planned beside other models: only at rest, or not even then.
+
+    Attributes:
+        running: The server.
+        error: What planning at rest raises; None where it plans.
+    """
+
+    def __init__(self, error: MemoryCapError | None = None) -> None:
+        self.running: list[Running] = []
+        self.error = error
+
+    def adapt(self, prepare: Prepare) -> Prepare:
+        """Return the adapted Prepare."""
+
+        def at_rest(recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
+            places = self.running[0].service.shelf.loaded
+            assert not [place for place in places if place.n_users or not place.leaving]
+            if self.error is not None:
+                raise self.error
+            return prepare(recipe, n_ctx, cancel)
+
+        def adapted(recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
+            if Path(recipe.model).stem == "bee" and self.running[0].loaded:
+                raise CrowdedError("no memory to plan with", at_rest)
+            return prepare(recipe, n_ctx, cancel)
+
+        return adapted
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "loaded"),
+    [
+        (None, 200, ["ape", "bee"]),
+        (CrowdedError("not even so", lambda *_: pytest.fail("it is asked again")), 200, ["bee"]),
+        (MemoryCapError("it never fits"), 503, ["ape"]),
+    ],
+    ids=["planned at rest", "planned after an unload", "never fits"],
+)
+def test_a_model_that_can_not_be_planned_beside_others(
+    cache: Path, texts: dict[str, str], error: MemoryCapError | None, status: int, loaded: list[str]
+) -> None:
+    """It is planned once their requests have ended; they are unloaded only where that is not enough."""
+    crowded = Crowded(error)
+    with started(adapt=crowded.adapt, load_options={"n_ctx": 100_000}) as running, ThreadPoolExecutor() as pool:
+        crowded.running.append(running)
+        asked = {"model": "bee", "messages": messages("Hello")} | SHORT
+        with endless(running, "ape"):
+            waiting = pool.submit(running.client.post, "/v1/chat/completions", json=asked)
+            wait_until(lambda: running.service.shelf.loaded[0].leaving, "nobody waits for its end")
+            assert not waiting.done()
+        reply = waiting.result(PATIENCE_S)
+        assert (reply.status_code, running.loaded) == (status, loaded)
+        assert ask(running, "ape") == texts["ape"]
 
 
 def test_one_who_gives_up_waiting_leaves_the_model_as_it_was(cache: Path) -> None:
