@@ -110,6 +110,8 @@ class Opener:
             if not planned.plan.fits:
                 planned = plan_within(choice, setting, cap)
                 self._require(planned.plan, recipe, n_ctx, path)
+        if "context" not in planned.setting.given_up:  # so that it does not depend on what else is loaded by then
+            options = replace(options, n_ctx=planned.setting.options.n_ctx)
         shared = sum(term.n_bytes for term in planned.plan.terms if term.name in _OF_ALL)
         return Prepared(
             n_bytes=planned.plan.own_bytes - shared,
