@@ -37,7 +37,7 @@ def resolve(name: str, options: ResolveOptions) -> Path | None:
     return _find(name, options, force=False)
 
 
-def pull(name: str, options: ResolveOptions, force: bool = False) -> Path:
+def pull(name: str, options: ResolveOptions, force: bool = False, *, takes_paths: bool = True) -> Path:
     """Fetch a model or a draft head unless it is there, and return its file.
 
     A repository of a hub may hold the checkpoint of a draft head; its config.json is then returned. A head that names
@@ -45,11 +45,14 @@ def pull(name: str, options: ResolveOptions, force: bool = False) -> Path:
 
     Args:
         force: Verify again what is there, and replace what is wrong.
+        takes_paths: A path that exists stands for its file. Otherwise the file system is never asked whether `name` is
+            a path, as for names that come from other people.
 
     Raises:
         ModelNotFoundError, ModelFormatError, PullError, OfflineError, StorageError, CancelledError: As `resolve`.
     """
-    path = _find(name, replace(options, draft_head=True), force=force)
+    find = _find if takes_paths else _find_named
+    path = find(name, replace(options, draft_head=True), force=force)
     if path is None:
         raise ModelNotFoundError(
             f"{name!r} is not a kind of name that can be pulled; give a name of the catalogue, hf:OWNER/REPO, "
@@ -65,6 +68,11 @@ def pull(name: str, options: ResolveOptions, force: bool = False) -> Path:
 def _find(name: str, options: ResolveOptions, *, force: bool) -> Path | None:
     if os.path.exists(name):
         return Path(name)
+    return _find_named(name, options, force=force)
+
+
+def _find_named(name: str, options: ResolveOptions, *, force: bool) -> Path | None:
+    """Return the file of a name that is no path; None for an unknown kind of name."""
     models = models_folder(options.cache_dir)
     kind = match[0].lower() if (match := _SCHEME.match(name)) else ""
     if kind == "hf:":

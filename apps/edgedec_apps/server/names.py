@@ -130,14 +130,8 @@ class Names:
                 return named
         if name in self._settings.aliases:
             return self.served[0]
-        if (path := _installed().get(name)) is not None:
-            return self._installed(path, name)
-        if name.startswith(_SCHEMES):
-            try:
-                return self._installed(resolve(name, ResolveOptions(offline=True)), name)
-            except EdgedecError:
-                return None
-        return None
+        path = installed_file(name)
+        return None if path is None else self._installed(path, name)
 
     def _installed(self, path: Path, name: str) -> Named:
         return Named(name, Recipe(str(path)), self._settings.keep_s)
@@ -190,6 +184,21 @@ def shown_name(model: str) -> str:
     if path.suffix.lower() == ".gguf" and not model.startswith(_SCHEMES):
         return path.stem
     return path.resolve().name if path.is_dir() else model
+
+
+def installed_file(name: str, *, draft_head: bool = False) -> Path | None:
+    """Return the file of a model on this machine by its name; None where there is none, and for every path.
+
+    Args:
+        name: A name that `edgedec list` shows, or one that begins with hf: or ollama:.
+        draft_head: As ResolveOptions.draft_head.
+    """
+    if (path := _installed().get(name)) is not None or not name.startswith(_SCHEMES):
+        return path
+    try:
+        return resolve(name, ResolveOptions(offline=True, draft_head=draft_head))
+    except EdgedecError:
+        return None
 
 
 def _installed() -> dict[str, Path]:

@@ -21,6 +21,7 @@ from edgedec_apps.removal import remove
 from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.errors import ApiError, problem_of
 from edgedec_apps.server.fields import Fields
+from edgedec_apps.server.named_heads import require_head
 from edgedec_apps.server.ollama_requests import read_options
 from edgedec_apps.server.sender import json_line
 from edgedec_apps.server.service import Service
@@ -47,19 +48,21 @@ def routes() -> list[BaseRoute]:
 async def create(request: Request, service: Service) -> Response:
     """Make a preset of a model: a name with its own system message, template, options or draft head."""
     fields = await read_fields(request, service.settings)
-    name, base = _name(fields, "model", "name"), str(fields.required("from")).removesuffix(":latest")
+    name, base = _name(fields, "model", "name"), _name(fields, "from")
     texts = {key: fields.text(key) for key in ("system", "template", "draft_head")}
     options, n_ctx = read_options(fields.object("parameters"))
     options.pop("draft", None)  # a preset doesn't hold whether its requests draft
-    stream = fields.take("stream")
+    stream = fields.optional_flag("stream")
     for field in _OF_FILES:
         fields.unsupported(field, "a preset has a model, a system message, a template, options and a draft head")
     fields.skip("license")
     fields.end()
 
     def write() -> None:
-        service.names.find(base)
+        named = service.names.find(base)
         _require_free(service, name)
+        if texts["draft_head"]:
+            require_head(texts["draft_head"], named)
         save_preset(new_preset(name, base, texts, options | ({} if n_ctx is None else {"n_ctx": n_ctx})))
 
     await asyncio.to_thread(write)
@@ -73,7 +76,7 @@ async def create(request: Request, service: Service) -> Response:
 async def copy(request: Request, service: Service) -> Response:
     """Give a model, or a preset, another name."""
     fields = await read_fields(request, service.settings)
-    source, name = str(fields.required("source")).removesuffix(":latest"), _name(fields, "destination")
+    source, name = _name(fields, "source"), _name(fields, "destination")
     fields.end()
 
     def write() -> None:
@@ -118,10 +121,11 @@ async def pull_model(request: Request, service: Service) -> Response:
     """Download a model into the cache, with the progress as lines of JSON; requests can name it from then on."""
     fields = await read_fields(request, service.settings)
     name = _name(fields, "model", "name")
-    stream = fields.take("stream")
+    stream = fields.optional_flag("stream")
     fields.unsupported("insecure", "models are downloaded over TLS and checked; leave it out")
     fields.end()
-    if not (is_plain(name) or name.startswith(("hf:", "ollama:"))):
+    is_short = is_plain(name) and not name.lower().endswith(".gguf")
+    if not (is_short or name.startswith(("hf:", "ollama:"))):
         raise ApiError(f"{name!r:.200} can't be pulled: give a name of the catalogue, or hf:OWNER/REPO", param="model")
     pulling = _Pulling(name, service)
     if stream is not False:
@@ -169,7 +173,7 @@ class _Pulling:
         def work() -> None:
             try:
                 options = ResolveOptions(offline=self.service.settings.offline, on_progress=report, cancel=cancel)
-                pull(self.name, options)
+                pull(self.name, options, takes_paths=False)
                 put({"status": "success"})
             except Exception as error:  # sent to the client
                 self.error = error
