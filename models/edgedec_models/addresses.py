@@ -35,7 +35,10 @@ def local_file(url: str) -> Path:
     Raises:
         ModelNotFoundError: The URL names another host, or a path that does not exist.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ModelNotFoundError(f"{url!r:.200} is no address: {error}; write file:///PATH") from error
     if parts.netloc not in ("", "localhost"):
         raise ModelNotFoundError(
             f"{url} names the host {parts.netloc!r}, expected none; write a local file as file:///, with three slashes"
@@ -47,8 +50,17 @@ def local_file(url: str) -> Path:
 
 
 def url_path(url: str, models: Path) -> Path:
-    """Return the path of the cache's file for an http or https URL; the URL's fragment is ignored."""
+    """Return the path of the cache's file for an http or https URL; the URL's fragment is ignored.
+
+    Raises:
+        ModelNotFoundError: The URL is malformed.
+    """
     url = url.partition("#")[0]
+    try:
+        url.encode()
+        urlsplit(url).port  # noqa: B018  # raises ValueError for a port that is none
+    except ValueError as error:
+        raise ModelNotFoundError(f"{url!r:.200} is no address: {error}; write https://HOST/PATH") from error
     digest = hashlib.sha256(url.encode()).hexdigest()[:16]
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", urlsplit(url).path.rpartition("/")[2]).removesuffix(".gguf").strip("._")
     return models / "url" / digest / f"{stem[:100] or 'model'}.gguf"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import httpx
@@ -10,6 +11,7 @@ from edgedec.errors import PullError
 from edgedec.progress import check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
+from edgedec_models.documents import watched
 from edgedec_models.partial import Partial
 from edgedec_models.record import Wanted
 from edgedec_models.web import Pace, TransientError, check_status, open_client, retry
@@ -90,7 +92,10 @@ def _receive(client: httpx.Client, remote: Remote, wanted: Wanted, partial: Part
         headers["Range"] = f"bytes={partial.size_bytes}-"
         if partial.validator and not wanted.sha256:  # each mirror has its own validator; the checksum is better
             headers["If-Range"] = partial.validator
-    with client.stream("GET", remote.url, headers=headers) as response:
+    with watched(f"pull {wanted.name}", options) as extensions:
+        request = client.build_request("GET", remote.url, headers=headers, extensions=extensions)
+        response = client.send(request, stream=True)
+    with closing(response):
         if response.status_code == 416 and partial.size_bytes:
             if _total_bytes(response, 0) == partial.size_bytes:
                 return
@@ -137,7 +142,7 @@ def _append(response: httpx.Response, wanted: Wanted, partial: Partial, options:
 
 
 def _check_range(response: httpx.Response, partial: Partial) -> None:
-    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    match = re.match(r"bytes ([0-9]{1,18})-", response.headers.get("Content-Range", ""))
     if match is None or int(match[1]) != partial.size_bytes:
         partial.restart()
         raise TransientError("the server sends another range than the requested one")
@@ -145,15 +150,16 @@ def _check_range(response: httpx.Response, partial: Partial) -> None:
 
 def _total_bytes(response: httpx.Response, begin: int) -> int | None:
     """Return the size of the whole remote file by Content-Range or Content-Length; None where neither says it."""
-    if match := re.search(r"/(\d+)$", response.headers.get("Content-Range", "")):
+    if match := re.search(r"/([0-9]{1,18})$", response.headers.get("Content-Range", "")):
         return int(match[1])
     length = response.headers.get("Content-Length", "")
-    return begin + int(length) if length.isdigit() else None
+    return begin + int(length) if re.fullmatch("[0-9]{1,18}", length) else None
 
 
 def _validator(response: httpx.Response) -> str:
     """Return what If-Range may carry: a strong ETag, else the date; "" where the response has neither."""
     etag: str = response.headers.get("ETag", "")
-    if etag and not etag.startswith("W/"):
+    if etag and not etag.startswith("W/") and etag.isascii():
         return etag
-    return str(response.headers.get("Last-Modified", ""))
+    date: str = response.headers.get("Last-Modified", "")
+    return date if date.isascii() else ""

@@ -1,22 +1,29 @@
-"""Models from a Hugging Face hub. huggingface_hub lists a repository; the files come through our own download.
+"""Models from a Hugging Face hub: the listing of a repository, and its files through our own download.
 
 HF_TOKEN (or the token of `hf auth login`) and HF_ENDPOINT are respected. The listing of a repository is kept in
 `.files.json` beside the repository's files, so that a model that was fetched resolves without the network.
 """
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from edgedec.errors import CancelledError, ModelNotFoundError, PullError
+from edgedec.errors import ModelNotFoundError, PullError
 from edgedec.resolver import ResolveOptions
 from edgedec_models.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, choose_head, shards_of
 from edgedec_models.lock import locked
 from edgedec_models.record import Wanted, is_recorded, read_json
 from edgedec_models.storage import make_folder, write_json
 from edgedec_models.verify import find_fault, write_record
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _TOKEN_ADVICE = (
@@ -125,59 +132,106 @@ def list_repository(spec: HubSpec, options: ResolveOptions) -> Listing:
         ModelNotFoundError: The hub has no such repository or revision, or hides it from this token.
         PullError: The hub refuses, or cannot be reached.
     """
-    from huggingface_hub import HfApi  # here, because only hf: names need this heavy library
-    from huggingface_hub.errors import HfHubHTTPError
-
-    from edgedec_models.web import TransientError, retry
-
-    api = HfApi(endpoint=endpoint(), library_name="edgedec")
     what = f"look up hf:{spec.repo_id}" + ("" if spec.revision == "main" else f"@{spec.revision}")
-
-    def attempt() -> Listing:
-        try:
-            info = api.model_info(spec.repo_id, revision=spec.revision, files_metadata=True, timeout=30.0)
-        except HfHubHTTPError as error:
-            raise refused(error, error.response.status_code, what) from error
-        except (CancelledError, KeyboardInterrupt):
-            raise
-        except Exception as error:  # the errors are those of the HTTP library, which depends on the version
-            raise TransientError(f"{endpoint()} cannot be reached: {error}") from error
-        files = tuple(
-            HubFile(file.rfilename, file.size, file.lfs.sha256 if file.lfs else None) for file in info.siblings or ()
-        )
-        return Listing(info.sha or spec.revision, files)
-
-    return retry(attempt, what, options)
+    path = f"/api/models/{spec.repo_id}/revision/{quote(spec.revision, safe='')}?blobs=true"
+    return ask_hub(path, what, options, lambda answer: _listing(answer, spec))
 
 
-def refused(error: Exception, status: int, what: str) -> Exception:
-    """Return the error to raise for a refusal of the hub."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+def ask_hub(path: str, what: str, options: ResolveOptions, read: Callable[[Any], T]) -> T:
+    """Return what `read` makes of the JSON that the hub answers with.
 
-    from edgedec_models.web import TransientError, refusal
+    Args:
+        path: The address below the hub's.
+        what: The work, which begins the messages of errors.
+        options: As of `resolve`.
+        read: Raises ValueError, with what was found, for an answer of another form.
 
-    if status >= 500 or status == 429:
-        return TransientError(f"{endpoint()} answers {status}")
-    if isinstance(error, GatedRepoError):
-        return PullError(f"{what}: the repository is gated ({status}): {_TOKEN_ADVICE}")
-    if isinstance(error, RevisionNotFoundError):
-        return ModelNotFoundError(f"{what}: the repository has no such branch, tag or commit; check what follows @")
-    if isinstance(error, RepositoryNotFoundError):
-        return ModelNotFoundError(
+    Raises:
+        ModelNotFoundError: The hub has no such repository or revision, or hides it from this token.
+        PullError: The hub refuses, can't be reached, or does not answer as a hub.
+    """
+    from edgedec_models.documents import MOST_JSON_BYTES, get  # here, as httpx takes long to import
+    from edgedec_models.web import open_client
+
+    with open_client() as client:
+        url = endpoint() + path
+        document = get(client, url, _authorization(), what, options, most_bytes=MOST_JSON_BYTES, check=_check)
+    try:
+        return read(document.json())
+    except ValueError as error:
+        raise PullError(
+            f"{what}: {endpoint()} does not answer as a Hugging Face hub does: found {error}; check HF_ENDPOINT, and "
+            "whether this network asks for a sign-in"
+        ) from error
+
+
+def _listing(answer: Any, spec: HubSpec) -> Listing:
+    """Return the listing in a hub's answer (ValueError where the answer has another form)."""
+    require(isinstance(answer, dict), answer, "an object")
+    commit, files = answer.get("sha"), answer.get("siblings")
+    require(commit is None or _is_match(r"\w[\w.-]*", commit), commit, "a commit as sha")
+    require(files is None or isinstance(files, list), files, "a list as siblings")
+    return Listing(commit or spec.revision, tuple(map(_file, files or ())))
+
+
+def _file(entry: Any) -> HubFile:
+    require(isinstance(entry, dict), entry, "an object in siblings")
+    path, size, lfs = entry.get("rfilename"), entry.get("size"), entry.get("lfs")
+    require(_is_match(r"[^\0\ud800-\udfff]+", path), path, "a file's name as rfilename")
+    require(size is None or (type(size) is int and size >= 0), size, "a number of bytes as size")
+    require(lfs is None or isinstance(lfs, dict), lfs, "an object as lfs")
+    sha256 = lfs.get("sha256") if lfs else None
+    require(sha256 is None or _is_match("[0-9a-f]{64}", sha256), sha256, "64 hex digits as sha256")
+    return HubFile(path, size, sha256)
+
+
+def _is_match(pattern: str, value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII | re.DOTALL) is not None
+
+
+def require(holds: bool, found: Any, expected: str) -> None:
+    """Raise ValueError with what was found, unless something holds.
+
+    >>> require(False, 7, "a list as siblings")
+    Traceback (most recent call last):
+    ValueError: 7 where a list as siblings was expected
+    """
+    if not holds:
+        raise ValueError(f"{found!r:.80} where {expected} was expected")
+
+
+def _check(response: "httpx.Response", what: str) -> None:
+    """Raise the error for a refusal of the hub, by the code in its header, or else by its status."""
+    from edgedec_models.web import check_status
+
+    status, code = response.status_code, response.headers.get("X-Error-Code", "")
+    if code == "GatedRepo":
+        raise PullError(f"{what}: the repository is gated ({status}): {_TOKEN_ADVICE}")
+    if code == "RevisionNotFound":
+        raise ModelNotFoundError(f"{what}: the repository has no such branch, tag or commit; check what follows @")
+    if code == "RepoNotFound" or status == 401:
+        raise ModelNotFoundError(
             f"{what}: {endpoint()} has no such repository ({status}), or hides it: {_TOKEN_ADVICE}"
         )
-    return refusal(status, f"{what}: {endpoint()} answers {status}", _TOKEN_ADVICE)
+    check_status(response, what, _TOKEN_ADVICE)
+
+
+def _authorization() -> dict[str, str]:
+    """Return the header with the user's token, where there is one (PullError for one that no header can hold)."""
+    from huggingface_hub import get_token  # here, as only hf: names need this heavy library
+
+    token = get_token()
+    if token and not (token.isascii() and token.isprintable()):
+        raise PullError("the token of the Hugging Face hub (HF_TOKEN) has characters that no token has; correct it")
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _download(spec: HubSpec, file: str, revision: str, wanted: Wanted, options: ResolveOptions) -> str:
-    from huggingface_hub import get_token, hf_hub_url  # here, as in list_repository
+    from edgedec_models.download import download_gguf  # here, as in ask_hub
 
-    from edgedec_models.download import download_gguf
-
-    url = hf_hub_url(spec.repo_id, file, revision=revision, endpoint=endpoint())
-    headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
+    url = f"{endpoint()}/{spec.repo_id}/resolve/{quote(revision, safe='')}/{quote(file)}"
     magic = b"GGUF" if file.lower().endswith(".gguf") else b""
-    return download_gguf(url, wanted, options, headers=headers, advice=_TOKEN_ADVICE, magic=magic)
+    return download_gguf(url, wanted, options, headers=_authorization(), advice=_TOKEN_ADVICE, magic=magic)
 
 
 def _read_listing(folder: Path) -> Listing | None:

@@ -14,6 +14,7 @@ from edgedec_models.names import did_you_mean
 from edgedec_models.storage import storage_errors
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
+_MOST_BYTES = 1 << 20  # of a manifest; usual ones have less than 2 kB
 _HOST = "registry.ollama.ai"
 _SERVICE_FOLDER = Path("/usr/share/ollama/.ollama/models")  # where Ollama's own service on Linux keeps them
 _SPEC = re.compile(r"ollama:(?P<path>\w[\w.-]*(?:/\w[\w.-]*){0,2})(?::(?P<tag>\w[\w.-]*))?", re.ASCII)
@@ -41,7 +42,9 @@ def find_ollama(name: str) -> Path:
     folders = ollama_folders()
     for folder in folders:
         manifest = folder.joinpath("manifests", *parts, match["tag"] or "latest")
-        if manifest.is_file():
+        with storage_errors("look at", manifest):
+            is_there = manifest.is_file()
+        if is_there:
             return _weights(name, manifest, folder / "blobs")
     known = [known for folder in folders for known in _names(folder)]
     raise ModelNotFoundError(
@@ -51,12 +54,14 @@ def find_ollama(name: str) -> Path:
 
 
 def _weights(name: str, manifest: Path, blobs: Path) -> Path:
-    with storage_errors("read", manifest):
-        text = manifest.read_bytes()
+    with storage_errors("read", manifest), manifest.open("rb") as file:
+        text = file.read(_MOST_BYTES + 1)
     try:
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
         layers = [layer for layer in json.loads(text)["layers"] if layer["mediaType"] == MODEL_LAYER]
         found = [(str(layer["digest"]), layer.get("size")) for layer in layers]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFormatError(
             f"{name}: the manifest {manifest} is not one of Ollama's: {error!r}; pull the model again with `ollama "
             "pull`"

@@ -74,6 +74,6 @@ def read_json(path: Path) -> dict[str, object]:
     """Return the JSON object in a small file; an empty one where the file is missing or invalid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

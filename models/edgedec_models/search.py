@@ -1,15 +1,17 @@
 """Searching a Hugging Face hub for repositories with GGUF models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
-from edgedec.errors import CancelledError, OfflineError, RequestError
+from edgedec.errors import OfflineError, RequestError
 from edgedec.resolver import ResolveOptions
-from edgedec_models.hub import endpoint, refused
+from edgedec_models.hub import ask_hub, endpoint, require
 from edgedec_models.offline import offline_reason
 
 MOST_RESULTS = 100
+_FIELDS = ("downloads", "gated", "gguf", "tags")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def search_hub(words: Sequence[str], n_most: int, options: ResolveOptions) -> li
     Raises:
         RequestError: There are no words, or `n_most` is not from 1 to MOST_RESULTS.
         OfflineError: The network may not be used.
-        PullError: The hub refuses, or cannot be reached.
+        PullError: The hub refuses, cannot be reached, or does not answer as a hub.
     """
     text = " ".join(words).strip()
     if not text:
@@ -48,45 +50,36 @@ def search_hub(words: Sequence[str], n_most: int, options: ResolveOptions) -> li
         raise RequestError(f"{n_most} results are asked for; it must be 1 to {MOST_RESULTS}")
     if reason := offline_reason(options):
         raise OfflineError(f"{reason}, and a search asks {endpoint()}; `edgedec list` shows the catalogue")
-    from huggingface_hub import HfApi  # here, as it is a heavy library
-    from huggingface_hub.errors import HfHubHTTPError
+    asked: list[tuple[str, str | int]] = [
+        ("search", text),
+        ("filter", "gguf"),
+        ("sort", "downloads"),
+        ("limit", n_most),
+    ]
+    asked += [("expand", field) for field in _FIELDS]
+    found = ask_hub(f"/api/models?{urlencode(asked)}", f"search for {text!r:.100}", options, _all_found)
+    return sorted(found[:n_most], key=lambda each: -(each.n_downloads or 0))
 
-    from edgedec_models.web import TransientError, retry
 
-    api = HfApi(endpoint=endpoint(), library_name="edgedec")
-    what = f"search for {text!r:.100}"
-
-    def attempt() -> list[Found]:
-        try:
-            found = api.list_models(
-                search=text,
-                filter="gguf",
-                sort="downloads",
-                limit=n_most,
-                expand=["downloads", "gated", "gguf", "tags"],
-            )
-            return sorted(map(_found, found), key=lambda each: -(each.n_downloads or 0))
-        except HfHubHTTPError as error:
-            raise refused(error, error.response.status_code, what) from error
-        except (CancelledError, KeyboardInterrupt):
-            raise
-        except Exception as error:  # as in list_repository
-            raise TransientError(f"{endpoint()} cannot be reached: {error}") from error
-
-    return retry(attempt, what, options)
+def _all_found(answer: Any) -> list[Found]:
+    """Return what is used of a hub's answer (ValueError where the answer is no list of repositories)."""
+    require(isinstance(answer, list), answer, "a list of repositories")
+    return [_found(each) for each in answer]
 
 
 def _found(info: Any) -> Found:
-    """Return what is used of huggingface_hub's ModelInfo, of which a hub may leave out anything."""
-    gguf = info.gguf if isinstance(info.gguf, Mapping) else {}
+    """Return what is used of a repository, of which a hub may leave out anything but its id."""
+    require(isinstance(info, dict) and isinstance(info.get("id"), str), info, "a repository with an id")
+    downloads, gguf, listed = info.get("downloads"), info.get("gguf"), info.get("tags")
+    gguf = gguf if isinstance(gguf, dict) else {}
     n_params, architecture = gguf.get("total"), gguf.get("architecture")
-    tags = [tag for tag in info.tags or () if isinstance(tag, str)]
+    tags = [tag for tag in (listed if isinstance(listed, list) else ()) if isinstance(tag, str)]
     licence = next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), None)
     return Found(
-        name=f"hf:{info.id}",
+        name=f"hf:{info['id']}",
         n_params=n_params if isinstance(n_params, int) and n_params > 0 else None,
         architecture=architecture if isinstance(architecture, str) else None,
         licence=licence,
-        n_downloads=info.downloads if isinstance(info.downloads, int) else None,
-        gated=bool(info.gated),
+        n_downloads=downloads if isinstance(downloads, int) else None,
+        gated=bool(info.get("gated")),
     )

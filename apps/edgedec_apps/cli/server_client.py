@@ -1,5 +1,6 @@
 """Asks a running server: what `edgedec ps` and `edgedec stop` share."""
 
+import json
 from typing import Annotated, Any
 
 from edgedec.errors import EdgedecError, ModelNotFoundError, RequestError
@@ -28,28 +29,32 @@ def ask(method: str, url: str, path: str, api_key: str | None, body: dict[str, A
     Raises:
         RequestError: No server answers there, or what answers is no edgedec.
         ModelNotFoundError: The server has no such model.
+        PullError: What answers sends more than an edgedec server would.
         EdgedecError: The server refused; the message is its own.
     """
     import httpx
 
+    from edgedec_models.documents import MOST_JSON_BYTES, read_content
+
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     address = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
     try:
-        reply = httpx.request(
+        with httpx.stream(
             method,
             f"{address}{path}",
             json=body,
-            headers=headers,
+            headers=headers | {"accept-encoding": "identity"},
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
             trust_env=False,
-        )
+        ) as reply:
+            content = read_content(reply, MOST_JSON_BYTES, f"ask {address}")
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise RequestError(
             f"no server answers at {address} ({error}); start one with edgedec serve, or give its address with --server"
         ) from error
     try:
-        document = reply.json()
-    except ValueError:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise RequestError(f"what answers at {address} is no edgedec server (HTTP {reply.status_code})")
