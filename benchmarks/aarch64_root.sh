@@ -37,14 +37,14 @@ step "a wheel for aarch64, and those it depends on"
 bash tests/packaging/build.sh "$work/dist" aarch64
 rm -rf "$root/srv/wheels"
 mkdir -p "$root/srv/wheels"
-bash tests/packaging/fetch.sh "$work"/dist/edgedec_llm-*_aarch64.whl "$root/srv/wheels" server
+bash tests/packaging/fetch.sh "$work"/dist/edgedec_llm-*_aarch64.whl "$root/srv/wheels"
 (cd "$root/srv/wheels" && ls edgedec* numpy* onnxruntime*)
 
 step "installed as apps/raspberry_pi/README.md says, from these wheels"
 rm -rf "$root/opt/edgedec"
 in_root /usr/bin/python3 -m venv --without-pip /opt/edgedec
 in_root /usr/bin/python3 -m pip -q --python /opt/edgedec/bin/python install --no-compile --no-index \
-  --find-links /srv/wheels "edgedec-llm[server]"
+  --find-links /srv/wheels edgedec-llm
 models=$(python -c "from edgedec_models.folders import models_folder; print(models_folder())")
 mkdir -p "$root/var/lib/edgedec/models"
 cp "$models"/smollm2-135m.gguf* "$root/var/lib/edgedec/models/"

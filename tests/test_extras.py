@@ -37,13 +37,14 @@ def test_the_distribution_is_not_called_as_a_foreign_one() -> None:
 @pytest.mark.parametrize(
     ("extra", "command"),
     [
-        ("server", 'pip install "starlette>=0.40" "uvicorn>=0.30"'),
+        ("export", 'pip install "onnx>=1.17"'),
+        ("llguidance", 'pip install "llguidance>=1.9"'),
         ("npu", 'pip install "onnxruntime-qnn>=2.0"'),
         ("no-such-extra", 'pip install ".[no-such-extra]" in a clone of edgedec'),
     ],
 )
 def test_messages_name_the_packages_of_an_extra(extra: str, command: str) -> None:
-    """What a message tells a person to type installs an extra's packages, whose versions are those of our metadata."""
+    """What a message tells a person to type installs an extra's packages, or one, with the versions of our metadata."""
     assert install_command(extra) == command
 
 

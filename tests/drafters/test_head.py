@@ -352,7 +352,6 @@ def test_no_clock_decides_what_is_drawn(shape: str, files: tuple[Path, Path]) ->
 
 def test_texts_of_a_grammar_are_plain_decodings(files: tuple[Path, Path]) -> None:
     """Where a grammar limits the tokens, the head drafts among what the grammar forces, and changes nothing."""
-    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
     grammar = Grammar.regex(r"(.|\n){30}-?\d{2}")
     texts = []
     for draft in ("off", "head"):
@@ -368,7 +367,6 @@ def test_texts_of_a_grammar_are_plain_decodings(files: tuple[Path, Path]) -> Non
 @pytest.mark.parametrize("coupled", [True, False])
 def test_a_draft_keeps_to_the_grammar(temperature: float, coupled: bool, files: tuple[Path, Path]) -> None:
     """Where the head's own token is ruled out, its best allowed one takes the place; what is drawn comes with its q."""
-    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
     params = SamplingParams(temperature=temperature, seed=1)
     with load(files) as model:
         free = drafter(model, params, coupled=coupled).draft(4, np.inf).tokens[0]

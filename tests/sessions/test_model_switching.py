@@ -190,7 +190,6 @@ def test_the_ends_of_the_range_are_the_models_alone(paths: tuple[Path, Path]) ->
 
 def test_a_grammar_is_kept_to(paths: tuple[Path, Path], models: Models) -> None:
     """The entropy is that of the raw row, whatever the grammar rules out."""
-    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
     with pair(paths, TAU) as engine:
         way = WAYS["drawn"]
         expected = slowly(models, PROMPT, TAU, engine.sampling(**way), 40, allowed=byte_ids("abcdef"))

@@ -7,10 +7,9 @@ from PyInstaller.utils.hooks import collect_data_files, collect_dynamic_libs, co
 from edgedec.extras import DISTRIBUTION
 
 _llama_cpp = ("llama_cpp",) if find_spec("llama_cpp") else ()  # the extra [llamacpp]
-_server = ("edgedec_apps.server",) if find_spec("starlette") and find_spec("uvicorn") else ()  # the extra [server]
 hiddenimports = [
     name
-    for package in ("edgedec", "edgedec_runtimes", "edgedec_models", *_llama_cpp, *_server)
+    for package in ("edgedec", "edgedec_runtimes", "edgedec_models", "edgedec_apps.server", *_llama_cpp)
     for name in collect_submodules(package, filter=lambda name: not name.startswith("llama_cpp.server"))
 ]
 datas = (

@@ -4,14 +4,12 @@ import asyncio
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from edgedec.extras import install_command
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken
 from edgedec_apps.server.bodies import read_body
@@ -37,7 +35,7 @@ async def pdf(request: Request, service: Service) -> Response:
     """Return the text of the PDF in the body: "text", "n_pages", and "cut", whether the end of the text is missing.
 
     Raises:
-        ApiError: pypdf is not installed (501); the body is no PDF, damaged, protected or without text (400), too large
+        ApiError: No PDF can be read here (501); the body is no PDF, damaged, protected or without text (400), too large
             (413) or too slow (408); reading it takes too long (400), or there is no memory for that (413, 503).
     """
     _require_reader()
@@ -56,17 +54,12 @@ async def pdf(request: Request, service: Service) -> Response:
 def _require_reader() -> None:
     """Raise ApiError (501) where no PDF can be read."""
     if why := missing_reader():
-        raise ApiError(f"{why}; or attach the text itself", status=501, code="not_supported")
+        raise ApiError(f"{why}; attach the text itself", status=501, code="not_supported")
 
 
 def missing_reader() -> str | None:
     """Return why no PDF can be read here; None where one can."""
-    if getattr(sys, "frozen", False):
-        return "what is packed into one program can't read PDFs"
-    if find_spec("pypdf") is None:
-        how = install_command("pdf")
-        return f"the text of a PDF is read by the package 'pypdf', which is not installed; install it with: {how}"
-    return None
+    return "what is packed into one program can't read PDFs" if getattr(sys, "frozen", False) else None
 
 
 def _memory(service: Service, share: Share) -> int:

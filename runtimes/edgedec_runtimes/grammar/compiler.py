@@ -353,7 +353,7 @@ def _library() -> Any:
     except ImportError as error:
         raise RuntimeUnavailableError(
             "structured output (JSON schemas, regular expressions, grammars) needs llguidance: "
-            f"{install_command('grammar')}"
+            f"{install_command('llguidance')}"
         ) from error
     return llguidance
 

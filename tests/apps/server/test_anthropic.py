@@ -94,7 +94,6 @@ def test_a_tool_is_used_and_its_result_is_read(client: Any) -> None:
 
 def test_a_tool_is_required(client: Any) -> None:
     """`any` and a named tool hold the model to a call."""
-    pytest.importorskip("llguidance")
     tool = TOOL | {"input_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "look"}):
         (call,) = ask(client, "Hi.", tools=[tool], tool_choice=choice).content
@@ -129,7 +128,6 @@ def test_thinking_is_switched(client: Any, running: Running) -> None:
 
 def test_a_schema(client: Any) -> None:
     """output_config.format holds the answer to a schema."""
-    pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     config = {"format": {"type": "json_schema", "schema": schema}}
     assert ask(client, "Hi.", output_config=config).content[0].text == "{}"

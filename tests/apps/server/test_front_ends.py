@@ -84,7 +84,6 @@ def test_llm_calls_a_tool(llm: Llm, model: str) -> None:
 
 def test_llm_holds_the_answer_to_a_schema(llm: Llm) -> None:
     """`--schema` gives JSON of the schema, here in an answer that is not streamed."""
-    pytest.importorskip("llguidance")
     schema = '{"type": "object", "properties": {}, "additionalProperties": false}'
     assert llm("-n", "-m", "edge", "--no-stream", "--schema", schema, "2 + 2?")[0] == "{}\n"
 

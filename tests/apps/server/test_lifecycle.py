@@ -176,14 +176,3 @@ def test_a_server_that_is_killed_loses_no_file(chat_path: Path, tmp_path: Path) 
                 child.kill()
                 child.communicate()
     assert texts == [texts[0]] * 3
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra the error names the package and how to get it."""
-    import sys
-
-    for name in [name for name in sys.modules if name.startswith("edgedec_apps.server")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "starlette", None)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    run_here("serve", "no-such-model").failed(30, 'pip install "starlette>=0.40" "uvicorn>=0.30"')

@@ -66,7 +66,6 @@ def test_an_empty_request_is_answered_at_once(client: Any) -> None:
 
 def test_a_stop_string_and_a_schema(client: Any, server: Running) -> None:
     """A stop string and a schema under `format` are kept as the engine keeps them, in a stream, too."""
-    pytest.importorskip("llguidance")
     text = server.engine.chat(messages("Hi"), max_tokens=24, seed=6).text
     stopped = client.chat("tiny", messages("Hi"), options={"num_predict": 24, "seed": 6, "stop": [text[5:8]]})
     own = server.engine.chat(messages("Hi"), max_tokens=24, seed=6, stop=(text[5:8],))

@@ -229,7 +229,6 @@ def n_cancelled(running: Running) -> int:
 
 def test_the_clients_own_parsing(client: Any) -> None:
     """What the client makes of a class and of tools is a schema, and a function, that the server takes."""
-    pytest.importorskip("llguidance")
     pydantic = pytest.importorskip("pydantic")
     animal = pydantic.create_model("Animal", legs=(Literal[2, 4], ...), __config__={"extra": "forbid"})
     asked = {"model": "tiny", "messages": messages("Hi"), "seed": 3}

@@ -372,7 +372,6 @@ def test_files_that_are_refused(page: Browser, tmp_path: Path, name: str, data: 
 
 def test_a_pdf_is_read_by_the_server(page: Browser, tmp_path: Path) -> None:
     """Its text goes before the message, as that of a text."""
-    pytest.importorskip("pypdf")
     record_requests(page)
     give_file(page, tmp_path, "a paper.pdf", pdf_of("First.", "Second."))
     assert [node.text for node in page.all("#files li")] == ["a paper.pdf (2 pages) ×"]

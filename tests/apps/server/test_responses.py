@@ -130,7 +130,6 @@ def test_conversations_go_on_from_what_is_kept(client: Any, running: Running) ->
 
 def test_a_schema_and_a_required_tool(client: Any) -> None:
     """text.format holds the answer to a schema, as the client's parsing needs it; tool_choice to a call."""
-    pytest.importorskip("llguidance")
     pydantic = pytest.importorskip("pydantic")
     animal = pydantic.create_model("Animal", legs=(Literal[2, 4], ...), __config__={"extra": "forbid"})
     parsed = client.responses.parse(model="says", input="Hi", text_format=animal).output_parsed

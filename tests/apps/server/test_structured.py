@@ -8,8 +8,6 @@ from support.running_server import Running, messages
 
 from edgedec_apps.server.parts import Splitter
 
-pytest.importorskip("llguidance")
-
 SCHEMA = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 2, 3]}},

@@ -29,17 +29,12 @@ def message(reply: httpx.Response, status: int) -> str:
     return str(reply.json()["error"]["message"])
 
 
-# What needs no pypdf
-
-
-def test_without_pypdf_the_packages_are_named(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server without pypdf says what to install, or to attach the text; one packed into a program has no remedy."""
-    monkeypatch.setattr(uploads, "find_spec", lambda name: None)
-    words = message(send(server, pdf_of(*PAGES)), 501)
-    assert "'pypdf', which is not installed; install it with: pip install" in words
-    assert "attach the text itself" in words
+def test_one_program_reads_no_pdfs(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is packed into one program says so, and what to do."""
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert "packed into one program" in message(send(server, pdf_of(*PAGES)), 501)
+    words = message(send(server, pdf_of(*PAGES)), 501)
+    assert "packed into one program" in words
+    assert "attach the text itself" in words
 
 
 def test_only_the_page_itself_and_the_key_may_send_files(chat_path: Path) -> None:
@@ -51,14 +46,6 @@ def test_only_the_page_itself_and_the_key_may_send_files(chat_path: Path) -> Non
         assert load.status_code == 403
         assert httpx.post(f"{running.url}/api/generate", json={"model": "tiny"}).status_code == 401
         assert running.client.get("/page/pdf").status_code == 405
-
-
-# What pypdf reads
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _pypdf(request: pytest.FixtureRequest) -> None:
-    pytest.importorskip("pypdf")
 
 
 def test_the_text_of_a_pdf(server: Running) -> None:

@@ -3,10 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
 from support.command_line import run_here
-
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
 COMMON = ("--runtime", "cpu", "-t", "0", "-n", "40", "-c", "128", "--draft", "off", "-q")
 

@@ -15,8 +15,6 @@ from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
-
 PERSON = closed(
     {
         "name": {"type": "string"},

@@ -18,8 +18,6 @@ from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import COUPLED, Request
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
-
 BOUND = 1e-4
 SEEDS = range(200)
 PROMPT = (BOS, *byte_ids("abcab-abd-abeab-cab"))

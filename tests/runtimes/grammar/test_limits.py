@@ -11,8 +11,6 @@ from edgedec.grammar import Grammar, Grammars
 from edgedec_runtimes.grammar.certain import regex_bytes, schema_bytes
 from edgedec_runtimes.grammar.limits import MOST_BYTES, require_modest
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
-
 LONG = 5000  # definitions in a chain: llguidance's recursion through them is long
 
 

@@ -25,7 +25,6 @@ from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.grammar.compiler import Llguidance
 from edgedec_runtimes.tokenizer import open_tokenizer
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 pytestmark = [
     pytest.mark.model,
     pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory"),

@@ -15,7 +15,6 @@ from edgedec_runtimes.grammar.rewriting import other_words as in_other_words
 from edgedec_runtimes.grammar.rewriting import rewritten
 from edgedec_runtimes.grammar.unique import UniqueItems
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 jsonschema = pytest.importorskip("jsonschema")
 
 NAMES = ("a", "b", "c")

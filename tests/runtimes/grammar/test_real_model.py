@@ -12,7 +12,6 @@ import edgedec
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 pytestmark = pytest.mark.model
 
 PROMPT = "An example of a JSON value:\n"

@@ -15,8 +15,6 @@ from edgedec.grammar import MAX_SOURCE_BYTES, Grammar, Grammars
 from edgedec.model import Model
 from edgedec_runtimes.grammar.compiler import Llguidance
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
-
 REFUSED: dict[str, tuple[Grammar, str]] = {
     "unknown type": (Grammar.json_schema({"type": "strin"}), "strin"),
     "keyword": (Grammar.json_schema({"type": "array", "contains": {"type": "null"}}), "contains"),

@@ -20,8 +20,6 @@ from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.stats import DecodeStats
 from edgedec_runtimes.grammar.compiler import Llguidance
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
-
 OBJECT = Grammar.json_schema(
     {
         "type": "object",

@@ -9,8 +9,6 @@ import pytest
 
 from edgedec.grammar import Grammar, Grammars
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
-
 PIECES = ("", "", *map(chr, range(0x20, 0x7F)), "\n", '{"', '": "', '"}', "name", " na", "me")
 END = 1
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgedec.errors import CancelledError, RequestError, RuntimeUnavailableError
-from edgedec.extras import install_command
+from edgedec.errors import CancelledError, RequestError
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli import completion
@@ -153,13 +152,8 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags) -
     Only this machine can reach the server unless --host says otherwise. Ctrl-C ends it with exit code 130, SIGTERM with
     0.
     """
-    try:
-        from edgedec_apps.server.serving import address_of, open_socket, serve
-    except ModuleNotFoundError as error:
-        raise RuntimeUnavailableError(
-            f"edgedec serve needs the package {error.name!r}, which is not installed; install it with: "
-            f"{install_command('server')}"
-        ) from error
+    from edgedec_apps.server.serving import address_of, open_socket, serve
+
     settings = _settings(tuple(models or ()), load, server)
     opener = _opener(settings, load, server)
     listener = open_socket(settings)
