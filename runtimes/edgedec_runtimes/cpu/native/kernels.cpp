@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include <utility>
+
 #include "coding.h"
 #include "tensor_types.h"
 

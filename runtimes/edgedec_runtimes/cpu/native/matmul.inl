@@ -230,14 +230,19 @@ void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *g
     for (int m = 0; m < N; ++m) store(y + m * stride + LANES * part, acc[part][m]);
 }
 
+using TileProduct = void (*)(const uint8_t *, int64_t, const ActivationBlock *, int, float *, int64_t);
+
+// Return the product of a tile with n activations; a set is compiled for as many as its MAX_ROWS, and for no more.
+template <class Unit, int... I>
+TileProduct tile_product_of(int n, std::integer_sequence<int, I...>) {
+  static constexpr TileProduct products[] = {tile_product<Unit, I + 1>...};
+  return products[n - 1];
+}
+
 // The loop over tiles is outside of the loop over activations, so that a tile is read from memory once.
 template <class Unit>
 void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,
                        int64_t row_end, float *y, int64_t stride) {
-  using Product = void (*)(const uint8_t *, int64_t, const ActivationBlock *, int, float *, int64_t);
-  static constexpr Product products[8] = {tile_product<Unit, 1>, tile_product<Unit, 2>, tile_product<Unit, 3>,
-                                          tile_product<Unit, 4>, tile_product<Unit, 5>, tile_product<Unit, 6>,
-                                          tile_product<Unit, 7>, tile_product<Unit, 8>};
   const int64_t n_units = w.n_cols / (32 * Unit::SUBS);
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const uint8_t *tile = w.tiles + t * n_units * Unit::BYTES;
@@ -245,7 +250,8 @@ void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
     for (int64_t i = row_begin; i < row_end; i += MAX_ROWS) {
       const int n = row_end - i < MAX_ROWS ? (int)(row_end - i) : MAX_ROWS;
       const ActivationBlock *group = a.blocks + i / GROUP_ROWS * (a.n / 32);
-      products[n - 1](tile, n_units, group, (int)(i % GROUP_ROWS), column + (i - row_begin) * stride, stride);
+      const TileProduct product = tile_product_of<Unit>(n, std::make_integer_sequence<int, MAX_ROWS>());
+      product(tile, n_units, group, (int)(i % GROUP_ROWS), column + (i - row_begin) * stride, stride);
     }
   }
 }
