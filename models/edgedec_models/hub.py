@@ -23,6 +23,8 @@ from edgedec_models.verify import find_fault, write_record
 if TYPE_CHECKING:
     import httpx
 
+    from edgedec_models.download import Remote
+
 T = TypeVar("T")
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -226,12 +228,30 @@ def _authorization() -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
+def chosen_files(spec: HubSpec, options: ResolveOptions) -> list[tuple[str, "Remote"]]:
+    """Return the file of a model, or its shards in order, each with where it can be fetched.
+
+    Raises:
+        ModelNotFoundError, PullError: As list_repository, or no file fits.
+    """
+    listing = list_repository(spec, options)
+    files = choose([file.path for file in listing.files], spec)
+    return [(file, _remote(spec, file, listing.commit)) for file in files]
+
+
 def _download(spec: HubSpec, file: str, revision: str, wanted: Wanted, options: ResolveOptions) -> str:
     from edgedec_models.download import download_gguf  # here, as in ask_hub
 
+    remote = _remote(spec, file, revision)
+    return download_gguf(remote.url, wanted, options, headers=remote.headers, advice=remote.advice, magic=remote.magic)
+
+
+def _remote(spec: HubSpec, file: str, revision: str) -> "Remote":
+    from edgedec_models.download import Remote
+
     url = f"{endpoint()}/{spec.repo_id}/resolve/{quote(revision, safe='')}/{quote(file)}"
     magic = b"GGUF" if file.lower().endswith(".gguf") else b""
-    return download_gguf(url, wanted, options, headers=_authorization(), advice=_TOKEN_ADVICE, magic=magic)
+    return Remote(url, _authorization(), _TOKEN_ADVICE, magic)
 
 
 def _read_listing(folder: Path) -> Listing | None:

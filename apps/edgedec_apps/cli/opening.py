@@ -14,6 +14,7 @@ from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.api.request_options import require_rule
 from edgedec.draft import STORE_BYTES
 from edgedec.errors import EdgedecError, ModelFormatError
+from edgedec.memory.planner import Cap
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
@@ -24,6 +25,7 @@ from edgedec_apps.cli.preset_options import loading, preset_of
 from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import say
 from edgedec_apps.cli.wording import KEYWORDS, in_options
+from edgedec_apps.fit_first import require_fit
 from edgedec_apps.server.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 
@@ -65,6 +67,9 @@ def open_model(
         application = application_of(flags, base, one_request=one_request)
         if (preset := preset_of(name)) is not None:
             name, options = preset.model, loading(preset, options)
+        if base is not None:
+            cap = Cap(options.cap_bytes, base, whole_process=True, gpu_bytes=options.gpu_cap_bytes)
+            require_fit(name, options, application, cap)
         engine = open_engine(name, options, application)
     if not output.quiet and not output.verbose:
         for warning in warnings:

@@ -24,6 +24,7 @@ from edgedec_apps.cli.opening import application_of, engine_options, room_bytes_
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.plan_plot import write_plot
 from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.stand_ins import stand_ins
 from edgedec_apps.cli.terminal import one_line, write_facts, write_json, write_line
 from edgedec_apps.pictures import require_picture
 
@@ -58,12 +59,11 @@ def print_plan(model: str, wanted: Wanted, *, plot: Path | None, as_json: bool, 
         raise RequestError(f"--parallel is {wanted.n_parallel}; it must be at least 1")
     require_picture(plot)
     cap = _cap(wanted)
-    planned = interruptible(lambda cancel: _settings(model, wanted, cap, cancel, quiet=quiet or as_json))
-    found = best_of(planned)
-    chosen = with_peak(found, cap) if wanted.machine is None else found
-    planned = [chosen if other is found else other for other in planned]
-    free = available_bytes() if wanted.machine is None else machine_of(wanted.machine).free_bytes
-    document = _document(model, chosen, planned, free)
+    with stand_ins(model, wanted.flags, quiet=quiet or as_json) as (file, flags, note):
+        here = replace(wanted, flags=flags)
+        planned = interruptible(lambda cancel: _settings(file, here, cap, cancel, quiet=quiet or as_json))
+        document, chosen, planned = _chosen(model, here, planned, cap)
+    document["notes"] += [note] * bool(note)
     if as_json:
         write_json(document)
     else:
@@ -72,6 +72,17 @@ def print_plan(model: str, wanted: Wanted, *, plot: Path | None, as_json: bool, 
         write_plot(plot, document)
     if not chosen.plan.fits:
         raise MemoryCapError(f"even the smallest setting needs {_shortage(chosen.plan)}")
+
+
+def _chosen(
+    model: str, wanted: Wanted, planned: list[Planned], cap: Cap
+) -> tuple[dict[str, Any], Planned, list[Planned]]:
+    """Return the plan's document, the setting that is chosen, and all settings."""
+    found = best_of(planned)
+    chosen = with_peak(found, cap) if wanted.machine is None else found
+    planned = [chosen if other is found else other for other in planned]
+    free = available_bytes() if wanted.machine is None else machine_of(wanted.machine).free_bytes
+    return _document(model, chosen, planned, free), chosen, planned
 
 
 def _cap(wanted: Wanted) -> Cap:

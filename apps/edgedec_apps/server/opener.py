@@ -22,6 +22,7 @@ from edgedec.memory.planner import REQUESTS, RESERVE, Cap, plan_wishes, plan_wit
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes
 from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken, OnProgress
+from edgedec_apps.fit_first import require_fit
 from edgedec_apps.server.account import Account, planning_need
 from edgedec_apps.server.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
 
@@ -100,6 +101,8 @@ class Opener:
         held_bytes = (resident_bytes() or 0) if at_rest else beside_bytes + account.planned_bytes
         with self.showing() as on_progress:
             options = replace(options, on_progress=on_progress)
+            if is_capped:
+                require_fit(recipe.model, options, application, cap)
             path = resolve(recipe.model, options.resolving)
             if account.others and cap.n_bytes is not None and cap.n_bytes - held_bytes < planning_need(path):
                 raise self._crowded(recipe, n_ctx, path)

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import ModelNotFoundError, OfflineError
@@ -13,6 +14,7 @@ from edgedec_apps.cli.progress import shown_at_a_terminal
 from edgedec_apps.cli.terminal import write_facts, write_json
 
 if TYPE_CHECKING:
+    from edgedec.memory.planner import Cap
     from edgedec_models.catalogue import Entry
 
 Facts = list[tuple[str, str]]
@@ -23,7 +25,7 @@ _ALWAYS_SHOWN = ("temperature", "top_p")
 def command(model: ModelName, *, as_json: AsJson = False) -> None:
     """Show a model's architecture, quantization, context, memory, defaults, runtimes; or a draft head's card.
 
-    Nothing is downloaded, and only the file's header is read (of a draft head, all).
+    Only the file's header is read (of a draft head, all), and downloaded where the model is not on this machine.
     """
     from edgedec.api.base_memory import base_bytes
     from edgedec.memory.planner import Cap
@@ -37,10 +39,12 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
     )  # measured before the file is read, as in every command that plans memory
     try:
         path = _stored(model)
-    except OfflineError as error:
+    except OfflineError:
         entry = load_catalogue().get(model)
         if entry is None:
-            raise OfflineError(f"{model} is not on this machine; download it with: edgedec pull {model}") from error
+            document = _distant_document(model, cap)
+            write_json(document) if as_json else write_facts(_facts(document))
+            return
         write_json(_catalogue_document(entry)) if as_json else write_facts(_catalogue_facts(entry))
         return
     if is_head_path(path):
@@ -62,6 +66,24 @@ def _stored(model: str) -> Path:
         with suppress(OfflineError, ModelNotFoundError):
             return resolve(model, ResolveOptions(offline=True, draft_head=True))
         raise
+
+
+def _distant_document(model: str, cap: "Cap") -> dict[str, Any]:
+    """Return the JSON object of a model that is not on this machine, by its header.
+
+    Raises:
+        OfflineError: What is at the address may be a draft head, of which all is read.
+        EdgedecError: As model_or_stand_in.
+    """
+    from edgedec_apps.cli.model_report import model_document
+    from edgedec_models.stand_in import model_or_stand_in
+
+    with TemporaryDirectory(prefix="edgedec-") as folder, shown_at_a_terminal("reading the header"):
+        try:
+            path = model_or_stand_in(model, ResolveOptions(), Path(folder))
+        except ModelNotFoundError as error:
+            raise OfflineError(f"{model} is not on this machine; download it with: edgedec pull {model}") from error
+        return model_document(path, cap) | {"path": None}
 
 
 def _use(document: dict[str, Any]) -> Facts:
@@ -134,7 +156,7 @@ def _facts(document: dict[str, Any]) -> Facts:
     trained = document["n_ctx_train"]
     rows = [
         ("name", document["name"] or "-"),
-        ("file", document["path"]),
+        ("file", document["path"] or "not on this machine; download it with: edgedec pull"),
         ("architecture", _shape(document)),
         ("size", _size(document)),
         ("quantization", ": ".join(filter(None, (document["quantization"], _mix(document["tensors"]))))),

@@ -4,6 +4,7 @@ import math
 import os
 import random
 import statistics
+import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -99,6 +100,8 @@ def scattered_rate(path: Path, piece_bytes: int, n_pieces: int, *, most_s: float
 def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1) -> float:
     """Return the rate at which a file is read, measured once in this process as long as the file does not change.
 
+    The rate is infinite where most of the file is a hole: it stands in for a model that is not on this machine.
+
     Args:
         path: The file.
         piece_bytes: Pieces of so many bytes are read at random places (scattered_rate); 0: all in order (read_rate).
@@ -111,6 +114,8 @@ def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1) -> floa
         found = os.stat(path)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
+    if sys.platform != "win32" and found.st_blocks * 512 < found.st_size // 2:
+        return math.inf
     return _rate(path, found.st_size, found.st_mtime_ns, piece_bytes, n_pieces)
 
 

@@ -157,6 +157,8 @@ class StreamPlan:
         missing = f"{format_bytes(self.missing_bytes)} more are read for each token"
         if self.experts is not None:
             missing = f"about {missing} where it chooses all experts alike, and less where it has favourites"
+        if not math.isfinite(pace.disk):  # of a model that is not here
+            return MemoryTerm("weights (streamed)", self.resident_bytes, f"{missing}; its disk was not measured")
         rates = f"{format_bytes(int(pace.disk))}/s from the disk"
         if math.isfinite(pace.memory):
             rates = f"{format_bytes(int(pace.memory))}/s from memory and {rates}"

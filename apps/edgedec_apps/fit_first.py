@@ -1,0 +1,38 @@
+"""Whether a model that is not on this machine can fit, found out by its header before all of it is downloaded."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from edgedec.api.options import Application, EngineOptions
+from edgedec.api.wishes import engine_wishes, find_model
+from edgedec.errors import EdgedecError, MemoryCapError
+from edgedec.memory.planner import Cap, plan_within, planning_bytes
+from edgedec_models.stand_in import model_or_stand_in
+
+
+def require_fit(model: str, options: EngineOptions, application: Application, cap: Cap) -> None:
+    """Refuse a model that is not on this machine and can't fit under a cap, before it is downloaded.
+
+    Where its header can't be had by itself, nothing is refused. The models beside it are left out of account.
+
+    Raises:
+        MemoryCapError: The model can't fit.
+        CancelledError: The work was cancelled.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgedec-") as folder:
+        try:
+            path = model_or_stand_in(model, options.resolving, Path(folder))
+            if not path.is_relative_to(folder):
+                return
+            alone = replace(options, draft_model=None, draft_head=None, small_model=None, entropy=None)
+            room = planning_bytes(cap)
+            choice = find_model(path, alone, room, measure=False)
+            planned = plan_within(choice, engine_wishes(choice, alone, application, room).setting, cap)
+        except MemoryCapError:
+            raise
+        except EdgedecError:
+            if options.cancel is not None:
+                options.cancel.check(f"read the header of {model}")
+            return  # loading says what is wrong
+        planned.plan.require()
