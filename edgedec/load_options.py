@@ -24,6 +24,7 @@ class LoadOptions:
         mmap: Map the weights from the file instead of copying them.
         repack: Rearrange the weights for speed where the runtime can, which takes private memory.
         tile_cache: Keep rearranged weights on the disk, below `cache_dir` or else in the platform's cache folder.
+        tiles_only: Let the rearranged weights of a fetched model take the place of its file.
         huge_pages: Whether the cpu runtime's weights lie in pages of 2 MiB: "auto" where such pages are free, "off", or
             "on", which may read the tiles again or copy them to memory that no other process shares.
         resident_bytes: Most bytes of weights held in memory; each forward reads the others from the disk. None for all.
@@ -50,6 +51,7 @@ class LoadOptions:
     mmap: bool = True
     repack: bool = True
     tile_cache: bool = False
+    tiles_only: bool = False
     huge_pages: str = "auto"
     resident_bytes: int | None = None
     planning_bytes: int | None = None

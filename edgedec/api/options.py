@@ -204,6 +204,7 @@ class EngineOptions:
             mmap=self.mmap,
             repack=self.repack,
             tile_cache=self.tile_cache,
+            tiles_only=self.tile_cache,
             huge_pages=self.huge_pages,
             planning_bytes=planning_bytes,
             n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,

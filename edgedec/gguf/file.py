@@ -15,16 +15,18 @@ import re
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Self
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.formats import HEAD_BYTES, name_format
 from edgedec.gguf.header import Header, TensorInfo, read_header
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.gguf.tile_head import HEADER_NAME, TILE_MAGIC, TileHead
+from edgedec.gguf.tiled import read_tiled, read_tiled_header
 from edgedec.gguf.values import GGUFArray, Value, ValueType, show
 
 __all__ = ["GGUF", "GGMLType", "GGUFArray", "TensorInfo", "Value", "ValueType", "read_gguf"]
@@ -77,6 +79,9 @@ class GGUF:
         alignment: Tensor data of the first part starts at multiples of this many bytes.
         n_bytes: Size of all parts together.
         header_hash: SHA-256 (hex) of the header bytes of all parts: keys, values, names, shapes, offsets.
+        n_header_bytes: Length of the header of the first part.
+        tiles: The head of the tile file that took the place of the GGUF; None for a GGUF. The other attributes are
+            those of the GGUF, but for `states`.
     """
 
     paths: tuple[Path, ...]
@@ -87,6 +92,8 @@ class GGUF:
     alignment: int
     n_bytes: int
     header_hash: str
+    n_header_bytes: int
+    tiles: TileHead | None = field(default=None, repr=False)
 
     def read_tensor_bytes(self, name: str, start: int = 0, n_bytes: int | None = None) -> bytes:
         """Return `n_bytes` bytes of a tensor from its byte `start` on, as the file holds them; None: all that are left.
@@ -103,11 +110,20 @@ class GGUF:
         path = self.paths[tensor.shard]
         try:
             with _open(path) as file:
-                # The size is compared first, because a read allocates all that it is to read.
-                if tensor.offset + tensor.n_bytes > os.fstat(file.fileno()).st_size:
-                    raise _shrunk(path, name)
-                file.seek(tensor.offset + start)
-                data = file.read(n_wanted)
+                found = os.fstat(file.fileno())
+                now = self
+                if (file.read(len(TILE_MAGIC)) == TILE_MAGIC or self.tiles is not None) and (
+                    (found.st_size, found.st_mtime_ns) != self._times(tensor.shard)
+                ):
+                    now = _renewed(self)
+                if now.tiles is not None:
+                    data = read_tiled(file, now.tiles, tensor, start, n_wanted)
+                else:
+                    # The size is compared first, because a read allocates all that it is to read.
+                    if tensor.offset + tensor.n_bytes > found.st_size:
+                        raise _shrunk(path, name)
+                    file.seek(tensor.offset + start)
+                    data = file.read(n_wanted)
         except OSError as error:
             raise storage_error(path, error) from error
         except MemoryError as error:
@@ -118,6 +134,15 @@ class GGUF:
         if len(data) != n_wanted:
             raise _shrunk(path, name)
         return data
+
+    def read_header_bytes(self) -> bytes:
+        """Return the bytes of the header of the first part (raises as read_tensor_bytes)."""
+        whole = TensorInfo(HEADER_NAME, (self.n_header_bytes,), GGMLType.I8, 0, self.n_header_bytes, 0)
+        header = replace(self, tensors={HEADER_NAME: whole})
+        return header.read_tensor_bytes(HEADER_NAME)
+
+    def _times(self, shard: int) -> tuple[int, int]:
+        return self.states[shard].n_bytes, self.states[shard].mtime_ns
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GGUF:
@@ -144,6 +169,15 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUF:
 
 
 _in_use: WeakValueDictionary[Path, GGUF] = WeakValueDictionary()
+_later: WeakKeyDictionary[GGUF, GGUF] = WeakKeyDictionary()
+
+
+def _renewed(gguf: GGUF) -> GGUF:
+    """Return the header of the same file as it is now: meanwhile a tile file may stand there, or the GGUF again."""
+    later = _later[gguf] = read_gguf(gguf.paths[0])
+    if later.header_hash != gguf.header_hash or later.n_bytes != gguf.n_bytes:
+        raise ModelFormatError(f"{gguf.paths[0]}: another file stands there since it was opened; load it again")
+    return later
 
 
 def _read(first_path: Path) -> GGUF:
@@ -174,8 +208,10 @@ def _read(first_path: Path) -> GGUF:
         MappingProxyType(first.metadata),
         MappingProxyType(tensors),
         first.alignment,
-        sum(state.n_bytes for state in states),
+        sum(state.n_bytes for state in states) if first.tiles is None else first.tiles.n_model_bytes,
         digest.hexdigest(),
+        len(first.raw),
+        first.tiles,
     )
 
 
@@ -202,6 +238,9 @@ def _read_part(path: Path, shard: int) -> tuple[Header, FileState]:
             head = file.read(HEAD_BYTES)
             if not head:
                 raise ModelFormatError(f"{path}: an empty file, expected a GGUF model; download it again")
+            if head.startswith(TILE_MAGIC):
+                file.seek(0)
+                return read_tiled_header(file, path), state
             if not head.startswith(_MAGIC[: len(head)]):
                 raise ModelFormatError(f"{path}: expected a GGUF model, found {name_format(head)}")
             file.seek(0)

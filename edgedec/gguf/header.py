@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.tensor_types import REMOVED_TYPES, GGMLType
+from edgedec.gguf.tile_head import TileHead
 from edgedec.gguf.values import HeaderReader, Value, show
 
 VERSIONS = (2, 3)
@@ -50,13 +51,19 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The checked header of one file; `raw` is its bytes, up to the end of the last tensor info."""
+    """The checked header of one file.
+
+    Attributes:
+        raw: Its bytes, up to the end of the last tensor info.
+        tiles: The head of the tile file that took the place of the GGUF; None for a GGUF.
+    """
 
     version: int
     metadata: dict[str, Value]
     tensors: dict[str, TensorInfo]
     alignment: int
     raw: memoryview = field(repr=False)
+    tiles: TileHead | None = field(default=None, repr=False)
 
 
 def read_header(file: BinaryIO, n_bytes: int, name: str, *, shard: int = 0) -> Header:

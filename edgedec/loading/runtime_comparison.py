@@ -189,6 +189,7 @@ def measure(
     """
     outer, token = options.cancel or CancelToken(), CancelToken()
     usual = replace(options, n_ctx=None, n_parallel=1, max_rows=N_DRAFT_MAX + 1, planning_bytes=None, on_progress=None)
+    usual = replace(usual, tiles_only=False)  # the other runtime needs the model's file
     n_ctx = _N_PROMPT + max(ROWS)
     seconds: dict[int, float] = {}
     prompts: list[float] = []

@@ -14,6 +14,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 from edgedec.errors import ModelNotFoundError, RequestError, StorageError
+from edgedec.storage.file_record import read_json, read_record, sidecar
 from edgedec_models.addresses import url_path
 from edgedec_models.catalogue import Entry, load_catalogue, reference_of
 from edgedec_models.folders import models_folder, own_folder
@@ -21,12 +22,12 @@ from edgedec_models.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse
 from edgedec_models.lock import locked_now
 from edgedec_models.names import did_you_mean
 from edgedec_models.partial import partial_path
-from edgedec_models.record import read_json, read_record, sidecar
 from edgedec_models.storage import size_of, storage_errors
 
 # FILE.gguf and what the cache keeps beside it: partial files, records, locks, files that are being written.
 _COMPANION = re.compile(
-    r"(?P<file>.+\.gguf)(?:\.partial|\.part\d+\.whl(?:\.partial)?)?(?:\.json(?:\.[\w-]+\.tmp)?|\.lock)?", re.IGNORECASE
+    r"(?P<file>.+\.gguf)(?:\.whole)?(?:\.partial|\.part\d+\.whl(?:\.partial)?)?(?:\.json(?:\.[\w-]+\.tmp)?|\.lock)?",
+    re.IGNORECASE,
 )
 
 

@@ -11,7 +11,8 @@ from typing import Self
 
 from edgedec.errors import PullError
 from edgedec.resolver import ResolveOptions
-from edgedec_models.record import Wanted, read_json, sidecar
+from edgedec.storage.file_record import read_json, sidecar
+from edgedec_models.record import Wanted
 from edgedec_models.storage import (
     human_bytes,
     is_full,

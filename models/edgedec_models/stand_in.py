@@ -4,7 +4,6 @@ A memory plan needs the names, types and shapes of the tensors, and a model's fa
 bytes of a stand-in behind the header were never written, so it takes no more room on the disk than the header.
 """
 
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from edgedec.gguf.formats import HEAD_BYTES, name_format
 from edgedec.gguf.header import read_header
 from edgedec.loading.resolve import resolve
 from edgedec.resolver import ResolveOptions
+from edgedec.storage.kept_as_tiles import write_header_file
 from edgedec_models.addresses import redact, url_path
 from edgedec_models.catalogue import Entry, Source, WheelSource, load_catalogue
 from edgedec_models.download import Remote
@@ -135,7 +135,6 @@ def _write(file: BinaryIO, n_bytes: int, name: str, path: Path) -> Path:
         raise ModelFormatError(f"{name}: expected a GGUF model, found {name_format(head)}")
     file.seek(0)
     header = read_header(file, n_bytes, name)
-    with storage_errors("write", path), path.open("wb") as out:
-        out.write(header.raw)
-        os.truncate(out.fileno(), n_bytes)
+    with storage_errors("write", path):
+        write_header_file(path, header.raw, n_bytes)
     return path

@@ -3,15 +3,18 @@
 import hashlib
 import os
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from edgedec.errors import StorageError
+from edgedec.errors import ModelFormatError, StorageError
+from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.progress import check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
-from edgedec_models.record import FileRecord, Wanted, is_recorded, read_record, sidecar
+from edgedec.storage.file_record import FileRecord, read_record, sidecar
+from edgedec.storage.kept_as_tiles import is_tiled, whole_sha256
+from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.storage import BLOCK_BYTES, storage_errors, write_json
 
 
@@ -25,6 +28,9 @@ def write_record(wanted: Wanted, sha256: str) -> None:
         stat = wanted.path.stat()
     now = datetime.now(UTC).isoformat(timespec="seconds")
     record = FileRecord(wanted.source, sha256, stat.st_size, stat.st_mtime_ns, wanted.licence, now)
+    if is_tiled(wanted.path):
+        before = read_record(wanted.path) or replace(record, size_bytes=read_gguf(wanted.path).n_bytes, mtime_ns=0)
+        record = replace(before, checked=now, tiles_mtime_ns=stat.st_mtime_ns)
     write_json(sidecar(wanted.path), asdict(record))
 
 
@@ -40,18 +46,32 @@ def find_fault(wanted: Wanted, options: ResolveOptions, *, rehash: bool = False)
     """
     if not rehash and is_recorded(wanted):
         return None
+    tiled = read_gguf(wanted.path) if is_tiled(wanted.path) else None
     with storage_errors("look at", wanted.path):
-        size_bytes = wanted.path.stat().st_size
+        size_bytes = wanted.path.stat().st_size if tiled is None else tiled.n_bytes
     if wanted.size_bytes not in (None, size_bytes):
         return f"it has {size_bytes} bytes where {wanted.size_bytes} were expected"
     record = read_record(wanted.path)
     expected = wanted.sha256 or (record.sha256 if record else None)
-    found = sha256_of(wanted.path, wanted.name, options)
+    found = sha256_of(wanted.path, wanted.name, options) if tiled is None else _sha256_of_tiled(tiled, wanted, options)
     if expected not in (None, found):
         return f"its SHA-256 is {found} where {expected} was expected"
     with suppress(StorageError):  # a cache that is read-only is fine; its files are hashed at each start
         write_record(wanted, found)
     return None
+
+
+def _sha256_of_tiled(tiled: GGUF, wanted: Wanted, options: ResolveOptions) -> str:
+    """Return the SHA-256 (hex) of the file whose place a tile file took; one that is damaged has another."""
+
+    def report(_: bytes, done: int) -> None:
+        check_cancelled(options.cancel, f"verify {wanted.name}")
+        report_progress(options.on_progress, "verify", done, tiled.n_bytes, "bytes", wanted.name)
+
+    try:
+        return whole_sha256(tiled, report)
+    except ModelFormatError as error:
+        return f"unknown, as {error}"
 
 
 def sha256_of(path: Path, label: str, options: ResolveOptions) -> str:

@@ -16,6 +16,7 @@ from edgedec.decoding.infill import can_infill
 from edgedec.errors import ModelNotFoundError
 from edgedec.gguf.model_info import ModelInfo
 from edgedec.sampling import SamplingParams
+from edgedec.storage.file_record import read_record
 from edgedec_apps.server.bodies import read_fields
 from edgedec_apps.server.model_files import with_files
 from edgedec_apps.server.models import Loaded, ModelFile
@@ -24,7 +25,6 @@ from edgedec_apps.server.ollama_forms import timestamp
 from edgedec_apps.server.service import Service
 from edgedec_apps.server.shelf import Place
 from edgedec_apps.server.web import endpoint
-from edgedec_models.record import read_record
 
 _FOREVER = "9999-12-31T23:59:59Z"
 _OLLAMAS = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n", "max_tokens": "num_predict"}

@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 from edgedec.errors import EdgedecError, ModelFormatError, StorageError
+from edgedec.gguf.tile_head import REMEDY
 from edgedec_runtimes.cpu.library import NOT_FINITE
 from edgedec_runtimes.cpu.tiles.cache import Tiles
 from edgedec_runtimes.cpu.tiles.file import map_tiles
@@ -41,6 +42,8 @@ def _delete_if_damaged(tiles: Tiles | StreamedTiles) -> str:
         with map_tiles(path, tiles.label) as found:
             found.verify()
     except ModelFormatError as error:
+        if path.suffix == ".gguf":  # there is no other file of the model
+            return f"{str(error).removesuffix(f'; {REMEDY}')}; download the model again with edgedec pull --force"
         with suppress(StorageError):  # then the next load finds it damaged
             delete_tile_file(path)
         return f"{error}. Their file was deleted: load the model again"

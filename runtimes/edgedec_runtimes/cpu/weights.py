@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
-from edgedec.gguf.file import GGUF, TensorInfo
+from edgedec.gguf.file import GGUF, TensorInfo, read_gguf
+from edgedec.gguf.tile_head import HEADER_NAME
+from edgedec.gguf.untiled import UNTILED
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec.storage.probe_cache import cache_folder
@@ -44,6 +47,7 @@ _TILE_ROWS = 16
 
 def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
     """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
+    whole = read_gguf(gguf.paths[0])
     gguf, library, rare = usual_tensors(gguf, network), native(), rarely_read(network)
     tensors = tuple(
         TileTensor(
@@ -57,14 +61,28 @@ def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
         gguf,
         tensors,
         LAYOUT,
-        partial(_fill, gguf),
+        partial(_fill, gguf, frozenset(tensor.name for tensor in tensors)),
         cache_dir=cache_folder(options.cache_dir) if options.tile_cache else None,
+        tiles_only=options.tiles_only,
         mapped=options.mmap,
         huge_pages=options.huge_pages,
         rows_only="" if rare is None else rare.name,
         on_progress=options.on_progress,
         cancel=options.cancel,
+        plain=_plain(whole, tensors) if whole.tensors == gguf.tensors else (),
     )
+
+
+def _plain(gguf: GGUF, tiles: Sequence[TileTensor]) -> tuple[TileTensor, ...]:
+    """Return what a tile file needs beside the tiles to take the place of a GGUF; () where it can't.
+
+    It can't where a type's tiles can't be turned back, and where a model is split.
+    """
+    with_tiles = {tensor.name for tensor in tiles}
+    if len(gguf.paths) > 1 or any(gguf.tensors[name].type not in UNTILED for name in with_tiles):
+        return ()
+    others = (TileTensor(t.name, t.n_bytes) for t in gguf.tensors.values() if t.name not in with_tiles)
+    return (TileTensor(HEADER_NAME, gguf.n_header_bytes), *others)
 
 
 def stream_plan(job: Job, network: Network, resident_bytes: int | None) -> StreamPlan | None:
@@ -128,9 +146,18 @@ def stream_tiles(job: Job, plan: StreamPlan) -> StreamedTiles:
         return StreamedTiles(tiles.path, tiles.label, plan, on_progress=job.on_progress, cancel=job.cancel)
 
 
-def _fill(gguf: GGUF, name: str, out: NDArray[np.uint8], start: int) -> None:
-    """Write a tensor's tiles from byte `start` on to `out`, reading the model's file a few rows at a time."""
+def _fill(gguf: GGUF, with_tiles: frozenset[str], name: str, out: NDArray[np.uint8], start: int) -> None:
+    """Write a tensor's tiles from byte `start` on to `out`, reading the model's file a few rows at a time.
+
+    The header, and a tensor that is not in `with_tiles`, are written as they are.
+    """
+    if name == HEADER_NAME:
+        out[:] = np.frombuffer(gguf.read_header_bytes(), np.uint8)
+        return
     tensor = gguf.tensors[name]
+    if name not in with_tiles:
+        out[:] = np.frombuffer(gguf.read_tensor_bytes(name, start, len(out)), np.uint8)
+        return
     n_cols, n_all_rows = tensor.shape
     unit_bytes = native().ec_tile_bytes(tensor.type, _TILE_ROWS, n_cols)
     first = start // unit_bytes * _TILE_ROWS

@@ -5,7 +5,7 @@ import platform
 import re
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.sessions.invariance import will_probe
+from edgedec.storage.kept_as_tiles import header_file, make_whole
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel
@@ -141,6 +142,7 @@ def _load(
     path: Path, options: LoadOptions, around: Callable[[int], AbstractContextManager[None]] | None = None
 ) -> Model:
     """Load the weights in this process; for `around` see ContextOptions."""
+    make_whole(path, on_progress=options.on_progress, cancel=options.cancel)
     gguf = _read_runnable(path)
     llama()
     options = _placed(options, gguf)
@@ -273,7 +275,9 @@ def _sizing_options(options: LoadOptions) -> LoadOptions:
 @lru_cache(maxsize=16)
 def _dry_run(path: Path, _header_hash: str, options: LoadOptions, n_ctx: int, *, embeds: bool) -> DryRun:
     """Return the result of a dry run, an earlier one if there is one: a dry run takes memory, which may be short."""
-    return dry_run(path, options, n_ctx, embeds=embeds)
+    gguf = read_gguf(path)
+    with nullcontext(path) if gguf.tiles is None else header_file(gguf) as file:
+        return dry_run(file, options, n_ctx, embeds=embeds)
 
 
 def _output_term(info: ModelInfo, options: LoadOptions, sizes: DryRun, n_embedded: int | None) -> MemoryTerm:

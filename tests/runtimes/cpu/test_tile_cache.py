@@ -16,9 +16,10 @@ from support.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tile_head import place
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.cpu.tiles.cache import Job, TileTensor, known_tile_file, open_tiles
-from edgedec_runtimes.cpu.tiles.file import map_tiles, place
+from edgedec_runtimes.cpu.tiles.file import map_tiles
 from edgedec_runtimes.cpu.tiles.listing import list_tiles
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edgedec.errors import EdgedecError
 from edgedec.memory_plan import format_bytes, parse_size
+from edgedec.storage.kept_as_tiles import is_tiled
 from edgedec_apps.cli.options import AsJson, output_option
 from edgedec_apps.cli.terminal import one_line, write_json, write_line
 from edgedec_models.cache import CachedModel, list_models
@@ -54,6 +55,9 @@ def command(
         write_json(document)
         return
     _write_here(models, tiles, list_presets())
+    if models:
+        in_all = sum(_on_disk(model, tiles) for model in models)
+        write_line(f"\non the disk in all: {format_bytes(in_all)}")
     if limit is None and (n_bytes := sum(n for path, n in tiles.items() if path not in {m.path for m in models})):
         write_line(f"\ntiles of other models: {format_bytes(n_bytes)} (edgedec cache list shows them)")
     if entries:
@@ -81,7 +85,7 @@ def _write_here(models: list[CachedModel], tiles: Mapping[Path, int], presets: "
     for model in models:
         place = _place(model, tiles)
         whole = f"{place}, as {one_line(model.address)}" if model.address else place
-        write_line(f"{one_line(model.name):{width}}  {format_bytes(model.size_bytes):>9}  {whole}")
+        write_line(f"{one_line(model.name):{width}}  {format_bytes(_on_disk(model, tiles)):>9}  {whole}")
     for preset in presets:
         write_line(f"{one_line(preset.name):{width}}  a preset of {one_line(preset.model)}")
 
@@ -145,7 +149,14 @@ def _place(model: CachedModel, tiles: Mapping[Path, int]) -> str:
         return "incomplete; edgedec pull continues the download"
     place = "in the cache" if model.origin == "cache" else "in EDGEDEC_MODELS"
     n_bytes = tiles.get(model.path, 0)
-    return f"{place}, and {format_bytes(n_bytes)} of tiles, which make starts fast" if n_bytes else place
+    if n_bytes:
+        return f"{place}: {format_bytes(model.size_bytes)} and {format_bytes(n_bytes)} of tiles, which make starts fast"
+    return f"{place}, as tiles alone" if is_tiled(model.path) else place
+
+
+def _on_disk(model: CachedModel, tiles: Mapping[Path, int]) -> int:
+    """Return what a model and its tiles take on the disk, in bytes."""
+    return model.size_bytes + tiles.get(model.path, 0)
 
 
 def _document(model: CachedModel, tiles: Mapping[Path, int], planned: Mapping[Path, int | None]) -> dict[str, Any]:
@@ -155,6 +166,8 @@ def _document(model: CachedModel, tiles: Mapping[Path, int], planned: Mapping[Pa
         "path": os.fspath(model.path),
         "size_bytes": model.size_bytes,
         "tiles_bytes": tiles.get(model.path, 0),
+        "disk_bytes": _on_disk(model, tiles),
+        "as_tiles": is_tiled(model.path),
         "origin": model.origin,
         "complete": model.complete,
         **({"memory_bytes": planned[model.path]} if planned else {}),

@@ -1,10 +1,14 @@
 """edgedec pull: download a model or a draft head."""
 
 import os
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
-from edgedec.progress import CancelToken
+from edgedec.memory_plan import format_bytes
+from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.resolver import ResolveOptions
+from edgedec.storage.kept_as_tiles import is_tiled, let_tiles_replace, make_whole
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, model_option
 from edgedec_apps.cli.progress import ProgressLine
@@ -18,19 +22,57 @@ def command(
     force: Annotated[
         bool, model_option("--force", help="Check the files again, and download damaged ones anew.")
     ] = False,
+    keep_file: Annotated[
+        bool | None,
+        model_option(
+            "--keep-file/--no-keep-file",
+            help="Keep the GGUF, for other programs, or let tiles take its place (default: as before, at first no).",
+        ),
+    ] = None,
     offline: Offline = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download a model or a draft head, or resume its download, and check it."""
+    """Download a model or a draft head, or resume its download, and check it.
+
+    When a model first runs on the cpu runtime, tiles take the place of its GGUF: the same bits in another order, which
+    make starts fast. The GGUF is made again, bit for bit, where another runtime needs it, and by --keep-file.
+    """
 
     def work(cancel: CancelToken) -> str:
         with ProgressLine(quiet=quiet) as on_progress:
-            options = ResolveOptions(offline=offline, on_progress=on_progress, cancel=cancel)
-            return os.fspath(pull(model, options, force=force))
+            said = partial(_say_size, model, bool(keep_file), set[str]()) if not quiet else None
+            options = ResolveOptions(offline=offline, on_progress=_both(said, on_progress), cancel=cancel)
+            path = pull(model, options, force=force)
+            if keep_file:
+                make_whole(path, keep=True, on_progress=on_progress, cancel=cancel)
+            elif keep_file is not None:
+                let_tiles_replace(path)
+            return os.fspath(path)
 
     path = interruptible(work)
     if as_json:
         write_json({"model": model, "path": path})
     elif not quiet:
-        say(f"{model}: {path}")
+        kept = " (kept as tiles; --keep-file makes the GGUF again)" if is_tiled(Path(path)) else ""
+        say(f"{model}: {path}{kept}")
+
+
+def _both(first: OnProgress | None, second: OnProgress) -> OnProgress:
+    def report(progress: Progress) -> None:
+        if first is not None:
+            first(progress)
+        second(progress)
+
+    return report
+
+
+def _say_size(model: str, keep_file: bool, said: set[str], progress: Progress) -> None:
+    """Say once for each file, before its bytes come, what will lie on the disk in all."""
+    if progress.phase != "download" or progress.total is None or progress.detail in said:
+        return
+    said.add(progress.detail)
+    later = "as much again once it has run on the cpu runtime, for tiles"
+    if not keep_file:
+        later = "as much again for a moment when it first runs on the cpu runtime, until tiles take its place"
+    say(f"{model}: {format_bytes(progress.total)} on the disk, and {later}")

@@ -19,10 +19,11 @@ import numpy as np
 
 from edgedec.errors import MemoryCapError, StorageError
 from edgedec.gguf.file import GGUF, file_states
+from edgedec.gguf.tile_head import TileHead, TileTensor
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.whole_file import publish
-from edgedec_runtimes.cpu.tiles.file import U8, TileHead, Tiles, TileTensor, blocks
+from edgedec_runtimes.cpu.tiles.file import U8, Tiles, blocks
 from edgedec_runtimes.cpu.tiles.huge_pages import ask_for
 from edgedec_runtimes.cpu.tiles.sources import Source, model_sha256
 
@@ -44,10 +45,13 @@ class Job:
     Attributes:
         gguf: The model, unchanged since its header was read.
         tensors: Names and sizes of the tiles, in the order of the file; no name twice.
+        plain: What a tile file also holds, behind the tiles, so that it can take the place of the GGUF; none where it
+            can't.
         layout: Version of the arrangement; each version has a tile file of its own.
         fill: Writes one tensor's tiles: called with its name, zeros (uint8) to write into, and the byte of the tiles
             that these begin with. The tiles of a tensor that has units may be made some units at a time, in order.
         cache_dir: The cache's root; None for private memory.
+        tiles_only: Whether a tile file may take the place of the model's file.
         in_memory: Whether private memory will do where the disk does not take the tiles.
         mapped: Whether a tile file is mapped; else its contents are copied to private memory and checked.
         huge_pages: "auto", "on" or "off", as in LoadOptions.
@@ -56,7 +60,7 @@ class Job:
             that may have changed is read) and "load" (tiles are copied).
         cancel: Stops the work between two tensors at the latest; nothing is left on the disk.
         head: The head of the tile file but for what is known when the tiles are made: SHA-256 and CRCs.
-        n_bytes: What the tiles take, head and padding included, on the disk as in memory.
+        n_bytes: What the tiles take, head and padding included.
         sha256: Of the model's files, once it is known; "" before.
     """
 
@@ -65,6 +69,7 @@ class Job:
     layout: str
     fill: Fill
     cache_dir: Path | None = None
+    tiles_only: bool = False
     in_memory: bool = True
     mapped: bool = True
     huge_pages: str = "off"
@@ -74,13 +79,21 @@ class Job:
     head: TileHead = field(init=False)
     n_bytes: int = field(init=False)
     sha256: str = ""
+    plain: Sequence[TileTensor] = ()
 
     def __post_init__(self) -> None:
-        names = {tensor.name for tensor in self.tensors}
-        assert len(names) == len(self.tensors), "a tensor is there twice"
-        unknown = "0" * 64, tuple(self.tensors), (0,) * len(self.tensors)
+        tensors = (*self.tensors, *self.plain)
+        assert len({tensor.name for tensor in tensors}) == len(tensors), "a tensor is there twice"
+        unknown = "0" * 64, tensors, (0,) * len(tensors), len(self.plain)
         self.head = TileHead(self.layout, self.gguf.header_hash, self.gguf.n_bytes, *unknown)
-        self.n_bytes = self.head.offsets()[-1]
+        self.n_bytes = self.head.matrices_end
+        if self.gguf.tiles is not None:
+            self.sha256 = self.gguf.tiles.model_sha256
+
+    @property
+    def n_file_bytes(self) -> int:
+        """What a tile file takes on the disk."""
+        return self.head.offsets()[-1]
 
     @property
     def label(self) -> str:
@@ -119,7 +132,7 @@ def make_in_memory(job: Job) -> Tiles:
     whole: U8 = np.frombuffer(buffer, np.uint8)
     detail, total = f"{job.label}, in memory", job.n_bytes
     job.report("tiles", 0, total, detail)
-    for tensor, offset in zip(job.head.tensors, job.head.offsets(), strict=False):
+    for tensor, offset in zip(job.tensors, job.head.offsets(), strict=False):
         job.fill(tensor.name, whole[offset : offset + tensor.n_bytes], 0)
         job.report("tiles", offset + tensor.n_bytes, total, detail)
     return Tiles(buffer, job.head, job.label)
@@ -162,7 +175,7 @@ def _write_tiles(job: Job, partial: "_Partial", detail: str) -> tuple[int, ...]:
 
     The tiles pass through a buffer. Written through a mapping instead, a full disk would end the process.
     """
-    crcs, done, total = [], 0, job.n_bytes
+    crcs, done, total = [], 0, job.n_file_bytes
     buffer = private_memory(max((_piece_bytes(tensor) for tensor in job.head.tensors), default=0))
     scratch: U8 = np.frombuffer(buffer, np.uint8)
     for tensor, offset in zip(job.head.tensors, job.head.offsets(), strict=False):
@@ -271,7 +284,7 @@ def _background_sha256(job: Job, detail: str) -> Iterator[Callable[[], str]]:
 
     def wait() -> str:
         while not future.done():
-            job.report("tiles", job.n_bytes, job.n_bytes, detail)
+            job.report("tiles", job.n_file_bytes, job.n_file_bytes, detail)
             with suppress(TimeoutError):
                 return future.result(_POLL_S)
         return future.result()

@@ -24,10 +24,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
-from edgedec.gguf.file import file_states
+from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, StorageError
+from edgedec.gguf.file import file_states, read_gguf, storage_error
+from edgedec.gguf.tile_head import REMEDY, TileHead, TileTensor
+from edgedec.gguf.tiled import damaged_model
 from edgedec.memory_plan import format_bytes
 from edgedec.storage.file_lock import FileLock, try_lock
+from edgedec.storage.file_record import read_record, write_record_of
+from edgedec.storage.kept_as_tiles import keep_as_tiles
 from edgedec_runtimes.cpu.tiles.build import (
     CacheUnusableError,
     Fill,
@@ -37,13 +41,14 @@ from edgedec_runtimes.cpu.tiles.build import (
     make_in_memory,
     require_unchanged,
 )
-from edgedec_runtimes.cpu.tiles.file import TileHead, Tiles, TileTensor, map_tiles
+from edgedec_runtimes.cpu.tiles.file import Tiles, map_tiles
 from edgedec_runtimes.cpu.tiles.listing import remove_missing, remove_outdated, tile_paths, tiles_folder
 from edgedec_runtimes.cpu.tiles.placing import copy_to_memory, in_huge_pages
 from edgedec_runtimes.cpu.tiles.sources import (
     Source,
     Stamp,
     add_source,
+    is_current,
     model_sha256,
     read_sources,
     read_stamp,
@@ -71,6 +76,8 @@ def open_tiles(job: Job) -> Tiles:
             private memory would be left, and will not do.
         MemoryCapError: The system has no memory for the tiles.
     """
+    if (tiles := _in_the_model(job)) is not None:
+        return tiles
     if job.cache_dir is not None:
         try:
             return _from_cache(job, job.cache_dir)
@@ -83,6 +90,8 @@ def open_tiles(job: Job) -> Tiles:
 
 def known_tile_file(job: Job) -> Path | None:
     """Return a sound tile file that may be this model's, as the header is the same; None where there is none."""
+    if _is_in_the_model(job):
+        return job.gguf.paths[0]
     if job.cache_dir is None:
         return None
     try:
@@ -96,15 +105,15 @@ def known_tile_file(job: Job) -> Path | None:
 
 def can_be_mapped(job: Job) -> bool:
     """Tell whether open_tiles will map a file: a tile file is there, or the disk has room for one and takes it."""
-    if job.cache_dir is None:
-        return False
     if known_tile_file(job) is not None:
         return True
+    if job.cache_dir is None:
+        return False
     folder = tiles_folder(job.cache_dir)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        room = shutil.disk_usage(folder).free >= job.n_bytes + MARGIN_BYTES
+        room = shutil.disk_usage(folder).free >= job.n_file_bytes + MARGIN_BYTES
         return room and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
     except OSError:
         return False
@@ -117,15 +126,107 @@ def _key(head: TileHead) -> str:
 
 def _from_cache(job: Job, cache_dir: Path) -> Tiles:
     folder = tiles_folder(cache_dir)
+    tiles = _find(job, folder, _source(job))
+    if tiles is None or _may_replace(job, cache_dir):
+        with _locked(job, folder):  # under this lock the tiles may have taken the place of the GGUF meanwhile
+            source, placed = _source(job), _in_the_model(job)
+            if placed is not None and tiles is not None:
+                tiles.close()
+            tiles = placed or tiles or _find(job, folder, source, discard=True) or _build(job, cache_dir, source)
+            if tiles.path is not None and placed is None and _may_replace(job, cache_dir):
+                _replace_model(job, tiles)
+    return tiles
+
+
+def _may_replace(job: Job, cache_dir: Path) -> bool:
+    """Tell whether the tile file may take the place of the model's file: one that was fetched to the cache."""
+    path, own = job.gguf.paths[0], os.environ.get("EDGEDEC_MODELS")
+    if not job.tiles_only or not job.plain or not path.is_relative_to(cache_dir.absolute()) or path.is_symlink():
+        return False
+    if own and Path(own).expanduser().resolve() == path.parent.resolve():  # only the user writes there
+        return False
+    record = read_record(path)
+    return record is not None and not record.keep_file
+
+
+def _replace_model(job: Job, tiles: Tiles) -> None:
+    """Let the tile file take the place of the model's file, where that works."""
+    assert tiles.path is not None, "they are in a file"
+    path, tile_path = job.gguf.paths[0], tiles.path
+    if len([source for source in read_sources(tile_path) if is_current(source)]) > 1:
+        return  # a copy of the model elsewhere uses the tiles, too
+    with ExitStack() as undo:
+        undo.enter_context(tiles)
+        placed = keep_as_tiles(tile_path, path, on_progress=job.on_progress, cancel=job.cancel)
+        undo.pop_all()
+    if not placed:
+        return
+    tiles.path = path
+    with suppress(OSError):
+        sources_path(tile_path).unlink()
+    _announce(
+        "%s: kept as tiles alone, %s on the disk (edgedec pull --keep-file makes the file again)",
+        job.label,
+        format_bytes(job.n_file_bytes),
+    )
+
+
+def _source(job: Job) -> Source:
     try:
-        source = file_states(job.gguf.paths)
+        return file_states(job.gguf.paths)
     except OSError as error:
         raise ModelNotFoundError(f"{job.gguf.paths[0]}: {error.strerror or error}; check the directory") from error
-    tiles = _find(job, folder, source)
-    if tiles is None:
-        with _locked(job, folder):
-            tiles = _find(job, folder, source, discard=True) or _build(job, cache_dir, source)
-    return tiles
+
+
+def _is_in_the_model(job: Job) -> bool:
+    """Tell whether the model's file is a tile file, with the tiles that the job wants."""
+    with suppress(EdgedecError):  # what is wrong with the file is said where it is read
+        job.gguf = replace(read_gguf(job.gguf.paths[0]), tensors=job.gguf.tensors)
+    found = job.gguf.tiles
+    if found is None:
+        return False
+    job.sha256 = found.model_sha256
+    return replace(found, model_sha256=job.head.model_sha256, crcs=job.head.crcs) == job.head
+
+
+def _in_the_model(job: Job) -> Tiles | None:
+    """Return the tiles of a model whose file is a tile file; None where it is not, or has another layout.
+
+    Raises:
+        ModelFormatError: They are damaged, and there is no GGUF to make others from.
+    """
+    path = job.gguf.paths[0]
+    if not _is_in_the_model(job):
+        return None
+    with ExitStack() as undo:
+        try:
+            tiles = undo.enter_context(map_tiles(path, job.label))
+            opened = in_huge_pages(job, tiles) if _is_sound(job, tiles) and job.mapped else copy_to_memory(job, tiles)
+        except ModelFormatError as error:
+            raise damaged_model(path, str(error).removesuffix(f"; {REMEDY}")) from error
+        except OSError as error:
+            raise storage_error(path, error) from error
+        if opened is tiles:
+            undo.pop_all()
+    return opened
+
+
+def _is_sound(job: Job, tiles: Tiles) -> bool:
+    """Return True, after all of a model's tile file was read if it may have been written to since it was sound.
+
+    Raises:
+        ModelFormatError: The file is damaged.
+        OSError: The file can't be looked at.
+    """
+    assert tiles.path is not None, "they are in a file"
+    mtime_ns = tiles.path.stat().st_mtime_ns
+    record = read_record(tiles.path)
+    if job.mapped and (record is None or record.tiles_mtime_ns != mtime_ns):
+        tiles.verify(on_progress=job.on_progress, cancel=job.cancel)
+        if record is not None and record.sha256 == tiles.head.model_sha256:
+            with suppress(OSError):  # a folder that is read-only: each start reads the tiles
+                write_record_of(tiles.path, replace(record, tiles_mtime_ns=mtime_ns))
+    return True
 
 
 def _find(job: Job, folder: Path, source: Source, *, discard: bool = False) -> Tiles | None:
@@ -239,24 +340,25 @@ def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
     Delete the tiles of models that were at the same paths before, and of models that are gone.
     """
     folder = tiles_folder(cache_dir)
-    logger.info("%s: tiles: %s on disk in %s", job.label, format_bytes(job.n_bytes), folder)
+    logger.info("%s: tiles: %s on disk in %s", job.label, format_bytes(job.n_file_bytes), folder)
     with cache_errors():
         free = shutil.disk_usage(folder).free
-    if free < job.n_bytes + MARGIN_BYTES:
+    if free < job.n_file_bytes + MARGIN_BYTES:
         raise CacheUnusableError(
-            f"{format_bytes(job.n_bytes)} for tiles are needed in {folder}, {format_bytes(free)} are free; "
+            f"{format_bytes(job.n_file_bytes)} for tiles are needed in {folder}, {format_bytes(free)} are free; "
             "make room, or name another folder (EDGEDEC_CACHE)"
         )
     path = make_file(job, _partial_path(job, folder), source)
     with cache_errors():
         found = path.stat()
         _remember(job, path, source, Stamp(found.st_size, found.st_mtime_ns))
-    _announce(
-        "%s: %s kept in %s, so that its next start is fast (edgedec cache prune --all deletes it)",
-        job.label,
-        format_bytes(job.n_bytes),
-        folder,
-    )
+    if not _may_replace(job, cache_dir):
+        _announce(
+            "%s: %s kept in %s, so that its next start is fast (edgedec cache prune --all deletes it)",
+            job.label,
+            format_bytes(job.n_file_bytes),
+            folder,
+        )
     try:
         remove_outdated(cache_dir, source)
         if n_bytes := remove_missing(cache_dir):

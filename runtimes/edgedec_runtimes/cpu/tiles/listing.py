@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from edgedec.errors import ModelFormatError, StorageError
+from edgedec.gguf.tile_head import read_tile_head
 from edgedec.storage.file_lock import try_lock
-from edgedec_runtimes.cpu.tiles.file import read_tile_head
 from edgedec_runtimes.cpu.tiles.sources import Source, exists, is_current, read_sources, sources_path, write_sources
 
 logger = logging.getLogger("edgedec.tiles")

@@ -8,10 +8,11 @@ from time import perf_counter
 
 import numpy as np
 
+from edgedec.gguf.tile_head import TileHead
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.tiles import huge_pages
 from edgedec_runtimes.cpu.tiles.build import Job, private_memory
-from edgedec_runtimes.cpu.tiles.file import MAPPED_HUGE, PRIVATE_HUGE, U8, TileHead, Tiles, read_into, read_tiles
+from edgedec_runtimes.cpu.tiles.file import MAPPED_HUGE, PRIVATE_HUGE, U8, Tiles, read_into, read_tiles
 
 _PAGE_BYTES = 1 << 16  # a multiple of every size of a page
 _LEAST_BYTES = 16 << 20  # of weights for which huge pages are worth a copy
@@ -36,7 +37,16 @@ def copy_to_memory(job: Job, tiles: Tiles) -> Tiles:
         begin = places[name] + start
         return whole[begin : begin + n_bytes]
 
-    read_tiles(tiles.file, tiles.head, job.label, place, phase="load", on_progress=job.on_progress, cancel=job.cancel)
+    read_tiles(
+        tiles.file,
+        tiles.head,
+        job.label,
+        place,
+        n_tensors=tiles.head.n_matrices,
+        phase="load",
+        on_progress=job.on_progress,
+        cancel=job.cancel,
+    )
     return Tiles(buffer, tiles.head, job.label)
 
 
@@ -129,10 +139,10 @@ def _copy(job: Job, tiles: Tiles) -> Tiles:
 
 def _spans(job: Job, head: TileHead) -> Iterator[huge_pages.Span]:
     """Yield the parts of the file, in whole pages, that hold all tensors but the one whose rows are read."""
-    *begins, end = head.offsets()
+    begins, end = head.offsets()[: head.n_matrices], head.matrices_end
     if not begins:
         return
-    skipped = next((i for i, tensor in enumerate(head.tensors) if tensor.name == job.rows_only), None)
+    skipped = next((i for i, tensor in enumerate(job.tensors) if tensor.name == job.rows_only), None)
     if skipped is None:
         edges = [(begins[0], end)]
     else:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedec.gguf.tile_head import TileHead, read_tile_head
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.cpu.library import Part, address, check, native
 from edgedec_runtimes.cpu.network import Network
-from edgedec_runtimes.cpu.tiles.file import TileHead, read_tile_head
 from edgedec_runtimes.cpu.tiles.paged_file import PagedFile, page_buffer
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan
 

@@ -1,0 +1,119 @@
+"""The bytes of a GGUF's matrices, made again from tiles, in which the cpu runtime keeps them.
+
+A tile is 16 rows of a matrix, block by block of the file's columns; runtimes/edgedec_runtimes/cpu/native/tiles.h has
+the arrangement, which this file turns back for the types whose bits tiles hold as they are.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.gguf.tensor_types import GGMLType
+
+TILE_ROWS = 16
+U8 = NDArray[np.uint8]
+
+
+def untiled(kind: GGMLType, tiles: U8, n_cols: int) -> U8:
+    """Return whole tiles as rows of the file, uint8[n, row_bytes], n a multiple of 16; the last may be padding.
+
+    Args:
+        kind: A type of UNTILED.
+        tiles: uint8[n / 16 * n_cols / block_size * 16 * block_bytes], some tiles one after another.
+        n_cols: The columns of the matrix.
+    """
+    n_blocks = n_cols // kind.block_size
+    blocks = tiles.reshape(-1, TILE_ROWS * kind.block_bytes)
+    rows = UNTILED[kind](blocks).reshape(-1, n_blocks, TILE_ROWS, kind.block_bytes)
+    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1, n_blocks * kind.block_bytes)
+
+
+def _plain(n_bytes: int) -> Callable[[U8], U8]:
+    return lambda blocks: blocks.reshape(-1, TILE_ROWS, n_bytes)
+
+
+def _columns(part: U8, width: int) -> U8:
+    """Return uint8[n, 16, width * k] for k vectors that each hold `width` bytes of 16 rows."""
+    n = len(part)
+    k = part.shape[1] // (TILE_ROWS * width)
+    return part.reshape(n, k, TILE_ROWS, width).transpose(0, 2, 1, 3).reshape(n, TILE_ROWS, k * width)
+
+
+def _simple(*, minimum: bool, fifth: bool) -> Callable[[U8], U8]:
+    def rows(blocks: U8) -> U8:
+        scales = 256 + 64 * fifth
+        parts = [_columns(blocks[:, scales : scales + 32], 2)]
+        if minimum:
+            parts.append(_columns(blocks[:, scales + 32 :], 2))
+        if fifth:
+            parts.append(np.packbits(_fifths(blocks[:, 256:320]), axis=-1, bitorder="little"))
+        return np.concatenate([*parts, _columns(blocks[:, :256], 4)], axis=2)
+
+    return rows
+
+
+def _fifths(part: U8) -> U8:
+    """Return uint8[n, 16, 32] of zeros and ones, by column, from the fifth bits of 16 rows."""
+    bits = np.unpackbits(part.reshape(-1, TILE_ROWS, 4, 1), axis=3, bitorder="little")
+    return bits.transpose(0, 1, 3, 2).reshape(-1, TILE_ROWS, 32)
+
+
+def _q8_0(blocks: U8) -> U8:
+    return np.concatenate([_columns(blocks[:, 512:], 2), _columns(blocks[:, :512], 4)], axis=2)
+
+
+def _joined(low: U8, high: U8) -> U8:
+    """Return bytes with the nibbles of 32 columns in their low halves and of 32 others in their high halves.
+
+    Both are given as tiles have them: uint8[..., 16], columns 0 to 15 in the low halves and 16 to 31 in the high ones.
+    """
+    first = (low & 15) | (high << np.uint8(4))
+    second = (low >> np.uint8(4)) | (high & 240)
+    return np.concatenate([first, second], axis=-1)
+
+
+def _q45_k(*, fifth: bool) -> Callable[[U8], U8]:
+    def rows(blocks: U8) -> U8:
+        n, step = len(blocks), 256 + 64 * fifth
+        groups = blocks[:, : 8 * step].reshape(n, 8, step)
+        scales = blocks[:, 8 * step :]
+        nibbles = _columns(groups[:, :, :256].reshape(8 * n, 256), 4).reshape(n, 8, TILE_ROWS, 16)
+        low = _joined(nibbles[:, 0::2], nibbles[:, 1::2]).transpose(0, 2, 1, 3).reshape(n, TILE_ROWS, 128)
+        parts = [_columns(scales[:, 192:224], 2), _columns(scales[:, 224:256], 2), _columns(scales[:, :192], 1)]
+        if fifth:
+            bits = _fifths(groups[:, :, 256:].reshape(8 * n, 64)).reshape(n, 8, TILE_ROWS, 32)
+            parts.append(np.packbits(bits, axis=1, bitorder="little")[:, 0])
+        return np.concatenate([*parts, low], axis=2)
+
+    return rows
+
+
+def _q6_k(blocks: U8) -> U8:
+    n = len(blocks)
+    groups = blocks[:, :3072].reshape(n, 8, 384)
+    nibbles = _columns(groups[:, :, :256].reshape(8 * n, 256), 4).reshape(n, 2, 2, 2, TILE_ROWS, 16)
+    low = _joined(nibbles[:, :, 0], nibbles[:, :, 1]).transpose(0, 3, 1, 2, 4).reshape(n, TILE_ROWS, 128)
+    twos = groups[:, :, 256:].reshape(n, 2, 4, 2, TILE_ROWS, 4)
+    high = np.empty((n, 2, 2, 4, TILE_ROWS, 4), np.uint8)  # by half of the block, by half and group of 32 columns
+    for g in range(4):
+        moved = [(twos[:, :, i] >> np.uint8(2 * g) & 3) << np.uint8(2 * i) for i in range(4)]
+        high[:, :, :, g] = moved[0] | moved[1] | moved[2] | moved[3]
+    columns = high.transpose(0, 4, 1, 2, 3, 5).reshape(n, TILE_ROWS, 64)
+    return np.concatenate([low, columns, _columns(blocks[:, 3072:3328], 1), _columns(blocks[:, 3328:], 2)], axis=2)
+
+
+UNTILED: Mapping[GGMLType, Callable[[U8], U8]] = {
+    GGMLType.F32: _plain(4),
+    GGMLType.F16: _plain(2),
+    GGMLType.BF16: _plain(2),
+    GGMLType.Q4_0: _simple(minimum=False, fifth=False),
+    GGMLType.Q4_1: _simple(minimum=True, fifth=False),
+    GGMLType.Q5_0: _simple(minimum=False, fifth=True),
+    GGMLType.Q5_1: _simple(minimum=True, fifth=True),
+    GGMLType.Q8_0: _q8_0,
+    GGMLType.Q4_K: _q45_k(fifth=False),
+    GGMLType.Q5_K: _q45_k(fifth=True),
+    GGMLType.Q6_K: _q6_k,
+}
+"""By type, what makes blocks of the file, uint8[n, 16, block_bytes], of blocks of tiles, uint8[n, 16 * block_bytes]."""
