@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from edgedec.gguf.tile_head import TILE_MAGIC
 from edgedec.storage.whole_file import write_atomically
 
 
@@ -57,6 +58,15 @@ def write_record_of(path: Path, record: FileRecord) -> None:
         OSError: It can't be written.
     """
     write_atomically(sidecar(path), json.dumps(asdict(record), indent=1).encode(), sync=True)
+
+
+def is_tiled(path: Path) -> bool:
+    """Tell whether a tile file stands at a path; False where nothing can be read there."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(TILE_MAGIC)) == TILE_MAGIC
+    except OSError:
+        return False
 
 
 def read_json(path: Path) -> dict[str, object]:

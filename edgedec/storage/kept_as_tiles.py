@@ -20,12 +20,11 @@ from pathlib import Path
 
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.gguf.file import GGUF, read_gguf, storage_error
-from edgedec.gguf.tile_head import TILE_MAGIC
 from edgedec.gguf.tiled import damaged_model
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.file_lock import FileLock, try_lock
-from edgedec.storage.file_record import FileRecord, read_record, write_record_of
+from edgedec.storage.file_record import FileRecord, is_tiled, read_record, write_record_of
 from edgedec.storage.whole_file import publish
 
 _MARGIN_BYTES = 16 << 20  # stays free on the disk
@@ -33,15 +32,6 @@ _PIECE_BYTES = 1 << 20
 _POLL_S = 0.1
 
 logger = logging.getLogger("edgedec.tiles")
-
-
-def is_tiled(path: Path) -> bool:
-    """Tell whether a tile file stands at a path; False where nothing can be read there."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(TILE_MAGIC)) == TILE_MAGIC
-    except OSError:
-        return False
 
 
 def whole_pieces(gguf: GGUF) -> Iterator[bytes]:

@@ -6,16 +6,17 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from edgedec.errors import ModelFormatError, StorageError
-from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.progress import check_cancelled, report_progress
 from edgedec.resolver import ResolveOptions
-from edgedec.storage.file_record import FileRecord, read_record, sidecar
-from edgedec.storage.kept_as_tiles import is_tiled, whole_sha256
+from edgedec.storage.file_record import FileRecord, is_tiled, read_record, sidecar
 from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.storage import BLOCK_BYTES, storage_errors, write_json
+
+if TYPE_CHECKING:
+    from edgedec.gguf.file import GGUF
 
 
 def write_record(wanted: Wanted, sha256: str) -> None:
@@ -28,8 +29,8 @@ def write_record(wanted: Wanted, sha256: str) -> None:
         stat = wanted.path.stat()
     now = datetime.now(UTC).isoformat(timespec="seconds")
     record = FileRecord(wanted.source, sha256, stat.st_size, stat.st_mtime_ns, wanted.licence, now)
-    if is_tiled(wanted.path):
-        before = read_record(wanted.path) or replace(record, size_bytes=read_gguf(wanted.path).n_bytes, mtime_ns=0)
+    if (tiled := _tiled(wanted.path)) is not None:
+        before = read_record(wanted.path) or replace(record, size_bytes=tiled.n_bytes, mtime_ns=0)
         record = replace(before, checked=now, tiles_mtime_ns=stat.st_mtime_ns)
     write_json(sidecar(wanted.path), asdict(record))
 
@@ -46,7 +47,7 @@ def find_fault(wanted: Wanted, options: ResolveOptions, *, rehash: bool = False)
     """
     if not rehash and is_recorded(wanted):
         return None
-    tiled = read_gguf(wanted.path) if is_tiled(wanted.path) else None
+    tiled = _tiled(wanted.path)
     with storage_errors("look at", wanted.path):
         size_bytes = wanted.path.stat().st_size if tiled is None else tiled.n_bytes
     if wanted.size_bytes not in (None, size_bytes):
@@ -61,8 +62,18 @@ def find_fault(wanted: Wanted, options: ResolveOptions, *, rehash: bool = False)
     return None
 
 
-def _sha256_of_tiled(tiled: GGUF, wanted: Wanted, options: ResolveOptions) -> str:
+def _tiled(path: Path) -> "GGUF | None":
+    """Return the header of the GGUF whose place a tile file took; None where none did."""
+    if not is_tiled(path):
+        return None
+    from edgedec.gguf.file import read_gguf  # here, as it imports numpy
+
+    return read_gguf(path)
+
+
+def _sha256_of_tiled(tiled: "GGUF", wanted: Wanted, options: ResolveOptions) -> str:
     """Return the SHA-256 (hex) of the file whose place a tile file took; one that is damaged has another."""
+    from edgedec.storage.kept_as_tiles import whole_sha256  # here, as it imports numpy
 
     def report(_: bytes, done: int) -> None:
         check_cancelled(options.cancel, f"verify {wanted.name}")

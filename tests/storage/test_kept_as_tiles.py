@@ -25,7 +25,8 @@ from edgedec.gguf.untiled import UNTILED, untiled
 from edgedec.progress import CancelToken, Progress
 from edgedec.resolver import ResolveOptions
 from edgedec.storage import kept_as_tiles
-from edgedec.storage.kept_as_tiles import is_tiled, make_whole
+from edgedec.storage.file_record import is_tiled
+from edgedec.storage.kept_as_tiles import make_whole
 from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.resolve import pull, resolve
 from edgedec_models.verify import find_fault

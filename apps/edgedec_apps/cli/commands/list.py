@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edgedec.errors import EdgedecError
 from edgedec.memory_plan import format_bytes, parse_size
-from edgedec.storage.kept_as_tiles import is_tiled
+from edgedec.storage.file_record import is_tiled
 from edgedec_apps.cli.options import AsJson, output_option
 from edgedec_apps.cli.terminal import one_line, write_json, write_line
 from edgedec_models.cache import CachedModel, list_models

@@ -8,7 +8,7 @@ from typing import Annotated
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.resolver import ResolveOptions
-from edgedec.storage.kept_as_tiles import is_tiled, let_tiles_replace, make_whole
+from edgedec.storage.file_record import is_tiled
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, model_option
 from edgedec_apps.cli.progress import ProgressLine
@@ -44,9 +44,13 @@ def command(
             said = partial(_say_size, model, bool(keep_file), set[str]()) if not quiet else None
             options = ResolveOptions(offline=offline, on_progress=_both(said, on_progress), cancel=cancel)
             path = pull(model, options, force=force)
+            if keep_file is None:
+                return os.fspath(path)
+            from edgedec.storage.kept_as_tiles import let_tiles_replace, make_whole  # here, as it imports numpy
+
             if keep_file:
                 make_whole(path, keep=True, on_progress=on_progress, cancel=cancel)
-            elif keep_file is not None:
+            else:
                 let_tiles_replace(path)
             return os.fspath(path)
 
