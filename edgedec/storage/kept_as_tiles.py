@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from edgedec.errors import ModelFormatError, StorageError
+from edgedec.errors import ModelError, StorageError
 from edgedec.gguf.file import GGUF, read_gguf, storage_error
 from edgedec.gguf.tiled import damaged_model
 from edgedec.memory_plan import format_bytes
@@ -89,9 +89,13 @@ def keep_as_tiles(
     with ExitStack() as held:
         try:
             lock = try_lock(path)
-            if lock is None or record is None or record.keep_file or not _is_fetched(path, record):
+            if lock is None:  # the model is being fetched, removed or made again
                 return False
             held.enter_context(lock)
+            if record is None or record.keep_file or not _is_fetched(path, record):
+                return False
+            if tile_path.stat().st_dev != path.stat().st_dev:  # nothing can be renamed from there
+                return False
             tiled = read_gguf(tile_path)
             report = _reporter(path.name, "verify", tiled.n_bytes, on_progress, cancel)
             if whole_sha256(tiled, lambda _, done: report(done)) != record.sha256:
@@ -100,7 +104,7 @@ def keep_as_tiles(
                 return False
             write_record_of(path, replace(record, tiles_mtime_ns=tile_path.stat().st_mtime_ns))
             publish(tile_path, path)
-        except (OSError, ModelFormatError, StorageError) as error:
+        except (OSError, ModelError, StorageError) as error:
             logger.info("%s: its file is kept beside its tiles: %s", path.name, error)
             return False
     return True

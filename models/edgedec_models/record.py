@@ -6,7 +6,7 @@ A file is hashed once. Afterwards its size and modification time stand for the h
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedec.storage.file_record import read_record
+from edgedec.storage.file_record import is_tiled, read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +40,5 @@ def is_recorded(wanted: Wanted) -> bool:
     if record is None or wanted.size_bytes not in (None, record.size_bytes):
         return False
     is_file = (record.size_bytes, record.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
-    return (is_file or record.tiles_mtime_ns == stat.st_mtime_ns) and wanted.sha256 in (None, record.sha256)
+    is_tiles = record.tiles_mtime_ns == stat.st_mtime_ns and is_tiled(wanted.path)
+    return (is_file or is_tiles) and wanted.sha256 in (None, record.sha256)

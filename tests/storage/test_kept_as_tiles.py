@@ -33,6 +33,8 @@ from edgedec_models.verify import find_fault
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.library import address, native
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no file that is mapped")
+
 TYPES = tuple(kind.name for kind in UNTILED)
 PATIENCE_S = 120
 LOAD = """
@@ -219,7 +221,6 @@ def test_a_file_that_tiles_do_not_stand_for_is_kept(tmp_path: Path, data: bytes)
     assert fetched.path.read_bytes() == odd
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 @pytest.mark.parametrize("at", ["tiles", "verify", "record", "restore"])
 def test_a_kill_loses_nothing(fetched: Fetched, data: bytes, at: str) -> None:
     """Killed while tiles are written, compared, about to take the file's place, or turned back: all is there."""

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -142,6 +143,8 @@ def _may_replace(job: Job, cache_dir: Path) -> bool:
     """Tell whether the tile file may take the place of the model's file: one that was fetched to the cache."""
     path, own = job.gguf.paths[0], os.environ.get("EDGEDEC_MODELS")
     if not job.tiles_only or not job.plain or not path.is_relative_to(cache_dir.absolute()) or path.is_symlink():
+        return False
+    if sys.platform == "win32":  # it renames no file that is mapped
         return False
     if own and Path(own).expanduser().resolve() == path.parent.resolve():  # only the user writes there
         return False
