@@ -135,7 +135,7 @@ def _from_cache(job: Job, cache_dir: Path) -> Tiles:
                 tiles.close()
             tiles = placed or tiles or _find(job, folder, source, discard=True) or _build(job, cache_dir, source)
             if tiles.path is not None and placed is None and _may_replace(job, cache_dir):
-                _replace_model(job, tiles)
+                _replace_model(job, tiles, tiles.path)
     return tiles
 
 
@@ -152,10 +152,9 @@ def _may_replace(job: Job, cache_dir: Path) -> bool:
     return record is not None and not record.keep_file
 
 
-def _replace_model(job: Job, tiles: Tiles) -> None:
+def _replace_model(job: Job, tiles: Tiles, tile_path: Path) -> None:
     """Let the tile file take the place of the model's file, where that works."""
-    assert tiles.path is not None, "they are in a file"
-    path, tile_path = job.gguf.paths[0], tiles.path
+    path = job.gguf.paths[0]
     if len([source for source in read_sources(tile_path) if is_current(source)]) > 1:
         return  # a copy of the model elsewhere uses the tiles, too
     with ExitStack() as undo:
@@ -198,13 +197,14 @@ def _in_the_model(job: Job) -> Tiles | None:
     Raises:
         ModelFormatError: They are damaged, and there is no GGUF to make others from.
     """
-    path = job.gguf.paths[0]
     if not _is_in_the_model(job):
         return None
+    path = job.gguf.paths[0]
     with ExitStack() as undo:
         try:
             tiles = undo.enter_context(map_tiles(path, job.label))
-            opened = in_huge_pages(job, tiles) if _is_sound(job, tiles) and job.mapped else copy_to_memory(job, tiles)
+            _require_sound_model(job, tiles)
+            opened = in_huge_pages(job, tiles) if job.mapped else copy_to_memory(job, tiles)
         except ModelFormatError as error:
             raise damaged_model(path, str(error).removesuffix(f"; {REMEDY}")) from error
         except OSError as error:
@@ -214,8 +214,8 @@ def _in_the_model(job: Job) -> Tiles | None:
     return opened
 
 
-def _is_sound(job: Job, tiles: Tiles) -> bool:
-    """Return True, after all of a model's tile file was read if it may have been written to since it was sound.
+def _require_sound_model(job: Job, tiles: Tiles) -> None:
+    """Read a model's tile file that will be mapped if it may have been written to since it was sound.
 
     Raises:
         ModelFormatError: The file is damaged.
@@ -229,7 +229,6 @@ def _is_sound(job: Job, tiles: Tiles) -> bool:
         if record is not None and record.sha256 == tiles.head.model_sha256:
             with suppress(OSError):  # a folder that is read-only: each start reads the tiles
                 write_record_of(tiles.path, replace(record, tiles_mtime_ns=mtime_ns))
-    return True
 
 
 def _find(job: Job, folder: Path, source: Source, *, discard: bool = False) -> Tiles | None:
