@@ -207,6 +207,7 @@ class CostCurve:
         beside_s: Mean seconds that a step takes beside proposing and its forward, as Python does: [a plain step, one
             that verifies a draft]. On a small model they are a part of what a draft costs.
         others: Tokens that other requests gain by the same forward, where forwards are shared.
+        joined: The latest forward that was noted of those that several sessions had rows in; None before.
         latest_s: Seconds of the latest forward, of keeping a branch of it, and of what a step takes beside; cut where
             they are out of all proportion. None before the first forward, and until the next one when it was set to
             None.
@@ -226,6 +227,7 @@ class CostCurve:
             base[n_rows] = min(seconds, cheapest)  # where more rows took less, the time of fewer rows was disturbed
         self.keep_s = self.others = 0.0
         self.beside_s = [0.0, 0.0]
+        self.joined: SharedForward | None = None
         self.latest_s: float | None = None
         self.trials = Trials()
         self.resuming = Resuming(resume_share if resume_share > _RESUMED else 0.0)

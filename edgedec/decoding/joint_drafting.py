@@ -16,8 +16,8 @@ class JointDrafting:
     """Proposes the drafts of a step, for texts on forks of one session. One thread at a time uses it.
 
     A drafter calls its model in the middle of its work, so each text has a thread of its own while the drafters of
-    several texts call models: when all threads wait for such a call, the calls are answered together. A step in which
-    fewer than two texts called a model ends that, as threads cost time; the next step in which two do begins it again.
+    several texts are about to call models: when all threads wait for such a call, the calls are answered together.
+    Threads cost time, so the other steps have none.
     """
 
     def __init__(self, forks: SessionForks) -> None:
@@ -26,8 +26,8 @@ class JointDrafting:
 
     def prepared(self, texts: Values[tuple[Sequence, Decoder]]) -> list[Prepared]:
         """Return what the next forward of each text evaluates (raises what prepare() raises)."""
-        called, self._forks.called = self._forks.called, set()
-        if len(called) < 2 or len(texts) < 2:
+        policies = [decoder.policy for _, decoder in texts if decoder.policy is not None]
+        if sum([policy.will_call for policy in policies]) < 2:
             return [prepare(*text) for text in texts]
         found: list[Prepared] = []
         for begin in range(0, len(texts), MOST_THREADS):

@@ -155,6 +155,8 @@ def take(sequence: Sequence, decoder: Decoder, prepared: Prepared, forward: Forw
     stats, draft, n_past = sequence.stats, prepared.draft, sequence.n_cached
     n_generated = len(sequence.token_ids) - len(sequence.request.prompt_ids)
     evaluated, alone = perf_counter(), thread_time()  # of this thread, as others' steps go on meanwhile
+    skips = decoder.policy is not None and decoder.policy.skips and not draft.tokens
+    curve = None if skips else decoder.curve  # a step that is not looked at is not timed, either
     verification, keep_s = _accept(sequence, decoder, draft, forward)
     accepted, plain_s = perf_counter(), None
     if not n_generated:
@@ -163,12 +165,12 @@ def take(sequence: Sequence, decoder: Decoder, prepared: Prepared, forward: Forw
         stats.forward_s += forward_s
         stats.n_steps += 1
         plain_s = _plain_s(decoder.curve, forward_s) if not draft.tokens and len(prepared.pending) == 1 else None
-        if decoder.curve is not None:
-            decoder.curve.observe(len(prepared.pending) + len(draft.tokens), forward_s, n_past, keep_s)
+        if curve is not None:
+            curve.observe(len(prepared.pending) + len(draft.tokens), forward_s, n_past, keep_s)
     _learn(sequence, decoder, draft, forward, verification)
-    if n_generated and decoder.curve is not None:
+    if n_generated and curve is not None:
         beside_s = thread_time() - alone - (keep_s or 0.0)  # below 0 where keep() waited for others
-        decoder.curve.observe_beside(1 + len(draft.tokens), max(0.0, beside_s))
+        curve.observe_beside(1 + len(draft.tokens), max(0.0, beside_s))
     stats.verify_s += accepted - evaluated
     draft_s = prepared.draft_s + perf_counter() - accepted
     stats.draft_s += draft_s

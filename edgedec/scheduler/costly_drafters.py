@@ -17,7 +17,6 @@ _FIRST_LEVELS = 32  # levels that reading the beginning of a text is taken to co
 _REST_OF_TEXT = 256  # tokens, at most, that are counted on when the reading has to be repaid
 _REPAID = 1.5  # times the cost of reading that drafting must gain
 _GAIN = 1.03  # what a costly drafter must promise against the best without it
-_TRIAL_SHARE = 0.01  # of the time: what trials of a drafter may lose
 _TRIAL_STEPS = 4
 _GROUP = 8  # rows that the kernels take together at most
 _KEEPS_UP = 24  # tokens of text that a drafter reads as part of its next draft
@@ -55,6 +54,7 @@ class DraftPlan:
     Attributes:
         n_max: Most nodes.
         level_s: Seconds that one token deeper is expected to take.
+        token_s: Seconds that a token is worth: those of a plain step, divided by the texts that share the step.
         least_path: Path probability below which a node does not pay.
         is_trial: Whether the draft is made only to find out what the drafter is worth.
         extra_s: Seconds that the drafter may take beyond the usual deadline.
@@ -63,6 +63,7 @@ class DraftPlan:
 
     n_max: int
     level_s: float
+    token_s: float
     least_path: float
     is_trial: bool
     extra_s: float = 0.0
@@ -96,14 +97,15 @@ def plan_draft(
     is_trial = gain < _GAIN and not options.always
     if is_trial:
         length = min(2, n_max)
-        if not _may_try(active, length * level_s + cost(length) - cost(0)):
+        if not _may_try(active, length * level_s + cost(length) - cost(0), log.n_texts):
             return None
     extra_s = 2 * length * level_s if active.drafter.needs.layers else 0.0
+    token_s = cost(0) / log.n_texts
     if options.always:
-        return DraftPlan(n_max, level_s, 0.0, is_trial, extra_s)
+        return DraftPlan(n_max, level_s, token_s, 0.0, is_trial, extra_s)
     marginal = _least_gain(level_s, cost, length, best.rate * max(gain, 1.0))
     least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
-    return DraftPlan(min(n_max, 2 * length), level_s, least_path, is_trial, extra_s)
+    return DraftPlan(min(n_max, 2 * length), level_s, token_s, least_path, is_trial, extra_s)
 
 
 def _plan_known(
@@ -116,18 +118,18 @@ def _plan_known(
     record, p = active.record, active.record.rate(options.greedy)
     if record.known is None:
         record.known = DraftSeconds(record.level_s if record.level_s is not None else cost(0) / 4)
-    level_s = record.known.level_s
+    level_s, token_s = record.known.level_s, cost(0) / log.n_texts
     if options.always:
-        return DraftPlan(n_max, level_s, 0.0, is_trial=False)
-    worth, among_others = record.worth_of(options.greedy, _FIRST_DRAFT * level_s / cost(0)), best.n_nodes > 0
-    is_trial = not worth.pays(among_others)
-    if is_trial and record.lost_s + worth.price * cost(0) > _TRIAL_SHARE * record.total_s:
+        return DraftPlan(n_max, level_s, token_s, 0.0, is_trial=False)
+    worth, among_others = record.worth_of(options.greedy, _FIRST_DRAFT * level_s), best.n_nodes > 0
+    is_trial = not worth.pays(token_s, among_others=among_others)
+    if is_trial and not record.may_lose(worth.price_s, log.n_texts):
         return None
     length, gain = best_length(p, level_s, cost, n_max, best.rate, log.others)
     rate = best.rate * max(gain, 1.0)
     least = max(_least_gain(level_s, cost, length, rate), (level_s + _row_behind(cost, length, n_max)) * rate)
     least_path = min(1.0, least / max(p, 0.01))
-    return DraftPlan(n_max, level_s, least_path, is_trial, among_others=among_others)
+    return DraftPlan(n_max, level_s, token_s, least_path, is_trial, among_others=among_others)
 
 
 def _least_gain(level_s: float, cost: Cost, length: int, rate: float) -> float:
@@ -173,9 +175,8 @@ def note_draft(
         _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
     active.missed, active.tries = 0, plan.is_trial
     if active.in_place:
-        worth = record.worth_of(greedy, _FIRST_DRAFT * plan.level_s / cost(0))
-        outcome = (gain_s / cost(0), seconds / cost(0))
-        worth.note(*outcome, among_others=plan.among_others, is_trial=plan.is_trial)
+        worth, gain = record.worth_of(greedy, _FIRST_DRAFT * plan.level_s), gain_s / plan.token_s
+        worth.note(gain, seconds, among_others=plan.among_others, is_trial=plan.is_trial)
         lost_s = max(0.0, seconds - gain_s)
     else:
         lost_s = seconds + cost(n) - cost(0)
@@ -184,7 +185,7 @@ def note_draft(
         record.trial_s += lost_s
 
 
-def _may_try(active: ActiveDrafter, step_s: float) -> bool:
+def _may_try(active: ActiveDrafter, step_s: float, n_texts: int) -> bool:
     """Tell whether a trial goes on, or a new one of a few steps in a row is affordable; `step_s` is one step's cost.
 
     A trial takes several steps because the drafter first has to read the text that it missed.
@@ -192,7 +193,7 @@ def _may_try(active: ActiveDrafter, step_s: float) -> bool:
     record = active.record
     if active.trials == 0:
         price = max(_TRIAL_STEPS * step_s + record.read_s * (active.missed or 0), record.trial_s)
-        if record.lost_s + price > _TRIAL_SHARE * record.total_s:
+        if not record.may_lose(price, n_texts):
             return False
         active.trials, record.trial_s = _TRIAL_STEPS, 0.0
     active.trials -= 1

@@ -14,10 +14,9 @@ SHOWN = 4
 _FIRST_RATE = 0.7  # acceptance expected of a costly drafter that was never tried
 _FORGET = 0.97
 _FORGET_TRIALS = 0.85  # trials are few and far between
-_REST_AFTER = 24  # steps in which no node of a cheap drafter was worth verifying, before it rests
-_REST_STEPS = 8  # a resting drafter is asked in one step of so many
-_FIRST_GAIN = 0.25  # tokens a step that a cheap drafter is expected to bring at first
-_NEWEST = 1 / 32  # weight of the latest step in what a cheap drafter brings and takes
+_TRIAL_SHARE = 0.01  # of the time: what trials of a drafter may lose
+_SAVED = 4  # trials that may be made at once after a long time without any
+_FIRST_PRICE = 1e-4  # seconds that asking a drafter that looks tokens up is expected to take, before that was timed
 
 
 @dataclass(slots=True)
@@ -31,11 +30,12 @@ class DrafterRecord:
             [sampling, greedy].
         accepted: Depth down to which they were right, in the same way.
         lost_s: Seconds that its trials have cost.
-        total_s: Seconds of all steps in which it could have been tried.
+        total_s: Seconds of all steps in which it could have been tried, as far as they count for it.
+        n_granted: How many of the texts that share a forward may still try it, of those that were allowed to together.
         trial_s: Seconds that the latest trial has cost.
         read_s: Seconds that the drafter takes for each token of the text that it has not read yet.
         first_s: Seconds that reading the prompt took in the latest generation that asked it; None before the first.
-        worth: What the drafts are worth of a drafter that has read the text already, [sampling, greedy].
+        worth: What the drafts are worth of a drafter that may be asked before any step, [sampling, greedy].
         known: What such a drafter's drafts take, by their levels; None before the first.
     """
 
@@ -45,6 +45,7 @@ class DrafterRecord:
     accepted: list[float] = field(default_factory=lambda: [6.0 * _FIRST_RATE] * 2)
     lost_s: float = 0.0
     total_s: float = 0.0
+    n_granted: int = 0
     trial_s: float = 0.0
     read_s: float = 0.0
     first_s: float | None = None
@@ -55,12 +56,31 @@ class DrafterRecord:
         """Return P(a node is accepted | its parent was accepted), at most 0.98."""
         return min(0.98, self.accepted[greedy] / self.offered[greedy])
 
-    def worth_of(self, greedy: bool, price: float) -> Worth:
-        """Return what its drafts are worth; `price`, in plain steps, is what one is expected to take at first."""
+    def worth_of(self, greedy: bool, price_s: float = _FIRST_PRICE) -> Worth:
+        """Return what its drafts are worth; `price_s` is the seconds that one is expected to take at first."""
         found = self.worth[greedy]
         if found is None:
-            found = self.worth[greedy] = Worth(price)
+            found = self.worth[greedy] = Worth(price_s)
         return found
+
+    def may_lose(self, seconds: float, n_texts: int = 1) -> bool:
+        """Tell whether a trial that may lose so many seconds is affordable, for each of `n_texts` texts alike.
+
+        All texts that share a forward try a drafter in the same step, as calls of models cost less together.
+        """
+        if self.wait_s(seconds, n_texts) > 0:
+            return False
+        self.n_granted = (self.n_granted or n_texts) - 1
+        return True
+
+    def wait_s(self, seconds: float, n_texts: int) -> float:
+        """Return how many seconds have to be added to `total_s` before may_lose() returns True.
+
+        Time in which nothing was tried is saved up for a few trials.
+        """
+        allowed_s, wanted_s = _TRIAL_SHARE * self.total_s, n_texts * seconds
+        self.lost_s = max(self.lost_s, allowed_s - _SAVED * wanted_s)
+        return 0.0 if self.n_granted else max(0.0, self.lost_s + wanted_s - allowed_s) / _TRIAL_SHARE
 
     def observe(self, n_right: int, depth: int, *, greedy: bool, is_trial: bool) -> None:
         """Take a draft that was right `n_right` tokens deep, where `depth` tokens were compared with the text."""
@@ -81,7 +101,6 @@ class ActiveDrafter:
         draft: What it proposed before this step.
         places: By node of `draft`, the node's index in the tree of all proposals.
         n_before: How many nodes that tree had before.
-        idle: Steps since one of its nodes was last worth verifying.
         missed: Tokens of the text that it has to read before its next draft; None before its first draft.
         tries: Whether its latest draft was a trial, made to find out what the drafter is worth.
         trials: Trials still to come in a row.
@@ -93,11 +112,12 @@ class ActiveDrafter:
         n_used: How many of its drafts were verified and began with a right token.
         in_place: Whether it knows the text already as far as the target's session holds it.
         price: Turns the seconds of a draft into those that count where generations draft together, or None.
-        gain: Mean tokens that a cheap drafter brought, and no other before it, in a step in which it was asked.
-        step_s: Mean seconds that such a step took for asking it, scoring its nodes and teaching it.
         ask_s: Seconds that asking it took before this step.
-        n_left_out: Steps since it was asked, where it rests.
-        unlearned: Tokens of these steps, which it learns when it is asked again.
+        taught_s: Mean seconds that teaching it takes.
+        rests: Whether it was not asked before this step.
+        called: Whether a costly drafter was asked before this step.
+        n_own: Nodes of the step's draft that it proposed, and no other drafter before it.
+        unlearned: Tokens of the steps in which it rested, which it learns when it is asked again.
         hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
     """
 
@@ -108,7 +128,6 @@ class ActiveDrafter:
     draft: Draft = EMPTY_DRAFT
     places: list[int] = field(default_factory=list)
     n_before: int = 0
-    idle: int = 0
     missed: int | None = None
     tries: bool = False
     trials: int = 0
@@ -121,20 +140,31 @@ class ActiveDrafter:
     hoped: float | None = None
     in_place: bool = False
     price: Callable[[float], float] | None = None
-    gain: float = _FIRST_GAIN
-    step_s: float = 0.0
     ask_s: float = 0.0
     taught_s: float = 0.0
-    n_left_out: int = 0
+    rests: bool = True
+    called: bool = False
+    n_own: int = 0
     unlearned: list[int] = field(default_factory=list)
 
-    def rests(self, plain_s: float) -> bool:
-        """Tell whether a cheap drafter is left out of this step; `plain_s` is what a plain step takes.
+    def is_due(self, greedy: bool, token_s: float, n_texts: int) -> bool:
+        """Tell whether a drafter that looks tokens up is asked before this step, because that pays or to find out.
 
-        It rests while nothing of it is worth verifying, and while it takes more time than its tokens save.
+        Args:
+            greedy: Whether tokens are drawn at temperature 0.
+            token_s: Seconds that a token is worth.
+            n_texts: Texts that share the forward.
         """
-        is_idle = self.idle > _REST_AFTER or self.gain * plain_s < self.step_s
-        return is_idle and self.n_left_out < _REST_STEPS - 1
+        worth = self.record.worth_of(greedy)
+        self.tries = not worth.pays(token_s)
+        return not self.tries or self.record.may_lose(worth.price_s, n_texts)
+
+    def wait_s(self, greedy: bool, token_s: float, n_texts: int) -> float:
+        """Return the seconds before the drafter may be asked, where no other one proposes anything; 0 for now."""
+        worth, needs = self.record.worth[greedy], self.drafter.needs
+        if worth is None or (self.costly and not self.in_place) or needs.candidates or needs.taps:
+            return 0.0  # what it needs comes with each step
+        return 0.0 if worth.pays(token_s) else self.record.wait_s(worth.price_s, n_texts)
 
     def catch_up(self) -> None:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
@@ -142,10 +172,12 @@ class ActiveDrafter:
             token_ids, self.unlearned = tuple(self.unlearned), []
             self.drafter.accept(Verification((), token_ids), {})
 
-    def note_step(self, n_gained: int, seconds: float) -> None:
-        """Take what a step brought and took in which a cheap drafter was asked."""
-        self.gain += _NEWEST * (n_gained - self.gain)
-        self.step_s += (_NEWEST if self.step_s else 1.0) * (seconds - self.step_s)
+    def note_step(self, greedy: bool, gain: float, seconds: float, token_s: float) -> None:
+        """Take the tokens that a drafter which looks tokens up has brought to a step, and what it took."""
+        worth = self.record.worth_of(greedy)
+        if self.tries:
+            self.record.lost_s += max(0.0, worth.believed(seconds) - gain * token_s)
+        worth.note(gain, seconds, is_trial=self.tries)
 
     def corrected_p(self, greedy: bool) -> list[float]:
         """Return P(node accepted | parent accepted) of its draft's nodes, by what was observed of its estimates."""
@@ -185,6 +217,7 @@ class DecisionLog:
 
     Attributes:
         n_steps: Steps in which a decision was made.
+        n_rested: Steps in which no drafter was asked, as asking costs more than it brings.
         n_drafted: Steps in which nodes were verified.
         n_empty: Steps in which no drafter proposed anything.
         n_tokens: Tokens that these steps gave.
@@ -197,6 +230,7 @@ class DecisionLog:
     """
 
     n_steps: int = 0
+    n_rested: int = 0
     n_drafted: int = 0
     n_empty: int = 0
     n_tokens: int = 0
@@ -207,9 +241,19 @@ class DecisionLog:
     others: float = 0.0
 
     @property
+    def n_texts(self) -> int:
+        """Texts that share the forward of the present step."""
+        return 1 + round(self.others)
+
+    @property
     def tokens_per_s(self) -> float:
         """Tokens per second so far."""
         return self.n_tokens / max(self.spent_s, 1e-9)
+
+    def count_rest(self) -> None:
+        """Count a step before which no drafter was due."""
+        self.n_steps += 1
+        self.n_rested += 1
 
     def count(self, paths: Sequence[float], n_chosen: int, cost: Cost) -> None:
         """Count a decision for `n_chosen` of the nodes with these path probabilities.
@@ -229,8 +273,10 @@ class DecisionLog:
 
     def text(self) -> str:
         """Return the decisions as one sentence."""
-        n_against = self.n_steps - self.n_drafted - self.n_empty
+        n_against = self.n_steps - self.n_rested - self.n_drafted - self.n_empty
         parts = [f"drafted in {self.n_drafted} of {counted(self.n_steps, 'step')}"]
+        if self.n_rested:
+            parts.append(f"no drafter asked in {self.n_rested}, as that takes longer than it saves")
         if self.n_empty:
             parts.append(f"nothing to propose in {self.n_empty}")
         if n_against:

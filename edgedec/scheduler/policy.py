@@ -16,6 +16,7 @@ been used for it.
 """
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from time import perf_counter
 
 import numpy as np
@@ -38,10 +39,12 @@ from edgedec.stats import DecodeStats
 _DEADLINE_S = 1.0  # of a pinned drafter
 _LEAST_DEADLINE_S = 0.05  # of any other drafter; half a step where that is longer
 _MOST_NODES = 24  # that a cheap drafter is asked for
+_LOOKED_UP = 0.3  # of the time for trials of other drafters: what those of a drafter that looks tokens up may take
 _NEWEST = 1 / 16  # weight of the latest step in what teaching a drafter takes
 _LOSS_SHARE = 0.005  # of a text's time: once its drafts have lost more, the next ones have to promise more
 _LOSS_STEPS = 1.5  # plain steps that drafts may lose beyond that
 _WARY = 1.5  # times as fast as plain that a draft has to promise then
+_MOST_SKIPS = 32  # steps that pass at most before it is looked again whether a drafter is due
 _MOST_MISSED = 512  # tokens that a draft model reads at most to catch up: half its window
 
 
@@ -58,6 +61,7 @@ class Policy:
 
     Attributes:
         drafters: The drafters that are still at work.
+        skips: Whether the latest step was one of many in which no drafter can be due; such a step is not looked at.
     """
 
     def __init__(
@@ -77,7 +81,11 @@ class Policy:
         self._log = DecisionLog()
         self._forward_s = self._plain_s = 0.0  # what the latest step's forward, and a plain one, were expected to take
         self._promised_s = 0.0  # seconds that the latest draft promised to save
+        self._n_skips = self._n_skipped = 0  # steps to pass before a drafter may be due; of these, the steps made
+        self._own_s = 0.0  # this text's part of the steps that the drafters' records have not counted yet
+        self._node_s = 0.0  # seconds that each node of the latest draft made its forward longer
         self._lost_s = self._written_s = 0.0  # beyond plain steps by the drafts of this text; of as many plain steps
+        self.skips = False
         self.drafters = ActiveDrafters(drafters, n_vocab, options, recorder)
 
     def propose(self, stats: DecodeStats, n_past: int, room: int) -> Draft:
@@ -85,27 +93,34 @@ class Policy:
 
         `room` is the most nodes that the session and the text have room for. A drafter that fails is dropped.
         """
-        self._trials.trial = self._curve.latest_s = None
+        if self._n_skipped < self._n_skips:
+            self._n_skipped += 1
+            self._log.count_rest()
+            self.skips = True
+            return EMPTY_DRAFT
+        known_s, self._trials.trial, self._curve.latest_s = self._curve.latest_s, None, None
+        self.skips = False
         n_max = min(room, self._options.n_max)
         drafters, always = self.drafters, self._options.always
         if not drafters.all or n_max < 1:
             return EMPTY_DRAFT
+        if self._rest(known_s or self._plain_s):
+            return EMPTY_DRAFT
         started = perf_counter()
-        self._log.others = self._curve.others
         cost = self._curve.cost(n_past)
+        self._log.others = self._curve.others
         plain_s = self._plain_s = cost(0)
         plain = drafters.drawn is not None and self._trials.plain_is_due(self._log.tokens_per_s * plain_s)
         drafters.drawn, tree = None, DraftTree()
         drafters.patience_s = _DEADLINE_S if always else max(_LEAST_DEADLINE_S, plain_s / 2)
+        asks_all = always or self._recorder is not None  # a recording has every position
         for active in drafters.all:
-            active.draft = EMPTY_DRAFT
+            active.draft, active.rests = EMPTY_DRAFT, False
             if not active.costly:
-                active.idle += 1
-                if always or self._recorder is not None or not active.rests(plain_s):  # a recording has every position
-                    active.n_left_out = 0
+                if asks_all or active.is_due(self._options.greedy, plain_s / self._log.n_texts, self._log.n_texts):
                     active.ask_s = drafters.ask(stats, active, tree, min(n_max, _MOST_NODES))
                 else:
-                    active.n_left_out += 1
+                    active.rests = True
         paths, nodes, spent_s = list[float](), list[int](), perf_counter() - started
         rate = (1 + self._log.others) / (plain_s + spent_s)
         if tree.tokens:  # most steps of a text that does not repeat itself have no proposal
@@ -128,11 +143,57 @@ class Policy:
             nodes = []
         forward_s = self._forward_s = cost(len(nodes))
         self._promised_s = max(0.0, rate * plain_s - 1) * forward_s
-        self._log.spent_s += forward_s + perf_counter() - started
-        self._trials.count_step(len(nodes), forward_s)
-        for active in drafters.all:
-            active.record.total_s += forward_s
+        self._log.spent_s += perf_counter() - started
+        self._count_step(len(nodes), forward_s)
         return self._draft(tree, nodes) if nodes else EMPTY_DRAFT
+
+    def _rest(self, step_s: float) -> bool:
+        """Tell whether no drafter is due, where a plain step takes `step_s` seconds (0: not known), and count that.
+
+        On a small model, or with many texts, it would take longer to look more closely than drafts could save.
+        """
+        log = self._log
+        if self._n_skipped:
+            self._count_step(0, self._n_skipped * step_s)
+        self._n_skips = self._n_skipped = 0
+        log.others = self._curve.others
+        if not step_s or self._options.always or self._recorder is not None:
+            return False
+        self._n_skips = min(_MOST_SKIPS, self._steps_to_wait(self.drafters.all, step_s) - 1)
+        if self._n_skips < 0:
+            self._n_skips = 0
+            return False
+        for active in self.drafters.all:
+            active.draft, active.rests, active.called = EMPTY_DRAFT, True, False
+        self.drafters.drawn = None
+        self._forward_s = self._plain_s = step_s
+        self._promised_s = 0.0
+        log.count_rest()
+        self._count_step(0, step_s)
+        return True
+
+    def _steps_to_wait(self, drafters: Sequence[ActiveDrafter], step_s: float) -> int:
+        """Return how many steps of `step_s` seconds pass before one of some drafters may be asked; 0 for none."""
+        greedy, n_texts = self._options.greedy, self._log.n_texts
+        waits_s = [active.wait_s(greedy, step_s / n_texts, n_texts) / _part_of(active) for active in drafters]
+        return ceil(min([_MOST_SKIPS + 1.0, *(wait_s / step_s for wait_s in waits_s)]))
+
+    @property
+    def will_call(self) -> bool:
+        """Whether a model is likely to be called for the next draft: a head that is due, or what was called last."""
+        if self._n_skipped < self._n_skips:
+            return False
+        step_s = self._curve.latest_s or self._plain_s
+        models = [active for active in self.drafters.all if active.costly and not active.drafter.needs.layers]
+        heads = [active for active in models if active.in_place]
+        is_due = self._options.always or not step_s or not self._steps_to_wait(heads, step_s)
+        return (bool(heads) and is_due) or any(active.called for active in models)
+
+    def _count_step(self, n_nodes: int, forward_s: float) -> None:
+        """Count a step that was decided, whose forward is expected to take `forward_s` seconds."""
+        self._log.spent_s += forward_s
+        self._trials.count_step(n_nodes, forward_s)
+        self._own_s += forward_s / self._log.n_texts
 
     def pays_to_measure(self, n_past: int, n_nodes: int) -> bool:
         """Tell whether to measure if the rows of the latest draft, of `n_nodes` nodes, are exact, which is not known.
@@ -176,11 +237,13 @@ class Policy:
     ) -> tuple[list[float], list[int], float]:
         """Ask a costly drafter where that pays; return the path probabilities, the nodes chosen and their rate."""
         begun, (paths, nodes, rate) = perf_counter(), chosen
+        active.called = False
         before = self._best(paths, nodes, cost)
         plan = plan_draft(active, self._log, self._options, cost, n_max, before, room)
         if plan is None:
             return chosen
         self._floor.path_probability = plan.least_path
+        active.called = True
         asked_s = self.drafters.ask(stats, active, tree, plan.n_max, plan.extra_s)
         seconds = active.share_s(asked_s)
         drawn = active.draft is self.drafters.drawn
@@ -217,7 +280,8 @@ class Policy:
             used = tuple(active for active in used if len(active.draft) and not chosen.isdisjoint(active.places))
             draft = tree.draft(nodes)
         for active in used:
-            active.idle, active.verified = 0, True
+            active.verified = True
+            active.n_own = sum([place >= active.n_before for place in active.places if place in nodes])
         return draft
 
     def learn(
@@ -232,9 +296,19 @@ class Policy:
         `draft` is what the step verified, `hidden` the hidden states that the drafters need, of the rows kept.
         """
         token_ids = verification.token_ids
+        if self.skips:
+            self._written_s += len(token_ids) * self._plain_s
+            self._log.n_tokens += len(token_ids)
+            for active in self.drafters.all:
+                active.unlearned.extend(token_ids)
+            return
         trial, self._trials.trial = self._trials.trial, None
         if trial is not None:
             self._trials.learn(trial, len(draft.tokens), len(token_ids))
+        self._node_s = 0.0  # a trial is made to time rows, whoever proposed them
+        if draft.tokens and trial is None:
+            alone_s = None if self._curve.others else self._curve.latest_s
+            self._node_s = ((alone_s or self._forward_s) - self._plain_s) / len(draft.tokens)
         self._written_s += len(token_ids) * self._plain_s
         if draft.tokens and self._curve.latest_s is not None and not self._curve.others:
             self._lost_s += self._curve.latest_s - len(token_ids) * self._plain_s
@@ -243,9 +317,11 @@ class Policy:
             if self._curve.others and self._curve.latest_s is not None:
                 # The others' drafts take time that is not in what the forward was expected to take.
                 self._log.spent_s += self._curve.latest_s - self._forward_s
+        own_s, self._own_s = self._own_s, 0.0  # behind the forward: all of its texts are asked by the same figures
         needs = self.drafters.needs
         for active in self.drafters.all:
-            if active.n_left_out and not (needs.candidates or needs.taps):  # else these would be lost
+            active.record.total_s += _part_of(active) * own_s
+            if active.rests and not (needs.candidates or needs.taps):  # else these would be lost
                 active.unlearned.extend(token_ids)
             else:
                 self._teach(stats, active, verification, hidden)
@@ -276,7 +352,10 @@ class Policy:
         if active.costly:
             active.taught_s += _NEWEST * (taught_s - active.taught_s)
         else:
-            active.note_step(n_gained, active.ask_s + taught_s)
+            token_s = max(self._plain_s / self._log.n_texts, 1e-9)
+            gain = n_gained - active.n_own * self._node_s / token_s
+            active.note_step(self._options.greedy, gain, active.ask_s + taught_s, token_s)
+            active.n_own = 0
 
     def _score(self, stats: DecodeStats, active: ActiveDrafter, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Score a drafter's proposal and return the nodes that were right, except for the step's last token."""
@@ -299,3 +378,8 @@ class Policy:
         if self._options.always or not self._log.n_steps:
             return []
         return [text for active in self.drafters.all if not active.n_used and (text := active.summary())]
+
+
+def _part_of(active: ActiveDrafter) -> float:
+    """Return which part of the time that passes counts for the trials of a drafter."""
+    return 1.0 if active.costly else _LOOKED_UP

@@ -3,7 +3,7 @@
 from functools import cache
 from threading import Lock
 
-from edgedec.cost_curve import Cost, CostCurve
+from edgedec.cost_curve import Cost, CostCurve, SharedForward
 from edgedec.model import Session
 
 _KEPT = 0.9  # of what is known of drafts, with every forward
@@ -39,22 +39,30 @@ class JoinedCurve(CostCurve):
 
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
         """Take a step with `n_rows` own rows; the rows and seconds of the whole forward are read from the session."""
-        shared = self._session.shared
-        assert shared is not None, "a joined curve is made for sessions whose forwards are shared"
-        self._n_others = shared.n_items - 1
-        self.others = float(self._n_others)
+        shared = self._look()
         if self._n_others:
             n_drafted = max(0, shared.n_rows - n_rows - self._n_others) / self._n_others
             self._drafted = _KEPT * self._drafted + (1 - _KEPT) * (n_rows - 1)
             self._drafted_by_others = _KEPT * self._drafted_by_others + (1 - _KEPT) * n_drafted
         with self._lock:
-            self._common.observe(shared.n_rows, shared.seconds, n_past, keep_s)
+            if shared is not self._common.joined or keep_s is not None:  # else another session has noted it
+                self._common.joined = shared
+                self._common.observe(shared.n_rows, shared.seconds, n_past, keep_s)
             assert self._common.latest_s is not None, "the forward was just observed"
             self.latest_s = self._common.latest_s + self._all_beside_s(n_rows - 1)
             self.keep_s = self._common.keep_s
 
+    def _look(self) -> SharedForward:
+        """Return the latest forward of the session, and count who else was in it."""
+        shared = self._session.shared
+        assert shared is not None, "a joined curve is made for sessions whose forwards are shared"
+        self._n_others = shared.n_items - 1
+        self.others = float(self._n_others)
+        return shared
+
     def cost(self, n_past: int = 0) -> Cost:
         """Return the seconds of a step by the nodes of the session's own draft; see CostCurve.cost."""
+        self._look()  # behind a prompt nothing is observed yet
         n_others, common = self._n_others, self._common.cost(n_past)
         n_alike = 1 + n_others * min(1.0, self._drafted_by_others / max(self._drafted, 1e-9))
 

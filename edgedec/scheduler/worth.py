@@ -1,8 +1,9 @@
-"""When to ask a drafter that has read the text already, such as a trained head: while its drafts are worth their time.
+"""Whether it pays to ask a drafter: what its drafts bring, and what asking it takes of everyone who waits for that.
 
-Such a drafter may be asked before any step, and what it promises differs from step to step: its mean acceptance says
-little about the steps at which it is sure. So the worth of a draft is measured itself: the tokens that the nodes chosen
-with it promise beyond those chosen without it, less the seconds that verifying them takes longer.
+A drafter that looks tokens up and a trained head may be asked before any step. What they bring differs from step to
+step, so mean acceptance says little. So the worth of a draft is measured itself: the tokens that a step gains by it,
+less those that verifying it for longer costs. A token is worth a plain step, or the part of one that falls to each text
+where several texts share the step; what asking takes, every one of them waits for.
 """
 
 from dataclasses import dataclass, field
@@ -67,25 +68,33 @@ class DraftSeconds:
 
 @dataclass(slots=True)
 class Worth:
-    """What a drafter's drafts are worth, in plain steps, where the other drafters propose something and where not.
+    """What a drafter's drafts are worth, where the other drafters propose something and where not.
 
     Attributes:
-        price: What a draft takes, in plain steps.
-        gains: The mean worth of a draft, [nothing else to verify, other nodes to verify].
+        price_s: Seconds that a draft takes.
+        gains: The mean tokens that a draft is worth, [nothing else to verify, other nodes to verify].
         n_drafts: How many drafts each mean comes from.
     """
 
-    price: float
+    price_s: float
     gains: list[float] = field(default_factory=lambda: [0.0, 0.0])
     n_drafts: list[int] = field(default_factory=lambda: [0, 0])
 
-    def pays(self, among_others: bool) -> bool:
-        """Tell whether the next draft is expected to be worth its price; the first drafts are made to find out."""
-        return self.n_drafts[among_others] < _FIRST or self.gains[among_others] > _LEAST_GAIN * self.price
+    def pays(self, token_s: float, *, among_others: bool = False) -> bool:
+        """Tell whether the next draft is expected to be worth its price, where a token is worth `token_s` seconds.
 
-    def note(self, gain: float, price: float, *, among_others: bool, is_trial: bool) -> None:
-        """Take a draft that was worth `gain` and took `price`, both in plain steps."""
-        self.price += (1 - _KEPT_OF_TRIALS) * (min(price, _ODD * self.price) - self.price)
+        The first drafts are made to find out.
+        """
+        is_new = self.n_drafts[among_others] < _FIRST
+        return is_new or self.gains[among_others] * token_s >= _LEAST_GAIN * self.price_s
+
+    def note(self, gain: float, price_s: float, *, among_others: bool = False, is_trial: bool) -> None:
+        """Take a draft that was worth `gain` tokens and took `price_s` seconds."""
+        self.price_s += (1 - _KEPT_OF_TRIALS) * (self.believed(price_s) - self.price_s)
         self.n_drafts[among_others] += 1
         new = max(1 / self.n_drafts[among_others], 1 - (_KEPT_OF_TRIALS if is_trial else _KEPT))
         self.gains[among_others] += new * (gain - self.gains[among_others])
+
+    def believed(self, price_s: float) -> float:
+        """Return the seconds that a draft counts as: far more than expected is a busy machine, or a prompt to read."""
+        return min(price_s, _ODD * self.price_s)

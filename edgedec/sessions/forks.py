@@ -67,7 +67,6 @@ class SessionForks:
             They are counted in pages of PAGE_TOKENS, and a page that several forks share is counted once.
         most_rows: Most rows of logits that one forward returns, but for a single fork; None for what the runtime can.
         joint: Joins the calls of the texts' drafters, while a thread of its own drafts for each text; else None.
-        called: The forks for which drafters called models since the set was last emptied.
     """
 
     def __init__(self, most: int = MOST_FORKS, most_tokens: int | None = None, most_rows: int | None = None) -> None:
@@ -75,7 +74,6 @@ class SessionForks:
         self.most_tokens = most_tokens
         self.most_rows = most_rows
         self.joint: JointCalls | None = None
-        self.called: set[ForkedSession] = set()
         self._held: dict[ForkedSession, ExitStack] = {}
 
     def __len__(self) -> int:
@@ -218,7 +216,6 @@ class ForkedSession(OuterSession):
     def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
         """Answer a call of a drafter for this fork, together with those for other forks while these are joined."""
         joint = self._forks.joint
-        self._forks.called.add(self)
         if joint is None:
             return super().answer(calls)
         return [joint.answer(self.inner, call) for _, call in calls]

@@ -120,6 +120,12 @@ def say(drafter: SuffixDrafter, token_ids: Sequence[int]) -> None:
         drafter.accept(Verification((), (token,)), {})
 
 
+def write(drafter: SuffixDrafter, token_ids: Sequence[int]) -> None:
+    """Write a text to its end."""
+    say(drafter, token_ids)
+    drafter.close()
+
+
 def test_what_followed_before_is_proposed_as_a_chain() -> None:
     """A match of three tokens is trusted 0.45, one of five 0.6; no more nodes than asked for."""
     drafter = drafter_of([1, 2, 3, 4, 1, 2, 3])
@@ -160,7 +166,7 @@ def test_every_proposal_is_a_draft_of_texts_seen(prompt: Text, said: list[Text],
 def test_later_requests_find_what_earlier_ones_said() -> None:
     """What was generated, not what was asked; until it is forgotten."""
     store: dict[str, object] = {}
-    say(drafter_of([8, 9], store), [1, 2, 3, 4, 5])
+    write(drafter_of([8, 9], store), [1, 2, 3, 4, 5])
     assert list(drafter_of([7, 1, 2, 3], store).draft(2, 0).tokens) == [4, 5]
     assert len(drafter_of([7, 8], store).draft(2, 0)) == 0
     store.clear()
@@ -170,8 +176,8 @@ def test_later_requests_find_what_earlier_ones_said() -> None:
 def test_texts_of_two_requests_do_not_run_into_each_other() -> None:
     """The end of the first does not propose the beginning of the second."""
     store: dict[str, object] = {}
-    say(drafter_of([8], store), [1, 2, 3])
-    say(drafter_of([9], store), [4, 5, 6])
+    write(drafter_of([8], store), [1, 2, 3])
+    write(drafter_of([9], store), [4, 5, 6])
     assert len(drafter_of([7, 2, 3], store).draft(9, 0)) == 0
     assert list(drafter_of([7, 4], store).draft(9, 0).tokens) == [5, 6]
 
@@ -183,7 +189,7 @@ def test_the_store_keeps_to_its_bytes_and_drops_the_oldest() -> None:
     said = [a_text(120, seed) for seed in range(30)]
     one = SuffixAutomaton.memory_bytes(automaton_of(said[0]))
     for text in said:
-        say(drafter_of([0], store, budget), text)
+        write(drafter_of([0], store, budget), text)
         kept = store["suffix"]
         assert isinstance(kept, SuffixStore)
         assert kept.memory_bytes() <= budget // 2 + 2 * one
@@ -204,7 +210,7 @@ def test_the_store_gets_the_outputs_for_a_file_once() -> None:
     """The texts of requests that said something, oldest first; no prompt."""
     store: dict[str, object] = {}
     for text in ([1, 2], [], [3]):
-        say(drafter_of([8, 9], store), text)
+        write(drafter_of([8, 9], store), text)
     kept = store["suffix"]
     assert isinstance(kept, SuffixStore)
     assert [text.tolist() for text in kept.take_outputs()] == [[1, 2], [3]]
@@ -215,7 +221,7 @@ def test_texts_that_are_dropped_are_for_no_file_any_more() -> None:
     """What waits for a file keeps to the store's bytes, too."""
     store: dict[str, object] = {}
     for seed in range(30):
-        say(drafter_of([0], store, 400_000), a_text(120, seed))
+        write(drafter_of([0], store, 400_000), a_text(120, seed))
     kept = store["suffix"]
     assert isinstance(kept, SuffixStore)
     waiting = [text.tolist() for text in kept.take_outputs()]

@@ -119,8 +119,8 @@ def test_a_head_is_judged_apart_where_others_propose() -> None:
     for _ in range(20):
         worth.note(0.5, 0.1, among_others=False, is_trial=False)
         worth.note(0.0, 0.1, among_others=True, is_trial=False)
-    assert worth.pays(among_others=False)
-    assert not worth.pays(among_others=True)
+    assert worth.pays(1.0, among_others=False)
+    assert not worth.pays(1.0, among_others=True)
 
 
 def test_what_others_gain_counts() -> None:

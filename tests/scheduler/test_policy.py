@@ -361,7 +361,7 @@ class Costly(Oracle):
 
 
 def test_a_cheap_drafter_that_takes_more_than_it_brings_rests_and_learns_later(clock: Clock) -> None:
-    """It is asked in one step of eight then; in the end it has learned every token, in order."""
+    """Its trials keep to their share of the time then; in the end it has learned every token, in order."""
     text = [1] * 400
     drafter = Costly(text, 0.0, clock=clock)
     policy, stats = policy_of([member(drafter)], CostCurve({1: 0.010, 2: 0.010})), DecodeStats()

@@ -95,7 +95,7 @@ def test_a_session_pays_its_part_of_what_all_drafts_cost() -> None:
     """Others draft like this session as far as they did lately; forwards are noted with all rows."""
     common, session = CostCurve({1: 0.010, 4: 0.020, 8: 0.030}), SimpleNamespace(shared=SharedForward(0.032, 10, 4))
     curve = JoinedCurve(common, cast(BatchedSession, session), Lock())
-    assert curve.seconds(1) == 0.010
+    assert curve.seconds(1) == common.seconds(4)  # four had rows in the prompt's last forward
     curve.observe(3, 0.9)
     assert curve.others == 3
     assert curve.latest_s == pytest.approx(0.032)

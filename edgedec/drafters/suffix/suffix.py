@@ -18,6 +18,7 @@ from edgedec.drafters.suffix.matching import Match, MatchRates
 
 MOST_TOKENS = STORE_BYTES // STATE_BYTES  # the most that a store ever holds
 _MAX_PROMPT = 32_768  # only so many last tokens of a prompt are looked at
+_MOST_UNREAD = 256  # tokens of a text that came without a draft in between, of which the last ones are read
 _MAX_ANCHOR = 8  # tokens of the prompt's end, which a predicted text is taken to follow
 
 Text: TypeAlias = "array[int]"  # token ids, four bytes each
@@ -66,7 +67,11 @@ class SuffixStore:
 
 
 class SuffixDrafter:
-    """Implements edgedec.draft.Drafter."""
+    """Implements edgedec.draft.Drafter and Closing.
+
+    Tokens that come while no draft is asked for, the prompt's first of all, are read when the next one is; to read a
+    token takes longer than a small model does for one of several texts.
+    """
 
     needs = DrafterNeeds()
 
@@ -79,6 +84,9 @@ class SuffixDrafter:
         self._text = SuffixAutomaton()
         self._predicted = SuffixAutomaton()
         self._output: Text = array("i")
+        self._prompt: list[int] = []  # its tokens, as long as they are unread
+        self._unread: list[int] = []  # tokens of the text behind the prompt
+        self._drafted = False  # since the last accept()
         self._earlier: list[Match] = []
         self._expected = context.predicted
         self._kept_in, self._kept = store.young, 0  # where the text's latest token is among those of other texts
@@ -94,8 +102,7 @@ class SuffixDrafter:
             known = [self._store.young, *(a for a in (self._store.old, self._predicted) if len(a.next) > 1)]
             self._earlier = [Match(a) for a in known]
             self._kept_in, self._kept = self._store.young, 0
-            for token in token_ids[-_MAX_PROMPT:]:
-                self._take(token)
+            self._prompt = list(token_ids[-_MAX_PROMPT:])
 
     def _keep(self, token: int) -> None:
         """Add a token to the text in the store, where the tokens of other texts may have come meanwhile."""
@@ -105,7 +112,6 @@ class SuffixDrafter:
         young.last = self._kept
         young.add(token)
         self._kept = young.last
-        self._output.append(token)
 
     def _learn_prediction(self, token_ids: Sequence[int]) -> None:
         """Learn the text that the request expects, as what follows the end of its prompt."""
@@ -125,7 +131,31 @@ class SuffixDrafter:
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Return a tree of at most `n_max` nodes: what followed the longest match, most probable paths first."""
         with self._lock:
+            self._read()
+            self._drafted = True
             return self._longest().draft(self._store.rates, n_max)
+
+    def _read(self) -> None:
+        """Take the tokens that are unread; where they are many, the text goes on with the last ones."""
+        for token in self._prompt:
+            self._take(token)
+        self._prompt = []
+        if len(self._unread) > _MOST_UNREAD:
+            self._text.last = 0
+            for match in self._earlier:
+                match.state = match.length = 0
+        unread = self._unread_end()
+        for token in unread:
+            self._take(token)
+
+    def _unread_end(self) -> list[int]:
+        """Return the last unread tokens, which are in the store then, and count all of them as read."""
+        if len(self._unread) > _MOST_UNREAD:
+            self._kept = 0
+        unread, self._unread = self._unread[-_MOST_UNREAD:], []
+        for token in unread if not self._store.shut else ():
+            self._keep(token)
+        return unread
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Learn the tokens that the text got."""
@@ -133,11 +163,22 @@ class SuffixDrafter:
             if self._store.shut:
                 self._predicted = SuffixAutomaton()
                 self._earlier.clear()
+            if not self._store.shut:
+                self._output.extend(verification.token_ids)
+            if not self._drafted:
+                self._unread.extend(verification.token_ids)
+                return
+            self._drafted = False
             for token in verification.token_ids:
                 self._store.rates.observe(self._longest(), token)
                 self._take(token)
                 if not self._store.shut:
                     self._keep(token)
+
+    def close(self) -> None:
+        """Keep the rest of the text for later requests."""
+        with self._lock:
+            self._unread_end()
 
     def _longest(self) -> Match:
         """Return the longest context at the text's end that occurred before, in this text or in an earlier one."""

@@ -1,0 +1,178 @@
+"""What drafting costs, per step and text, beside what it brings: drafters that lose rest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.simulation import Clock, Oracle, policy_of
+
+from edgedec.cost_curve import CostCurve, SharedForward
+from edgedec.draft import Draft, Verification
+from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.policy import Policy
+from edgedec.scheduler.shared_cost_curve import JoinedCurve
+from edgedec.scheduler.worth import Worth
+from edgedec.sessions.batching import BatchedSession
+from edgedec.stats import DecodeStats
+
+STEP_S = 0.010
+TEXT = [1] * 4000
+
+
+@dataclass(slots=True)
+class Timed(Oracle):
+    """Proposes the next token, right from `right_from` on; asking and teaching it take seconds of the clock."""
+
+    right_from: int = 10**9
+    ask_s: float = 0.0005
+    teach_s: float = 0.0
+
+    def draft(self, n_max: int, deadline_s: float) -> Draft:
+        """Propose one token."""
+        self.n_asked += 1
+        self.clock.now += self.ask_s
+        return Draft.chain([1 if self.position >= self.right_from else 0], 0.5)
+
+    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Go on in the text."""
+        self.clock.now += self.teach_s
+        self.position += len(verification.token_ids)
+
+
+@dataclass(slots=True)
+class Text:
+    """One of several texts: its policy, its curve and its drafter."""
+
+    policy: Policy
+    curve: CostCurve
+    drafter: Timed
+    session: SimpleNamespace
+    n_tokens: int = 0
+
+
+def texts_of(
+    n: int, clock: Clock, record: DrafterRecord, *, head: bool = False, right_from: int = 10**9, ask_s: float = 0.0005
+) -> list[Text]:
+    """Return n texts in one forward; it takes a tenth longer for each row more than they are."""
+    common, lock, found = CostCurve({rows: STEP_S * max(1.0, 1 + (rows - n) / 10) for rows in range(1, 33)}), Lock(), []
+    for _ in range(n):
+        session = SimpleNamespace(shared=SharedForward(STEP_S, n, n))
+        curve = JoinedCurve(common, cast(BatchedSession, session), lock)
+        drafter = Timed(TEXT, 0.0, clock=clock, right_from=right_from, ask_s=ask_s)
+        active = ActiveDrafter("one", drafter, record, costly=head, in_place=head)
+        found.append(Text(policy_of([active], curve), curve, drafter, session))
+    return found
+
+
+def write(texts: list[Text], n_steps: int, clock: Clock) -> None:
+    """Make steps of texts that one thread writes: all are drafted for, then one forward, then all learn."""
+    stats, n = DecodeStats(), len(texts)
+    for _ in range(n_steps):
+        drafts = [text.policy.propose(stats, 0, 8) for text in texts]
+        rows = n + sum(map(len, drafts))
+        spent_s = STEP_S * max(1.0, 1 + (rows - n) / 10)
+        clock.now += spent_s
+        shared = SharedForward(spent_s, rows, n)
+        for text, draft in zip(texts, drafts, strict=True):
+            text.session.shared = shared
+            right = [token for token in draft.tokens if token == 1]
+            if not text.policy.skips:
+                text.curve.observe(1 + len(draft), spent_s)
+            path = tuple(range(len(right)))
+            text.policy.learn(stats, draft, Verification(path, (*right, 1)), {})
+            text.n_tokens += 1 + len(right)
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("n", [1, 8])
+def test_drafters_that_bring_nothing_take_a_hundredth_of_the_time_however_many_texts_wait(
+    n: int, head: bool, clock: Clock
+) -> None:
+    """What one text's drafting takes, all texts wait for: so a drafter is asked the more seldom, the more they are."""
+    record = DrafterRecord(level_s=0.0005)
+    texts = texts_of(n, clock, record, head=head)
+    write(texts, 100, clock)  # it takes some drafts to find out
+    begun, asked = clock.now, sum(text.drafter.n_asked for text in texts)
+    write(texts, 2000, clock)
+    seconds, n_asked = clock.now - begun, sum(text.drafter.n_asked for text in texts) - asked
+    assert n_asked > 0
+    assert seconds - 2000 * STEP_S <= 0.012 * seconds
+
+
+def test_what_one_text_has_shown_counts_in_the_next_one(clock: Clock) -> None:
+    """Short texts, one after another, don't find out anew that a drafter brings nothing."""
+    record = DrafterRecord()
+    for _ in range(3):
+        write(texts_of(4, clock, record), 100, clock)
+    begun = clock.now
+    for _ in range(20):
+        write(texts_of(4, clock, record), 50, clock)
+    assert clock.now - begun <= 1.012 * 20 * 50 * STEP_S
+
+
+def test_a_drafter_that_begins_to_pay_is_asked_before_each_step_again(clock: Clock) -> None:
+    """By the first trials that bring tokens."""
+    texts = texts_of(2, clock, DrafterRecord(), right_from=600)
+    write(texts, 600, clock)
+    assert sum(text.drafter.n_asked for text in texts) < 300
+    write(texts, 400, clock)  # what the drafter says of its tokens has to be trusted again, too
+    before = sum(text.drafter.n_asked for text in texts)
+    write(texts, 100, clock)
+    assert sum(text.drafter.n_asked for text in texts) - before >= 190
+    assert all(text.n_tokens >= 1300 for text in texts)
+
+
+def test_a_text_whose_drafters_rest_is_not_looked_at(clock: Clock) -> None:
+    """The steps pass without a look at the drafters; the drafter learns their tokens when it is asked again."""
+    (text,) = texts_of(1, clock, DrafterRecord(), ask_s=0.005)
+    n_skipped = 0
+    for _ in range(400):
+        write([text], 1, clock)
+        n_skipped += text.policy.skips
+    assert n_skipped > 300
+    assert text.drafter.position < 400
+    n_asked = text.drafter.n_asked
+    assert f"no drafter asked in {400 - n_asked}, as" in text.policy.explain()[0]
+    text.policy.drafters.close()
+    assert text.drafter.position == 400
+
+
+def test_all_texts_of_a_forward_try_a_drafter_in_the_same_step(clock: Clock) -> None:
+    """So their calls of a model are made together, and threads are there for just these steps."""
+    record = DrafterRecord(level_s=0.002)
+    texts = texts_of(4, clock, record, head=True, ask_s=0.002)
+    write(texts, 60, clock)
+    n_together = 0
+    for _ in range(2000):
+        before = [text.drafter.n_asked for text in texts]
+        expected = sum(text.policy.will_call for text in texts)
+        write(texts, 1, clock)
+        n_asked = sum(text.drafter.n_asked - n for text, n in zip(texts, before, strict=True))
+        assert n_asked in (0, 4)
+        assert not n_asked or expected == 4
+        n_together += n_asked == 4
+    assert n_together > 0
+
+
+def test_a_token_is_worth_less_where_more_texts_wait() -> None:
+    """The same gain and the same price pay for one text, and not where eight share a step."""
+    worth = Worth(0.002)
+    for _ in range(50):
+        worth.note(0.5, 0.002, is_trial=False)
+    assert worth.pays(0.010)
+    assert not worth.pays(0.010 / 8)
+
+
+def test_a_forward_that_several_sessions_shared_is_noted_once() -> None:
+    """Each of them reports it, with the same rows and seconds."""
+    common, shared, lock = CostCurve(), SharedForward(0.020, 2, 2), Lock()
+    curves = [JoinedCurve(common, cast(BatchedSession, SimpleNamespace(shared=shared)), lock) for _ in range(2)]
+    for curve in curves:
+        curve.observe(1, 0.020)
+        assert curve.latest_s == pytest.approx(0.020)
+    assert sum(map(len, common._buckets[0]._samples.values())) == 1
