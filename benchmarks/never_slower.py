@@ -3,10 +3,11 @@
     python benchmarks/never_slower.py samples requests
 
 Three engines in one process, `auto` and two without drafts, answer the same requests in turn, in another order each
-round; the third tells what the measurement is worth. Each round has another prompt and other seeds; every text must be equal. The
-cases are named in CASES. A case whose model is "mixture" or "lfm2" takes a tiny one with random weights, whose forwards
-take less than the Python beside them. Printed is the median over the rounds of the tokens per second, prefill
-included, in times of plain decoding in the same round. With --out the cases are added to a file; the exit code is 1 where a text differs.
+round; the third tells what the measurement is worth. Each round has another prompt and other seeds; every text must be
+equal. The cases are named in CASES. A case whose model is "mixture" or "lfm2" takes a tiny one with random weights,
+whose forwards take less than the Python beside them. Printed is the median over the rounds of the tokens per second,
+prefill included, in times of plain decoding in the same round. With --out the cases are added to a file; the exit code
+is 1 where a text differs.
 """
 
 import argparse
