@@ -9,6 +9,7 @@ from edgedec.gguf.formats import is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
 
+_AMPLE, _AMPLE_MORE = 1.5, 500_000_000  # times a model's file, and bytes: with so much free memory, nothing is planned
 _SHARE = 0.25  # of the memory that is left beside the model: what a context longer than default_n_ctx may take of it
 _ELEMENT_BYTES = 2  # of a key or a value in f16, the largest type that is taken without being asked for
 _LONG_DIVISORS = "rope_factors_long.weight"  # a model that has them turns positions otherwise in long contexts
@@ -39,6 +40,17 @@ def longest_context(path: Path, room_bytes: float, n_copies: int) -> int:
     while n_ctx > shortest and (n_ctx - shortest) * token_bytes > _SHARE * room_bytes:
         n_ctx //= 2
     return max(n_ctx, shortest)
+
+
+def ample_bytes(path: Path) -> float:
+    """Return the bytes of free memory with which nothing needs to be planned for a model file."""
+    return _AMPLE * file_bytes(path) + _AMPLE_MORE
+
+
+def file_bytes(path: Path) -> int:
+    """Return the size of a model's file, or of all parts of a split one."""
+    parts = read_gguf(path).paths if "-of-" in path.name else [path]  # by the name of a split model
+    return sum(part.stat().st_size for part in parts)
 
 
 def _token_bytes(found: ModelInfo) -> int:

@@ -15,7 +15,7 @@ from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import embeds_only, trained_context
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import draft_model_options, second_model_terms, small_model_options
-from edgedec.memory.default_context import longest_context
+from edgedec.memory.default_context import ample_bytes, file_bytes, longest_context
 from edgedec.memory.ladder import WITH_STORE, Rung, Setting, rungs, with_more_rows, with_streamed_weights
 from edgedec.memory.layer_split import are_ample, device_caps, devices_for, driver_terms, with_split
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
@@ -43,7 +43,6 @@ _WORKING_BYTES = 4_000_000
 _GRAMMAR_BYTES_PER_TOKEN = 175  # measured with llguidance: 160 to 168
 _CLOSE_BYTES = 100_000  # how exactly the least weights that a runtime can stream with are found
 _USABLE = 0.9  # of the memory that the system has free
-_AMPLE, _AMPLE_MORE = 1.5, 500_000_000  # times a model's file, and bytes: with so much free memory, nothing is planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
         free = free_if_short(choice.path)
         room = planning_bytes(Cap(free))
         devices = devices_for(choice, replace(wishes, options=replace(wishes.options, planning_bytes=room)))
-        if free is None and cap.gpu_bytes is None and are_ample(devices, _ample_bytes(choice.path)):
+        if free is None and cap.gpu_bytes is None and are_ample(devices, ample_bytes(choice.path)):
             return Planned(_definite(wishes, choice, cap), MemoryPlan(()), choice)
         if free is not None:
             return_free_memory()
@@ -186,17 +185,7 @@ def with_kv_type(options: LoadOptions) -> LoadOptions:
 def free_if_short(path: Path) -> int | None:
     """Return the bytes that the system has free where the model may not fit into them, else None."""
     free = available_bytes()
-    return int(free * _USABLE) if free is not None and _ample_bytes(path) > free else None
-
-
-def _ample_bytes(path: Path) -> float:
-    """Return the bytes of free memory with which nothing needs to be planned for a model file."""
-    return _AMPLE * _file_bytes(path) + _AMPLE_MORE
-
-
-def _file_bytes(path: Path) -> int:
-    parts = read_gguf(path).paths if "-of-" in path.name else [path]  # by the name of a split model
-    return sum(part.stat().st_size for part in parts)
+    return int(free * _USABLE) if free is not None and ample_bytes(path) > free else None
 
 
 def _size(planned: Planned) -> tuple[int, int]:
@@ -224,7 +213,7 @@ def _room_bytes(choice: Choice, wishes: Setting, cap: Cap) -> float:
     """
     host = (available_bytes() or 0) if cap.n_bytes is None else cap.n_bytes - cap.beside_bytes
     caps = device_caps(devices_for(choice, wishes), cap.gpu_bytes, cap.gpu_beside_bytes)
-    n_model = _ample_bytes(choice.path) if cap.n_bytes is None else _file_bytes(choice.path)
+    n_model = ample_bytes(choice.path) if cap.n_bytes is None else file_bytes(choice.path)
     return min([host, *(its.cap_bytes for its in caps)]) - n_model
 
 
