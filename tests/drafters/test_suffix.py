@@ -173,6 +173,26 @@ def test_later_requests_find_what_earlier_ones_said() -> None:
     assert len(drafter_of([7, 1, 2, 3], store).draft(2, 0)) == 0
 
 
+@pytest.mark.parametrize("n", [1, 7, 250])
+def test_tokens_that_came_without_a_draft_are_read_at_the_next_one(n: int) -> None:
+    """The first tokens are those of a drafter that was asked before each one; a text is not found at its own end."""
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3] * 30
+    lazy, eager = drafter_of(text[:12], {}), drafter_of(text[:12], {})
+    lazy.accept(Verification((), tuple(text[12 : 12 + n])), {})
+    for token in text[12 : 12 + n]:
+        eager.draft(8, 0)
+        eager.accept(Verification((), (token,)), {})
+    assert lazy.draft(8, 0).tokens[:2] == eager.draft(8, 0).tokens[:2] == tuple(text[12 + n : 14 + n])
+
+
+def test_of_very_many_unread_tokens_the_last_ones_are_read() -> None:
+    """The text goes on with them, and what is drafted follows them."""
+    drafter, end = drafter_of(a_text(20), {}), [1, 2, 3, 4, 5, 1, 2, 3]
+    drafter.accept(Verification((), (*a_text(3000, 1), *end)), {})
+    assert drafter.draft(2, 0).tokens == (4, 5)
+    assert drafter.memory_bytes() < 20 * 420 * 2 + 300 * 420 * 4
+
+
 def test_texts_of_two_requests_do_not_run_into_each_other() -> None:
     """The end of the first does not propose the beginning of the second."""
     store: dict[str, object] = {}

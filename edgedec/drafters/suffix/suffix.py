@@ -106,6 +106,8 @@ class SuffixDrafter:
 
     def _keep(self, token: int) -> None:
         """Add a token to the text in the store, where the tokens of other texts may have come meanwhile."""
+        if self._store.shut:
+            return
         young = self._store.young
         if self._kept_in is not young:
             self._kept_in, self._kept = young, 0
@@ -144,18 +146,16 @@ class SuffixDrafter:
             self._text.last = 0
             for match in self._earlier:
                 match.state = match.length = 0
-        unread = self._unread_end()
-        for token in unread:
+        for token in self._newest_unread():
             self._take(token)
+            self._keep(token)  # behind _take(): else the text would be found at its own end
 
-    def _unread_end(self) -> list[int]:
-        """Return the last unread tokens, which are in the store then, and count all of them as read."""
+    def _newest_unread(self) -> list[int]:
+        """Return the last unread tokens, and count all of them as read."""
         if len(self._unread) > _MOST_UNREAD:
             self._kept = 0
-        unread, self._unread = self._unread[-_MOST_UNREAD:], []
-        for token in unread if not self._store.shut else ():
-            self._keep(token)
-        return unread
+        newest, self._unread = self._unread[-_MOST_UNREAD:], []
+        return newest
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Learn the tokens that the text got."""
@@ -172,13 +172,13 @@ class SuffixDrafter:
             for token in verification.token_ids:
                 self._store.rates.observe(self._longest(), token)
                 self._take(token)
-                if not self._store.shut:
-                    self._keep(token)
+                self._keep(token)
 
     def close(self) -> None:
         """Keep the rest of the text for later requests."""
         with self._lock:
-            self._unread_end()
+            for token in self._newest_unread():
+                self._keep(token)
 
     def _longest(self) -> Match:
         """Return the longest context at the text's end that occurred before, in this text or in an earlier one."""
