@@ -5,7 +5,7 @@ from pathlib import Path
 from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import is_onnx
+from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
 
@@ -28,13 +28,13 @@ def longest_context(path: Path, room_bytes: float, n_copies: int) -> int:
         n_copies: How often the keys and values of a whole context may be held at the same time.
     """
     try:
-        gguf = None if is_onnx(path) else read_gguf(path)
-        found = None if gguf is None else describe(gguf)
+        gguf = read_gguf(header_path(path))
+        found = describe(gguf)
     except EdgedecError:  # the runtime says what is wrong, or needs no such header
         gguf = found = None
     n_trained = 0 if found is None else found.n_ctx_train or 0
     shortest = default_n_ctx(n_trained)
-    if gguf is None or found is None or is_embedder(gguf) or _LONG_DIVISORS in gguf.tensors:
+    if gguf is None or found is None or is_onnx(path) or is_embedder(gguf) or _LONG_DIVISORS in gguf.tensors:
         return shortest
     token_bytes, n_ctx = n_copies * _token_bytes(found), n_trained
     while n_ctx > shortest and (n_ctx - shortest) * token_bytes > _SHARE * room_bytes:

@@ -9,8 +9,6 @@ import pytest
 
 import edgedec.decoding.step as steps
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
-
 
 @pytest.fixture(scope="module")
 def harness() -> ModuleType:

@@ -123,7 +123,7 @@ def test_nothing_is_left_out_at_one(path: Path, model: Model, tmp_path: Path) ->
 
 
 def test_it_says_that_it_is_lossy(path: Path, tmp_path: Path) -> None:
-    """In the statistics, with the layers and the share of the bytes; in a summary and under --explain."""
+    """In the statistics, with the layers and the share of the bytes; in a summary and under --explain-all."""
     share = layer_bytes(path).share(without(N_LAYER, OUT))
     with opened(path, tmp_path) as engine:
         stats = engine.generate(PROMPT, max_tokens=2).stats
@@ -134,7 +134,7 @@ def test_it_says_that_it_is_lossy(path: Path, tmp_path: Path) -> None:
     assert stats.reasons == [note]
     assert stats.as_dict()["lossy"] == note
     result = run_here(
-        *("run", path, TEXT, "--raw", "--runtime", "cpu", "-n", "3", "--explain", "--draft", "off"),
+        *("run", path, TEXT, "--raw", "--runtime", "cpu", "-n", "3", "--explain-all", "--draft", "off"),
         *("--layer-skip", str(SKIP), "--layer-skip-force"),
     )
     assert result.code == 0, result.err

@@ -316,7 +316,7 @@ def test_who_writes_what_is_explained(paths: tuple[Path, Path]) -> None:
         "30",
         "--ignore-end",
     )
-    result = run_here("run", paths[LARGE], "abc", "--raw", "--runtime", "cpu", *options, "--json", "--explain")
+    result = run_here("run", paths[LARGE], "abc", "--raw", "--runtime", "cpu", *options, "--json", "--explain-all")
     assert result.code == 0
     switching = json.loads(result.out)["stats"]["switching"]
     large, small, n = switching["large_tokens"], switching["small_tokens"], switching["switches"]
