@@ -150,7 +150,10 @@ class Asker:
         return (calls,)
 
     def _forks(self, asked: Asked, options: dict[str, Any]) -> Seen:
-        """Fork text 0 behind some tokens; what the fork draws behind them is compared with plain decoding here."""
+        """Fork text 0 behind some tokens; what the fork draws behind them is compared with plain decoding here.
+
+        A text grows by whole steps, so with drafts it may have ended where it could be forked without.
+        """
         stream, forked, n_read = self._engine.samples_stream(asked.prompt, 2, **options), -1, 0
         begun: tuple[int, ...] = ()
         for output in stream:
@@ -163,7 +166,8 @@ class Asker:
             return ()
         prompt, seed = [*self._plain.prompt_ids(asked.prompt), *begun], options["seed"] + forked
         rest = self._plain.generate(prompt, **{**options, "seed": seed, "max_tokens": left})
-        return (stream.generations[forked].token_ids == begun + rest.token_ids,)
+        found, expected = stream.generations[forked].token_ids, begun + rest.token_ids
+        return () if found == expected else (f"the fork has {found}, plain decoding {expected}",)
 
     def _best(self, asked: Asked, options: dict[str, Any]) -> Seen:
         how = BestOf(n=asked.n, choose=asked.choose, answer=r"[a-z1]+")  # type: ignore[arg-type]
