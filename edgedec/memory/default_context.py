@@ -31,10 +31,10 @@ def longest_context(path: Path, room_bytes: float, n_copies: int) -> int:
         gguf = read_gguf(header_path(path))
         found = describe(gguf)
     except EdgedecError:  # the runtime says what is wrong, or needs no such header
-        gguf = found = None
-    n_trained = 0 if found is None else found.n_ctx_train or 0
+        return default_n_ctx(0)
+    n_trained = found.n_ctx_train or 0
     shortest = default_n_ctx(n_trained)
-    if gguf is None or found is None or is_onnx(path) or is_embedder(gguf) or _LONG_DIVISORS in gguf.tensors:
+    if is_onnx(path) or is_embedder(gguf) or _LONG_DIVISORS in gguf.tensors:
         return shortest
     token_bytes, n_ctx = n_copies * _token_bytes(found), n_trained
     while n_ctx > shortest and (n_ctx - shortest) * token_bytes > _SHARE * room_bytes:
