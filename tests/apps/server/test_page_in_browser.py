@@ -183,7 +183,7 @@ def test_an_answer_is_stopped_by_escape(page: Browser, server: Running) -> None:
     pick(page, ENDLESS)
     page.find("#prompt").send_keys("Go", "\ue007")
     page.wait(lambda: len(page.text(".answer .text")) > 40, "no text comes")
-    page.wait(lambda: page.shown(".graph"), "no graph is drawn while text comes")
+    page.wait(lambda: page.shown(".chart summary"), "no folded chart is there while text comes")
     page.press("\ue00c")
     page.wait_idle()
     assert "stopped" in page.text(".note")
