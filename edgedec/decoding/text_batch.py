@@ -112,9 +112,9 @@ class TextBatch:
         return len(self._sequences)
 
     @property
-    def outputs(self) -> tuple[tuple[TokenOutput, ...], ...]:
-        """The tokens of each text so far, by its number."""
-        return tuple(map(tuple, self._outputs))
+    def outputs(self) -> tuple[list[TokenOutput], ...]:
+        """The tokens of each text so far, by its number; the lists grow while the texts are written."""
+        return tuple(self._outputs)
 
     def n_drawn(self, number: int) -> int:
         """Return how many tokens were drawn for a text; the one before which it ended is among them."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -50,6 +51,14 @@ def held_mb(child: "subprocess.Popen[bytes]", name: str) -> float:
     found = re.search(rf"{name}:\s+([0-9]+) kB", Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8"))
     assert found is not None
     return int(found[1]) * 1024 / MB
+
+
+def answer_of(client: httpx.Client, name: str) -> str:
+    """Return what a model answers to ASKED."""
+    reply = client.post("/v1/chat/completions", json=ASKED | {"model": name})
+    assert reply.status_code == 200, reply.text
+    text: str = reply.json()["choices"][0]["message"]["content"]
+    return text
 
 
 def bodies() -> Iterator[tuple[str, bytes]]:
@@ -104,16 +113,11 @@ def test_twenty_requests_over_three_models_keep_the_cap(tmp_path: Path) -> None:
         ThreadPoolExecutor(9) as pool,
     ):
 
-        def ask(name: str) -> str:
-            reply = client.post("/v1/chat/completions", json=ASKED | {"model": name})
-            assert reply.status_code == 200, reply.text
-            text: str = reply.json()["choices"][0]["message"]["content"]
-            return text
-
         def look() -> set[int]:
             return {len(client.get("/api/ps").json()["models"]) for _ in range(20)}
 
         without = held_mb(child, "VmRSS")
+        ask = partial(answer_of, client)
         alone = {name: ask(name) for name in names}
         assert without + 2 * 41 < NARROW_MB < without + 3 * 41  # so the cap says something
         asked = [names[i * 7 % 3] for i in range(20)]
@@ -136,13 +140,7 @@ def test_six_requests_at_once_for_four_models_keep_the_cap(tmp_path: Path) -> No
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
         ThreadPoolExecutor(6) as pool,
     ):
-
-        def ask(name: str) -> str:
-            reply = client.post("/v1/chat/completions", json=ASKED | {"model": name})
-            assert reply.status_code == 200, reply.text
-            text: str = reply.json()["choices"][0]["message"]["content"]
-            return text
-
+        ask = partial(answer_of, client)
         alone = {name: ask(name) for name in names}
         for _ in range(3):
             asked = [*names, *names[:2]]

@@ -85,8 +85,8 @@ def _memory(choice: Choice | None, found: ModelInfo, cap: Cap) -> dict[str, Any]
         return {"n_ctx_default": n_ctx, "memory_bytes": {}, "memory_start_bytes": None, "memory_on_devices": {}}
     usual = _planned(choice, None, cap)
     n_default, trained = usual.setting.options.n_ctx or 0, found.n_ctx_train or 4096
-    plans = {n: _planned(choice, n, cap).plan for n in _CONTEXTS if n <= trained} | {n_default: usual.plan}
-    plans = dict(sorted(plans.items()))
+    others = [n for n in _CONTEXTS if n <= trained and n != n_default]
+    plans = dict(sorted({n_default: usual.plan, **{n: _planned(choice, n, cap).plan for n in others}}.items()))
     names = {cap.device.name for plan in plans.values() for cap in plan.devices}
     return {
         "n_ctx_default": n_default,
