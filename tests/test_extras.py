@@ -86,3 +86,18 @@ def test_a_replaced_package_is_named_without_a_traceback(elsewhere: Path) -> Non
     assert ended.stderr.startswith("edgedec: ModuleNotFoundError")
     assert "another project, edgedec 0.4, has files" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("given", [(), ("--memory", "900MB")])
+def test_a_run_of_a_model_that_is_here_imports_nothing_for_the_net_or_the_server(
+    tiny_path: Path, given: tuple[str, ...]
+) -> None:
+    """Start-up is paid for by every text, and what is imported counts against a cap on memory."""
+    heavy = ("httpx", "huggingface_hub", "rich", "starlette", "uvicorn", "llguidance", "pypdf")
+    script = (
+        "import atexit, sys; from edgedec_apps.cli import main; "
+        f"atexit.register(lambda: print([name for name in {heavy} if name in sys.modules], file=sys.stderr)); main()"
+    )
+    run = ("run", str(tiny_path), "hi", "--raw", "-n", "1", "--quiet", "--offline", "--runtime", "cpu", *given)
+    done = subprocess.run([sys.executable, "-c", script, *run], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (0, ["[]"]), done.stderr

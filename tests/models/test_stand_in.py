@@ -18,7 +18,8 @@ from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.stand_ins import stand_ins
 from edgedec_models import remote_file
-from edgedec_models.stand_in import NeedsDownloadError, model_or_stand_in
+from edgedec_models.needs_download import NeedsDownloadError
+from edgedec_models.stand_in import model_or_stand_in
 
 Catalogue = Callable[[str], None]
 OPTIONS = ResolveOptions()

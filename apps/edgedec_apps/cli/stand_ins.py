@@ -12,7 +12,8 @@ from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.progress import ProgressLine
-from edgedec_models.stand_in import NeedsDownloadError, model_or_stand_in
+from edgedec_models.needs_download import NeedsDownloadError
+from edgedec_models.stand_in import model_or_stand_in
 
 _NOTE = "planned by the header alone: a draft head, which is found by a model's weights, is not counted"
 
