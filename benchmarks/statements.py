@@ -16,6 +16,7 @@ PACKAGES = (
     "apps/edgedec_apps",
     "export/edgedec_export",
     "models/edgedec_models",
+    "methods/edgedec_methods",
 )
 
 

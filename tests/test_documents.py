@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("edgedec", "runtimes", "export", "models", "apps", "tests", "docs", "benchmarks", "examples", ".ci")
-PACKAGES = ("runtimes/edgedec_runtimes", "export/edgedec_export", "models/edgedec_models", "apps/edgedec_apps")
+FOLDERS = (
+    *("edgedec", "runtimes", "export", "models", "apps", "methods"),
+    *("tests", "docs", "benchmarks", "examples", ".ci"),
+)
+PACKAGES = tuple(f"{top}/edgedec_{top}" for top in ("runtimes", "export", "models", "apps", "methods"))
 DOCUMENTS = sorted(
     path
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/*/README.md"))
@@ -21,7 +24,7 @@ DOCUMENTS = sorted(
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 PATH = re.compile(r"(?<![\w./~-])(?:\.\./)*((?:[\w-]+/)+[\w.*-]+|[\w-]+\.(?:py|md|sh))(?![\w-])")
-MODULE = re.compile(r"(?<![\w./-])(edgedec(?:_runtimes|_apps|_export|_models)?(?:\.[A-Za-z_]\w*)+)")
+MODULE = re.compile(r"(?<![\w./-])(edgedec(?:_runtimes|_apps|_export|_models|_methods)?(?:\.[A-Za-z_]\w*)+)")
 SNIPPET = re.compile(r"```\w*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)

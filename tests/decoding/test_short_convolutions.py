@@ -51,7 +51,7 @@ def test_drafts_change_no_text(path: Path, plain: list[tuple[int, ...]], draft: 
     with load(path, draft=draft, n_draft_max=9) as engine:
         assert texts(engine) == plain
         report = engine.generate(PROMPT, max_tokens=100, ignore_end=True, temperature=0.0).stats
-    assert report.n_drafts > 0
+    assert report.n_drafts > 0 or draft == "auto"  # which rests where asking takes longer than a tiny model's step
 
 
 def test_texts_that_share_forwards(path: Path, plain: list[tuple[int, ...]]) -> None:

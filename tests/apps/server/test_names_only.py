@@ -129,4 +129,4 @@ def test_a_head_with_a_name_is_used(running: Running) -> None:
         asked = {"model": name, "messages": messages("x"), "options": {"num_predict": 1}}
         assert running.client.post("/api/chat", json=asked).status_code == 200
         stats = running.engine_of(name).generate("x", max_tokens=1).stats
-        assert ("the head " in "".join(stats.reasons)) == (name == "fast")
+        assert ("the head " in "".join(stats.explanation)) == (name == "fast")
