@@ -5,7 +5,7 @@ other transform. So penalties, top-k, top-p and the temperature see the allowed 
 p, renormalised over them. Which tokens are allowed after a text depends on the text alone, so drafts change nothing:
 the mask of a draft's node is that of the path to it.
 
-A plug-in (`edgedec.grammars`) compiles and matches grammars; the first installed one is used.
+A plug-in (`edgedec.grammars`) compiles and matches grammars: another package's, where one takes the vocabulary.
 """
 
 import json
@@ -185,7 +185,7 @@ class GrammarCompiler(Protocol):
 class GrammarCompilerFactory(Protocol):
     """What an entry point of `edgedec.grammars` names."""
 
-    def __call__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> GrammarCompiler:
+    def __call__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> GrammarCompiler | None:
         """Return a compiler for a tokenizer's vocabulary.
 
         Args:
@@ -281,7 +281,5 @@ class Grammars:
         """Return a compiled grammar's state before the first token."""
         with self._lock:
             if self._compiler is None:
-                name = next(iter(plugins.plugins(plugins.GRAMMARS)))
-                factory: GrammarCompilerFactory = plugins.load_plugin(plugins.GRAMMARS, name)
-                self._compiler = factory(self._tokenizer, self._n_bytes)
+                self._compiler = plugins.first_made(plugins.GRAMMARS, self._tokenizer, self._n_bytes)
             return self._compiler.compile(grammar)
