@@ -11,7 +11,7 @@ from edgedec.grammar import Grammar, JsonSchema
 from edgedec.progress import OnProgress
 from edgedec.sequence import COUPLED
 from edgedec.tokenizer import Tokenizer
-from edgedec.verification import RULES
+from edgedec.verification.rules import rule_names
 
 _PREDICTED_CHARACTERS = 16  # of a prediction, for each token of the context: more would hardly be looked up
 Prompt = str | Sequence[int]
@@ -80,8 +80,8 @@ class RequestOptions(SamplingOptions, total=False):
 
 def require_rule(name: str) -> None:
     """Raise RequestError unless `name` is a verification rule."""
-    if not isinstance(name, str) or (name != COUPLED and name not in RULES):
-        raise OptionError("verify", name, f"it must be one of {', '.join([COUPLED, *RULES])}")
+    if not isinstance(name, str) or (name != COUPLED and name not in rule_names()):
+        raise OptionError("verify", name, f"it must be one of {', '.join(rule_names())}")
 
 
 def predicted_ids(tokenizer: Tokenizer, prediction: Prompt | None, most: int) -> tuple[int, ...]:

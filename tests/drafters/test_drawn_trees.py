@@ -13,10 +13,10 @@ from edgedec.draft import Draft
 from edgedec.drafters.draft_builder import Level
 from edgedec.drafters.drawn_trees import Place, draw_tree, drawn_without_replacement, grow_ranked
 from edgedec.drafters.levels import agreement
+from edgedec.drafters.shape_names import parse_shape
 from edgedec.noise import Noise
 from edgedec.sampling import Distribution
-from edgedec.tree_shapes import parse_shape
-from edgedec.verification import RULES
+from edgedec.verification.rules import find_rule
 
 Nodes = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -75,7 +75,7 @@ def all_draws(shape: str, q: Law, n_max: int, least_path: float = 0.0) -> list[D
 
 def check_exact(rule: str, drawings: Sequence[Drawing], target: Law, n_vocab: int, length: int) -> float:
     """Check that the text is distributed as the target's; return the mean number of accepted tokens."""
-    result = integrate(RULES[rule], drawings, target, n_vocab, length)
+    result = integrate(find_rule(rule).verify, drawings, target, n_vocab, length)
     assert np.abs(result.joint - joint_of(target, n_vocab, length)).max() < 1e-12
     return result.n_accepted
 

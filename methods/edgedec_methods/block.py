@@ -1,11 +1,19 @@
-"""Block verification: a chain is verified as a whole (Sun et al. 2024, arXiv:2403.10444)."""
+"""Block verification: a drafted chain is verified as a whole, which accepts at least as much as token by token.
+
+Paper: Sun et al. 2024, arXiv:2403.10444
+Option: `--verify block`
+For: comparing rules that keep the distribution, not the text
+Measured: 46.4 tokens/s with a head at temperature 1, where `coupled` has 54.2 (`python benchmarks/drawn_trees.py
+    qwen2.5-coder-1.5b --rows 6 --per-task 1 --max-tokens 40 --draft-head HEAD`)
+Status: study
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import TargetRow, Uniform, in_turn, laws_of
+from edgedec.verification.contract import Rule, TargetRow, Uniform, in_turn, laws_of
 from edgedec.verification.distributions import excess, probability, residual, sample
 from edgedec.verification.recursive import verify_recursive
 from edgedec.verification.walk import path_to
@@ -89,3 +97,6 @@ def verify_path(draft: Draft, path: Sequence[Drawn], target: TargetRow, numbers:
         p = residual(path[n].p, path[n].q, path[n].weight)
     nodes = path_to(draft, path[n - 1].node) if n else ()
     return Verification(nodes, (*tokens[:n], sample(p, next(numbers))))
+
+
+RULE = Rule(verify_block)

@@ -7,9 +7,9 @@ import pytest
 
 from edgedec.draft import Candidates, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.ngram.table import context_key
-from edgedec.drafters.ngram.trigram import TrigramDrafter
 from edgedec.noise import Noise
 from edgedec.verification.walk import children_of
+from edgedec_methods.trigram import TrigramDrafter
 
 MakeContext = Callable[..., DraftContext]
 MakeCandidates = Callable[[list[tuple[int, dict[int, float]]]], Candidates]

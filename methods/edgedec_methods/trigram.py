@@ -1,7 +1,6 @@
-"""trigram: a table of trigrams that adapts to the target, searched with a bonus for contexts that are little known.
+"""ADED: a table of trigrams that adapts to the target, searched with a bonus for contexts that are little known.
 
-ADED (Liu et al. 2024, arXiv:2407.12021). Lossless, as it only proposes. It differs from the paper, for the sake of a
-CPU:
+Lossless, as it only proposes. It differs from the paper, for the sake of a CPU:
 
 - No search of a hundred simulations, which would cost as much as a small target's forward. The tree grows best first,
   and the search's rule, p (1 + c sqrt(N) / (1 + n)), scores each child once: N is how often the context was learned, n
@@ -11,6 +10,13 @@ CPU:
   contexts that the table lacks.
 - A new row weighs at least a half, so that the table follows the text.
 - Above temperature 0 children are ranked with the noise that the target draws with.
+
+Paper: Liu et al. 2024, arXiv:2407.12021
+Option: `--draft trigram`
+For: texts that repeat what the target held probable, not what they said
+Measured: replayed beside `auto`, 1.68 times as fast as plain decoding, where `auto` alone is 1.69 (the texts of
+    `edgedec bench qwen2.5-coder-1.5b --prompts FILE --per-task 4`)
+Status: study
 """
 
 import math

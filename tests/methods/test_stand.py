@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from edgedec.draft import Candidates, DraftContext, DrafterNeeds, Verification
-from edgedec.drafters.ngram.stand import StandDrafter
 from edgedec.drafters.ngram.table import context_key
 from edgedec.noise import Noise
 from edgedec.verification.walk import children_of
+from edgedec_methods.stand import StandDrafter
 
 MakeContext = Callable[..., DraftContext]
 MakeCandidates = Callable[[list[tuple[int, dict[int, float]]]], Candidates]

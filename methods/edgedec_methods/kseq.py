@@ -1,4 +1,14 @@
-"""K-SEQ, sequential selection among independent drafts (SpecTr, Sun et al. 2023, arXiv:2310.15141)."""
+"""K-SEQ: the next tokens of several independent paths are tested in order, each accepted as often as exactness allows.
+
+It verifies the drafts that SpecTr draws: K paths side by side.
+
+Paper: SpecTr, Sun et al. 2023, arXiv:2310.15141
+Option: `--verify kseq`
+For: comparing rules that keep the distribution, not the text
+Measured: 50.2 tokens/s with a head at temperature 1, where `coupled` has 54.2 (`python benchmarks/drawn_trees.py
+    qwen2.5-coder-1.5b --rows 6 --per-task 1 --max-tokens 40 --draft-head HEAD`)
+Status: study
+"""
 
 from collections.abc import Sequence
 
@@ -7,8 +17,8 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import TargetRow, Uniform, in_turn, laws_of
-from edgedec.verification.distributions import geometric, probabilities, probability, rescaled, same, sample
+from edgedec.verification.contract import Rule, TargetRow, Uniform, in_turn, laws_of
+from edgedec.verification.distributions import probabilities, probability, rescaled, sample
 from edgedec.verification.walk import walk
 
 _N_HALVINGS = 30
@@ -89,3 +99,19 @@ def strictness(p: NDArray[np.float64], q: NDArray[np.float64], k: int) -> float:
 def _n_tests(p: NDArray[np.float64], q: NDArray[np.float64], k: int, rho: float) -> float:
     """Return the mean number of the k tests that are made."""
     return float(geometric(1.0 - float(np.minimum(p / rho, q).sum()), k))
+
+
+def same(first: Distribution, second: Distribution) -> bool:
+    """Return whether two distributions hold the same tokens with the same probabilities."""
+    return first is second or (
+        np.array_equal(first.token_ids, second.token_ids) and np.array_equal(first.probs, second.probs)
+    )
+
+
+def geometric(ratio: NDArray[np.float64] | float, n: int) -> NDArray[np.float64]:
+    """Return 1 + ratio + ... + ratio^(n - 1): the mean number of n tries that are made if each fails with `ratio`."""
+    powers: NDArray[np.float64] = np.power.outer(np.asarray(ratio, np.float64), np.arange(n))
+    return np.asarray(powers.sum(axis=-1))
+
+
+RULE = Rule(verify_kseq, siblings="independent", shape="paths", on_chains="tokenwise")

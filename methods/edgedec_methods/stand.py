@@ -1,13 +1,20 @@
-"""stand: n-grams with the target's probabilities, from which children are drawn with the target's noise.
+"""STAND: n-grams with the target's probabilities, from which children are drawn with the target's noise.
 
-STAND (Song et al. 2025, arXiv:2506.04708): the longest known context of up to three tokens counts, and its children are
-the top of the perturbed log-probabilities. Lossless, as it only proposes. It differs from the paper:
+The longest known context of up to three tokens counts, and its children are the top of the perturbed log-probabilities.
+Lossless, as it only proposes. It differs from the paper:
 
 - The noise is the target's own at that position (drafter-invariant coupling, Daliri, Musco and Suresh 2024,
   arXiv:2408.07978), not noise made beforehand: so the draw tends to be the target's, and no rejection rule needs q.
 - The tree has no template found on a warm-up set: it grows along the paths that are most probable at the moment.
 - The average forgets: a new row weighs at least 0.3, which accepted more tokens than the plain average.
 - The prompt fills in the contexts that the table lacks.
+
+Paper: Song et al. 2025, arXiv:2506.04708
+Option: `--draft stand`
+For: sampling many texts of one prompt
+Measured: replayed beside `auto`, 1.69 times as fast as plain decoding, where `auto` alone is 1.69 (the texts of
+    `edgedec bench qwen2.5-coder-1.5b --prompts FILE --per-task 4`)
+Status: study
 """
 
 from edgedec.draft import DraftContext
