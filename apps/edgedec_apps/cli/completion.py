@@ -89,6 +89,16 @@ def drafter(incomplete: str) -> list[str]:
     return _fitting(incomplete, known)
 
 
+def rule(incomplete: str) -> list[str]:
+    """Return the names of the verification rules that begin so."""
+    return _fitting(incomplete, lambda: ["coupled", *_plugins("edgedec.rules")])
+
+
+def tree_shape(incomplete: str) -> list[str]:
+    """Return the names of the shapes of drafted trees that begin so."""
+    return _fitting(incomplete, lambda: ["chain", *_plugins("edgedec.tree_shapes")])
+
+
 def machine(incomplete: str) -> list[str]:
     """Return the names of the machines that a memory plan can be made for."""
     from edgedec.memory.machines import MACHINES
