@@ -32,7 +32,7 @@ check() { # check NAME FLAGS RUNTIME OPTIONS...: the library built with -fsaniti
     return 1
   fi
   rm -f "$work/$name".found.*
-  # Pieces of late threads are taken over here, which whole forwards do not do under ThreadSanitizer (forward_run.h).
+  # Pieces of late threads are taken over here, which whole forwards do not do under ThreadSanitizer (native/forward/run.h).
   if ! { cmake -S tests/native -B "$work/$name-threads" -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_COMPILER="$compiler" \
     -DCMAKE_CXX_FLAGS="$options" && cmake --build "$work/$name-threads" --target threads_test; } >"$work/$name.log" 2>&1; then
     cat "$work/$name.log"

@@ -23,9 +23,9 @@
 #include <thread>
 #include <vector>
 
-#include "kernel_sets.h"
-#include "tensor_types.h"
-#include "tiles.h"
+#include "kernels/kernel_sets.h"
+#include "weights/tensor_types.h"
+#include "weights/tiles.h"
 
 using namespace edgedec;
 
@@ -43,7 +43,7 @@ static bool wanted(const Type &type, const char *types) {
 }
 constexpr int ROWS[] = {1, 2, 3, 4, 5, 6, 8, 12, 16};
 constexpr int64_t COLUMNS = 1536;
-constexpr int PANEL_ROWS = 32;              // as in forward_run.h
+constexpr int PANEL_ROWS = 32;              // as in forward/run.h
 constexpr size_t FROM_MEMORY = 256u << 20;  // bytes, more than any cache of a small machine
 
 static double now() {

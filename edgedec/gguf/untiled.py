@@ -1,6 +1,6 @@
 """The bytes of a GGUF's matrices, made again from tiles, in which the cpu runtime keeps them.
 
-A tile is 16 rows of a matrix, block by block of the file's columns; runtimes/edgedec_runtimes/cpu/native/tiles.h has
+A tile is 16 rows of a matrix, block by block of the file's columns; runtimes/edgedec_runtimes/cpu/native/weights/tiles.h has
 the arrangement, which this file turns back for the types whose bits tiles hold as they are.
 """
 

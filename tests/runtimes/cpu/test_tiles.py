@@ -39,7 +39,7 @@ def pack(kind: GGMLType, n_rows: int, n_cols: int, data: U8, ranges: list[tuple[
 
 
 def unpack(kind: GGMLType, n_rows: int, n_cols: int, tiles: U8, n_bytes: int) -> U8:
-    """Return a matrix's bytes again, by the layout that native/tiles.h describes."""
+    """Return a matrix's bytes again, by the layout that native/weights/tiles.h describes."""
     n_blocks, n_block_bytes = n_cols // kind.block_size, kind.block_bytes
     blocks = tiles.reshape(-1, BYTES.get(kind, 16 * n_block_bytes))
     if kind in BYTES:
