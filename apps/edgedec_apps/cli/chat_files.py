@@ -89,7 +89,7 @@ def file_text(path: Path, most_bytes: int, cancel: CancelToken) -> str:
 
 
 def _pdf_text(path: Path, size: int, cancel: CancelToken) -> str:
-    from edgedec_apps.server.uploads import MOST_BYTES, missing_reader, read_pdf  # here, as it imports the server
+    from edgedec_apps.server.page.uploads import MOST_BYTES, missing_reader, read_pdf  # here, as it imports the server
 
     if why := missing_reader():
         raise RequestError(f"{path} is a PDF; {why}")

@@ -26,7 +26,7 @@ from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.terminal import say
 from edgedec_apps.cli.wording import KEYWORDS, in_options
 from edgedec_apps.fit_first import require_fit
-from edgedec_apps.server.settings import ROOM_BYTES
+from edgedec_apps.server.core.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 
 ONE_REQUEST_BYTES = 4_000_000

@@ -41,7 +41,8 @@ def token_bytes(network: Network, kv_type: str) -> int:
 def column_bytes(network: Network, n_ctx: int) -> int:
     """Return the bytes that a session of n_ctx tokens holds for the short convolutions of a model.
 
-    The newest pages of 64 tokens hold the columns of all their tokens, older ones the last few (native/forward/short_conv.h).
+    The newest pages of 64 tokens hold the columns of all their tokens, older ones the last few
+    (native/forward/short_conv.h).
     """
     n = network
     if not n.n_convolutions:
