@@ -10,7 +10,7 @@ so in its docstring, from which `tests/methods/test_method_table.py` writes a ro
     Paper: Sun et al. 2024, arXiv:2403.10444
     Option: `--verify block`
     For: comparing rules that keep the distribution, not the text
-    Measured: 46.4 tokens/s, where `coupled` has 54.2 (`python benchmarks/drawn_trees.py ...`)
+    Measured: 46.4 tokens/s, where `coupled` has 54.2 (`python benchmarks/studies/drawn_trees.py ...`)
     Status: study
     \"\"\"
 

@@ -6,7 +6,7 @@ Paper: SpecTr, Sun et al. 2023, arXiv:2310.15141
 Option: `--draft-tree paths:K`, with `--verify kseq` or `--verify multipath`
 For: comparing shapes of drawn trees
 Measured: 54.6 tokens/s at best with a head at temperature 1, where `coupled` has 61.5 with its trees (`python
-    benchmarks/drawn_trees.py qwen2.5-coder-1.5b --rows 6 --per-task 1 --max-tokens 40 --draft-head HEAD`)
+    benchmarks/studies/drawn_trees.py qwen2.5-coder-1.5b --rows 6 --per-task 1 --max-tokens 40 --draft-head HEAD`)
 Status: study
 """
 

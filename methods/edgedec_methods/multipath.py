@@ -13,7 +13,7 @@ Paper: block verification, Sun et al. 2024, arXiv:2403.10444, for several paths
 Option: `--verify multipath`
 For: comparing rules that keep the distribution, not the text
 Measured: 54.6 tokens/s with a head at temperature 1, where `coupled` has 54.2, or 61.5 with its trees (`python
-    benchmarks/drawn_trees.py qwen2.5-coder-1.5b --rows 6 --per-task 1 --max-tokens 40 --draft-head HEAD`)
+    benchmarks/studies/drawn_trees.py qwen2.5-coder-1.5b --rows 6 --per-task 1 --max-tokens 40 --draft-head HEAD`)
 Status: study
 """
 
