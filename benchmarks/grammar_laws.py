@@ -5,7 +5,7 @@
 
 The grammar has few texts, so every law is enumerated: the logits after each of its beginnings are computed once, and
 all draws below read them. KL is that of the law of the texts from the model's own law, in nats: for a mask alone; for
-edgedec.choosing.constrained with n texts (the mean of the weights of many runs, so a little too large); and for
+edgedec_methods.constrained with n texts (the mean of the weights of many runs, so a little too large); and for
 edgedec.futures after some texts (exact, mean of several runs).
 """
 
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from provenance import provenance
 
 import edgedec
-from edgedec.choosing.constrained import constrained
 from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.constraint import Constraint
 from edgedec.futures import Futures
 from edgedec.grammar import Grammar, Grammars
 from edgedec.noise import Noise
 from edgedec.sampling import Place, SamplingParams, distribution
+from edgedec_methods.constrained import constrained
 
 CASES = {
     "capital": ("The capital of France is", r" (Paris, Texas|Paris, Ontario|Lyon|Marseille|London|Rome|Nice)\."),

@@ -20,6 +20,8 @@ RESOLVERS = "edgedec.resolvers"
 TEMPLATES = "edgedec.templates"
 FOLDERS = "edgedec.folders"
 GRAMMARS = "edgedec.grammars"
+CHOOSERS = "edgedec.choosers"
+SEARCHES = "edgedec.searches"
 
 _BUILT_IN = {
     RUNTIMES: {
@@ -69,6 +71,23 @@ _BUILT_IN = {
     FOLDERS: {"cache": "edgedec_models.folders:cache_folder", "heads": "edgedec_models.folders:shipped_heads"},
     TEMPLATES: {"jinja": "edgedec_runtimes.chat.template:ChatTemplate"},
     GRAMMARS: {"llguidance": "edgedec_runtimes.grammar.compiler:Llguidance"},
+    CHOOSERS: {
+        "vote": "edgedec.choosing.choosers:VOTE",
+        "likely": "edgedec.choosing.choosers:LIKELY",
+        "score": "edgedec.choosing.choosers:SCORE",
+        "judge": "edgedec_methods.judgement:JUDGE",
+        "first": "edgedec_methods.first_finish:FIRST",
+        "bag": "edgedec_methods.bag_of_tricks:BAG",
+    },
+    SEARCHES: {
+        "beam": "edgedec.choosing.beam:BEAM",
+        "diverse": "edgedec_methods.diverse_beams:DIVERSE",
+        "cntp": "edgedec_methods.cntp:CNTP",
+        "adadec": "edgedec_methods.adadec:ADADEC",
+        "particles": "edgedec_methods.particles:PARTICLES",
+        "a-star": "edgedec_methods.a_star:A_STAR",
+        "planned": "edgedec_methods.planning:PLANNED",
+    },
 }
 
 
@@ -77,7 +96,7 @@ class Plugin:
     """An installed plug-in, which may or may not import.
 
     Attributes:
-        group: One of RUNTIMES, ARCHITECTURES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS.
+        group: One of RUNTIMES, ARCHITECTURES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS, CHOOSERS, SEARCHES.
         name: The name by which users choose the plug-in.
         target: The object that it is, as "module:attribute".
         package: The distribution that it comes from, with its version; DISTRIBUTION for edgedec's own.

@@ -270,7 +270,7 @@ class TextEngine(Closeable):
         json_schema: JsonSchema | None = None,
         predicate: Predicate | None = None,
     ) -> OpenConstraint:
-        """Return what opens the constraint of one text, as edgedec.choosing.constrained takes it.
+        """Return what opens the constraint of one text, as searches under a constraint take it.
 
         Raises:
             RequestError: Both a grammar and a schema are given, or one of them is invalid.

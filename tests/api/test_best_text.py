@@ -11,16 +11,17 @@ from support.real_models import real_model
 import edgedec
 from edgedec.api.best_text import EPS, MOST_AUTO, ROUND, BestOf
 from edgedec.choosing.beam import beam_search
-from edgedec.choosing.choice import chosen_among, may_stop, mean_logprob
-from edgedec.choosing.first_finish import first_finish
-from edgedec.choosing.judgement import question_of, turn_after_answer
-from edgedec.choosing.particles import Steps, filtered
-from edgedec.choosing.reward_scorer import RewardScorer
+from edgedec.choosing.choice import chooser_named, chosen_among
+from edgedec.choosing.likelihood import mean_logprob
 from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
-from edgedec.choosing.sampled_steps import seeds_from, write_steps
-from edgedec.choosing.scorer import CallerScorer, JudgeScorer
+from edgedec.choosing.scorer import CallerScorer
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import CancelledError, ContextFullError, OptionError, PluginError, RequestError, ScorerError
+from edgedec_methods.first_finish import first_finish
+from edgedec_methods.judgement import JudgeScorer, question_of, turn_after_answer
+from edgedec_methods.particles import filtered
+from edgedec_methods.reward_scorer import RewardScorer
+from edgedec_methods.sampled_steps import Steps, seeds_from, write_steps
 
 CHAT = [{"role": "user", "content": "How much is 2 + 3? End with 'Answer: ' and the number."}]
 OPTIONS: dict[str, Any] = {"seed": 5, "temperature": 0.9, "max_tokens": 24}
@@ -46,7 +47,7 @@ def test_each_method_chooses_among_the_texts_of_the_seeds(engine: edgedec.Engine
         assert found.place == again.place
         assert found.text == texts[found.place].text
     for choose in ("first", "vote"):
-        found = engine.best(CHAT, BestOf(4, choose, answer=r"\d+"), **OPTIONS)  # type: ignore[arg-type]
+        found = engine.best(CHAT, BestOf(4, choose, answer=r"\d+"), **OPTIONS)
         for mine, whole in zip(found.texts, texts, strict=True):
             assert mine.token_ids == whole.token_ids[: len(mine.token_ids)]
 
@@ -134,7 +135,7 @@ def test_cancelling_chooses_among_what_there_is(engine: edgedec.Engine) -> None:
     threading.Timer(0.3, cancel.cancel).start()
     found = engine.best(CHAT, BestOf(4), cancel=cancel, **(OPTIONS | {"max_tokens": 180, "ignore_end": True}))
     assert {each.finish_reason for each in found.texts} == {"cancelled"}
-    assert may_stop("likely", found.texts, 4) is False
+    assert chooser_named("likely").may_stop(found.texts, 0, "x") is False
 
 
 def test_searches_on_a_real_model(engine: edgedec.Engine) -> None:

@@ -9,7 +9,14 @@ from edgedec.extras import DISTRIBUTION
 _llama_cpp = ("llama_cpp",) if find_spec("llama_cpp") else ()  # the extra [llamacpp]
 hiddenimports = [
     name
-    for package in ("edgedec", "edgedec_runtimes", "edgedec_models", "edgedec_methods", "edgedec_apps.server", *_llama_cpp)
+    for package in (
+        "edgedec",
+        "edgedec_runtimes",
+        "edgedec_models",
+        "edgedec_methods",
+        "edgedec_apps.server",
+        *_llama_cpp,
+    )
     for name in collect_submodules(package, filter=lambda name: not name.startswith("llama_cpp.server"))
 ]
 datas = (

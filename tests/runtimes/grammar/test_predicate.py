@@ -11,7 +11,6 @@ from support.decoding_loop import Text
 from support.tiny_models import BOS, EOS, byte_ids
 
 import edgedec
-from edgedec.choosing.constrained import constrained
 from edgedec.constraint import Constraint
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.session_pool import SessionPool
@@ -25,6 +24,7 @@ from edgedec.predicate import AnyText, PredicateConstraint
 from edgedec.sampling import Place, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
+from edgedec_methods.constrained import constrained
 
 PROMPT = (BOS, *byte_ids("abcab-abd-abeab-cab"))
 PARAMS = SamplingParams(temperature=3.0, top_p=1.0, max_tokens=6)
