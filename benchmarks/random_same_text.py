@@ -36,9 +36,9 @@ import edgedec
 from edgedec.api.best_text import BestOf
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import EdgedecError
-from edgedec.futures import Futures
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
+from edgedec_methods.futures import Futures
 
 REAL, CRASHED = "smollm2-135m", "crashed"
 Seen = tuple[Any, ...]

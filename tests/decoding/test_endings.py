@@ -8,10 +8,10 @@ import pytest
 
 import edgedec
 from edgedec.api.best_text import BestOf
-from edgedec.futures import Futures
 from edgedec.grammar import Grammar
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
+from edgedec_methods.futures import Futures
 
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 WARM: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 60}

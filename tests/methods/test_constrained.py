@@ -12,9 +12,9 @@ from support.table_language import LanguageState, divergence, kept_law
 
 from edgedec.choosing.partial_texts import PartialText
 from edgedec.constraint import Constraint
+from edgedec.decoding.predicate import AnyText, PredicateConstraint
 from edgedec.errors import DeadEndError, OptionError
 from edgedec.noise import Noise
-from edgedec.predicate import AnyText, PredicateConstraint
 from edgedec.sampling import Place, SamplingParams
 from edgedec_methods.constrained import Weighted, constrained
 
