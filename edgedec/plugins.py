@@ -129,6 +129,16 @@ class Plugin:
 GROUPS = tuple(_BUILT_IN)
 
 
+def kind_of(group: str) -> str:
+    """Return what a plug-in of a group is called.
+
+    >>> kind_of(DRAFTERS), kind_of(SEARCHES)
+    ('drafter', 'search')
+    """
+    name = group.removeprefix("edgedec.").replace("_", " ")
+    return name.removesuffix("es") if name.endswith("ches") else name.removesuffix("s")
+
+
 def plugins(group: str) -> dict[str, Plugin]:
     """Return the installed plug-ins of a group by name, edgedec's own first; no other package can take their names."""
     found = {name: Plugin(group, name, target, DISTRIBUTION) for name, target in _BUILT_IN[group].items()}
@@ -153,7 +163,8 @@ def load_plugin(group: str, name: str) -> Any:
         return Plugin(group, name, _BUILT_IN[group][name], DISTRIBUTION).load()
     found = plugins(group)
     if name not in found:
-        kind = group.removeprefix("edgedec.").removesuffix("s")
         known = ", ".join(found) or "none"
-        raise PluginError(f"no {kind} is called {name!r}; installed: {known} (edgedec doctor --all lists them)")
+        raise PluginError(
+            f"no {kind_of(group)} is called {name!r}; installed: {known} (edgedec doctor --all lists them)"
+        )
     return found[name].load()

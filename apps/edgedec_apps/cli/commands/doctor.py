@@ -175,7 +175,7 @@ def _plugins() -> dict[str, str]:
                 state = f"ok ({plugin.package})"
             except EdgedecError as error:
                 state = str(error)
-            kind = group.removeprefix("edgedec.").removesuffix("s")
+            kind = plugins.kind_of(group)
             states[f"{kind} {name}"] = state
     return states
 
