@@ -26,7 +26,12 @@ RESOLVERS = "edgedec.resolvers"
 HEAD_FOLDERS = "edgedec.head_folders"
 TEMPLATES = "edgedec.templates"
 GRAMMARS = "edgedec.grammars"
-GROUPS = (RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS, HEAD_FOLDERS, TEMPLATES, GRAMMARS)
+CHOOSERS = "edgedec.choosers"
+SEARCHES = "edgedec.searches"
+GROUPS = (
+    *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
+    *(HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES),
+)
 
 OWN = "edgedec.own"
 """What the core takes from the packages above it, such as the cache's folder: no plug-in, as only ours is asked."""
@@ -95,19 +100,21 @@ def load_plugin(group: str, name: str) -> Any:
         return _own()[group][name].load()
     found = plugins(group)
     if name not in found:
-        kind = kind_of(group)
         known = ", ".join(found) or "none"
-        raise PluginError(f"no {kind} is called {name!r}; installed: {known} (edgedec doctor --all lists them)")
+        raise PluginError(
+            f"no {kind_of(group)} is called {name!r}; installed: {known} (edgedec doctor --all lists them)"
+        )
     return found[name].load()
 
 
 def kind_of(group: str) -> str:
     """Return what messages call a plug-in of a group.
 
-    >>> kind_of(TREE_SHAPES)
-    'tree shape'
+    >>> kind_of(TREE_SHAPES), kind_of(SEARCHES)
+    ('tree shape', 'search')
     """
-    return group.removeprefix("edgedec.").removesuffix("s").replace("_", " ")
+    name = group.removeprefix("edgedec.").replace("_", " ")
+    return name.removesuffix("es") if name.endswith("ches") else name.removesuffix("s")
 
 
 def first_made(group: str, *args: object, **options: object) -> Any:

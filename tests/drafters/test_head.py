@@ -16,12 +16,13 @@ import edgedec
 from edgedec.conformance import check_drafter, raise_failures
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.draft import DraftContext, DrafterRestsError, Verification
 from edgedec.drafters.head.head import HeadDrafter, Tally
 from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import CapabilityError, EdgedecError, RequestError
-from edgedec.grammar import Grammar, Grammars
+from edgedec.grammar import Grammar
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LoadOptions, Model
 from edgedec.noise import Noise

@@ -1,4 +1,4 @@
-"""SpecReason against a plain form, its two ends, and the table of the compute-optimal choice."""
+"""SpecReason against a plain form, and its two ends."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from support.table_branches import END, Ids, Table, random_table, table_texts
 
-from edgedec.choosing.compute_optimal import fitted, method_for
-from edgedec.choosing.particles import Steps
-from edgedec.choosing.spec_reason import Grading, spec_reason
 from edgedec.errors import OptionError, RequestError
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
+from edgedec_methods.sampled_steps import Steps
+from edgedec_methods.spec_reason import Grading, spec_reason
 
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 LENGTH = 6
@@ -80,19 +79,3 @@ def test_what_is_refused() -> None:
     small.prompt_ids = (2,)
     with pytest.raises(RequestError, match="vocabulary"):
         spec_reason(small, large, Steps(PARAMS), GRADING)
-
-
-def test_the_table_of_methods() -> None:
-    """The row of the mean score; tables that leave scores out are refused."""
-    table = [(0.8, "one"), (0.0, "vote")]
-    assert method_for([1.0, 0.6], table) == "one"
-    assert method_for([0.79], table) == "vote"
-    for wrong in ([], [(0.5, "one")], [(0.0, "one"), (0.5, "vote")]):
-        with pytest.raises(OptionError):
-            method_for([0.5], wrong)
-    with pytest.raises(OptionError):
-        method_for([], table)
-    outcomes = [(0.9, "a", 1.0), (0.6, "b", 0.4), (0.55, "a", 0.5), (0.1, "b", 0.2), (0.2, "a", 0.1)]
-    assert fitted(outcomes, [0.8, 0.5, 0.0]) == [(0.8, "a"), (0.5, "a"), (0.0, "b")]
-    with pytest.raises(OptionError):
-        fitted([], [0.0])

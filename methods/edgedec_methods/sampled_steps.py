@@ -1,13 +1,39 @@
 """Writing steps: several texts are sampled side by side, each up to the end of its step."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
+from edgedec.choosing.search_by import SearchRun
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
 
 BLANK_LINE = "\n\n"
 """The default end of a step: chat models put a blank line between the steps of an answer."""
+MOST_STEP_TOKENS = 64
+"""Most tokens of a step of a search that is run by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How the steps of a text are written.
+
+    Attributes:
+        params: How tokens are drawn.
+        seed: The first of the seeds.
+        separator: What ends a step; None for steps of `most` tokens alone.
+        most: Most tokens of a step; None for no limit.
+    """
+
+    params: SamplingParams
+    seed: int = 0
+    separator: str | None = BLANK_LINE
+    most: int | None = None
+
+
+def steps_of(run: SearchRun) -> Steps:
+    """Return how a search that is run by its name writes steps."""
+    return Steps(run.params, run.seed, run.separator, MOST_STEP_TOKENS)
 
 
 def write_steps(

@@ -1,7 +1,15 @@
-"""A*-decoding: the prefix with the lowest cost goes on, until a whole text has it (arXiv:2505.13672).
+"""A*-decoding: the prefix with the lowest cost goes on, until a whole text has it.
 
 The cost of a prefix is the sum of -log score over its steps, which never falls. So the first whole text that is taken
 from the heap is the best of all that its steps could lead to, and prefixes that cost more were never continued.
+
+Paper: A*-Decoding, arXiv:2505.13672
+Option: `--search a-star:4`, with the steps that are tried behind a prefix
+For: texts in steps, with a scorer of steps
+Measured: by the model's own judgement 40 % of 30 word problems right for 151 plain steps; greedy decoding has 84 % of
+    50 for 52 (`python benchmarks/answers/better_answers.py search qwen2.5-coder-1.5b --kind arithmetic --method
+    astar4 --tasks 30`)
+Status: study
 """
 
 import heapq
@@ -12,10 +20,11 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.choosing.particles import Steps
-from edgedec.choosing.sampled_steps import seeds_from, unique, write_steps
 from edgedec.choosing.scorer import TextScorer
+from edgedec.choosing.search_by import Search, SearchResult, SearchRun
 from edgedec.errors import OptionError
+from edgedec_methods.judgement import scorer_of
+from edgedec_methods.sampled_steps import Steps, seeds_from, steps_of, unique, write_steps
 
 Node = TypeVar("Node")
 _LEAST_SCORE = 1e-9
@@ -23,7 +32,7 @@ MOST_BRANCHES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[Node]):
+class Cheapest(Generic[Node]):
     """What the search ends with.
 
     Attributes:
@@ -46,7 +55,7 @@ def cheapest(
     *,
     most_expanded: int,
     at_least: Callable[[Node], float] = lambda node: 0.0,
-) -> Found[Node]:
+) -> Cheapest[Node]:
     """Return the first whole node that is taken from the heap (A*; Hart, Nilsson and Raphael 1968).
 
     Args:
@@ -63,14 +72,14 @@ def cheapest(
     while heap:
         _, _, cost, node = heapq.heappop(heap)
         if is_whole(node):
-            return Found(node, cost, n_expanded, tuple((c, left) for _, _, c, left in sorted(heap)))
+            return Cheapest(node, cost, n_expanded, tuple((c, left) for _, _, c, left in sorted(heap)))
         if n_expanded == most_expanded:
             heapq.heappush(heap, (cost + at_least(node), next(order), cost, node))
             break
         n_expanded += 1
         for step, child in expand(node):
             heapq.heappush(heap, (cost + step + at_least(child), next(order), cost + step, child))
-    return Found(None, math.inf, n_expanded, tuple((c, left) for _, _, c, left in sorted(heap)))
+    return Cheapest(None, math.inf, n_expanded, tuple((c, left) for _, _, c, left in sorted(heap)))
 
 
 def cost_of(score: float) -> float:
@@ -134,3 +143,13 @@ def a_star(
     texts.drop(*left[1:])
     (whole,) = write_steps(texts, left[:1], steps.params, [steps.seed], separator=None)
     return whole, found.n_expanded
+
+
+def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
+    most = min(64, most_expansions(run.n))
+    found, n_expanded = a_star(texts, run.n, steps_of(run), scorer_of(run), most_expanded=most)
+    return SearchResult((found,), 0, f"its steps have the lowest cost after {n_expanded} of at most {most} expansions")
+
+
+A_STAR = Search(_run, n=4, most=16, n_texts=lambda n: 64, draws=True, scored="may")
+"""`n` is the number of steps tried behind a prefix; more texts are held where the scores lead astray."""

@@ -1,18 +1,26 @@
-"""Cautious next token prediction (CNTP, arXiv:2507.03038): where the model is unsure, it tries several continuations.
+"""CNTP (cautious next token prediction): where the model is unsure, it tries several continuations.
 
 At a position with a high entropy, several trials are sampled up to the next punctuation mark, and the trial with the
 lowest perplexity stays. Where the model is sure, one token is drawn, as always; so it costs only where it is unsure.
+
+Paper: Cautious Next Token Prediction, arXiv:2507.03038
+Option: `--search cntp:5`, with the most trials at a position
+For: texts that are drawn, where single tokens decide
+Measured: 53 % of 30 word problems right for 50 plain steps; greedy decoding has 84 % of 50 for 52 (`python
+    benchmarks/answers/better_answers.py search qwen2.5-coder-1.5b --kind arithmetic --method cntp --tasks 30`)
+Status: study
 """
 
 import math
 from dataclasses import dataclass
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.choosing.sampled_steps import drawn
+from edgedec.choosing.search_by import Search, SearchResult, SearchRun
 from edgedec.errors import OptionError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec_methods.sampled_steps import drawn
 
 PUNCTUATION = ".,;:!?\n"
 MOST_TRIALS = 64
@@ -89,3 +97,12 @@ def _is_over(texts: PartialTexts, trial: PartialText, n: int, n_most: int) -> bo
     """Return whether a trial of n tokens ends here."""
     last = texts.decode(trial.token_ids[-1:])
     return trial.ended is not None or n >= n_most or any(mark in last for mark in PUNCTUATION)
+
+
+def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
+    text = cautious(texts, run.params, run.seed, Caution(most_trials=run.n))
+    return SearchResult((text,), 0, "it is the one text")
+
+
+CNTP = Search(_run, n=5, most=64, n_texts=lambda n: n, draws=True)
+"""`n` is the number of trials, at most, at a position."""

@@ -1,8 +1,16 @@
 """SpecReason: a small model writes the steps, a large one grades them, and rewrites those that it finds poor.
 
-"SpecReason: Fast and Accurate Inference-Time Compute via Speculative Reasoning" (arXiv:2504.07891). Unlike drafts of
+Unlike drafts of
 tokens, a step that is kept stays as the small model wrote it, so the text is not the large model's: this is lossy. The
 large model reads a step in one forward, and gives its grade by one token in a fork.
+
+Paper: SpecReason: Fast and Accurate Inference-Time Compute via Speculative Reasoning, arXiv:2504.07891
+Option: Python only, `spec_reason`
+For: two models of one vocabulary, where the small one is nearly as good
+Measured: a 0.5B's lines, kept from grade 5: 10 % of 30 word problems right for 61 plain steps; greedy decoding has 84
+    % of 50 for 52 (`python benchmarks/answers/better_answers.py search qwen2.5-coder-1.5b --kind arithmetic --method
+    specreason5 --tasks 30 --small qwen2.5-coder-0.5b`)
+Status: study
 """
 
 from collections.abc import Sequence
@@ -11,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.choosing.particles import Steps
-from edgedec.choosing.sampled_steps import write_steps
 from edgedec.errors import OptionError, RequestError
 from edgedec.tokenizer import Tokenizer
+from edgedec_methods.sampled_steps import Steps, write_steps
 
 GRADING = "Check the last line above. How good is it, from 0 (wrong) to 9 (right)? Reply with one digit."
 BEST_GRADE = 9

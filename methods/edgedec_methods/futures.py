@@ -1,7 +1,7 @@
 """ASAp: what earlier texts of a prompt taught about the futures of its beginnings, so that a grammar distorts less.
 
 A mask says which tokens may come next, but not how likely it is that the model's text goes on well from there. ASAp
-("Grammar-Aligned Decoding", Park et al. 2024, arXiv:2405.21047) draws from p(v) c(v) instead of p(v), where c is the
+draws from p(v) c(v) instead of p(v), where c is the
 probability that a text of the model that begins so keeps to the grammar. It is not known; 1 stands for it where no text
 was before, and every text that is written lowers it along its path:
 
@@ -9,6 +9,14 @@ was before, and every text that is written lowers it along its path:
 
 So the law of the texts comes nearer to the model's own, given that the text keeps to the grammar. A text depends on
 what the Futures held when it began, beside model, prompt, settings and seed.
+
+Paper: Grammar-Aligned Decoding, Park et al. 2024, arXiv:2405.21047
+Option: Python only, the request option `futures=Futures()`
+For: prompts that are asked again and again under a grammar
+Measured: after 256 texts 0.2 nats from the law of smollm2-135m's own texts that keep to a grammar of probability
+    0.008; the mask alone 38.1 (`python benchmarks/grammars/grammar_laws.py smollm2-135m --cases capital --texts 256
+    --sizes 1 4 16 64`)
+Status: opt-in
 """
 
 import math
@@ -71,7 +79,7 @@ class Visit:
 
 
 class Futures:
-    """What the texts of some prompts and grammars taught, to be handed to further requests for the same.
+    """Implements EarlierTexts by what the texts of some prompts and grammars taught about the futures of beginnings.
 
     Any thread may use it. A prompt under another grammar, another temperature or another limit of tokens is a prompt of
     its own.
@@ -80,6 +88,8 @@ class Futures:
         most_nodes: Most beginnings that are kept, about 200 bytes each. Where there are more, the prompts that were
             used the longest ago are forgotten; a single prompt learns no further ones.
     """
+
+    plain_draw = PLAIN_DRAW
 
     def __init__(self, most_nodes: int = MOST_NODES) -> None:
         if isinstance(most_nodes, bool) or not isinstance(most_nodes, int) or most_nodes < 1:
@@ -92,6 +102,20 @@ class Futures:
         """Return how many beginnings are known."""
         with self._lock:
             return sum(n for _, n in self._roots.values())
+
+    def require(self, params: SamplingParams) -> None:
+        """Raise RequestError for options under which a text is not drawn from the model's own law at a temperature."""
+        for name, off in PLAIN_DRAW.items():
+            if getattr(params, name) != off:
+                raise OptionError(name, getattr(params, name), f"with {argument('futures')} it must be {off:g}")
+        if params.greedy:
+            raise OptionError("temperature", 0, f"with {argument('futures')} it must be above 0, as texts are drawn")
+        if params.logit_bias:
+            raise RequestError(f"{argument('logit_bias')} can't be combined with {argument('futures')}; leave one out")
+
+    def open(self, state: GrammarState, key: Hashable, temperature: float) -> Constraint:
+        """Return the constraint of one text, which is learned at its end."""
+        return AlignedConstraint(state, self, key, temperature)
 
     def root(self, key: Hashable) -> Node | None:
         """Return what is known of the texts of a key; None where that is nothing."""
@@ -142,17 +166,6 @@ def _grown(old: Node | None, visits: Sequence[Visit], last: Node | None, room: i
 
 def _child(node: Node | None, token_id: int) -> Node | None:
     return None if node is None or token_id not in node.children else node.children[token_id][1]
-
-
-def require_plain_draw(params: SamplingParams) -> None:
-    """Raise RequestError for options under which a text is not drawn from the model's own law at a temperature."""
-    for name, off in PLAIN_DRAW.items():
-        if getattr(params, name) != off:
-            raise OptionError(name, getattr(params, name), f"with {argument('futures')} it must be {off:g}")
-    if params.greedy:
-        raise OptionError("temperature", 0, f"with {argument('futures')} it must be above 0, as texts are drawn")
-    if params.logit_bias:
-        raise RequestError(f"{argument('logit_bias')} can't be combined with {argument('futures')}; leave one out")
 
 
 class AlignedConstraint(Constraint):

@@ -10,13 +10,13 @@ import pytest
 from support.table_branches import END, Ids, letters, log_law, random_table, table_texts
 from support.table_language import LanguageState, divergence, kept_law
 
-from edgedec.choosing.constrained import Weighted, constrained
 from edgedec.choosing.partial_texts import PartialText
 from edgedec.constraint import Constraint
+from edgedec.decoding.predicate import AnyText, PredicateConstraint
 from edgedec.errors import DeadEndError, OptionError
 from edgedec.noise import Noise
-from edgedec.predicate import AnyText, PredicateConstraint
 from edgedec.sampling import Place, SamplingParams
+from edgedec_methods.constrained import Weighted, constrained
 
 N_VOCAB, LENGTH = 4, 4
 TABLE = random_table(8, n_vocab=N_VOCAB, length=LENGTH, spread=1.2)

@@ -8,9 +8,9 @@ from support.table_branches import END, Ids, random_table
 from support.table_language import LanguageState, divergence, kept_law
 
 from edgedec.errors import DeadEndError, OptionError
-from edgedec.futures import AlignedConstraint, Futures
 from edgedec.noise import Noise
 from edgedec.sampling import Place, SamplingParams, distribution
+from edgedec_methods.futures import AlignedConstraint, Futures
 
 N_VOCAB = 4
 TABLE = random_table(8, n_vocab=N_VOCAB, length=4, spread=1.2)

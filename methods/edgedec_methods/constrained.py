@@ -1,10 +1,18 @@
-"""Texts under a grammar by the model's own law: sequential Monte Carlo over texts that are written side by side.
+"""Sequential Monte Carlo under a grammar: texts that are written side by side come nearer to the model's own law.
 
 A mask alone distorts: a text that had to take improbable tokens comes as often as one that did not. Here n texts are
 drawn by masks, and each has a weight: the product of Z, the probability that the model gave to all allowed tokens
-together. Where few texts have most of the weight, the texts are drawn anew by their weights ("Syntactic and Semantic
-Control of Large Language Models via Sequential Monte Carlo", Loula et al. 2025, arXiv:2504.13139). For a predicate, an
-unbiased estimate of Z takes its place (AWRS, Lipkin et al. 2025, arXiv:2504.05410).
+together. Where few texts have most of the weight, the texts are drawn anew by their weights. For a predicate, an
+unbiased estimate of Z takes its place (AWRS).
+
+Paper: Syntactic and Semantic Control of Large Language Models via Sequential Monte Carlo, Loula et al. 2025,
+    arXiv:2504.13139; for predicates AWRS, Lipkin et al. 2025, arXiv:2504.05410
+Option: Python only, `constrained`
+For: drawn texts under a grammar that the model would hardly write by itself
+Measured: with 64 texts 6.6 nats from the law of smollm2-135m's own texts that keep to a grammar of probability 0.008;
+    the mask alone 38.1 (`python benchmarks/grammars/grammar_laws.py smollm2-135m --cases capital --texts 256 --sizes
+    1 4 16 64`)
+Status: opt-in
 """
 
 import math
@@ -16,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.choosing.particles import MOST_PARTICLES, resampled
-from edgedec.choosing.sampled_steps import seeds_from
 from edgedec.constraint import Constraint
 from edgedec.errors import DeadEndError, OptionError
 from edgedec.noise import Noise
 from edgedec.sampling import Place, SamplingParams
+from edgedec_methods.particles import MOST_PARTICLES, resampled
+from edgedec_methods.sampled_steps import seeds_from
 
 OpenConstraint = Callable[[], Constraint | None]
 

@@ -1,7 +1,13 @@
-"""A process reward model as a scorer: a second model whose next token says whether the text so far is good.
+"""Process reward model as a scorer: the next token of a second model says whether the text so far is good.
 
-Reward models that answer with a token ("+" or "-", as those of Math-Shepherd, arXiv:2312.08935) come as any other GGUF.
+Reward models that answer with a token ("+" or "-") come as any other GGUF.
 Reward models with a classifier's head don't: they are refused when they are loaded.
+
+Paper: Math-Shepherd, arXiv:2312.08935
+Option: Python only, `RewardScorer`, as the scorer of `BestOf` and of searches
+For: who has a reward model
+Measured: nothing yet
+Status: study
 """
 
 from collections.abc import Callable, Sequence
@@ -9,9 +15,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.choosing.judgement import Question, chance_yes
 from edgedec.errors import RequestError
 from edgedec.model import Session
+from edgedec_methods.judgement import Question, chance_yes
 
 
 class RewardScorer:

@@ -1,8 +1,15 @@
-"""PG-TD: a tree search over tokens whose rewards are tests that whole texts pass (arXiv:2303.05510).
+"""PG-TD (planning-guided decoding): a tree search over tokens whose rewards are tests that whole texts pass.
 
 Each prefix has the model's most probable tokens as children. A prefix is judged by the text that greedy decoding makes
 of it, and the next prefix to try is the one with the best known reward, the highest probability and the fewest visits
 (P-UCB). For code, the reward is the share of public tests passed; running code safely is the caller's task.
+
+Paper: Planning with Large Language Models for Code Generation, arXiv:2303.05510
+Option: `--search planned:8 --scorer COMMAND`, with the texts that are tried
+For: code with tests
+Measured: 27 % of 30 functions right for 106 plain steps; 8 texts and the same tests have 48 % of 50 for 67 (`python
+    benchmarks/answers/better_answers.py search qwen2.5-coder-1.5b --kind functions --method pgtd8 --tasks 30`)
+Status: study
 """
 
 import math
@@ -13,6 +20,7 @@ import numpy as np
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts, best_tokens, row_log_probs
 from edgedec.choosing.scorer import TextScorer
+from edgedec.choosing.search_by import Search, SearchResult, SearchRun
 from edgedec.errors import OptionError
 
 MOST_ROLLOUTS = 256
@@ -76,7 +84,7 @@ class _Node:
 
 
 @dataclass(slots=True)
-class Planned:
+class PlannedText:
     """What a search ends with.
 
     Attributes:
@@ -92,7 +100,7 @@ class Planned:
     rewards: list[float] = field(default_factory=list)
 
 
-def planned(texts: PartialTexts, reward: TextScorer, planning: Planning) -> Planned:
+def planned(texts: PartialTexts, reward: TextScorer, planning: Planning) -> PlannedText:
     """Return the text with the highest reward that the search finds; a reward of 1 ends the search.
 
     Args:
@@ -101,7 +109,7 @@ def planned(texts: PartialTexts, reward: TextScorer, planning: Planning) -> Plan
         planning: How to search.
     """
     root = _Node(texts.begin(), 1.0)
-    best = Planned(root.text, -1.0)
+    best = PlannedText(root.text, -1.0)
     _judge(texts, [root], reward, planning, best)
     root.value, root.n_visits = best.reward, 1
     while best.reward < 1 and best.n_rollouts < planning.n_rollouts:
@@ -145,7 +153,9 @@ def _expanded(texts: PartialTexts, leaf: _Node, planning: Planning) -> list[_Nod
     return [_Node(each, prior) for each, (_, prior) in zip(grown, choices, strict=True)]
 
 
-def _judge(texts: PartialTexts, nodes: Sequence[_Node], reward: TextScorer, planning: Planning, best: Planned) -> None:
+def _judge(
+    texts: PartialTexts, nodes: Sequence[_Node], reward: TextScorer, planning: Planning, best: PlannedText
+) -> None:
     """Write each prefix to its end, greedily and side by side; note rewards, and where each has several children."""
     written = [node.text if node.text.ended else texts.fork(node.text) for node in nodes]
     for node in nodes:
@@ -177,3 +187,14 @@ def _close_ended(path: Sequence[_Node]) -> None:
     for node in reversed(path):
         if node.children is not None and all(child.ahead is None for child in node.children):
             node.ahead = None
+
+
+def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
+    assert run.scorer is not None, "the search must have a scorer"
+    found = planned(texts, run.scorer, Planning(n_rollouts=run.n))
+    why = f"its score, {found.reward:.3f}, is the highest of the {found.n_rollouts} that were tried"
+    return SearchResult((found.text,), 0, why, (found.reward,))
+
+
+PLANNED = Search(_run, n=8, most=64, n_texts=lambda n: n + 4, scored="must")
+"""`n` is the number of texts that are tried."""

@@ -11,10 +11,10 @@ from support.decoding_loop import p_value
 from support.table_branches import Ids, Table, letters, random_table, table_texts
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.choosing.particles import Steps, filtered, resampled, weights_of
-from edgedec.choosing.sampled_steps import write_steps
 from edgedec.errors import OptionError
 from edgedec.sampling import SamplingParams
+from edgedec_methods.particles import filtered, resampled, weights_of
+from edgedec_methods.sampled_steps import Steps, write_steps
 
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 BOUND = 1e-4

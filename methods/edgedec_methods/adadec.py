@@ -1,12 +1,20 @@
-"""AdaDec (arXiv:2506.08980): where the entropy is high, a short look-ahead decides between the most probable tokens.
+"""AdaDec: where the entropy is high, a short look-ahead decides between the most probable tokens.
 
 Written for code, where one wrong token at an unsure position spoils a function. Elsewhere decoding is greedy. The
 winner's look-ahead is not thrown away: its tokens up to the next unsure position are greedy decoding's own.
+
+Paper: AdaDec, arXiv:2506.08980
+Option: `--search adadec:3`, with the tokens that are compared at a position
+For: code without tests
+Measured: 20 % of 30 functions right for 54 plain steps; greedy decoding has 24 % of 50 for 34 (`python
+    benchmarks/answers/better_answers.py search qwen2.5-coder-1.5b --kind functions --method adadec --tasks 30`)
+Status: study
 """
 
 from dataclasses import dataclass
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts, best_tokens
+from edgedec.choosing.search_by import Search, SearchResult, SearchRun
 from edgedec.errors import OptionError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 
@@ -80,3 +88,11 @@ def _winner(texts: PartialTexts, text: PartialText, ahead: LookAhead) -> Partial
     texts.drop(tries[best])
     kept = sure[best]
     return texts.extend(base, kept.token_ids[len(base.token_ids) :], kept.logprob - base.logprob)
+
+
+def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
+    return SearchResult((reranked(texts, LookAhead(n_candidates=run.n)),), 0, "it is the one text")
+
+
+ADADEC = Search(_run, n=3, most=16, n_texts=lambda n: n + 1)
+"""`n` is the number of tokens that are compared at a position."""

@@ -1,8 +1,14 @@
-"""One-token self-judgement: the model says by one letter whether an answer is right.
+"""P(True): the model says by one letter whether an answer is right.
 
 After a text, in a fork, the model reads a question and its next token is compared: the probability of the letter for
-"right" against that of the letter for "wrong". "Language Models (Mostly) Know What They Know" (arXiv:2207.05221) calls
-it P(True). A judgement costs the question's rows, and no token is generated.
+"right" against that of the letter for "wrong". A judgement costs the question's rows, and no token is generated.
+
+Paper: Language Models (Mostly) Know What They Know, arXiv:2207.05221
+Option: `--choose judge`; the scorer of `--search particles` and `--search a-star` where none is given
+For: several texts without a checker
+Measured: the judged best of 8 is right for 60 % of 50 word problems, for 131 plain steps; the likeliest of 4 for 86
+    %, for 60 (`python benchmarks/answers/better_answers.py sample qwen2.5-coder-1.5b --kind arithmetic --tasks 50`)
+Status: study
 """
 
 import math
@@ -13,8 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.chat import Message
+from edgedec.choosing.asked_prompt import AskedPrompt
+from edgedec.choosing.choice import Candidates, Chooser, ScoreTexts
 from edgedec.choosing.partial_texts import PartialText, PartialTexts, row_log_probs
+from edgedec.choosing.scorer import TextScorer
+from edgedec.choosing.search_by import SearchRun
 from edgedec.errors import RequestError
+from edgedec.sequence import Generation
+from edgedec.sessions.forks import require_forks
 from edgedec.tokenizer import Tokenizer
 
 QUESTION = "Check the answer above. Is everything in it right so far? Reply with one letter: A for yes, B for no."
@@ -104,3 +116,61 @@ def log_odds(chance: float) -> float:
     least = 1e-13
     p = min(max(chance, least), 1 - least)
     return min(max(math.log(p / (1 - p)), -30.0), 30.0) if least < p < 1 - least else math.copysign(30.0, p - 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeScorer:
+    """Implements TextScorer by a one-token judgement in a fork of each text.
+
+    Attributes:
+        question: What the model is asked.
+    """
+
+    question: Question
+
+    def __call__(self, texts: PartialTexts, live: Sequence[PartialText], /) -> list[float]:
+        """Return the judged chance that each text is right so far, all in one forward."""
+        return judged(texts, live, self.question)
+
+
+def scorer_of(run: SearchRun) -> TextScorer:
+    """Return the caller's scorer of a search; where none was given, the model's own judgement."""
+    return run.scorer or JudgeScorer(_question_about(run.asked))
+
+
+def open_judge(asked: AskedPrompt) -> ScoreTexts:
+    """Return what judges whole texts of a prompt: each is read again, behind the prompt that is read once.
+
+    Raises:
+        CapabilityError: The runtime can't fork.
+        RequestError: The tokenizer can't tell the two letters apart.
+    """
+    require_forks(asked.engine.model)
+    question = _question_about(asked)
+
+    def judge(texts: Sequence[Generation]) -> list[float]:
+        found: list[float] = []
+        with asked.engine.branches(asked.token_ids, most=2, cancel=asked.cancel) as branches:
+            for text in texts:
+                (branch,) = branches.fork(branches.root)
+                logits = branches.forward({branch: [*text.token_ids, *question.token_ids]})[branch]
+                found.append(chance_yes(logits[-1], question))
+                branches.drop(branch)
+        return found
+
+    return judge
+
+
+def _question_about(asked: AskedPrompt) -> Question:
+    """Return the question as the model reads it after a text of a prompt."""
+    words = f"\n\n{QUESTION}\n" if asked.render is None else turn_after_answer(asked.render)
+    return question_of(asked.engine.tokenizer, words, parse_special=True)
+
+
+def _choose(given: Candidates) -> tuple[int, str]:
+    place = max(given.whole, key=given.scores.__getitem__)
+    chance = given.scores[place]
+    return place, f"its judged chance to be right, {chance:.3f}, is the highest of {len(given.whole)}"
+
+
+JUDGE = Chooser(_choose, open_scorer=open_judge)

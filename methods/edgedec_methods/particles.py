@@ -1,8 +1,16 @@
 """Particle filtering: N texts are written step by step; after each step they are drawn anew by their scores.
 
-"A Probabilistic Inference Approach to Inference-Time Scaling of LLMs using Particle-Based Monte Carlo Methods"
-(arXiv:2502.01618). A text with a high score is continued by several particles, one with a low score by none. With as
+A text with a high score is continued by several particles, one with a low score by none. With as
 many particles as one likes, the texts come to be distributed as the model's law times the product of their weights.
+
+Paper: A Probabilistic Inference Approach to Inference-Time Scaling of LLMs using Particle-Based Monte Carlo Methods,
+    arXiv:2502.01618
+Option: `--search particles:8`, with the particles
+For: texts in steps, with a scorer of steps
+Measured: with 4 particles 87 % of 30 word problems right for 98 plain steps; greedy decoding has 84 % of 50 for 52
+    (`python benchmarks/answers/better_answers.py search qwen2.5-coder-1.5b --kind arithmetic --method particles4
+    --tasks 30`)
+Status: study
 """
 
 import math
@@ -15,30 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.choosing.sampled_steps import BLANK_LINE, seeds_from, write_steps
 from edgedec.choosing.scorer import TextScorer
+from edgedec.choosing.search_by import Search, SearchResult, SearchRun
 from edgedec.errors import OptionError
-from edgedec.sampling import SamplingParams
+from edgedec_methods.election import elected
+from edgedec_methods.judgement import scorer_of
+from edgedec_methods.sampled_steps import Steps, seeds_from, steps_of, write_steps
 
 MOST_PARTICLES = 256
 Weight = Literal["score", "odds"]
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """How the steps of a text are written.
-
-    Attributes:
-        params: How tokens are drawn.
-        seed: The first of the seeds.
-        separator: What ends a step; None for steps of `most` tokens alone.
-        most: Most tokens of a step; None for no limit.
-    """
-
-    params: SamplingParams
-    seed: int = 0
-    separator: str | None = BLANK_LINE
-    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +131,12 @@ def _redrawn(texts: PartialTexts, live: Sequence[PartialText], drawn: Sequence[i
         found.append(texts.fork(live[i]) if counts[i] else live[i])
         counts[i] += 1
     return found
+
+
+def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
+    found = filtered(texts, run.n, steps_of(run), scorer_of(run))
+    return elected(texts, found.texts, found.scores, run)
+
+
+PARTICLES = Search(_run, n=8, most=64, n_texts=lambda n: 2 * n, draws=True, scored="may")
+"""`n` is the number of particles; the text with the caller's highest last score is chosen, else the vote."""

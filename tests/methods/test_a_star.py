@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from support.table_branches import random_table, table_texts
 
-from edgedec.choosing.a_star import a_star, cheapest, cost_of
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.choosing.particles import Steps
-from edgedec.choosing.sampled_steps import write_steps
 from edgedec.errors import OptionError
 from edgedec.sampling import SamplingParams
+from edgedec_methods.a_star import a_star, cheapest, cost_of
+from edgedec_methods.sampled_steps import Steps, write_steps
 
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 WIDTH, DEPTH = 3, 5
