@@ -108,7 +108,7 @@ class TextEngine(Closeable):
 
     def session(self, n_ctx: int | None = None) -> Session:
         """Open a session of `n_ctx` tokens, the engine's by default, for forwards without sampling; you close it."""
-        return self._slot.session.open(n_ctx or self.n_ctx)
+        return self._slot.session.model.session(n_ctx or self.n_ctx)
 
     def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.

@@ -230,14 +230,7 @@ def _forward(sequence: Sequence, decoder: Decoder, prepared: Prepared) -> Forwar
     item = item_of(sequence, decoder, prepared)
     plain = not prepared.draft.tokens
     try:
-        return session.forward(
-            item.tokens,
-            n_past=item.n_past,
-            parents=item.parents,
-            rows=item.rows,
-            taps=item.taps,
-            on_progress=decoder.on_progress if plain else None,
-        )
+        return session.evaluate(item, decoder.on_progress if plain else None)
     except BaseException:  # KeyboardInterrupt too
         if session.n_cached != n_held:  # else the session still holds what it held before
             sequence.n_cached = min(session.n_cached, item.n_past + len(prepared.pending) - 1)

@@ -12,9 +12,9 @@ from edgedec.errors import CapabilityError, MemoryCapError, RequestError, Sessio
 from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import OuterSession, UnsavedSession
 from edgedec.sessions.joined_work import groups, n_rows_of
 from edgedec.sessions.joint_calls import JointCalls
+from edgedec.sessions.outer_session import OuterSession, UnsavedSession
 
 MOST_FORKS = 256
 """Most forks of a session at a time."""
@@ -121,7 +121,7 @@ class SessionForks:
         for group in self.groups(items):
             begun = perf_counter()
             inner = [replace(item, session=_inner(item)) for item in group]
-            found += inner[0].session.together(inner)
+            found += inner[0].session.model.forward(inner)
             shared = SharedForward(perf_counter() - begun, sum(map(n_rows_of, group)), len(group))
             for item, its in zip(group, inner, strict=True):
                 if isinstance(item.session, ForkedSession):
@@ -203,7 +203,7 @@ class ForkedSession(OuterSession):
         self.pages = dict(pages)
         self._forks = forks
 
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item of this fork alone; SessionForks.forward evaluates those of several together."""
         return self._forks.forward([item])[0]
 
