@@ -1,8 +1,7 @@
 """Where a text ends: by an end token, a stop string, its grammar, max_tokens, doubt, or because the context is full."""
 
 import sys
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edgedec.constraint import Constraint
@@ -10,7 +9,7 @@ from edgedec.decoding.detokenizer import TextStream
 from edgedec.decoding.unsure import UnsureStop, unsure_stop
 from edgedec.draft import Verification
 from edgedec.model import Forward, Session
-from edgedec.sequence import FinishReason, Request, Sequence
+from edgedec.sequence import FinishReason, Request, TextState
 
 
 def _never(token_id: int) -> bool:
@@ -122,7 +121,7 @@ class TextEnd:
                 break
         return Added(verification, tuple(texts), tuple(logprobs), before, reason)
 
-    def begin(self, token_ids: SequenceOf[int], n_before: int) -> Added:
+    def begin(self, token_ids: Sequence[int], n_before: int) -> Added:
         """Return what tokens add to a text that is begun with them, up to where it ends; the grammar takes them."""
         texts, reason = list[str](), None
         for token_id in token_ids:
@@ -159,22 +158,22 @@ class TextEnd:
             return "stop"
         return "length" if n_tokens >= self.n_most else None
 
-    def note(self, sequence: Sequence, added: Added) -> None:
-        """Note in a sequence how it ended with a step."""
+    def note(self, text: TextState, added: Added) -> None:
+        """Note in the state of a text how it ended with a step."""
         if added.before is not None:
-            sequence.stats.chance_right = added.before.chance
+            text.stats.chance_right = added.before.chance
             if added.before.note:
-                sequence.stats.add_reason(added.before.note)
+                text.stats.add_reason(added.before.note)
         elif self.text.stopped is not None:
             return  # what stands before a stop string need not be a text of the grammar
-        elif added.reason == "length" and sequence.n_generated != self.max_tokens:
-            sequence.stats.add_reason(f"the text ends because the context of {self.n_most} tokens is full")
+        elif added.reason == "length" and text.n_generated != self.max_tokens:
+            text.stats.add_reason(f"the text ends because the context of {self.n_most} tokens is full")
         if added.reason is not None:
-            self.note_grammar(sequence, added.reason)
+            self.note_grammar(text, added.reason)
 
-    def note_grammar(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Note in a sequence that ends for this reason whether its text is one of its grammar's, and how that came."""
+    def note_grammar(self, text: TextState, reason: FinishReason) -> None:
+        """Note in a text that ends for this reason whether it is one of its grammar's, and how that came."""
         if self.constraint is not None:
-            sequence.is_whole = reason == "stop" or self.constraint.may_end
+            text.is_whole = reason == "stop" or self.constraint.may_end
             if self.constraint.note:
-                sequence.stats.add_reason(self.constraint.note)
+                text.stats.add_reason(self.constraint.note)

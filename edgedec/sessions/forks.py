@@ -136,14 +136,15 @@ class SessionForks:
         most = items[0].session.model.capabilities.max_rows if items else 0
         return groups(items, most if self.most_rows is None else min(most, self.most_rows))
 
-    def n_tokens_after(self, spans: Sequence[tuple["ForkedSession", int, int]]) -> int:
+    def n_tokens_after(self, spans: Sequence[tuple[Session, int, int]]) -> int:
         """Return the tokens in all pages beside those of the session once each of some forks has written a span.
 
         Args:
             spans: A fork, which may come twice where another is about to be opened from it, and the span's begin and
                 end. What a fork holds behind the begin is no longer wanted.
         """
-        earlier = {page for fork, begin, _ in spans for i, page in fork.pages.items() if i < begin // PAGE_TOKENS}
+        begins = [(fork.pages, begin) for fork, begin, _ in spans if isinstance(fork, ForkedSession)]
+        earlier = {page for pages, begin in begins for i, page in pages.items() if i < begin // PAGE_TOKENS}
         return PAGE_TOKENS * (len(earlier) + sum(n_pages(begin, end) for _, begin, end in spans))
 
     @property

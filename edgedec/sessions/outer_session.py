@@ -97,7 +97,9 @@ class OuterSession(Session):
         """Restore what save() returned (ModelFormatError where a session of another model returned it)."""
         mark = self._mark
         if not data.startswith(mark):
-            raise ModelFormatError("the saved state is another model's; evaluate the tokens again")
+            raise ModelFormatError(
+                "the saved state was made by another model, or with other layers; evaluate the tokens again"
+            )
         self.inner.load(data[len(mark) :], n_tokens)
 
     @property
