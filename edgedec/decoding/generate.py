@@ -263,7 +263,7 @@ def _steps(slot: SessionSlot, run: TextRun, cancel: CancelToken, started: float)
         if cancel.cancelled:
             text.finish_reason = "cancelled"
             break
-        is_first = text.n_generated == 0
+        is_first = len(text.token_ids) == len(text.request.prompt_ids)
         try:
             for _, outputs in loop.stepped():
                 waiting.over()

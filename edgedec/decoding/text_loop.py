@@ -12,7 +12,6 @@ from edgedec.decoding.step import Prepared, alone, evaluated, prepare, take
 from edgedec.decoding.text_run import TextRun
 from edgedec.errors import CancelledError, ContextFullError, EdgedecError, MemoryCapError
 from edgedec.memory.watch import Watch
-from edgedec.model import Forward
 from edgedec.sequence import TokenOutput
 
 
@@ -31,8 +30,8 @@ class TextLoop:
         self._watch = watch
         self._started = started
 
-    def stepped(self) -> Iterator[tuple[TextRun, Iterator[TokenOutput]]]:
-        """Make a step of every text, and yield each text with its new tokens, of which it holds those that are read.
+    def stepped(self) -> list[tuple[TextRun, Iterator[TokenOutput]]]:
+        """Make a step of every text, and return each text with its new tokens, of which it holds those that are read.
 
         Raises:
             EdgedecError: The runtime failed, a grammar's limits were met, or there is no room for a first token.
@@ -40,7 +39,7 @@ class TextLoop:
         for sentence in () if self._watch is None else self._watch.check():
             for run in self.live:
                 run.text.stats.add_reason(sentence)
-        runs = [*self.live]
+        found, runs = list[tuple[TextRun, Iterator[TokenOutput]]](), [*self.live]
         for steps in self._prepared():
             group, runs = runs[: len(steps)], runs[len(steps) :]
             begun = perf_counter()
@@ -49,7 +48,7 @@ class TextLoop:
             except (CancelledError, ContextFullError, MemoryCapError) as error:
                 self.end(group, error)
                 if self.is_cancelled:
-                    return
+                    break
                 continue
             seconds = perf_counter() - begun
             for run, its, forward in zip(group, steps, forwards, strict=True):
@@ -57,17 +56,18 @@ class TextLoop:
                 take(its, forward, seconds)
                 if not text.stats.first_token_s and not text.request.begun_ids:
                     text.stats.first_token_s = perf_counter() - self._started
-                yield run, run.outputs(n_before)
+                found.append((run, run.outputs(n_before)))
+        return found
 
     def _prepared(self) -> Iterable[list[Prepared]]:
         """Return the steps to make, those of one forward together, in the order of the texts."""
         (run,) = self.live
-        reread(run.text, run.decoder.session, run.decoder.on_progress)
-        return [[prepare(run.text, run.decoder)]]
+        text, decoder = run.text, run.decoder
+        if text.n_cached < len(text.token_ids) - 1:
+            reread(text, decoder.session, decoder.on_progress)
+        return [[prepare(text, decoder)]]
 
-    def _evaluate(self, steps: list[Prepared]) -> list[Forward]:
-        """Evaluate steps in one forward."""
-        return alone(steps)
+    _evaluate = staticmethod(alone)
 
     def end(self, runs: Sequence[TextRun], error: EdgedecError) -> None:
         """End texts whose forward failed: all where it was cancelled, these where there is no room for their tokens.
