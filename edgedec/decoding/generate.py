@@ -119,6 +119,13 @@ class TokenStream(Stream[TokenOutput]):
         return generation_of(self._text, self._outputs)
 
 
+def finished(stream: TokenStream) -> Generation:
+    """Read a stream to its end and return what it generated."""
+    for _ in stream:
+        pass
+    return stream.generation
+
+
 def begun(request: Request, slot: SessionSlot, constraint: Constraint | None) -> TextState:
     """Return the state of a text before its first token, and tell its grammar how long the text may be."""
     if constraint is not None:
