@@ -21,6 +21,7 @@ TEMPLATES = "edgedec.templates"
 FOLDERS = "edgedec.folders"
 GRAMMARS = "edgedec.grammars"
 TASKS = "edgedec.tasks"
+NUMERICS = "edgedec.numerics"
 
 _BUILT_IN = {
     RUNTIMES: {
@@ -71,6 +72,7 @@ _BUILT_IN = {
     TEMPLATES: {"jinja": "edgedec_runtimes.chat.template:ChatTemplate"},
     GRAMMARS: {"llguidance": "edgedec_runtimes.grammar.compiler:Llguidance"},
     TASKS: {"extract": "edgedec_methods.extraction:extract"},
+    NUMERICS: {"padded": "edgedec_methods.padded_steps:with_padded_steps"},
 }
 
 
@@ -79,7 +81,8 @@ class Plugin:
     """An installed plug-in, which may or may not import.
 
     Attributes:
-        group: One of RUNTIMES, ARCHITECTURES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS, TASKS.
+        group: One of RUNTIMES, ARCHITECTURES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS, TASKS,
+            NUMERICS.
         name: The name by which users choose the plug-in.
         target: The object that it is, as "module:attribute".
         package: The distribution that it comes from, with its version; DISTRIBUTION for edgedec's own.

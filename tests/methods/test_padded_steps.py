@@ -17,7 +17,7 @@ from edgedec.progress import OnProgress
 from edgedec.sessions.invariance import measured_invariance
 from edgedec.sessions.outer_model import OuterModel
 from edgedec.sessions.outer_session import OuterSession
-from edgedec.sessions.padded_steps import PaddedModel, with_padded_steps
+from edgedec_methods.padded_steps import PaddedModel, with_padded_steps
 from edgedec_runtimes.reference.runtime import Reference
 
 N_CTX = 256

@@ -1,9 +1,15 @@
-"""A model whose forwards have a least number of rows, so that the rows of drafts have the bits of steps without one.
+"""Padded steps: forwards have a least number of rows, so that the rows of drafts have the bits of steps without one.
 
 A library's kernels for one row and for several often add up in another order, while those for 2 to 4 rows, say, agree
 among themselves: they are one kernel. A model that pads every shorter forward to the least number of rows of such a
 class writes texts in which drafts change no bit. Its text is another one than that of unpadded steps, in near-ties, and
 it is the same with and without drafts. What the padding costs is measured like any other forward, as every step has it.
+
+Paper: none; kernels of libraries for one row and for several add up in another order
+Option: `--draft-numerics padded`
+For: runtimes whose rows are not bit-equal to single steps, such as a GPU, where texts repeat themselves
+Measured: nothing yet (`edgedec bench MODEL --draft-numerics padded` tells)
+Status: opt-in
 """
 
 import hashlib
