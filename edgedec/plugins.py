@@ -22,6 +22,7 @@ FOLDERS = "edgedec.folders"
 GRAMMARS = "edgedec.grammars"
 TASKS = "edgedec.tasks"
 NUMERICS = "edgedec.numerics"
+STOPS = "edgedec.stops"
 
 _BUILT_IN = {
     RUNTIMES: {
@@ -71,8 +72,9 @@ _BUILT_IN = {
     FOLDERS: {"cache": "edgedec_models.folders:cache_folder", "heads": "edgedec_models.folders:shipped_heads"},
     TEMPLATES: {"jinja": "edgedec_runtimes.chat.template:ChatTemplate"},
     GRAMMARS: {"llguidance": "edgedec_runtimes.grammar.compiler:Llguidance"},
-    TASKS: {"extract": "edgedec_methods.extraction:extract"},
+    TASKS: {"extract": "edgedec_methods.extraction:extract", "infill": "edgedec_apps.infill:infill_ids"},
     NUMERICS: {"padded": "edgedec_methods.padded_steps:with_padded_steps"},
+    STOPS: {"unsure": "edgedec_methods.unsure:unsure_stop"},
 }
 
 
@@ -82,7 +84,7 @@ class Plugin:
 
     Attributes:
         group: One of RUNTIMES, ARCHITECTURES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS, TASKS,
-            NUMERICS.
+            NUMERICS, STOPS.
         name: The name by which users choose the plug-in.
         target: The object that it is, as "module:attribute".
         package: The distribution that it comes from, with its version; DISTRIBUTION for edgedec's own.

@@ -21,7 +21,6 @@ from edgedec.choosing.judgement import QUESTION, turn_after_answer
 from edgedec.choosing.search_by import SearchBy
 from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.decoding.generate import SessionSlot, TokenStream, finished
-from edgedec.decoding.infill import Gap, gap_ids
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.errors import CancelledError, RequestError, TemplateError, argument
 from edgedec.extraction import Extraction
@@ -130,7 +129,7 @@ class Engine(TextEngine):
             RequestError: The model has no tokens for filling in the middle.
             PromptTooLongError: The prompt does not fit the context.
         """
-        return gap_ids(self.tokenizer, Gap(before, after, files=tuple(files)), self.n_prompt_max)
+        return cast(list[int], plugins.load_plugin(plugins.TASKS, "infill")(self, before, after, files))
 
     def chat(
         self,

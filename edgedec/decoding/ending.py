@@ -3,11 +3,16 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec import plugins
 from edgedec.constraint import Constraint
 from edgedec.decoding.detokenizer import TextStream
-from edgedec.decoding.unsure import UnsureStop, unsure_stop
 from edgedec.draft import Verification
+from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, Session
 from edgedec.sequence import FinishReason, Request, TextState
 
@@ -18,6 +23,24 @@ def _never(token_id: int) -> bool:
 
 def _no_bytes(token_id: int) -> bytes:
     return b""
+
+
+class UnsureStop(Protocol):
+    """Ends a text before a token that is too likely to be wrong; a plug-in of the group `edgedec.stops` makes it."""
+
+    @property
+    def least(self) -> float:
+        """The least chance to be right that a token of the text has."""
+
+    @property
+    def note(self) -> str:
+        """What a person should know of the estimate; may be empty."""
+
+    def chance(self, row: NDArray[np.float32], token_id: int, ops: LogitOps) -> float:
+        """Return the estimated chance that a token, drawn from a row of logits, is right; NaN for logits that are."""
+
+    def sentence(self, chance: float) -> str:
+        """Return why a text ends before a token with this chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +108,8 @@ class TextEnd:
     def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
         """Return what decides about the text of a request on a session."""
         is_end = _never if request.sampling.ignore_end else session.model.tokenizer.is_end
-        unsure = unsure_stop(request.sampling.stop_unsure, session.model.card)
+        least, card = request.sampling.stop_unsure, session.model.card
+        unsure = None if least is None else plugins.load_plugin(plugins.STOPS, "unsure")(least, card)
         temperature, n_most = request.sampling.temperature or 1.0, session.n_text_max
         if request.sampling.max_tokens is not None:
             n_most = min(n_most, len(request.prompt_ids) + request.sampling.max_tokens)

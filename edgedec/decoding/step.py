@@ -283,7 +283,7 @@ def _verify(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -
         return verify_coupled(draft, partial(_choose_token, text, decoder, forward))
     q = draft.q if draft.q is not None else (None,) * len(draft.tokens)
     uniform = uniform_source(decoder.noise, len(text.token_ids))
-    return RULES[rule](draft, q, partial(_target, text, decoder, forward), uniform)
+    return RULES[rule](draft, q, partial(_law, text, decoder, forward), uniform)
 
 
 def _choose_token(text: TextState, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> int:
@@ -294,7 +294,7 @@ def _choose_token(text: TextState, decoder: Decoder, forward: Forward, row: int,
     return place.draw(logits) if constraint is None else constraint.choose(place, accepted)
 
 
-def _target(text: TextState, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> Distribution:
+def _law(text: TextState, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> Distribution:
     """Return the distribution that plain decoding draws from after a row, where `accepted` follows the text."""
     logits, constraint = forward.logits[row], decoder.constraint
     scores = logits if constraint is None else constraint.masked(logits, accepted)
