@@ -28,9 +28,12 @@ TEMPLATES = "edgedec.templates"
 GRAMMARS = "edgedec.grammars"
 CHOOSERS = "edgedec.choosers"
 SEARCHES = "edgedec.searches"
+TASKS = "edgedec.tasks"
+NUMERICS = "edgedec.numerics"
+STOPS = "edgedec.stops"
 GROUPS = (
     *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
-    *(HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES),
+    *(HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TASKS, NUMERICS, STOPS),
 )
 
 OWN = "edgedec.own"

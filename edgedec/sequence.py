@@ -104,7 +104,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Sequence:
+class TextState:
     """The state of one generation.
 
     Attributes:
@@ -170,7 +170,7 @@ class Generation:
         text: The text, without the stop string that ended it.
         token_ids: The generated tokens without end tokens; where a stop string ended the text, up to the token that
             completed the stop string.
-        finish_reason: As in Sequence.
+        finish_reason: As in TextState.
         stats: Counts and times.
         outputs: The output of every token, with its log-probabilities.
         proposals: What drafters proposed after each token, where that was recorded.

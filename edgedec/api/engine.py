@@ -7,23 +7,23 @@ from typing import Any, TypeGuard, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec import plugins
 from edgedec.api import async_api as aio
 from edgedec.api.best_text import BestOf, best_of, prompt_text
 from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.embedding import Embedder
-from edgedec.api.extraction import Extraction, Wanted, extract, question_text
 from edgedec.api.request_options import Prompt, RequestOptions
 from edgedec.api.search_text import searched
-from edgedec.api.text_engine import TextEngine, finished
+from edgedec.api.text_engine import TextEngine
 from edgedec.chat import ChatTemplate, Message, thinking_variables
 from edgedec.choosing.asked_prompt import AskedPrompt
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.search_by import SearchBy
 from edgedec.decoding.embedding import require_dimensions, require_pooling
-from edgedec.decoding.generate import SessionSlot, TokenStream
-from edgedec.decoding.infill import Gap, gap_ids
+from edgedec.decoding.generate import SessionSlot, TokenStream, finished
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.errors import CancelledError, RequestError, TemplateError, argument
+from edgedec.extraction import Extraction
 from edgedec.gguf.pooling import Pooling
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.memory_plan import MemoryPlan
@@ -111,13 +111,11 @@ class Engine(TextEngine):
             CapabilityError: The runtime can't go back in a text, or the model has no end token.
             CancelledError: `cancel` stopped the work.
         """
-        text = question_text(question, passage)
-        if self.can_chat:
-            prompt_ids, lead = tuple(self.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
-        else:
-            prompt_ids, lead = self.prompt_ids(f"{text}\nAnswer:"), " "
-        wanted = Wanted(passage, prompt_ids, lead, n, max_tokens)
-        return extract(self._pool, wanted, CancelToken() if cancel is None else cancel, on_progress)
+        task = plugins.load_plugin(plugins.TASKS, "extract")
+        return cast(
+            Extraction,
+            task(self, question, passage, n=n, max_tokens=max_tokens, cancel=cancel, on_progress=on_progress),
+        )
 
     def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
         """Return a prompt, as token ids, that makes the model write what belongs between two texts.
@@ -131,7 +129,7 @@ class Engine(TextEngine):
             RequestError: The model has no tokens for filling in the middle.
             PromptTooLongError: The prompt does not fit the context.
         """
-        return gap_ids(self.tokenizer, Gap(before, after, files=tuple(files)), self.n_prompt_max)
+        return cast(list[int], plugins.load_plugin(plugins.TASKS, "infill")(self, before, after, files))
 
     def chat(
         self,

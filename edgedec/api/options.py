@@ -70,7 +70,7 @@ class EngineOptions:
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         draft_numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "padded"
             gives every step the few rows that longer forwards share their bits with, where a runtime has such
-            (edgedec.sessions.padded_steps): drafts change no bit there either, but the text is that of padded steps.
+            (edgedec_methods.padded_steps): drafts change no bit there either, but the text is that of padded steps.
             "loose" verifies longer drafts; the text may then differ where two tokens are nearly as probable.
         draft_store: A file in which the suffix drafter keeps the token ids of earlier texts from process to process. It
             is read now, and written by Engine.close(). Only models of one vocabulary can share a file.

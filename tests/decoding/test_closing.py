@@ -249,16 +249,16 @@ def test_a_second_reader_of_a_stream_is_told(tiny: edgedec.Engine) -> None:
         except SessionError as error:
             errors.append(str(error))
 
-    step = tiny._slot.session.forward
+    step = tiny._slot.session.evaluate
 
-    def forward(*args: Any, **options: Any) -> Any:
+    def evaluate(*args: Any, **options: Any) -> Any:
         if not errors:
             in_thread(read)
             read()
         return step(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny._slot.session, "forward", forward)
+        patch.setattr(tiny._slot.session, "evaluate", evaluate)
         outputs = list(stream)
     assert "".join(output.text for output in outputs) == expected
     assert len(errors) == 2

@@ -7,6 +7,7 @@ order is the usual one: what stands before, what stands after, then what is betw
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgedec.api.engine import Engine
 from edgedec.decoding.prompt_length import encode_prompt, require_may_fit, too_long
 from edgedec.errors import RequestError
 from edgedec.tokenizer import Tokenizer
@@ -74,6 +75,11 @@ def gap_ids(tokenizer: Tokenizer, gap: Gap, n_most: int) -> list[int]:
     if len(found) > n_most:
         raise too_long(len(found), n_most)
     return found
+
+
+def infill_ids(engine: Engine, before: str, after: str, files: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the prompt of a gap; the task `infill` of edgedec.Engine.infill_ids, which says what is raised."""
+    return gap_ids(engine.tokenizer, Gap(before, after, files=tuple(files)), engine.n_prompt_max)
 
 
 def _file_ids(tokenizer: Tokenizer, files: Sequence[tuple[str, str]], n_most: int) -> list[int]:

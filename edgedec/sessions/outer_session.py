@@ -1,79 +1,40 @@
-"""Base classes of sessions: one turns a forward's parameters into an item, one passes calls on to another session."""
+"""Base classes of sessions around another session: what they do not change is the inner session's own."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
 from edgedec.draft_call import DraftCall
-from edgedec.errors import CapabilityError, argument
+from edgedec.errors import CapabilityError, ModelFormatError, argument
 from edgedec.head_state import HeadState
-from edgedec.model import Forward, ForwardItem, LayerSet, Model, Rows, Session
+from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.stats import DecodeStats
 
 
-class ItemSession(Session):
-    """A Session whose subclasses implement `evaluate` instead of `forward`.
-
-    The nine parameters of Session.forward are written out there, for callers and type checkers, and here, where they
-    become a ForwardItem; everything behind takes that item.
-    """
-
-    def forward(
-        self,
-        tokens: NDArray[np.int32] | None = None,
-        *,
-        n_past: int,
-        hidden: NDArray[np.float32] | None = None,
-        resume_after: int | None = None,
-        parents: NDArray[np.int32] | None = None,
-        layers: LayerSet | None = None,
-        rows: Rows = "last",
-        taps: tuple[int, ...] = (),
-        on_progress: OnProgress | None = None,
-    ) -> Forward:
-        """Evaluate new rows; see edgedec.model.Session."""
-        item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
-        return self.evaluate(item, on_progress)
-
-    @abstractmethod
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
-        """Evaluate an item of this session (raises what Session.forward raises)."""
-
-    @cached_property
-    def _exact_rows(self) -> int | None:
-        claim, most = self.model.batch_invariant, self.model.capabilities.max_rows
-        exact = most if claim is True else min(claim, most)
-        return exact if exact > 1 else None
-
-    def exact_rows(self, n_past: int) -> int | None:
-        """Return what the model says for contexts of any length; see edgedec.model.Session."""
-        return self._exact_rows
-
-    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
-        """Tell what the model says for contexts of any length; see edgedec.model.Session."""
-        return n_rows <= (self.exact_rows(n_past) or 1)
-
-
-class OuterSession(ItemSession):
+class OuterSession(Session):
     """A session around another one, to which it passes on what its subclasses do not change.
+
+    Where the model is another one than the inner session's (edgedec.sessions.outer_model.OuterModel), its fingerprint
+    marks what save() returns, so that no other model loads it.
 
     Attributes:
         inner: The session inside.
     """
 
-    def __init__(self, inner: Session) -> None:
+    def __init__(self, inner: Session, model: Model | None = None) -> None:
+        """Stand around `inner`, as a session of `model`; None for the inner session's model."""
         self.inner = inner
+        self._model = inner.model if model is None else model
 
     @property
     def model(self) -> Model:
         """The model this session belongs to."""
-        return self.inner.model
+        return self._model
 
     @property
     def n_ctx(self) -> int:
@@ -94,6 +55,10 @@ class OuterSession(ItemSession):
     def draft_head(self) -> HeadState | None:
         """The draft head that follows the session inside."""
         return self.inner.draft_head
+
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
+        """Let the session inside evaluate an item; see edgedec.model.Session."""
+        return self.inner.evaluate(replace(item, session=self.inner), on_progress)
 
     def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
         """Let the session inside answer calls for its text, and those for texts of other sessions of this kind."""
@@ -116,25 +81,31 @@ class OuterSession(ItemSession):
         """Let the session inside add what it knows of the text."""
         self.inner.count_text(stats, n_generated)
 
-    def open(self, n_ctx: int) -> Session:
-        """Open a session like the one inside."""
-        return self.inner.open(n_ctx)
-
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree and drop its other rows."""
         self.inner.keep(rows)
 
     def fork(self) -> Session:
-        """Open a second session that shares this one's cached prefix."""
-        return self.inner.fork()
+        """Open a second session that shares this one's cached prefix, around a fork of the session inside."""
+        return type(self)(self.inner.fork(), self.model)
 
     def save(self) -> bytes:
-        """Serialize the cached KV."""
-        return self.inner.save()
+        """Serialize the cached KV, marked where the model is another one than the inner session's."""
+        return self._mark + self.inner.save()
 
     def load(self, data: bytes, n_tokens: int) -> None:
-        """Restore what save() returned."""
-        self.inner.load(data, n_tokens)
+        """Restore what save() returned (ModelFormatError where a session of another model returned it)."""
+        mark = self._mark
+        if not data.startswith(mark):
+            raise ModelFormatError(
+                "the saved state was made by another model, or with other layers; evaluate the tokens again"
+            )
+        self.inner.load(data[len(mark) :], n_tokens)
+
+    @property
+    def _mark(self) -> bytes:
+        own, inner = self.model.card.fingerprint, self.inner.model.card.fingerprint
+        return b"" if own == inner else own.encode()
 
     def cancel(self) -> None:
         """Stop the forward that is running, from any thread; without one, nothing happens."""
@@ -145,7 +116,7 @@ class OuterSession(ItemSession):
         self.inner.close()
 
 
-class UnsavedSession(ItemSession):
+class UnsavedSession(Session):
     """A session whose state is more than a KV cache: it can't be forked, saved or restored.
 
     Attributes:

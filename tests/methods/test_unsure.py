@@ -16,12 +16,12 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.unsure import FITS, GENERAL, Doubt, Fit, unsure_stop
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.model import ModelCard
 from edgedec.sequence import Generation
+from edgedec_methods.unsure import FITS, GENERAL, Doubt, Fit, unsure_stop
 from edgedec_runtimes.cpu.logit_ops import NativeRowOps
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n"

@@ -1,4 +1,4 @@
-"""The most probable verbatim spans of a passage, found exactly.
+"""The search of edgedec_methods.extraction: the most probable verbatim spans of a passage, found exactly.
 
 A span is the model's whole answer: its probability is that of its tokens, one after the other, and of an end behind
 them. Over the tokens of a span log p only falls, so what the first tokens have bounds every span that begins with them.
@@ -14,37 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.decoding.spans import Node, Start
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, Session
 from edgedec.sampling import log_probs
+from edgedec_methods.spans import Node, Start
 
 _ROWS = 16  # of one forward: on two cores 16 rows take about as long as 3 single ones
 _LOOK_AHEAD = 0.5  # nats that a token not evaluated yet is expected to lose
 _LEAST_SHARED = 4  # tokens in the KV cache for which a forward leaves spans with other beginnings out
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of the passage.
-
-    Attributes:
-        text: Its text.
-        start, end: Its first character, and the one behind its last; of equal stretches the first one's.
-        logprob: The log-probability that the model answers with this and ends.
-        token_ids: Its tokens.
-    """
-
-    text: str
-    start: int
-    end: int
-    logprob: float
-    token_ids: tuple[int, ...]
-
-    @property
-    def probability(self) -> float:
-        """exp(logprob)."""
-        return math.exp(self.logprob)
 
 
 @dataclass(slots=True)

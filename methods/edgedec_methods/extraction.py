@@ -1,49 +1,31 @@
-"""Quotations of a passage that answer a question, with their probabilities."""
+"""Extraction: the stretches of a passage that most probably answer a question, found exactly, with probabilities.
+
+`Engine.extract` and `edgedec extract` find this by the entry point `extract` of the group `edgedec.tasks`. A quotation
+is the model's whole answer; span_search.py has the search, which evaluates a small part of all quotations.
+
+Paper: none; a search for the best path of a trie with an exact bound
+Option: `edgedec extract MODEL QUESTION`
+For: quotations that are certain to stand in the text
+Measured: nothing yet
+Status: opt-in
+"""
 
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
-from edgedec.decoding.extract import Span, SpanSearch
-from edgedec.decoding.generate import SessionSlot
+from edgedec.api.engine import Engine
 from edgedec.decoding.prompt_length import too_long
-from edgedec.decoding.session_pool import SessionPool
-from edgedec.decoding.spans import Start, starts_of
-from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError, SessionError
+from edgedec.decoding.prompt_read import PromptRead
+from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError
+from edgedec.extraction import MOST_SPAN_TOKENS, MOST_SPANS, Extraction, Span
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.tokenizer import Tokenizer
+from edgedec_methods.span_search import SpanSearch
+from edgedec_methods.spans import Start, starts_of
 
-MOST_SPANS = 100
-MOST_SPAN_TOKENS = 512
 INSTRUCTION = "Answer the question with the exact words of the text above, and nothing else."
-
-
-@dataclass(frozen=True, slots=True)
-class Extraction:
-    """The most probable quotations of a passage, and what finding them took.
-
-    Attributes:
-        spans: The quotations, the most probable first. There are fewer than wanted where the passage has fewer.
-        n_prompt_tokens: Tokens of the prompt: the passage, the question and the instruction.
-        n_reused_tokens: Tokens of the prompt that the KV cache held already.
-        n_starts: Places of the passage where a span may begin.
-        n_span_tokens: Tokens of the longest spans from all these places: the rows that scoring every span would take.
-        n_forwards: Forwards after the prompt's.
-        n_rows: Their rows.
-        prompt_s: Seconds until the prompt was read.
-        total_s: Seconds of everything.
-    """
-
-    spans: tuple[Span, ...]
-    n_prompt_tokens: int
-    n_reused_tokens: int
-    n_starts: int
-    n_span_tokens: int
-    n_forwards: int
-    n_rows: int
-    prompt_s: float
-    total_s: float
 
 
 def question_text(question: str, passage: str) -> str:
@@ -84,23 +66,33 @@ class Wanted:
 
 
 def extract(
-    pool: SessionPool[SessionSlot], wanted: Wanted, cancel: CancelToken, on_progress: OnProgress | None
+    engine: Engine,
+    question: str,
+    passage: str,
+    *,
+    n: int = 3,
+    max_tokens: int = 64,
+    cancel: CancelToken | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Extraction:
-    """Return the quotations (raises what Engine.extract raises)."""
-    session = pool.slots[0].session
-    capabilities, tokenizer = session.model.capabilities, session.model.tokenizer
-    capabilities.require("rollback", session.model.card.runtime)
+    """Return the quotations; edgedec.Engine.extract says what the arguments are, and what is raised."""
+    text, cancel = question_text(question, passage), CancelToken() if cancel is None else cancel
+    if engine.can_chat:
+        prompt_ids, lead = tuple(engine.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
+    else:
+        prompt_ids, lead = engine.prompt_ids(f"{text}\nAnswer:"), " "
+    wanted = Wanted(passage, prompt_ids, lead, n, max_tokens)
+    tokenizer = engine.tokenizer
+    engine.model.capabilities.require("rollback", engine.card.runtime)
     end_ids = [i for i in range(tokenizer.n_vocab) if tokenizer.is_end(i)]
     if not end_ids:
         raise CapabilityError("the model has no end token, so no answer of it has an end; use another model")
     began = perf_counter()
-    starts = _starts(tokenizer, wanted, session.n_ctx)
-    with pool.turn(cancel) as slot:
-        if slot is not None:
-            with cancel.calling(slot.session.cancel), slot.session.generating(len(wanted.prompt_ids)):
-                if not cancel.cancelled:
-                    return _searched(slot, wanted, starts, np.array(end_ids, np.int64), began, on_progress)
-    raise CancelledError("the extraction was cancelled")
+    starts = _starts(tokenizer, wanted, engine.n_ctx)
+    if cancel.cancelled:
+        raise CancelledError("the extraction was cancelled")
+    with engine.prompt_read(prompt_ids, cancel=cancel, on_progress=on_progress) as prompt:
+        return _searched(prompt, wanted, starts, np.array(end_ids, np.int64), began)
 
 
 def _starts(tokenizer: Tokenizer, wanted: Wanted, n_ctx: int) -> list[Start]:
@@ -124,28 +116,16 @@ def _starts(tokenizer: Tokenizer, wanted: Wanted, n_ctx: int) -> list[Start]:
 
 
 def _searched(
-    slot: SessionSlot,
+    prompt: PromptRead,
     wanted: Wanted,
     starts: list[Start],
     end_ids: np.ndarray[tuple[int], np.dtype[np.int64]],
     began: float,
-    on_progress: OnProgress | None,
 ) -> Extraction:
-    """Read the prompt on a slot, and search."""
-    if slot.closing:
-        raise SessionError("the model is closed; load it again")
-    session, prompt = slot.session, wanted.prompt_ids
-    chunk, most = session.model.capabilities.prefill_chunk, min(slot.n_exact, len(prompt) - 1, session.n_cached)
-    n_same = 0
-    while n_same < min(most, len(slot.cached_ids)) and slot.cached_ids[n_same] == prompt[n_same]:
-        n_same += 1
-    n_same = n_same // chunk * chunk
-    slot.cached_ids, slot.n_exact = list(prompt[:n_same]), n_same
-    forward = session.forward(np.array(prompt[n_same:], np.int32), n_past=n_same, on_progress=on_progress)
-    slot.cached_ids, slot.n_exact = list(prompt), len(prompt) // chunk * chunk
-    read = perf_counter()
-    search = SpanSearch(session, len(prompt), end_ids, wanted.n, slot.text_rows)
-    found = search.run(starts, forward.logits[0], forward.ops)
+    """Search behind the prompt."""
+    read, n_prompt = perf_counter(), len(wanted.prompt_ids)
+    search = SpanSearch(prompt.session, n_prompt, end_ids, wanted.n, prompt.most_rows)
+    found = search.run(starts, prompt.forward.logits[0], prompt.forward.ops)
     data = wanted.passage.encode()
     spans = []
     for logprob, node in found:
@@ -154,8 +134,8 @@ def _searched(
         spans.append(Span(wanted.passage[first:end], first, end, logprob, ids))
     return Extraction(
         tuple(spans),
-        n_prompt_tokens=len(prompt),
-        n_reused_tokens=n_same,
+        n_prompt_tokens=n_prompt,
+        n_reused_tokens=prompt.n_reused,
         n_starts=len(starts),
         n_span_tokens=sum(len(start.token_ids) for start in starts),
         n_forwards=search.n_forwards,

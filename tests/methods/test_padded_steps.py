@@ -15,9 +15,9 @@ from edgedec.errors import CapabilityError, ModelFormatError, RequestError, Sess
 from edgedec.model import Forward, ForwardItem, LoadOptions, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.invariance import measured_invariance
-from edgedec.sessions.item_session import OuterSession
 from edgedec.sessions.outer_model import OuterModel
-from edgedec.sessions.padded_steps import PaddedModel, with_padded_steps
+from edgedec.sessions.outer_session import OuterSession
+from edgedec_methods.padded_steps import PaddedModel, with_padded_steps
 from edgedec_runtimes.reference.runtime import Reference
 
 N_CTX = 256
@@ -42,7 +42,7 @@ class KernelModel(OuterModel):
 
     def session(self, n_ctx: int) -> "KernelSession":
         """Open a session."""
-        return KernelSession(self, self.inner.session(n_ctx))
+        return KernelSession(self.inner.session(n_ctx), self)
 
     def forward(self, items: Any) -> list[Forward]:
         """Evaluate items one after another."""
@@ -52,40 +52,27 @@ class KernelModel(OuterModel):
 class KernelSession(OuterSession):
     """A session of a KernelModel."""
 
-    def __init__(self, model: KernelModel, inner: Session) -> None:
-        super().__init__(inner)
-        self._model = model
-
-    @property
-    def model(self) -> KernelModel:
-        """The model."""
-        return self._model
+    model: KernelModel
 
     def exact_rows(self, n_past: int) -> int | None:
         """As measured in a short context."""
-        return self._exact_rows
+        return Session.exact_rows(self, n_past)
 
     def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """As measured in a short context."""
-        return n_rows <= (self._exact_rows or 1)
+        return Session.has_exact_rows(self, n_past, n_rows)
 
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Add what the kernel for so many rows adds."""
         tokens = item.tokens
         if tokens is None:
             raise CapabilityError("no hidden states")
-        forward = self.inner.forward(
-            tokens, n_past=item.n_past, parents=item.parents, layers=item.layers, rows=item.rows, taps=item.taps
-        )
-        if len(forward.logits) > self._model.capabilities.max_rows:
+        forward = super().evaluate(item)
+        if len(forward.logits) > self.model.capabilities.max_rows:
             raise CapabilityError("more rows than there are kernels for")
-        kernel = sum(len(tokens) > border for border in self._model.borders)
-        shift = self._model.shifts[kernel] * (np.arange(len(forward.logits))[:, None] if self._model.by_place else 1)
+        kernel = sum(len(tokens) > border for border in self.model.borders)
+        shift = self.model.shifts[kernel] * (np.arange(len(forward.logits))[:, None] if self.model.by_place else 1)
         return replace(forward, logits=forward.logits + shift.astype(np.float32), best=[])
-
-    def fork(self) -> Session:
-        """Fork the session inside."""
-        return KernelSession(self._model, self.inner.fork())
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,15 @@
-"""A model whose forwards have a least number of rows, so that the rows of drafts have the bits of steps without one.
+"""Padded steps: forwards have a least number of rows, so that the rows of drafts have the bits of steps without one.
 
 A library's kernels for one row and for several often add up in another order, while those for 2 to 4 rows, say, agree
 among themselves: they are one kernel. A model that pads every shorter forward to the least number of rows of such a
 class writes texts in which drafts change no bit. Its text is another one than that of unpadded steps, in near-ties, and
 it is the same with and without drafts. What the padding costs is measured like any other forward, as every step has it.
+
+Paper: none; kernels of libraries for one row and for several add up in another order
+Option: `--draft-numerics padded`
+For: runtimes whose rows are not bit-equal to single steps, such as a GPU, where texts repeat themselves
+Measured: nothing yet (`edgedec bench MODEL --draft-numerics padded` tells)
+Status: opt-in
 """
 
 import hashlib
@@ -13,7 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +27,9 @@ from edgedec.errors import ModelFormatError, RequestError, SessionError
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.invariance import N_PREFIX, RANGE_TOKENS, ExactRows, measured_invariance
-from edgedec.sessions.item_session import OuterSession
+from edgedec.sessions.joined_work import n_rows_of, own
 from edgedec.sessions.outer_model import OuterModel
+from edgedec.sessions.outer_session import OuterSession
 
 LEAST_ROWS = (2, 3, 4, 5, 8)
 """The least numbers of rows that are tried; libraries change kernels there."""
@@ -67,33 +74,24 @@ class PaddedModel(OuterModel):
 
     def session(self, n_ctx: int) -> "PaddedSession":
         """Open an empty session of that many tokens (raises what Model.session raises)."""
-        return PaddedSession(self, self.inner.session(n_ctx))
+        return PaddedSession(self.inner.session(n_ctx), self)
 
     def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
         """Evaluate items one after another, as rows may depend on what else is in a forward."""
         sessions: list[Any] = [item.session for item in items]
         if any(session.model is not self for session in sessions) or len({*map(id, sessions)}) < len(sessions):
             raise SessionError("a forward was given a session twice or one of another model; each is one of this model")
-        found = []
-        for session, item in zip(sessions, items, strict=True):
-            forward = session.evaluate(item, None)
-            hidden = {layer: states.copy() for layer, states in forward.hidden.items()}
-            found.append(replace(forward, logits=forward.logits.copy(), hidden=hidden, is_own=True))
-        return found
+        return [own(session.evaluate(item)) for session, item in zip(sessions, items, strict=True)]
 
 
 class PaddedSession(OuterSession):
     """Implements edgedec.model.Session: a session whose forwards are padded; what pads a forward is never cached."""
 
-    def __init__(self, model: PaddedModel, inner: Session, n_cached: int = 0) -> None:
-        super().__init__(inner)
-        self._model = model
-        self._n_cached = n_cached
+    model: PaddedModel
 
-    @property
-    def model(self) -> PaddedModel:
-        """The model this session belongs to."""
-        return self._model
+    def __init__(self, inner: Session, model: PaddedModel, n_cached: int = 0) -> None:
+        super().__init__(inner, model)
+        self._n_cached = n_cached
 
     @property
     def n_cached(self) -> int:
@@ -102,39 +100,29 @@ class PaddedSession(OuterSession):
 
     def exact_rows(self, n_past: int) -> int | None:
         """Return how many rows may be bit-equal to padded steps; see edgedec.model.Session."""
-        limit = self._model.exact.limit(n_past)
+        limit = self.model.exact.limit(n_past)
         return None if limit is None else max(1, min(limit, self._n_alike(n_past)))
 
     def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Tell whether so many rows are bit-equal to padded steps; see edgedec.model.Session."""
         if n_rows > self._n_alike(n_past):
             return n_rows == 1
-        return self._model.exact.holds(self, n_past, n_rows, measure=measure)
+        return self.model.exact.holds(self, n_past, n_rows, measure=measure)
 
     def _n_alike(self, n_past: int) -> int:
         """Return how many positions follow whose padded steps end in the same range of positions and the context."""
         end = min(self.n_ctx, (n_past // RANGE_TOKENS + 1) * RANGE_TOKENS)
-        return end - n_past - (self._model.n_least - 1)
+        return end - n_past - (self.model.n_least - 1)
 
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item, padded where it has too few rows; see Session.forward."""
         if not 0 <= item.n_past <= self._n_cached:
             raise SessionError(f"n_past is {item.n_past}; the session has cached {self._n_cached} tokens")
         if item.parents is not None:
-            self._model.capabilities.require("trees", self._model.card.runtime)
-        n_held, padded = self.inner.n_cached, self._padded(item)
-        n_rows = len(cast(Any, item.tokens if item.tokens is not None else item.hidden))
+            self.model.capabilities.require("trees", self.model.card.runtime)
+        n_held, padded, n_rows = self.inner.n_cached, self._padded(item), n_rows_of(item)
         try:
-            forward = self.inner.forward(
-                padded.tokens,
-                n_past=padded.n_past,
-                hidden=padded.hidden,
-                resume_after=padded.resume_after,
-                layers=padded.layers,
-                rows=padded.rows,
-                taps=padded.taps,
-                on_progress=on_progress,
-            )
+            forward = super().evaluate(padded, on_progress)
         except BaseException:  # KeyboardInterrupt too
             if self.inner.n_cached != n_held:  # else nothing was evaluated
                 self._n_cached = min(self.inner.n_cached, item.n_past + n_rows)
@@ -146,7 +134,7 @@ class PaddedSession(OuterSession):
 
     def _padded(self, item: ForwardItem) -> ForwardItem:
         """Return a chain of tokens with its last token repeated up to the least number of rows, where there is room."""
-        tokens, n_least = item.tokens, self._model.n_least
+        tokens, n_least = item.tokens, self.model.n_least
         if tokens is None or not 0 < len(tokens) < n_least or item.n_past + n_least > self.n_ctx:
             return item
         n, rows = len(tokens), item.rows
@@ -156,13 +144,9 @@ class PaddedSession(OuterSession):
             raise RequestError(f"row {int(rows.max())} is wanted of a forward of {n} rows")
         return replace(item, tokens=np.concatenate([tokens, np.repeat(tokens[-1:], n_least - n)]), rows=rows)
 
-    def open(self, n_ctx: int) -> "PaddedSession":
-        """Open an empty session of the same model."""
-        return self._model.session(n_ctx)
-
     def fork(self) -> "PaddedSession":
         """Open a second session that shares this one's cached prefix."""
-        return PaddedSession(self._model, self.inner.fork(), self._n_cached)
+        return PaddedSession(self.inner.fork(), self.model, self._n_cached)
 
     def save(self) -> bytes:
         """Return the cached KV as bytes, marked with the model; what padded the latest forward is among it."""
@@ -179,10 +163,6 @@ class PaddedSession(OuterSession):
         if n_saved != n_tokens:
             raise ModelFormatError(f"the saved state holds no {n_tokens} tokens of this model; evaluate them again")
         self._n_cached = n_tokens
-
-    @property
-    def _mark(self) -> bytes:
-        return self._model.card.fingerprint.encode()
 
 
 def with_padded_steps(model: Model, n_ctx: int, cache_dir: Path | None) -> tuple[Model, str | None]:

@@ -11,10 +11,11 @@ from support.real_models import real_model
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.api.extraction import Extraction, question_text
-from edgedec.decoding.spans import starts_of
 from edgedec.errors import CancelledError, OptionError, PromptTooLongError, RequestError
+from edgedec.extraction import Extraction
 from edgedec.progress import CancelToken
+from edgedec_methods.extraction import question_text
+from edgedec_methods.spans import starts_of
 
 PASSAGE = (
     "The café at the tower opened in 1889. It was named after Gustave Eiffel, whose company built it — for a fair."
