@@ -8,6 +8,7 @@ worth of its drafts (edgedec.scheduler.worth).
 from dataclasses import dataclass
 
 from edgedec.cost_curve import Cost, best_length
+from edgedec.draft import DraftCost
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.worth import DraftSeconds
@@ -87,7 +88,7 @@ def plan_draft(
     if active.in_place:
         return _plan_known(active, log, options, cost, n_max, best)
     record = active.record
-    if active.drafter.needs.layers:
+    if active.cost is DraftCost.TARGET:
         active.missed = 0
     p = record.rate(options.greedy)
     level_s = record.level_s if record.level_s is not None else cost(0) / 4
@@ -99,7 +100,7 @@ def plan_draft(
         length = min(2, n_max)
         if not _may_try(active, length * level_s + cost(length) - cost(0), log.n_texts):
             return None
-    extra_s = 2 * length * level_s if active.drafter.needs.layers else 0.0
+    extra_s = 2 * length * level_s if active.cost is DraftCost.TARGET else 0.0
     token_s = cost(0) / log.n_texts
     if options.always:
         return DraftPlan(n_max, level_s, token_s, 0.0, is_trial, extra_s)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from edgedec.cost_curve import Cost
 from edgedec.counted import counted
-from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftCost, Drafter, DrafterTraits, Verification
 from edgedec.scheduler.acceptance import Calibration
 from edgedec.scheduler.worth import DraftSeconds, Worth
 
@@ -51,6 +51,15 @@ class DrafterRecord:
     first_s: float | None = None
     worth: list[Worth | None] = field(default_factory=lambda: [None, None])
     known: DraftSeconds | None = None
+    is_new: bool = True
+
+    def expect(self, traits: DrafterTraits) -> None:
+        """Take what a drafter declares, as far as nothing better is known."""
+        if self.is_new:
+            self.accepted = [traits.rate * offered for offered in self.offered]
+        if self.level_s is None:
+            self.level_s = traits.level_s
+        self.is_new = False
 
     def rate(self, greedy: bool) -> float:
         """Return P(a node is accepted | its parent was accepted), at most 0.98."""
@@ -97,20 +106,18 @@ class ActiveDrafter:
         name: The drafter's name, as users write it.
         drafter: The drafter.
         record: What is known of it.
-        costly: Whether each of its nodes takes time worth counting.
+        cost: What each of its nodes takes.
         draft: What it proposed before this step.
         places: By node of `draft`, the node's index in the tree of all proposals.
         n_before: How many nodes that tree had before.
         missed: Tokens of the text that it has to read before its next draft; None before its first draft.
         tries: Whether its latest draft was a trial, made to find out what the drafter is worth.
         trials: Trials still to come in a row.
-        late: How many of its drafts came after their deadline.
         model: Returns the name and the memory of the draft model that it uses; None for a drafter without one.
         n_asked: How often a costly drafter was asked in this generation.
         asked_s: Seconds that these drafts took.
         verified: Whether nodes of its latest draft were verified.
         n_used: How many of its drafts were verified and began with a right token.
-        in_place: Whether it knows the text already as far as the target's session holds it.
         price: Turns the seconds of a draft into those that count where generations draft together, or None.
         ask_s: Seconds that asking it took before this step.
         taught_s: Mean seconds that teaching it takes.
@@ -124,21 +131,19 @@ class ActiveDrafter:
     name: str
     drafter: Drafter
     record: DrafterRecord
-    costly: bool = False
+    cost: DraftCost = DraftCost.NOTHING
     draft: Draft = EMPTY_DRAFT
     places: list[int] = field(default_factory=list)
     n_before: int = 0
     missed: int | None = None
     tries: bool = False
     trials: int = 0
-    late: int = 0
     model: Callable[[], str] | None = None
     n_asked: int = 0
     asked_s: float = 0.0
     verified: bool = False
     n_used: int = 0
     hoped: float | None = None
-    in_place: bool = False
     price: Callable[[float], float] | None = None
     ask_s: float = 0.0
     taught_s: float = 0.0
@@ -146,6 +151,16 @@ class ActiveDrafter:
     called: bool = False
     n_own: int = 0
     unlearned: list[int] = field(default_factory=list)
+
+    @property
+    def costly(self) -> bool:
+        """Whether each of its nodes takes time worth counting."""
+        return self.cost is not DraftCost.NOTHING
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it knows the text already as far as the target's session holds it."""
+        return self.cost is DraftCost.CALLS
 
     def is_due(self, greedy: bool, token_s: float, n_texts: int) -> bool:
         """Tell whether a drafter that looks tokens up is asked before this step, because that pays or to find out.
@@ -161,8 +176,8 @@ class ActiveDrafter:
 
     def wait_s(self, greedy: bool, token_s: float, n_texts: int) -> float:
         """Return the seconds before the drafter may be asked, where no other one proposes anything; 0 for now."""
-        worth, needs = self.record.worth[greedy], self.drafter.needs
-        if worth is None or (self.costly and not self.in_place) or needs.candidates or needs.taps:
+        worth = self.record.worth[greedy]
+        if worth is None or (self.costly and not self.in_place) or self.drafter.needs.of_each_step:
             return 0.0  # what it needs comes with each step
         return 0.0 if worth.pays(token_s) else self.record.wait_s(worth.price_s, n_texts)
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import Cost, CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, Floor, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftCost, Floor, Verification
 from edgedec.scheduler.acceptance import score
 from edgedec.scheduler.active_drafters import ActiveDrafters
 from edgedec.scheduler.costly_drafters import Best, note_draft, plan_draft
@@ -184,7 +184,7 @@ class Policy:
         if self._n_skipped < self._n_skips:
             return False
         step_s = self._curve.latest_s or self._plain_s
-        models = [active for active in self.drafters.all if active.costly and not active.drafter.needs.layers]
+        models = [active for active in self.drafters.all if active.cost in (DraftCost.CALLS, DraftCost.MODEL)]
         heads = [active for active in models if active.in_place]
         is_due = self._options.always or not step_s or not self._steps_to_wait(heads, step_s)
         return (bool(heads) and is_due) or any(active.called for active in models)
@@ -321,11 +321,11 @@ class Policy:
         needs = self.drafters.needs
         for active in self.drafters.all:
             active.record.total_s += _part_of(active) * own_s
-            if active.rests and not (needs.candidates or needs.taps):  # else these would be lost
+            if active.rests and not needs.of_each_step:
                 active.unlearned.extend(token_ids)
             else:
                 self._teach(stats, active, verification, hidden)
-        if self.drafters.needs_vary:
+        if needs.varies:
             self.drafters.renew_needs()
 
     def _teach(

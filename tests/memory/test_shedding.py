@@ -27,7 +27,7 @@ from edgedec.memory.watch import Watch
 from edgedec.model import LoadOptions, Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
-from edgedec.scheduler.plugin_guard import guarded
+from edgedec.scheduler.plugin_guard import GuardedFactory
 from edgedec.sequence import Generation, Request
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -89,7 +89,7 @@ class Bench:
             stand=StandDrafter,
             trigram=TrigramDrafter,
             recycling=RecyclingDrafter,
-            other=guarded(Other),
+            other=GuardedFactory(Other),
             model=source,
             cascade=CascadeModel(source),
         )

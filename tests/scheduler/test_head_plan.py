@@ -8,7 +8,7 @@ import pytest
 from support.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, Drafter
+from edgedec.draft import Draft, DraftCost, Drafter
 from edgedec.drafters.head.head import HeadDrafter
 from edgedec.memory.ladder import Setting, rungs
 from edgedec.model import LoadOptions
@@ -37,7 +37,7 @@ def a_curve() -> CostCurve:
 
 def active(drafter: Drafter, record: DrafterRecord) -> ActiveDrafter:
     """Return a drafter that has read the text already."""
-    return ActiveDrafter("head", drafter, record, costly=True, in_place=True)
+    return ActiveDrafter("head", drafter, record, DraftCost.CALLS)
 
 
 @dataclass(slots=True)

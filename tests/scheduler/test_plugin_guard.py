@@ -18,7 +18,7 @@ from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterN
 from edgedec.errors import PluginError
 from edgedec.noise import Noise
 from edgedec.scheduler.drafter_set import Drafting, open_policy
-from edgedec.scheduler.plugin_guard import Guarded, guarded
+from edgedec.scheduler.plugin_guard import Guarded, GuardedFactory
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
@@ -68,15 +68,15 @@ class Foreign:
 def opened(drafter: Foreign, *, budget: int | None = None, always: bool = True) -> tuple[Policy | None, TokenSequence]:
     """Open a policy as a generation does."""
     sequence = TokenSequence(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
-    drafting = Drafting({"foreign": guarded(lambda context: cast(Drafter, drafter))}, 15, always, budget)
+    drafting = Drafting({"foreign": GuardedFactory(lambda context: cast(Drafter, drafter))}, 15, always, budget)
     return open_policy(drafting, fake_session(taps=True), CostCurve(), sequence, Noise(0)), sequence
 
 
 def generated(drafter: Foreign) -> tuple[list[int], dict[str, float], list[str]]:
     """Generate with a pinned drafter; return the text, the drafter's counts and the reasons."""
-    policy, _ = opened(drafter)
+    policy, sequence = opened(drafter)
     assert policy is not None
-    run = decode(policy, TEXT, CostCurve(), lambda n: 1.0)
+    run = decode(policy, TEXT, CostCurve(), lambda n: 1.0, stats=sequence.stats)
     return run.token_ids, run.stats.drafters.get("foreign", {}), run.stats.reasons
 
 
@@ -319,7 +319,7 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
         gate.wait(SECONDS)
         return cast(Drafter, Foreign())
 
-    factory = guarded(make)
+    factory = GuardedFactory(make)
     for reason in ("its constructor took over 0 s", "has not returned yet"):
         policy, sequence = opened_with(factory, guard=False)
         assert policy is None
@@ -341,7 +341,7 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
 def opened_with(factory: Any, *, guard: bool = True) -> tuple[Policy | None, TokenSequence]:
     """Open a policy with a drafter of that factory."""
     sequence = TokenSequence(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
-    drafting = Drafting({"foreign": guarded(factory) if guard else factory}, 15, True)
+    drafting = Drafting({"foreign": GuardedFactory(factory) if guard else factory}, 15, True)
     return open_policy(drafting, fake_session(), CostCurve(), sequence, Noise(0)), sequence
 
 

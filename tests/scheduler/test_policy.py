@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from support.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftCost, DrafterNeeds, Verification
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.stats import DecodeStats
 
@@ -321,7 +321,8 @@ def test_the_text_is_the_same_with_any_drafters(seed: int, always: bool) -> None
     members = []
     for i in range(3):
         oracle = Oracle(text, rng.uniform(), says=rng.uniform(), clock=clock, depth=int(rng.integers(1, 15)), rng=rng)
-        members.append(ActiveDrafter(str(i), oracle, DrafterRecord(), costly=bool(rng.integers(2))))
+        cost = DraftCost.MODEL if rng.integers(2) else DraftCost.NOTHING
+        members.append(ActiveDrafter(str(i), oracle, DrafterRecord(), cost))
     run = decode(policy_of(members, curve, always=always), text, curve, lambda n: float(rng.uniform(1, 2)), clock)
     assert run.token_ids == text
     assert run.stats.reasons == []

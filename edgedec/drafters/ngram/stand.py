@@ -10,7 +10,7 @@ the top of the perturbed log-probabilities. Lossless, as it only proposes. It di
 - The prompt fills in the contexts that the table lacks.
 """
 
-from edgedec.draft import DraftContext
+from edgedec.draft import DraftContext, Shedding
 from edgedec.drafters.ngram.base import NgramDrafter
 from edgedec.drafters.ngram.ranking import Ranking
 
@@ -19,6 +19,8 @@ _LEAST_RATE = 0.3
 
 class StandDrafter(NgramDrafter):
     """Implements edgedec.draft.Drafter with contexts of one to three tokens; samples of one prompt share the table."""
+
+    shedding = Shedding(22, "the table of {name}")
 
     def __init__(self, context: DraftContext) -> None:
         rankings = {
