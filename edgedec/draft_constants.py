@@ -1,6 +1,7 @@
-"""The constants by which it is decided what to draft, each with its unit and its reason; there are no others.
+"""The constants by which it is decided what to draft, each with its unit and its reason.
 
 `edgedec.scheduler.estimator` has the mathematics that they stand in. A ratio of a price or of a gain has no unit.
+How the cost curve is measured at load stands in `cost_probe`, how long a plug-in may take to begin in `plugin_guard`.
 """
 
 # What is measured
@@ -38,10 +39,11 @@ NOTICED = 0.1
 """Of a plain step, or of a text: what is less is noise."""
 GAIN = 1.03
 """Times as fast as without it that a draft model or the target's own layers must promise to be."""
-CLEAR_GAIN = 1.15
+CLEAR_GAIN = 1.2
 """Times its price that a draft must have been worth, or that more rows must promise: estimates are too high there."""
 CAUTION = 1.5
-"""Times its price that a gain must be which comes only later, or in a text whose drafts have lost time."""
+"""Times its price that a gain must be which comes only later, or in a text whose drafts have lost time; these may lose
+so many plain steps beyond their share, as a text that has just begun may draft, too."""
 HOPED = 1 / 16
 """Of a plain step: what a row more costs where rows are cheap."""
 
@@ -53,8 +55,6 @@ LOOKED_UP_SHARE = 0.003
 """Of the time: for trials of a drafter that looks tokens up, as several may be at work."""
 LOSS_SHARE = 0.005
 """Of the time: for trials of rows, and for the drafts of one text."""
-LOSS_STEPS = 1.5
-"""Plain steps beyond that for the drafts of one text: a text that has just begun may draft, too."""
 FIRST = 8
 """Drafts, and plain steps, that are looked at before anything is judged; rows that kernels take together."""
 TRIAL_STEPS = 4
@@ -62,9 +62,12 @@ TRIAL_STEPS = 4
 
 # How much at once
 
-MOST_NODES = 24
-"""Nodes that a drafter which looks up is asked for; tokens that a draft model reads as a part of its next draft."""
-MOST_SKIPS = 32
-"""Steps that pass before it is looked again whether a drafter is due; tokens of a draft that a first reading costs."""
+AT_ONCE = 32
+"""Nodes that a drafter which looks up is asked for; tokens that a draft model reads as a part of its next draft, and
+tokens drafted that a first reading is taken to cost; steps that pass before it is looked again who is due."""
+EVERY = 3
+"""Steps in which a trial of rows could be made, for each that is considered: to consider it takes time, too."""
 DEADLINE_S = 1.0
 """Seconds that a pinned drafter has for a draft: a person would notice more."""
+FIRST_PRICE_S = 1e-4
+"""Seconds that a draft is expected to take which is looked up, before one was timed."""

@@ -4,11 +4,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from edgedec.draft import Draft
+from edgedec.draft_constants import MEMORY, MOST_P, PRIOR
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)  # of the bins of p_accept
-_PRIOR = 6.0  # observations that a bin's estimates are worth before any is observed
-_MEMORY = 250.0  # observations after which old ones count half
-_MOST = 0.995
 
 
 class Calibration:
@@ -34,7 +32,7 @@ class Calibration:
 
     def corrected(self, p: float) -> float:
         """Return the estimate p, 0 to 1, corrected by what was observed: 0 to 0.995."""
-        return min(_MOST, p * self._factors[bisect_right(_EDGES, p)])
+        return min(MOST_P, p * self._factors[bisect_right(_EDGES, p)])
 
     def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the ascending edges of the bins, and by bin the factor of an estimate."""
@@ -44,10 +42,10 @@ class Calibration:
         """Take a node with the estimate p whose parent was accepted, and whether the node was right itself."""
         i = bisect_right(_EDGES, p)
         estimated, hits = self._estimated[i] + p, self._accepted[i] + accepted
-        if estimated > _MEMORY * max(p, 0.05):
+        if estimated > MEMORY * max(p, 0.05):
             estimated, hits = estimated / 2, hits / 2
         self._estimated[i], self._accepted[i] = estimated, hits
-        prior = _PRIOR * max(p, 0.01)
+        prior = PRIOR * max(p, 0.01)
         self._factors[i] = (hits + prior) / (estimated + prior)
 
 

@@ -17,8 +17,6 @@ SUFFIX, COMMON, MODEL, CASCADE, SKIP, EXIT = "suffix", "common", "model", "casca
 HEAD = "head"
 NGRAMS = ("recycling", "trigram", "stand")
 AUTO = (SUFFIX, COMMON)
-SKIP_GAIN = 1.03
-"""Times as fast as plain decoding that drafting with a tuned set of layers must promise before `auto` takes it."""
 
 
 def drafter_factories(

@@ -21,6 +21,7 @@ from edgedec.draft import (
     ModelFactory,
     Summarized,
 )
+from edgedec.draft_constants import GAIN
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import MemoryCapError, PluginError
@@ -29,7 +30,7 @@ from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
 from edgedec.scheduler.active_drafters import close_drafter, note_failure, note_late
-from edgedec.scheduler.drafter_factories import SKIP, SKIP_GAIN, drafter_factory, promised_gain
+from edgedec.scheduler.drafter_factories import SKIP, drafter_factory, promised_gain
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
@@ -261,7 +262,7 @@ def _with_tuned_layers(drafting: Drafting, context: DraftContext, stats: DecodeS
     factories, pinned, tuned = dict(drafting.factories), SKIP in drafting.factories, drafting.tuned
     if not context.target.model.capabilities.layers or (drafting.always and not pinned):
         return factories
-    if tuned is not None and (pinned or promised_gain(tuned, context.curve, drafting.n_max) >= SKIP_GAIN):
+    if tuned is not None and (pinned or promised_gain(tuned, context.curve, drafting.n_max) >= GAIN):
         skip: Callable[..., Drafter] = drafter_factory(SKIP)
         factories[SKIP] = partial(skip, tuned=tuned)
     elif pinned and tuned is None:

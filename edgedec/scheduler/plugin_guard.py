@@ -23,9 +23,9 @@ from edgedec.draft import (
     Shedding,
     Verification,
 )
+from edgedec.draft_constants import SURE
 from edgedec.errors import PluginError
 
-_MISSES = 3
 _MAKING_S = 2.0  # that a constructor may take: the first token waits for it
 
 
@@ -116,8 +116,8 @@ class Guarded:
         self.n_late += 1
         self._note_late()
         self._misses += 1
-        if self._misses >= _MISSES:
-            raise PluginError(f"{_MISSES} drafts in a row came after their deadline; it must return sooner")
+        if self._misses >= SURE:
+            raise PluginError(f"{SURE} drafts in a row came after their deadline; it must return sooner")
         return EMPTY_DRAFT
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:

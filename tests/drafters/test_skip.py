@@ -25,10 +25,10 @@ from edgedec.model import Capabilities, LayerSet, LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler import drafter_factories as draft_loading
-from edgedec.scheduler.cost_probe import part_cost
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, Sequence
+from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_runtimes.cpu.runtime import Cpu
 
 GREEDY = SamplingParams(temperature=0)

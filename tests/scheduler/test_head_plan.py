@@ -15,9 +15,9 @@ from edgedec.model import LoadOptions
 from edgedec.scheduler.costly_drafters import Best, plan_draft
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
+from edgedec.scheduler.estimator import Worth
 from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
-from edgedec.scheduler.worth import Worth
 
 
 def cost(n_nodes: int) -> float:
@@ -88,7 +88,7 @@ def test_a_head_that_accepts_next_to_nothing_is_tried_only(clock: Clock) -> None
     poor = Oracle(text, 0.02, says=0.3, clock=clock, level_s=0.1)
     run = decode(policy_of([active(poor, record)], curve), text, curve, seconds, clock)
     assert 10 < poor.n_asked < 0.12 * len(run.drafted)
-    assert record.lost_s <= 0.011 * clock.now
+    assert record.trials.lost_s <= 0.011 * clock.now
     assert run.rate >= 0.97
 
 

@@ -151,7 +151,7 @@ def test_a_costly_drafter_never_costs_more_than_it_may(name: str, p: float, leve
     record = DrafterRecord()
     oracle = Oracle(a_text(6000), p, clock=clock, level_s=level_s)
     run = simulated(name, oracle, clock, costly=True, record=record)
-    assert record.lost_s <= 0.011 * clock.now
+    assert record.trials.lost_s <= 0.011 * clock.now
     assert run.rate >= 0.98 / CURVES[name](1)
     assert run.rate >= 0.85 * best_fixed(p, CURVES[name], level_s)
 
@@ -180,7 +180,7 @@ def test_the_share_of_time_for_trials_outlives_a_request(clock: Clock) -> None:
         oracle = Oracle(text, 0.02, clock=clock, level_s=0.005, rng=np.random.default_rng(seed))
         oracle.read = -300  # the prompt
         seconds += simulated("flat", oracle, clock, costly=True, record=record).seconds
-    assert record.lost_s <= 0.01 * seconds + 0.5
+    assert record.trials.lost_s <= 0.01 * seconds + 0.5
 
 
 def test_shadow_scoring_judges_what_was_never_verified(clock: Clock) -> None:

@@ -14,9 +14,9 @@ from support.simulation import Clock, Oracle, policy_of
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, DraftCost, Verification
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.estimator import Worth
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
-from edgedec.scheduler.worth import Worth
 from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
 
