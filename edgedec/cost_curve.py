@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from edgedec.draft_constants import BUCKET, KEPT, NEWEST, NEXT_TO_NOTHING, NOTICED, ODD, SAMPLES, STALE, SURE
+from edgedec.draft_constants import BUCKET, LOSS_SHARE, NEWEST, NEXT_TO_NOTHING, NOTICED, ODD, SAMPLES, STALE, SURE
 
 Cost = Callable[[int], float]
 """Seconds of a forward by the nodes of the draft in it."""
@@ -253,7 +253,7 @@ class CostCurve:
             spent_s += bucket.observe(n_rows, seconds) - seconds
         self.latest_s = spent_s + (keep_s or 0.0) + self.beside_s[is_draft]
         if keep_s is None:
-            self.keep_s *= KEPT
+            self.keep_s *= 1 - LOSS_SHARE  # about what it may lose to find out that trees are still dear
         else:
             self.keep_s += NEWEST * (min(keep_s, bucket.seconds(n_rows) or seconds) - self.keep_s)
 

@@ -3,6 +3,7 @@
 p is the target's distribution and q the drafter's, as in Leviathan et al. 2023 (arXiv:2211.17192).
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve, SharedForward
+from edgedec.draft_constants import MOST_P
 from edgedec.errors import PluginError
 from edgedec.model import LayerSet, Session
 from edgedec.noise import Noise
@@ -221,12 +223,14 @@ class DrafterTraits:
         draws: What is drawn.
         rate: P(a node is accepted | its parent was accepted), as expected.
         level_s: Seconds that a draft is expected to take for each token deeper; None where that is not known.
+        about: Returns the name and the memory of the model that the drafter uses, for a person; None without one.
     """
 
     cost: DraftCost = DraftCost.NOTHING
     draws: Draws = Draws.NOTHING
     rate: float = 0.7
     level_s: float | None = None
+    about: Callable[[], str] | None = None
 
 
 @runtime_checkable
@@ -251,26 +255,23 @@ class Shedding:
     what: str = "the drafter {name}"
 
 
-class Correction(Protocol):
-    """What a drafter's estimates of P(node accepted | parent accepted) were worth so far."""
+class Correction:
+    """What a drafter's estimates of P(node accepted | parent accepted) were worth so far; at first they are believed.
+
+    Attributes:
+        edges: Ascending borders of the ranges of estimates that are corrected alike.
+        factors: What an estimate is multiplied by in each range; one more than there are edges.
+    """
+
+    __slots__ = ("edges", "factors")
+
+    def __init__(self, edges: tuple[float, ...] = ()) -> None:
+        self.edges = edges
+        self.factors = [1.0] * (len(edges) + 1)
 
     def corrected(self, p: float) -> float:
-        """Return the estimate p, 0 to 1, corrected by what came."""
-
-    def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return ascending borders of estimates, and by what those of each range are multiplied, at most to 0.995."""
-
-
-class Uncorrected:
-    """A Correction that believes every estimate."""
-
-    def corrected(self, p: float) -> float:
-        """Return p."""
-        return p
-
-    def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return one range, whose estimates stay as they are."""
-        return (), (1.0,)
+        """Return the estimate p, 0 to 1, corrected by what was observed: 0 to MOST_P."""
+        return min(MOST_P, p * self.factors[bisect_right(self.edges, p)])
 
 
 @dataclass(slots=True)
@@ -348,7 +349,7 @@ class DraftContext:
     predicted: tuple[int, ...] = ()
     lock: AbstractContextManager[object] = field(default_factory=RLock)
     curve: CostCurve = field(default_factory=CostCurve)
-    correction: Correction = field(default_factory=Uncorrected)
+    correction: Correction = field(default_factory=Correction)
     token_s: float | None = None
     note_ahead: Callable[[int, int], None] = lambda n_ahead, n_used: None
     note_late: Callable[[], None] = lambda: None
@@ -412,19 +413,8 @@ class ModelFactory(DrafterFactory, Protocol):
     def forget(self) -> None:
         """Forget the tokens that the model's sessions hold, so that the next generation reads its prompt anew."""
 
-    def summary(self) -> str:
-        """Return the model's name and the memory that it takes, for a person."""
-
     def close(self) -> None:
         """Free the model; calling it again does nothing."""
-
-
-@runtime_checkable
-class Summarized(Protocol):
-    """A drafter that can tell which model it uses."""
-
-    def summary(self) -> str:
-        """Return the model's name and the memory that it takes, for a person."""
 
 
 @runtime_checkable

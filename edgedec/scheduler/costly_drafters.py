@@ -147,7 +147,7 @@ def _pays_to_read(
     _, gain = best_length(p, level_s, cost, n_max, (1 + log.others) * mean, log.others)
     active.hoped = gain
     first_s = active.record.first_s if active.record.first_s is not None else AT_ONCE * level_s
-    rest = min(room, BUCKET, log.n_tokens)
+    rest = min(room, BUCKET // 2, log.n_tokens)  # half of what a draft model reads
     return gain >= GAIN and rest / mean * (1 - 1 / gain) > CAUTION * first_s
 
 

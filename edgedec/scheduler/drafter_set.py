@@ -19,7 +19,6 @@ from edgedec.draft import (
     DrafterTraits,
     JointDrafter,
     ModelFactory,
-    Summarized,
 )
 from edgedec.draft_constants import GAIN
 from edgedec.drafters.suffix.corpus_text import CommonText
@@ -283,6 +282,6 @@ def _active(name: str, drafter: Drafter, record: DrafterRecord, curve: CostCurve
         drafter,
         record,
         traits.cost,
-        model=drafter.summary if isinstance(drafter, Summarized) else None,
+        model=traits.about,
         price=JointPrice(drafter, curve).share_s if isinstance(drafter, JointDrafter) else None,
     )

@@ -301,11 +301,9 @@ class Policy:
             for active in self.drafters.all:
                 active.unlearned.extend(token_ids)
             return
-        trial, self._trials.trial = self._trials.trial, None
-        if trial is not None:
-            self._trials.learn(trial, len(draft.tokens), len(token_ids))
+        is_trial = self._trials.learn(len(draft.tokens), len(token_ids))
         self._node_s = 0.0  # a trial is made to time rows, whoever proposed them
-        if draft.tokens and trial is None:
+        if draft.tokens and not is_trial:
             alone_s = None if self._curve.others else self._curve.latest_s
             self._node_s = ((alone_s or self._forward_s) - self._plain_s) / len(draft.tokens)
         self._loss.total_s += len(token_ids) * self._plain_s

@@ -90,14 +90,18 @@ class RowTrials:
         self._n_drafted = self._n_drafted + 1 if n_nodes else 0
         self._curve.trials.total_s += seconds / (1 + self._curve.others)
 
-    def learn(self, trial: Trial, n_nodes: int, n_tokens: int) -> None:
-        """Note what a trial cost: its step verified `n_nodes` nodes and gained `n_tokens` tokens.
+    def learn(self, n_nodes: int, n_tokens: int) -> bool:
+        """Tell whether the step was a trial, and note what it cost: it verified `n_nodes` and gained `n_tokens`.
 
         A trial that was not made, as a grammar changed the draft or a prompt came with it, cost nothing.
         """
-        seconds, trials = self._curve.latest_s, self._curve.trials
+        seconds, trials, trial = self._curve.latest_s, self._curve.trials, self.trial
+        self.trial = None
+        if trial is None:
+            return False
         if seconds is None or n_nodes != trial.n_nodes or self._curve.others != trial.others:
             trials.lost_s = max(0.0, trials.lost_s - trial.lost_s)
-            return
-        lost_s = seconds - (n_tokens + trial.others) / trial.rate
-        trials.count(trial.n_nodes + 1, trial.lost_s, lost_s, (1 + trial.others) / trial.rate)
+        else:
+            lost_s = seconds - (n_tokens + trial.others) / trial.rate
+            trials.count(trial.n_nodes + 1, trial.lost_s, lost_s, (1 + trial.others) / trial.rate)
+        return True

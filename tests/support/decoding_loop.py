@@ -151,10 +151,6 @@ class Hotter:
         """Drop what is kept."""
         self.factory.forget()
 
-    def summary(self) -> str:
-        """Name the model."""
-        return self.factory.summary()
-
     def close(self) -> None:
         """Free the model."""
         self.factory.close()

@@ -108,10 +108,6 @@ class CascadeDrafter:
         for token in verification.token_ids:
             self._pairs.add(token)
 
-    def summary(self) -> str:
-        """Return the draft model's name and the memory that it takes, for a person."""
-        return self._model.summary()
-
     def close(self) -> None:
         """Give the draft model's session back; calling close() again does nothing."""
         self._model.close()

@@ -290,7 +290,7 @@ class ModelDrafter:
         self._shape = context.shape
         self._floor = context.floor
         self._ahead = ahead
-        self.traits = DrafterTraits(DraftCost.MODEL, Draws.SHAPES, level_s=context.token_s)
+        self.traits = DrafterTraits(DraftCost.MODEL, Draws.SHAPES, level_s=context.token_s, about=source.summary)
         self._ids: list[int] = []
         self._n_prompt = 0
         self._begin: int | None = None  # where the window begins; None before the first draft
@@ -386,10 +386,6 @@ class ModelDrafter:
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
         self._ids.extend(verification.token_ids)
-
-    def summary(self) -> str:
-        """Return the draft model's name and the memory that it takes, for a person."""
-        return self._source.summary()
 
     def close(self) -> None:
         """Give the session back; calling close() again does nothing."""

@@ -71,7 +71,7 @@ class UniversalDrafter:
         self._n_vocab = context.target.model.card.n_vocab
         self._params = _of_any_vocabulary(context.sampling)
         self._floor = context.floor
-        self.traits = DrafterTraits(DraftCost.MODEL, level_s=context.token_s)
+        self.traits = DrafterTraits(DraftCost.MODEL, level_s=context.token_s, about=drafts.summary)
         self.begin([])
 
     def begin(self, token_ids: Sequence[int]) -> None:
@@ -155,10 +155,6 @@ class UniversalDrafter:
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
         self._take(verification.token_ids)
-
-    def summary(self) -> str:
-        """Return the draft model's name and the memory that it takes, for a person."""
-        return self._source.summary()
 
     def close(self) -> None:
         """Give the draft model's session back; calling close() again does nothing."""

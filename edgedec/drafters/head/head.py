@@ -9,7 +9,6 @@ rules out is replaced by the best one that the grammar allows. Other shapes than
 level by level in edgedec.drafters.drawn_trees, with one call of the head for all nodes of a level.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -110,7 +109,7 @@ class HeadDrafter:
         state.follow()
         self._ids: list[int] = []
         self._begun_s = 0.0
-        self.traits = _traits(state, context)
+        self.traits = replace(_traits(state, context), about=self.summary)
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, _DRAWS)
         self._row = np.empty(0, np.float32)
         self._first: int | None = None  # the first token of the latest draft
@@ -144,9 +143,9 @@ class HeadDrafter:
         return draft
 
     def _corrected(self) -> tuple[ChainRules, Callable[[float], float]]:
-        edges, factors = self._context.correction.table()
-        rules = ChainRules(1, self._context.floor.path_probability, edges, factors)
-        return rules, lambda p: min(0.995, p * factors[bisect_right(edges, p)])
+        known = self._context.correction
+        rules = ChainRules(1, self._context.floor.path_probability, known.edges, tuple(known.factors))
+        return rules, known.corrected
 
     def _chain(self, n_past: int, n_max: int, left_s: float) -> Draft:
         """Return a chain, with leaves where it is not drawn.
