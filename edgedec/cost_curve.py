@@ -6,21 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from edgedec.draft_constants import BUCKET, LOSS_SHARE, NEWEST, NEXT_TO_NOTHING, NOTICED, ODD, SAMPLES, STALE, SURE
+
 Cost = Callable[[int], float]
 """Seconds of a forward by the nodes of the draft in it."""
 
-_REMEMBERED = 15  # samples of each kind
-_SURE = 3  # samples before which an expectation is never raised
-_BUCKET = 512  # tokens of context below which a forward costs about the same; then by doubling
-_ODD = 4.0  # times the expected seconds: more than that is a suspended process or a busy machine, not a cost
 _SHARE_DIGITS = 2  # shares of the weights that differ by less are timed together
-_KEEP_SHARE = 1 / 8  # weight of the latest tree in the mean cost of keeping a branch
-_NEWEST = 1 / 16  # weight of the latest step in what a step takes beside its forward
-_KEEP_FADES = 0.995  # factor for every step without a tree, so that one expensive keep does not rule trees out for good
-_GAIN = 0.05  # of a step: a smaller gain counts as none
-_NO_TOKENS = 0.005  # expected tokens that a chain is not made longer for
-_RESUMED = 0.1  # of a plain step: what the first one after a draft takes longer counts as nothing below that
-_STALE = 64  # observations of other row counts after which the seconds of a row count are base * pace again
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +46,7 @@ class _Bucket:
     points: dict[int, float] = field(default_factory=dict)
     pace: float = 1.0
     _samples: dict[int, deque[float]] = field(default_factory=dict)
-    _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     _n_observed: int = 0
     _recent: dict[int, int] = field(default_factory=dict)  # rows of recent steps -> their latest one, oldest first
     _measured: dict[int, float] = field(default_factory=dict)  # table() since the last change; empty before it is asked
@@ -90,13 +81,13 @@ class _Bucket:
         expected, before = self.seconds(n_rows), (self.points.get(n_rows), self.pace)
         changed = n_rows not in self._recent
         if changed:
-            self._samples[n_rows] = deque(maxlen=_REMEMBERED)
+            self._samples[n_rows] = deque(maxlen=SAMPLES)
         samples = self._samples[n_rows]
         # Cut rather than left out: if such times go on, they are the machine's new speed.
-        sample = min(seconds, _ODD * expected) if expected else seconds
+        sample = min(seconds, ODD * expected) if expected else seconds
         samples.append(sample)
         found = median(samples)
-        if expected is not None and len(samples) < _SURE:
+        if expected is not None and len(samples) < SURE:
             found = min(found, expected)
         self.points[n_rows] = found
         self.most = max(self.most, n_rows)
@@ -104,14 +95,14 @@ class _Bucket:
         self._recent.pop(n_rows, None)
         self._recent[n_rows] = self._n_observed
         oldest, last = next(iter(self._recent.items()))
-        if self._n_observed - last >= _STALE:
+        if self._n_observed - last >= STALE:
             del self._recent[oldest]
             changed = True
         base = self.base.get(n_rows)
         if base is not None:
             self._ratios.append(sample / base)
             self.pace = median(self._ratios)
-        if n_rows > 1 and len(samples) >= _SURE and 1 in self._recent and 1 in self.base:
+        if n_rows > 1 and len(samples) >= SURE and 1 in self._recent and 1 in self.base:
             self.base[n_rows] = found * self.base[1] / self.points[1]
         if changed or before != (found, self.pace):  # the median of many samples mostly stays what it was
             self._measured, self._seconds = {}, {}
@@ -127,20 +118,33 @@ class _Bucket:
 
 
 @dataclass(slots=True)
-class Trials:
-    """The time spent on trials: rows that are verified to time them. All requests share one Trials.
+class Budget:
+    """What finding out may lose: a share of the time that has passed.
 
     Attributes:
-        lost_s: Seconds that trials cost beyond what they gained; for a trial under way, the expected loss.
-        total_s: Seconds of all forwards.
+        total_s: Seconds that have passed.
+        lost_s: Seconds that were lost; for a trial under way, those that it is expected to lose.
+    """
+
+    total_s: float = 0.0
+    lost_s: float = 0.0
+
+    def left_s(self, share: float, beyond_s: float = 0.0) -> float:
+        """Return the seconds that may still be lost: this share of the time, and `beyond_s` seconds."""
+        return share * self.total_s + beyond_s - self.lost_s
+
+
+@dataclass(slots=True)
+class Trials(Budget):
+    """The time spent on trials of rows, which are verified to time them. All requests share one Trials.
+
+    Attributes:
         promised_s: Seconds that drafts promised to save whose rows were not known to be exact, since the latest
             measurement of such rows.
         waits: By number of rows, after a trial that lost: for how many seconds of `total_s` the next trial of so many
             rows is put off, and until which `total_s`.
     """
 
-    lost_s: float = 0.0
-    total_s: float = 0.0
     promised_s: float = 0.0
     waits: dict[int, tuple[float, float]] = field(default_factory=dict)
 
@@ -151,8 +155,8 @@ class Trials:
         of a plain step.
         """
         self.lost_s = max(0.0, self.lost_s - expected_s + lost_s)
-        if lost_s > -_GAIN * step_s:
-            wait_s = 2 * self.waits[n_rows][0] if n_rows in self.waits else _STALE * step_s
+        if lost_s > -NOTICED * step_s:
+            wait_s = 2 * self.waits[n_rows][0] if n_rows in self.waits else STALE * step_s
             self.waits[n_rows] = wait_s, self.total_s + wait_s
         else:
             self.waits.pop(n_rows, None)
@@ -176,14 +180,14 @@ class Resuming:
 
     share: float = 0.0
     after_draft: bool = False
-    _samples: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
     def observe(self, seconds: float, plain_s: float) -> bool:
         """Take a plain step after a draft where others take `plain_s`; tell whether it is unlike them."""
-        self._samples.append(min(seconds / plain_s, _ODD) - 1)
-        if len(self._samples) >= _SURE:
+        self._samples.append(min(seconds / plain_s, ODD) - 1)
+        if len(self._samples) >= SURE:
             found = median(self._samples)
-            self.share = found if found > _RESUMED else 0.0
+            self.share = found if found > NOTICED else 0.0
         return self.share > 0
 
 
@@ -230,7 +234,7 @@ class CostCurve:
         self.joined: SharedForward | None = None
         self.latest_s: float | None = None
         self.trials = Trials()
-        self.resuming = Resuming(resume_share if resume_share > _RESUMED else 0.0)
+        self.resuming = Resuming(resume_share if resume_share > NOTICED else 0.0)
         self._base = base
         self._buckets = {0: _Bucket(dict(base), max(base))} if base else {}
         self._parts: dict[float, deque[float]] = {}
@@ -249,19 +253,19 @@ class CostCurve:
             spent_s += bucket.observe(n_rows, seconds) - seconds
         self.latest_s = spent_s + (keep_s or 0.0) + self.beside_s[is_draft]
         if keep_s is None:
-            self.keep_s *= _KEEP_FADES
+            self.keep_s *= 1 - LOSS_SHARE  # about what it may lose to find out that trees are still dear
         else:
-            self.keep_s += _KEEP_SHARE * (min(keep_s, bucket.seconds(n_rows) or seconds) - self.keep_s)
+            self.keep_s += NEWEST * (min(keep_s, bucket.seconds(n_rows) or seconds) - self.keep_s)
 
     def observe_beside(self, n_rows: int, seconds: float) -> None:
         """Take the seconds that a step with `n_rows` rows took beside proposing and its forward."""
         known = self.beside_s[n_rows > 1]
-        new = min(seconds, _ODD * known) if known else seconds
-        self.beside_s[n_rows > 1] += (_NEWEST if known else 1.0) * (new - known)
+        new = min(seconds, ODD * known) if known else seconds
+        self.beside_s[n_rows > 1] += (NEWEST if known else 1.0) * (new - known)
 
     def _bucket(self, n_past: int) -> _Bucket:
         """Return the bucket of contexts of `n_past` tokens; a new bucket begins with the points of the nearest one."""
-        key = (n_past // _BUCKET).bit_length()
+        key = (n_past // BUCKET).bit_length()
         bucket = self._buckets.get(key)
         if bucket is None:
             nearest = min(self._buckets, key=lambda other: abs(other - key), default=None)
@@ -290,12 +294,12 @@ class CostCurve:
         """Take the measured seconds of one row through half-layers that hold this share of the weights."""
         whole = self.seconds(1, n_past)
         if whole is not None and whole > 0:
-            ratios = self._parts.setdefault(round(share, _SHARE_DIGITS), deque(maxlen=_REMEMBERED))
-            ratios.append(min(seconds / whole, _ODD * share))
+            ratios = self._parts.setdefault(round(share, _SHARE_DIGITS), deque(maxlen=SAMPLES))
+            ratios.append(min(seconds / whole, ODD * share))
 
     def expect_part(self, share: float, ratio: float) -> None:
         """Take the expected time of one row through this share of the weights, in whole rows, unless it was timed."""
-        self._parts.setdefault(round(share, _SHARE_DIGITS), deque([ratio], maxlen=_REMEMBERED))
+        self._parts.setdefault(round(share, _SHARE_DIGITS), deque([ratio], maxlen=SAMPLES))
 
     def part(self, share: float) -> float:
         """Return the time of one row through this share of the weights, in times of a whole row.
@@ -367,6 +371,6 @@ def best_length(
         found = expected / (n * level_s + cost(n)) / max(plain_rate, 1e-9)
         if found > gain:
             best, gain = n, found
-        if path * rate < _NO_TOKENS * (1 - rate):  # what all further nodes together would add
+        if path * rate < NEXT_TO_NOTHING * (1 - rate):  # what all further nodes together would add
             break
     return best, gain

@@ -3,9 +3,11 @@
 p is the target's distribution and q the drafter's, as in Leviathan et al. 2023 (arXiv:2211.17192).
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from enum import Enum
 from threading import RLock
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import CostCurve, SharedForward
+from edgedec.draft_constants import MOST_P
 from edgedec.errors import PluginError
 from edgedec.model import LayerSet, Session
 from edgedec.noise import Noise
@@ -176,11 +179,99 @@ class DrafterNeeds:
         taps: Layers whose hidden states accept() gets.
         layers: Whether the drafter runs the target with layers left out.
         candidates: How many of the most probable tokens of each row accept() gets.
+        varies: Whether these needs may change with every step.
     """
 
     taps: tuple[int, ...] = ()
     layers: bool = False
     candidates: int = 0
+    varies: bool = False
+
+    @property
+    def of_each_step(self) -> bool:
+        """Whether accept() gets something that is lost with its step, so that the drafter can't learn the step later.
+
+        Any other drafter may rest: the tokens of the steps that it missed come in one accept() before its next draft().
+        """
+        return bool(self.taps or self.candidates)
+
+
+class DraftCost(Enum):
+    """What each token of a drafter's drafts takes."""
+
+    NOTHING = "next to nothing: the tokens are looked up"
+    CALLS = "a call of a model that has read the text along with the target"
+    MODEL = "a forward of a model that first has to read what it missed of the text"
+    TARGET = "a forward of the target itself, through a part of its weights"
+
+
+class Draws(Enum):
+    """What a drafter draws from distributions of its own, under a rule or for a shape that looks at these."""
+
+    UNKNOWN = "the drafter does not say"
+    NOTHING = "its tokens are looked up, or the most probable ones"
+    CHAINS = "chains"
+    SHAPES = "trees of every shape"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterTraits:
+    """What a drafter declares of itself; the scheduler decides by it until drafts were timed and compared with texts.
+
+    Attributes:
+        cost: What each token of a draft takes.
+        draws: What is drawn.
+        rate: P(a node is accepted | its parent was accepted), as expected.
+        level_s: Seconds that a draft is expected to take for each token deeper; None where that is not known.
+        about: Returns the name and the memory of the model that the drafter uses, for a person; None without one.
+    """
+
+    cost: DraftCost = DraftCost.NOTHING
+    draws: Draws = Draws.NOTHING
+    rate: float = 0.7
+    level_s: float | None = None
+    about: Callable[[], str] | None = None
+
+
+@runtime_checkable
+class Declaring(Protocol):
+    """A drafter that declares its traits; any other one looks tokens up, and does not say what it draws."""
+
+    @property
+    def traits(self) -> DrafterTraits:
+        """What the scheduler should know, when the drafter was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shedding:
+    """What a drafter loses where memory runs short: its place, and all that it keeps.
+
+    Attributes:
+        order: Drafters with lower numbers lose it sooner; a drafter that declares nothing has the default.
+        what: What is lost, for a person; `{name}` stands for the drafter's name.
+    """
+
+    order: int = 40
+    what: str = "the drafter {name}"
+
+
+class Correction:
+    """What a drafter's estimates of P(node accepted | parent accepted) were worth so far; at first they are believed.
+
+    Attributes:
+        edges: Ascending borders of the ranges of estimates that are corrected alike.
+        factors: What an estimate is multiplied by in each range; one more than there are edges.
+    """
+
+    __slots__ = ("edges", "factors")
+
+    def __init__(self, edges: tuple[float, ...] = ()) -> None:
+        self.edges = edges
+        self.factors = [1.0] * (len(edges) + 1)
+
+    def corrected(self, p: float) -> float:
+        """Return the estimate p, 0 to 1, corrected by what was observed: 0 to MOST_P."""
+        return min(MOST_P, p * self.factors[bisect_right(self.edges, p)])
 
 
 @dataclass(slots=True)
@@ -235,6 +326,11 @@ class DraftContext:
         learned: The user's own files in the target's tokens, or None.
         shape: How a drafter that evaluates a model branches, so that the rule verifies its drafts exactly.
         predicted: Tokens that the request expects the text to have; they may be wrong.
+        curve: What forwards of the target take; a drafter that runs a part of it notes there what that takes.
+        correction: What the drafter's own estimates were worth so far.
+        token_s: Seconds that the draft model takes for a token, as timed at load; None where it was not timed.
+        note_ahead: `(tokens drafted while the target verified, those of use)` notes these sums so far.
+        note_late: Notes a draft that did not come by its deadline.
     """
 
     target: Session
@@ -252,6 +348,11 @@ class DraftContext:
     shape: TreeShape = ONE_CHAIN
     predicted: tuple[int, ...] = ()
     lock: AbstractContextManager[object] = field(default_factory=RLock)
+    curve: CostCurve = field(default_factory=CostCurve)
+    correction: Correction = field(default_factory=Correction)
+    token_s: float | None = None
+    note_ahead: Callable[[int, int], None] = lambda n_ahead, n_used: None
+    note_late: Callable[[], None] = lambda: None
 
 
 class Drafter(Protocol):
@@ -275,9 +376,45 @@ class Drafter(Protocol):
 
 
 class DrafterFactory(Protocol):
-    """Makes the drafter of one generation; entry points of `edgedec.drafters` name factories, or classes like this."""
+    """Makes the drafter of one generation; entry points of `edgedec.drafters` name factories, or classes like this.
+
+    An attribute `shedding` may say what the drafter loses where memory runs short, as Shedding, or None where it holds
+    next to nothing that it could lose.
+    """
 
     def __call__(self, context: DraftContext) -> Drafter: ...
+
+
+class LoadedDraftModel(Protocol):
+    """A loaded draft model, which several factories may share."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the KV cache of each of its sessions."""
+
+    def held_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the draft model, KV caches included, and of the KV caches alone."""
+
+    def shrink(self) -> None:
+        """Go on with smaller KV caches (raises what Model.session raises)."""
+
+    def close(self) -> None:
+        """Free the model; calling it again does nothing."""
+
+
+@runtime_checkable
+class ModelFactory(DrafterFactory, Protocol):
+    """A DrafterFactory that holds a loaded model, which its drafters evaluate."""
+
+    @property
+    def source(self) -> LoadedDraftModel:
+        """The model."""
+
+    def forget(self) -> None:
+        """Forget the tokens that the model's sessions hold, so that the next generation reads its prompt anew."""
+
+    def close(self) -> None:
+        """Free the model; calling it again does nothing."""
 
 
 @runtime_checkable

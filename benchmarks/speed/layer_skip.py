@@ -19,9 +19,9 @@ from edgedec.layer_skip.layer_sets import evenly_spaced, first_layers, late_laye
 from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet
 from edgedec.resolver import ResolveOptions
-from edgedec.scheduler.cost_probe import part_cost
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_models.folders import cache_folder
 
 WAYS = ("skip", "exit", "suffix+skip", "suffix", "auto")

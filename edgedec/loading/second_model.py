@@ -64,8 +64,7 @@ def draft_token_s(source: DraftModel | UniversalDraftModel, options: LoadOptions
         source: The draft model, for which no text is being written.
         options: What draft_model_options returned.
     """
-    own = source.source if isinstance(source, UniversalDraftModel) else source
-    return cost_curve(own.texts[0].session, options, _TIMING_S, most_rows=2).seconds(1)
+    return cost_curve(source.source.texts[0].session, options, _TIMING_S, most_rows=2).seconds(1)
 
 
 def draft_model_options(options: LoadOptions, *, overlap: bool = False) -> LoadOptions:

@@ -15,20 +15,22 @@ the next load.
 """
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Protocol, runtime_checkable
 
-from edgedec.draft import DrafterFactory
-from edgedec.drafters.draft_model.cascade import CascadeModel
-from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelFactory
-from edgedec.drafters.draft_model.universal import UniversalDraftModel
+from edgedec.draft import DrafterFactory, LoadedDraftModel, ModelFactory, Shedding
+from edgedec.drafters.draft_model.model import SMALL_WINDOW
 from edgedec.drafters.head.head import SHED
 from edgedec.drafters.suffix.suffix import SuffixStore
 from edgedec.errors import EdgedecError
 from edgedec.head_state import HeadState
 from edgedec.memory.system import held_reader
 from edgedec.memory.watch import Shedder, Watch
-from edgedec.scheduler.drafter_factories import CASCADE, COMMON, HEAD, NGRAMS, SUFFIX
+from edgedec.scheduler.drafter_factories import CASCADE, COMMON, HEAD, SUFFIX
 from edgedec.scheduler.drafter_set import Drafting
+
+_WINDOW, _MODEL, _HEAD = 50, 60, 70
+"""Places, among those that drafters declare (Shedding.order), of what draft models and heads lose."""
 
 
 @runtime_checkable
@@ -56,17 +58,23 @@ def shedders(drafting: Drafting) -> list[Shedder]:
 
     A part is shed between two steps of a generation, by its thread, or while no generation runs.
     """
-    names = [name for name, factory in drafting.factories.items() if not isinstance(factory, ModelFactory)]
-    others = [name for name in names if name not in (SUFFIX, COMMON, HEAD, *NGRAMS)]
-    parts = {name: f"the table of {name}" for name in NGRAMS} | {COMMON: "the common text"}
-    parts |= {name: f"the drafter {name}" for name in others}
-    found = [_suffix_store(drafting)] if {SUFFIX, CASCADE} & set(drafting.factories) else []
-    found += [_drafter(drafting, name, part) for name, part in parts.items() if name in names]
-    models = _draft_models(drafting)
-    found += [_window(drafting, source, users) for source, users in models]
-    found += [_model(drafting, source, users) for source, users in models]
-    found += [_head(drafting, drafting.head)] if drafting.head is not None else []
-    return found + ([_drafter(drafting, SUFFIX, "the suffix drafter")] if SUFFIX in names else [])
+    found: list[tuple[int, Shedder]] = []
+    if {SUFFIX, CASCADE} & set(drafting.factories):
+        found.append((0, _suffix_store(drafting)))
+    for name, factory in drafting.factories.items():
+        if (shedding := _shedding(factory)) is not None:
+            found.append((shedding.order, _drafter(drafting, name, shedding.what.replace("{name}", name))))
+    for source, users in _draft_models(drafting):
+        found += [(_WINDOW, _window(drafting, source, users)), (_MODEL, _model(drafting, source, users))]
+    if drafting.head is not None:
+        found.append((_HEAD, _head(drafting, drafting.head)))
+    return [shedder for _, shedder in sorted(found, key=itemgetter(0))]
+
+
+def _shedding(factory: DrafterFactory) -> Shedding | None:
+    """Return what a drafter declares to lose; nothing of its own where its memory is a draft model's."""
+    found = getattr(factory, "shedding", None if isinstance(factory, ModelFactory) else Shedding())
+    return found if isinstance(found, Shedding) else None
 
 
 def _suffix_store(drafting: Drafting) -> Shedder:
@@ -105,23 +113,16 @@ def _drafter(drafting: Drafting, name: str, what: str) -> Shedder:
     return Shedder(what, held, shed)
 
 
-def _draft_models(drafting: Drafting) -> list[tuple[DraftModel, list[str]]]:
+def _draft_models(drafting: Drafting) -> list[tuple[LoadedDraftModel, list[str]]]:
     """Return the loaded draft models, each with the names of the drafters that use it."""
-    found: dict[int, tuple[DraftModel, list[str]]] = {}
+    found: dict[int, tuple[LoadedDraftModel, list[str]]] = {}
     for name, factory in drafting.factories.items():
-        source = _source(factory)
-        if source is not None:
-            found.setdefault(id(source), (source, []))[1].append(name)
+        if isinstance(factory, ModelFactory):
+            found.setdefault(id(factory.source), (factory.source, []))[1].append(name)
     return list(found.values())
 
 
-def _source(factory: DrafterFactory) -> DraftModel | None:
-    if isinstance(factory, DraftModel):
-        return factory
-    return factory.source if isinstance(factory, (CascadeModel, UniversalDraftModel)) else None
-
-
-def _window(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder:
+def _window(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Shedder:
     def held() -> int:
         n_ctx = source.n_ctx
         if n_ctx <= SMALL_WINDOW or names[0] in drafting.off:
@@ -137,7 +138,7 @@ def _window(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder
     return Shedder("most of the draft model's KV cache", held, shed)
 
 
-def _model(drafting: Drafting, source: DraftModel, names: list[str]) -> Shedder:
+def _model(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Shedder:
     def held() -> int:
         return 0 if names[0] in drafting.off else source.held_bytes()[0]
 
@@ -155,7 +156,7 @@ def _head(drafting: Drafting, head: HeadState) -> Shedder:
     return Shedder("the draft head", held, shed)
 
 
-def _close(drafting: Drafting, source: DraftModel, names: list[str]) -> None:
+def _close(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> None:
     for name in names:
         drafting.switch_off(name, f"{name} off: the draft model was shed when memory ran short; load again to have it")
         drafting.store.pop(name, None)

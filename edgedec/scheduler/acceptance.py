@@ -3,15 +3,13 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from edgedec.draft import Draft
+from edgedec.draft import Correction, Draft
+from edgedec.draft_constants import MEMORY, PRIOR
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)  # of the bins of p_accept
-_PRIOR = 6.0  # observations that a bin's estimates are worth before any is observed
-_MEMORY = 250.0  # observations after which old ones count half
-_MOST = 0.995
 
 
-class Calibration:
+class Calibration(Correction):
     """P(node accepted | parent accepted) from the drafter's own estimate.
 
     A bin of estimates keeps the sum of the estimates and the sum of the acceptances; an estimate is scaled by their
@@ -24,31 +22,22 @@ class Calibration:
     0.03
     """
 
-    __slots__ = ("_accepted", "_estimated", "_factors")
+    __slots__ = ("_accepted", "_estimated")
 
     def __init__(self) -> None:
-        n = len(_EDGES) + 1
-        self._estimated = [0.0] * n
-        self._accepted = [0.0] * n
-        self._factors = [1.0] * n
-
-    def corrected(self, p: float) -> float:
-        """Return the estimate p, 0 to 1, corrected by what was observed: 0 to 0.995."""
-        return min(_MOST, p * self._factors[bisect_right(_EDGES, p)])
-
-    def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the ascending edges of the bins, and by bin the factor of an estimate."""
-        return _EDGES, tuple(self._factors)
+        super().__init__(_EDGES)
+        self._estimated = [0.0] * len(self.factors)
+        self._accepted = [0.0] * len(self.factors)
 
     def observe(self, p: float, accepted: bool) -> None:
         """Take a node with the estimate p whose parent was accepted, and whether the node was right itself."""
         i = bisect_right(_EDGES, p)
         estimated, hits = self._estimated[i] + p, self._accepted[i] + accepted
-        if estimated > _MEMORY * max(p, 0.05):
+        if estimated > MEMORY * max(p, 0.05):
             estimated, hits = estimated / 2, hits / 2
         self._estimated[i], self._accepted[i] = estimated, hits
-        prior = _PRIOR * max(p, 0.01)
-        self._factors[i] = (hits + prior) / (estimated + prior)
+        prior = PRIOR * max(p, 0.01)
+        self.factors[i] = (hits + prior) / (estimated + prior)
 
 
 def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> tuple[list[int], int, int]:

@@ -5,12 +5,10 @@ from contextlib import suppress
 from time import monotonic, perf_counter
 
 from edgedec.draft import Closing, Draft, Drafter, DrafterNeeds, DrafterRestsError
-from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.errors import PluginError
 from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.scheduler.drafter_record import ActiveDrafter
 from edgedec.scheduler.node_choice import PolicyOptions
-from edgedec.scheduler.plugin_guard import Guarded
 from edgedec.scheduler.recorder import Recorder
 from edgedec.stats import DecodeStats
 
@@ -27,7 +25,6 @@ class ActiveDrafters:
     Attributes:
         all: The drafters that have not failed and were not switched off.
         needs: What all of them together need of the target.
-        needs_vary: Whether this may change with every step.
         patience_s: Seconds that each of them has for its next draft.
         drawn: The first draft of the step that was drawn from q, for a rule that looks at q; None where there is none.
     """
@@ -38,7 +35,6 @@ class ActiveDrafters:
         self._n_vocab = n_vocab
         self._options = options
         self._recorder = recorder
-        self.needs_vary = any(isinstance(active.drafter, SelfDrafter) for active in drafters)
         self.patience_s = 0.0
         self.drawn: Draft | None = None
         self._use(drafters)
@@ -50,6 +46,7 @@ class ActiveDrafters:
             tuple(sorted({tap for need in needs for tap in need.taps})),
             any(need.layers for need in needs),
             max((need.candidates for need in needs), default=0),
+            any(need.varies for need in needs),
         )
 
     def ask(
@@ -71,11 +68,6 @@ class ActiveDrafters:
         except Exception as error:  # a drafter never ends the text
             self.drop(stats, active, error)
             return perf_counter() - started
-        finally:
-            if isinstance(active.drafter, Guarded) and active.drafter.n_late > active.late:
-                active.late = active.drafter.n_late
-                stats.count_failure(active.name, "late")
-                stats.add_reason(f"{active.name}: drafts came after their deadline and were left out")
         active.draft = draft
         n = len(draft.tokens)
         if n and not self._options.coupled and self._keeps_q(draft):
@@ -138,6 +130,12 @@ def note_failure(stats: DecodeStats, name: str, error: Exception) -> None:
         message = "its message can't be shown"
     stats.add_reason(f"{name} off: the drafter failed ({type(error).__name__}: {message})")
     stats.count_failure(name, "failed")
+
+
+def note_late(stats: DecodeStats, name: str) -> None:
+    """Note that a draft did not come by its deadline."""
+    stats.count_failure(name, "late")
+    stats.add_reason(f"{name}: drafts came after their deadline and were left out")
 
 
 def close_drafter(drafter: Drafter | None) -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
-from edgedec.model import LayerSet, LoadOptions, Session
+from edgedec.model import LoadOptions, Session
 from edgedec.progress import Progress, stage
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key
@@ -21,7 +21,6 @@ _PHASE, _WHAT = "measuring", "what a forward of several tokens costs"
 _STREAK = 6  # forwards of one row in a row; the last ones are like those of plain decoding
 _MOST_RESUME = 1e3
 _RESUME = "resume"  # the key of what the first plain step after a draft takes longer, in plain steps
-_TURNS = 9  # measurements of each of two forwards that are compared
 
 
 def cost_curve(
@@ -55,27 +54,6 @@ def cost_curve(
         found = {_RESUME: resume_share} | {str(n): seconds for n, seconds in measured.items()}
         probe_cache.put(cache_dir, "curve", key, found)
     return CostCurve(measured, resume_share)
-
-
-def part_cost(session: Session, layers: LayerSet) -> float:
-    """Return the time of one token through some half-layers, in times of a token through all layers.
-
-    Both times are the least of several forwards, which take turns. What the session holds is lost.
-
-    Raises:
-        CapabilityError: The runtime can't leave out layers.
-    """
-    n_past = min(_N_PAST, session.n_ctx - 1)
-    tokens = np.arange(n_past + 1, dtype=np.int32) % session.model.card.n_vocab
-    if n_past:
-        session.forward(tokens[:-1], n_past=0)
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_TURNS):
-        for into, subset in zip(seconds, (None, layers), strict=True):
-            started = perf_counter()
-            session.forward(tokens[-1:], n_past=n_past, layers=subset)
-            into.append(perf_counter() - started)
-    return min(seconds[1]) / max(min(seconds[0]), 1e-9)
 
 
 def _key(session: Session, options: LoadOptions) -> str:

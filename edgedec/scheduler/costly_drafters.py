@@ -2,25 +2,17 @@
 
 A costly drafter is asked where its record says that it pays, and at times to find out whether it does, within 1 % of
 the time. What its record says is its mean acceptance; of a drafter that has read the text already it is the measured
-worth of its drafts (edgedec.scheduler.worth).
+worth of its drafts (edgedec.scheduler.estimator).
 """
 
 from dataclasses import dataclass
 
 from edgedec.cost_curve import Cost, best_length
+from edgedec.draft import DraftCost
+from edgedec.draft_constants import AT_ONCE, BUCKET, CAUTION, FIRST, GAIN, TRIAL_STEPS
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
+from edgedec.scheduler.estimator import DraftSeconds
 from edgedec.scheduler.node_choice import PolicyOptions
-from edgedec.scheduler.worth import DraftSeconds
-
-_LOOK_FIRST = 8  # steps before a draft model may read the text
-_FIRST_LEVELS = 32  # levels that reading the beginning of a text is taken to cost before that was timed
-_REST_OF_TEXT = 256  # tokens, at most, that are counted on when the reading has to be repaid
-_REPAID = 1.5  # times the cost of reading that drafting must gain
-_GAIN = 1.03  # what a costly drafter must promise against the best without it
-_TRIAL_STEPS = 4
-_GROUP = 8  # rows that the kernels take together at most
-_KEEPS_UP = 24  # tokens of text that a drafter reads as part of its next draft
-_FIRST_DRAFT = 2.0  # levels that a draft is taken to have before one was timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +48,6 @@ class DraftPlan:
         level_s: Seconds that one token deeper is expected to take.
         token_s: Seconds that a token is worth: those of a plain step, divided by the texts that share the step.
         least_path: Path probability below which a node does not pay.
-        is_trial: Whether the draft is made only to find out what the drafter is worth.
         extra_s: Seconds that the drafter may take beyond the usual deadline.
         among_others: Whether other drafters proposed nodes that are worth verifying.
     """
@@ -65,7 +56,6 @@ class DraftPlan:
     level_s: float
     token_s: float
     least_path: float
-    is_trial: bool
     extra_s: float = 0.0
     among_others: bool = False
 
@@ -87,25 +77,25 @@ def plan_draft(
     if active.in_place:
         return _plan_known(active, log, options, cost, n_max, best)
     record = active.record
-    if active.drafter.needs.layers:
+    if active.cost is DraftCost.TARGET:
         active.missed = 0
     p = record.rate(options.greedy)
     level_s = record.level_s if record.level_s is not None else cost(0) / 4
     if active.missed is None and not options.always and not _pays_to_read(active, log, p, level_s, cost, n_max, room):
         return None
     length, gain = best_length(p, level_s, cost, n_max, best.rate, log.others)
-    is_trial = gain < _GAIN and not options.always
-    if is_trial:
+    active.tries = gain < GAIN and not options.always
+    if active.tries:
         length = min(2, n_max)
         if not _may_try(active, length * level_s + cost(length) - cost(0), log.n_texts):
             return None
-    extra_s = 2 * length * level_s if active.drafter.needs.layers else 0.0
+    extra_s = 2 * length * level_s if active.cost is DraftCost.TARGET else 0.0
     token_s = cost(0) / log.n_texts
     if options.always:
-        return DraftPlan(n_max, level_s, token_s, 0.0, is_trial, extra_s)
+        return DraftPlan(n_max, level_s, token_s, 0.0, extra_s)
     marginal = _least_gain(level_s, cost, length, best.rate * max(gain, 1.0))
     least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
-    return DraftPlan(min(n_max, 2 * length), level_s, token_s, least_path, is_trial, extra_s)
+    return DraftPlan(min(n_max, 2 * length), level_s, token_s, least_path, extra_s)
 
 
 def _plan_known(
@@ -120,16 +110,15 @@ def _plan_known(
         record.known = DraftSeconds(record.level_s if record.level_s is not None else cost(0) / 4)
     level_s, token_s = record.known.level_s, cost(0) / log.n_texts
     if options.always:
-        return DraftPlan(n_max, level_s, token_s, 0.0, is_trial=False)
-    worth, among_others = record.worth_of(options.greedy, _FIRST_DRAFT * level_s), best.n_nodes > 0
-    is_trial = not worth.pays(token_s, among_others=among_others)
-    if is_trial and not record.may_lose(worth.price_s, log.n_texts):
+        return DraftPlan(n_max, level_s, token_s, 0.0)
+    worth, among_others = record.worth_of(options.greedy, level_s), best.n_nodes > 0
+    if not active.is_due(worth, token_s, log.n_texts, among_others=among_others):
         return None
     length, gain = best_length(p, level_s, cost, n_max, best.rate, log.others)
     rate = best.rate * max(gain, 1.0)
     least = max(_least_gain(level_s, cost, length, rate), (level_s + _row_behind(cost, length, n_max)) * rate)
     least_path = min(1.0, least / max(p, 0.01))
-    return DraftPlan(n_max, level_s, token_s, least_path, is_trial, among_others=among_others)
+    return DraftPlan(n_max, level_s, token_s, least_path, among_others=among_others)
 
 
 def _least_gain(level_s: float, cost: Cost, length: int, rate: float) -> float:
@@ -139,7 +128,7 @@ def _least_gain(level_s: float, cost: Cost, length: int, rate: float) -> float:
 
 def _row_behind(cost: Cost, length: int, n_max: int) -> float:
     """Return the seconds of a row more than `length`, at best: rows behind a whole group of the kernels' cost more."""
-    whole_s, end = cost(length), min(n_max, length + _GROUP)
+    whole_s, end = cost(length), min(n_max, length + FIRST)
     return min([(cost(n) - whole_s) / (n - length) for n in range(length + 1, end + 1)], default=0.0)
 
 
@@ -152,14 +141,14 @@ def _pays_to_read(
     requests wait for the reading and for each draft, so what counts is how much faster all of them become. `p` is
     P(a node is accepted | its parent was accepted), `level_s` the seconds of one token; the rest as for plan_draft.
     """
-    if log.n_steps < _LOOK_FIRST:
+    if log.n_steps < FIRST:
         return False
     mean = max(1 / cost(0), log.tokens_per_s)
     _, gain = best_length(p, level_s, cost, n_max, (1 + log.others) * mean, log.others)
     active.hoped = gain
-    first_s = active.record.first_s if active.record.first_s is not None else _FIRST_LEVELS * level_s
-    rest = min(room, _REST_OF_TEXT, log.n_tokens)
-    return gain >= _GAIN and rest / mean * (1 - 1 / gain) > _REPAID * first_s
+    first_s = active.record.first_s if active.record.first_s is not None else AT_ONCE * level_s
+    rest = min(room, BUCKET // 2, log.n_tokens)  # half of what a draft model reads
+    return gain >= GAIN and rest / mean * (1 - 1 / gain) > CAUTION * first_s
 
 
 def note_draft(
@@ -173,15 +162,13 @@ def note_draft(
         record.known.note(max(active.draft.depths()), seconds)
     elif n:
         _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
-    active.missed, active.tries = 0, plan.is_trial
+    active.missed = 0
     if active.in_place:
-        worth, gain = record.worth_of(greedy, _FIRST_DRAFT * plan.level_s), gain_s / plan.token_s
-        worth.note(gain, seconds, among_others=plan.among_others, is_trial=plan.is_trial)
-        lost_s = max(0.0, seconds - gain_s)
-    else:
+        gain, others = gain_s / plan.token_s, plan.among_others
+        active.judge(record.worth_of(greedy, plan.level_s), gain, seconds, plan.token_s, among_others=others)
+    elif active.tries:
         lost_s = seconds + cost(n) - cost(0)
-    if plan.is_trial:
-        record.lost_s += lost_s
+        record.trials.lost_s += lost_s
         record.trial_s += lost_s
 
 
@@ -192,10 +179,10 @@ def _may_try(active: ActiveDrafter, step_s: float, n_texts: int) -> bool:
     """
     record = active.record
     if active.trials == 0:
-        price = max(_TRIAL_STEPS * step_s + record.read_s * (active.missed or 0), record.trial_s)
-        if not record.may_lose(price, n_texts):
+        price = max(TRIAL_STEPS * step_s + record.read_s * (active.missed or 0), record.trial_s)
+        if not record.may_lose(price, active.share, n_texts):
             return False
-        active.trials, record.trial_s = _TRIAL_STEPS, 0.0
+        active.trials, record.trial_s = TRIAL_STEPS, 0.0
     active.trials -= 1
     return True
 
@@ -206,7 +193,7 @@ def _note_time(record: DrafterRecord, seconds: float, level_s: float, n_levels: 
     Where much had to be read, a level took less than its share of the time.
     """
     mine = seconds / n_levels
-    if n_missed is not None and n_missed <= _KEEPS_UP:
+    if n_missed is not None and n_missed <= AT_ONCE:
         record.level_s = 0.8 * level_s + 0.2 * mine
         return
     record.level_s = min(level_s, mine)

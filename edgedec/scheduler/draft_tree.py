@@ -3,7 +3,7 @@
 They are merged by longest prefix (RASD, Quan et al. 2025, arXiv:2503.03434).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from edgedec.draft import Draft
 
@@ -70,19 +70,7 @@ class DraftTree:
         Where that chain is accepted, its rows follow one another, and a session has nothing to move to keep them. The
         draft has no q: its nodes were chosen, so they no longer follow the distribution they were drawn from.
         """
-        likeliest: dict[int, int] = {}  # the most probable child of each node
-        for node in nodes:
-            first = likeliest.get(self.parents[node])
-            if first is None or self.p[node] > self.p[first]:
-                likeliest[self.parents[node]] = node
-        places = {-1: -1}
-        last = -1
-        while last in likeliest:
-            last = likeliest[last]
-            places[last] = len(places) - 1
-        for node in nodes:
-            places.setdefault(node, len(places) - 1)
-        del places[-1]
+        places = {node: place for place, node in enumerate(dict.fromkeys([*self._chain_of(nodes, self.p), *nodes]))}
         return Draft.tree(
             [self.tokens[node] for node in places],
             [places.get(self.parents[node], -1) for node in places],
@@ -91,12 +79,16 @@ class DraftTree:
 
     def chain(self, paths: Sequence[float]) -> list[int]:
         """Return the nodes, ascending, of the chain that goes on with the most probable child each time."""
-        likeliest: dict[int, int] = {}  # the most probable child of each node
-        for node, parent in enumerate(self.parents):
-            if parent not in likeliest or paths[node] > paths[likeliest[parent]]:
-                likeliest[parent] = node
-        result: list[int] = []
-        last = -1
+        return self._chain_of(range(len(paths)), paths)
+
+    def _chain_of(self, nodes: Iterable[int], chances: Sequence[float]) -> list[int]:
+        """Return the chain of the likeliest child each time, the first of equal ones, among some ascending nodes."""
+        likeliest: dict[int, int] = {}
+        for node in nodes:
+            first = likeliest.setdefault(self.parents[node], node)
+            if chances[node] > chances[first]:
+                likeliest[self.parents[node]] = node
+        result, last = list[int](), -1
         while last in likeliest:
             last = likeliest[last]
             result.append(last)

@@ -8,18 +8,15 @@ from edgedec.cost_curve import CostCurve, best_length
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import RequestError, argument
 from edgedec.layer_skip.layer_sets import TunedSet
-from edgedec.scheduler.plugin_guard import guarded
+from edgedec.scheduler.plugin_guard import GuardedFactory
 
 SUFFIX, COMMON, MODEL, CASCADE, SKIP, EXIT = "suffix", "common", "model", "cascade", "skip", "exit"
 HEAD = "head"
 NGRAMS = ("recycling", "trigram", "stand")
 AUTO = (SUFFIX, COMMON)
-SKIP_GAIN = 1.03
-"""Times as fast as plain decoding that drafting with a tuned set of layers must promise before `auto` takes it."""
 
 
 def drafter_factories(
@@ -37,7 +34,7 @@ def drafter_factories(
     if draft is None or draft == "off":
         return {}, False
     if not isinstance(draft, str):
-        return {getattr(draft, "__name__", "custom"): guarded(draft)}, True
+        return {getattr(draft, "__name__", "custom"): GuardedFactory(draft)}, True
     second = [*([MODEL] if with_model else []), *([HEAD] if with_head else [])]
     names = [*AUTO, *second] if draft == "auto" else draft.split("+")
     for name in names:
@@ -45,7 +42,7 @@ def drafter_factories(
             raise RequestError(f"the drafter {name!r} needs a draft model; give one ({argument('draft_model')})")
         if name == HEAD and not with_head:
             raise RequestError(f"the drafter {name!r} needs a trained head; give one ({argument('draft_head')})")
-    return {name: _factory(name) for name in names}, draft != "auto"
+    return {name: drafter_factory(name) for name in names}, draft != "auto"
 
 
 def with_draft_model(
@@ -61,13 +58,13 @@ def with_draft_model(
     """
     filled = dict(factories)
     if CASCADE in filled:
-        if not isinstance(source, DraftModel):
+        if not source.cascades:
             raise RequestError("the drafter 'cascade' needs a draft model with the target's tokenizer; use 'model'")
-        filled[CASCADE] = CascadeModel(source)
+        filled[CASCADE] = CascadeModel(source.source)
     if MODEL in filled:
-        if isinstance(source, DraftModel) and not isinstance(source, OverlappedModel) and not pinned:
+        if source.cascades and not pinned:
             del filled[MODEL]
-            filled[CASCADE] = CascadeModel(source)
+            filled[CASCADE] = CascadeModel(source.source)
         else:
             filled[MODEL] = source
     return filled
@@ -113,6 +110,10 @@ def promised_gain(tuned: TunedSet, curve: CostCurve, n_max: int) -> float:
     return best_length(tuned.agreement, tuned.cost * whole_s, cost, n_max, 1 / whole_s)[1]
 
 
-def _factory(name: str) -> DrafterFactory:
+def drafter_factory(name: str) -> DrafterFactory:
+    """Return the factory of that name (raises PluginError); another package's drafter is held at arm's length.
+
+    Its drafters run in threads of their own, where being late or failing never holds up the text.
+    """
     factory: DrafterFactory = plugins.load_plugin(plugins.DRAFTERS, name)
-    return factory if plugins.is_own(plugins.DRAFTERS, name) else guarded(factory)
+    return factory if plugins.is_own(plugins.DRAFTERS, name) else GuardedFactory(factory)

@@ -3,20 +3,24 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edgedec.cost_curve import Cost
+from edgedec.cost_curve import Budget, Cost
 from edgedec.counted import counted
-from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftCost, Drafter, DrafterTraits, Verification
+from edgedec.draft_constants import (
+    FIRST_PRICE_S,
+    KEPT,
+    KEPT_OF_TRIALS,
+    LOOKED_UP_SHARE,
+    MOST_P,
+    PRIOR,
+    TRIAL_SHARE,
+    TRIAL_STEPS,
+)
 from edgedec.scheduler.acceptance import Calibration
-from edgedec.scheduler.worth import DraftSeconds, Worth
+from edgedec.scheduler.estimator import DraftSeconds, Worth
 
 SHOWN = 4
 """Nodes that the reason against drafting speaks of."""
-_FIRST_RATE = 0.7  # acceptance expected of a costly drafter that was never tried
-_FORGET = 0.97
-_FORGET_TRIALS = 0.85  # trials are few and far between
-_TRIAL_SHARE = 0.01  # of the time: what trials of a drafter may lose
-_SAVED = 4  # trials that may be made at once after a long time without any
-_FIRST_PRICE = 1e-4  # seconds that asking a drafter that looks tokens up is expected to take, before that was timed
 
 
 @dataclass(slots=True)
@@ -29,8 +33,7 @@ class DrafterRecord:
         offered: Depth down to which its drafts were compared with the text, summed and slowly forgotten,
             [sampling, greedy].
         accepted: Depth down to which they were right, in the same way.
-        lost_s: Seconds that its trials have cost.
-        total_s: Seconds of all steps in which it could have been tried, as far as they count for it.
+        trials: What its trials have cost, of the steps in which it could have been tried.
         n_granted: How many of the texts that share a forward may still try it, of those that were allowed to together.
         trial_s: Seconds that the latest trial has cost.
         read_s: Seconds that the drafter takes for each token of the text that it has not read yet.
@@ -41,50 +44,58 @@ class DrafterRecord:
 
     calibration: tuple[Calibration, Calibration] = field(default_factory=lambda: (Calibration(), Calibration()))
     level_s: float | None = None
-    offered: list[float] = field(default_factory=lambda: [6.0, 6.0])
-    accepted: list[float] = field(default_factory=lambda: [6.0 * _FIRST_RATE] * 2)
-    lost_s: float = 0.0
-    total_s: float = 0.0
+    offered: list[float] = field(default_factory=lambda: [PRIOR] * 2)
+    accepted: list[float] = field(default_factory=lambda: [PRIOR * DrafterTraits().rate] * 2)
+    trials: Budget = field(default_factory=Budget)
     n_granted: int = 0
     trial_s: float = 0.0
     read_s: float = 0.0
     first_s: float | None = None
     worth: list[Worth | None] = field(default_factory=lambda: [None, None])
     known: DraftSeconds | None = None
+    is_new: bool = True
+
+    def expect(self, traits: DrafterTraits) -> None:
+        """Take what a drafter declares, as far as nothing better is known."""
+        if self.is_new:
+            self.accepted = [traits.rate * offered for offered in self.offered]
+        if self.level_s is None:
+            self.level_s = traits.level_s
+        self.is_new = False
 
     def rate(self, greedy: bool) -> float:
-        """Return P(a node is accepted | its parent was accepted), at most 0.98."""
-        return min(0.98, self.accepted[greedy] / self.offered[greedy])
+        """Return P(a node is accepted | its parent was accepted), at most MOST_P."""
+        return min(MOST_P, self.accepted[greedy] / self.offered[greedy])
 
-    def worth_of(self, greedy: bool, price_s: float = _FIRST_PRICE) -> Worth:
+    def worth_of(self, greedy: bool, price_s: float = FIRST_PRICE_S) -> Worth:
         """Return what its drafts are worth; `price_s` is the seconds that one is expected to take at first."""
         found = self.worth[greedy]
         if found is None:
             found = self.worth[greedy] = Worth(price_s)
         return found
 
-    def may_lose(self, seconds: float, n_texts: int = 1) -> bool:
-        """Tell whether a trial that may lose so many seconds is affordable, for each of `n_texts` texts alike.
+    def may_lose(self, seconds: float, share: float, n_texts: int) -> bool:
+        """Tell whether a trial that may lose so many seconds is within this share, for each of `n_texts` texts alike.
 
         All texts that share a forward try a drafter in the same step, as calls of models cost less together.
         """
-        if self.wait_s(seconds, n_texts) > 0:
+        if self.wait_s(seconds, share, n_texts) > 0:
             return False
         self.n_granted = (self.n_granted or n_texts) - 1
         return True
 
-    def wait_s(self, seconds: float, n_texts: int) -> float:
-        """Return how many seconds have to be added to `total_s` before may_lose() returns True.
+    def wait_s(self, seconds: float, share: float, n_texts: int) -> float:
+        """Return how many seconds have to pass before may_lose() returns True.
 
         Time in which nothing was tried is saved up for a few trials.
         """
-        allowed_s, wanted_s = _TRIAL_SHARE * self.total_s, n_texts * seconds
-        self.lost_s = max(self.lost_s, allowed_s - _SAVED * wanted_s)
-        return 0.0 if self.n_granted else max(0.0, self.lost_s + wanted_s - allowed_s) / _TRIAL_SHARE
+        trials, wanted_s = self.trials, n_texts * seconds
+        trials.lost_s = max(trials.lost_s, share * trials.total_s - TRIAL_STEPS * wanted_s)
+        return 0.0 if self.n_granted else max(0.0, -trials.left_s(share, -wanted_s) / share)
 
     def observe(self, n_right: int, depth: int, *, greedy: bool, is_trial: bool) -> None:
         """Take a draft that was right `n_right` tokens deep, where `depth` tokens were compared with the text."""
-        kept = _FORGET_TRIALS if is_trial else _FORGET
+        kept = KEPT_OF_TRIALS if is_trial else KEPT
         self.offered[greedy] = self.offered[greedy] * kept + depth
         self.accepted[greedy] = self.accepted[greedy] * kept + n_right
 
@@ -97,20 +108,18 @@ class ActiveDrafter:
         name: The drafter's name, as users write it.
         drafter: The drafter.
         record: What is known of it.
-        costly: Whether each of its nodes takes time worth counting.
+        cost: What each of its nodes takes.
         draft: What it proposed before this step.
         places: By node of `draft`, the node's index in the tree of all proposals.
         n_before: How many nodes that tree had before.
         missed: Tokens of the text that it has to read before its next draft; None before its first draft.
         tries: Whether its latest draft was a trial, made to find out what the drafter is worth.
         trials: Trials still to come in a row.
-        late: How many of its drafts came after their deadline.
         model: Returns the name and the memory of the draft model that it uses; None for a drafter without one.
         n_asked: How often a costly drafter was asked in this generation.
         asked_s: Seconds that these drafts took.
         verified: Whether nodes of its latest draft were verified.
         n_used: How many of its drafts were verified and began with a right token.
-        in_place: Whether it knows the text already as far as the target's session holds it.
         price: Turns the seconds of a draft into those that count where generations draft together, or None.
         ask_s: Seconds that asking it took before this step.
         taught_s: Mean seconds that teaching it takes.
@@ -124,21 +133,19 @@ class ActiveDrafter:
     name: str
     drafter: Drafter
     record: DrafterRecord
-    costly: bool = False
+    cost: DraftCost = DraftCost.NOTHING
     draft: Draft = EMPTY_DRAFT
     places: list[int] = field(default_factory=list)
     n_before: int = 0
     missed: int | None = None
     tries: bool = False
     trials: int = 0
-    late: int = 0
     model: Callable[[], str] | None = None
     n_asked: int = 0
     asked_s: float = 0.0
     verified: bool = False
     n_used: int = 0
     hoped: float | None = None
-    in_place: bool = False
     price: Callable[[float], float] | None = None
     ask_s: float = 0.0
     taught_s: float = 0.0
@@ -147,24 +154,39 @@ class ActiveDrafter:
     n_own: int = 0
     unlearned: list[int] = field(default_factory=list)
 
-    def is_due(self, greedy: bool, token_s: float, n_texts: int) -> bool:
-        """Tell whether a drafter that looks tokens up is asked before this step, because that pays or to find out.
+    @property
+    def costly(self) -> bool:
+        """Whether each of its nodes takes time worth counting."""
+        return self.cost is not DraftCost.NOTHING
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it knows the text already as far as the target's session holds it."""
+        return self.cost is DraftCost.CALLS
+
+    def is_due(self, worth: Worth, token_s: float, n_texts: int, *, among_others: bool = False) -> bool:
+        """Tell whether it is asked before this step, as that pays or to find out; `tries` says which.
 
         Args:
-            greedy: Whether tokens are drawn at temperature 0.
+            worth: What its drafts are worth.
             token_s: Seconds that a token is worth.
             n_texts: Texts that share the forward.
+            among_others: Whether other drafters proposed nodes that are worth verifying.
         """
-        worth = self.record.worth_of(greedy)
-        self.tries = not worth.pays(token_s)
-        return not self.tries or self.record.may_lose(worth.price_s, n_texts)
+        self.tries = not worth.pays(token_s, among_others=among_others)
+        return not self.tries or self.record.may_lose(worth.price_s, self.share, n_texts)
+
+    @property
+    def share(self) -> float:
+        """Share of the time that its trials may lose."""
+        return TRIAL_SHARE if self.costly else LOOKED_UP_SHARE
 
     def wait_s(self, greedy: bool, token_s: float, n_texts: int) -> float:
         """Return the seconds before the drafter may be asked, where no other one proposes anything; 0 for now."""
-        worth, needs = self.record.worth[greedy], self.drafter.needs
-        if worth is None or (self.costly and not self.in_place) or needs.candidates or needs.taps:
+        worth = self.record.worth[greedy]
+        if worth is None or (self.costly and not self.in_place) or self.drafter.needs.of_each_step:
             return 0.0  # what it needs comes with each step
-        return 0.0 if worth.pays(token_s) else self.record.wait_s(worth.price_s, n_texts)
+        return 0.0 if worth.pays(token_s) else self.record.wait_s(worth.price_s, self.share, n_texts)
 
     def catch_up(self) -> None:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
@@ -172,12 +194,11 @@ class ActiveDrafter:
             token_ids, self.unlearned = tuple(self.unlearned), []
             self.drafter.accept(Verification((), token_ids), {})
 
-    def note_step(self, greedy: bool, gain: float, seconds: float, token_s: float) -> None:
-        """Take the tokens that a drafter which looks tokens up has brought to a step, and what it took."""
-        worth = self.record.worth_of(greedy)
+    def judge(self, worth: Worth, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
+        """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""
         if self.tries:
-            self.record.lost_s += max(0.0, worth.believed(seconds) - gain * token_s)
-        worth.note(gain, seconds, is_trial=self.tries)
+            self.record.trials.lost_s += max(0.0, worth.believed(seconds) - gain * token_s)
+        worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
 
     def corrected_p(self, greedy: bool) -> list[float]:
         """Return P(node accepted | parent accepted) of its draft's nodes, by what was observed of its estimates."""

@@ -1,8 +1,8 @@
 """The drafters of an engine, and the policy of one generation that is made of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
 from threading import RLock
@@ -10,12 +10,17 @@ from typing import Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter
-from edgedec.drafters.draft_model.model import ModelFactory
-from edgedec.drafters.draft_model.overlapped import OverlappedDrafter
-from edgedec.drafters.head.head import HeadDrafter
-from edgedec.drafters.self_speculation.self_draft import SelfDrafter
-from edgedec.drafters.self_speculation.skip import SkipDrafter
+from edgedec.draft import (
+    Declaring,
+    DraftContext,
+    Drafter,
+    DrafterFactory,
+    DrafterNeeds,
+    DrafterTraits,
+    JointDrafter,
+    ModelFactory,
+)
+from edgedec.draft_constants import GAIN
 from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.store_file import DraftStore
@@ -24,8 +29,8 @@ from edgedec.head_state import HeadState
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
-from edgedec.scheduler.active_drafters import close_drafter, note_failure
-from edgedec.scheduler.drafter_factories import SKIP, SKIP_GAIN, promised_gain
+from edgedec.scheduler.active_drafters import close_drafter, note_failure, note_late
+from edgedec.scheduler.drafter_factories import SKIP, drafter_factory, promised_gain
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
@@ -36,8 +41,6 @@ from edgedec.sequence import COUPLED, TextState
 from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats
 from edgedec.tree_shapes import TreeShape
-
-_HEAD_SHARE = 0.07  # of a plain step: what a token of a head is expected to take before one was timed
 
 
 @dataclass(slots=True)
@@ -178,11 +181,14 @@ def open_policy(
         shape=shape,
         predicted=request.predicted_ids,
         lock=drafting.lock,
+        curve=curve,
+        token_s=drafting.token_s,
     )
-    drafters = _open_all(drafting, context, session, curve, sequence)
+    drafters = _open_all(drafting, context, sequence)
     if not drafters:
         return None
-    for note in (*notes, *rule_notes(request.rule, shape, [active.drafter for active in drafters], greedy=greedy)):
+    draws = [_traits(active.drafter).draws for active in drafters]
+    for note in (*notes, *rule_notes(request.rule, shape, draws, greedy=greedy)):
         stats.add_reason(note)
     options = PolicyOptions(
         drafting.n_max,
@@ -196,18 +202,24 @@ def open_policy(
     return policy
 
 
-def _open_all(
-    drafting: Drafting, context: DraftContext, session: Session, curve: CostCurve, sequence: TextState
-) -> list[ActiveDrafter]:
+def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:
     """Return the drafters of a generation that open and fit the memory; the statistics name the others."""
-    drafters, left, greedy = [], drafting.budget_bytes, sequence.request.sampling.greedy
-    for name, factory in _with_tuned_layers(drafting, session, curve, sequence.stats).items():
+    drafters, left, stats = list[ActiveDrafter](), drafting.budget_bytes, sequence.stats
+    for name, factory in _with_tuned_layers(drafting, context, stats).items():
         if name in drafting.off:
-            sequence.stats.add_reason(drafting.off[name])
-        elif (opened := _open(name, factory, context, sequence, left)) is not None:
+            stats.add_reason(drafting.off[name])
+            continue
+        record = drafting.records.setdefault(name, DrafterRecord())
+        own = replace(
+            context,
+            correction=record.calibration[context.sampling.greedy],
+            note_ahead=partial(stats.note_ahead, name),
+            note_late=partial(note_late, stats, name),
+        )
+        if (opened := _open(name, factory, own, sequence, left)) is not None:
             drafter, held = opened
             left = None if left is None else left - held
-            drafters.append(_active(name, drafter, factory, drafting, curve, greedy=greedy))
+            drafters.append(_active(name, drafter, record, context.curve))
     return drafters
 
 
@@ -226,8 +238,6 @@ def _open(
         if most_bytes is not None and held > most_bytes:
             raise MemoryCapError(f"it would hold {held} bytes where {most_bytes} are left; allow more memory")
         drafter.begin(sequence.token_ids)
-        if isinstance(drafter, OverlappedDrafter):
-            drafter.report = partial(sequence.stats.note_ahead, name)
     except Exception as error:  # a drafter never ends a generation
         note_failure(sequence.stats, name, error)
         close_drafter(drafter)
@@ -247,78 +257,32 @@ def _check_needs(needs: DrafterNeeds, session: Session) -> None:
         raise PluginError(f"it needs {needs.candidates!r} candidates; ask for 0 or more")
 
 
-def _with_tuned_layers(
-    drafting: Drafting, session: Session, curve: CostCurve, stats: DecodeStats
-) -> dict[str, DrafterFactory]:
+def _with_tuned_layers(drafting: Drafting, context: DraftContext, stats: DecodeStats) -> dict[str, DrafterFactory]:
     """Return the factories, `skip` with the set tuned for this model; `auto` takes it where that promises to pay."""
-    factories = dict(drafting.factories)
-    pinned = factories.get(SKIP) is SkipDrafter
-    if not session.model.capabilities.layers or (drafting.always and not pinned):
+    factories, pinned, tuned = dict(drafting.factories), SKIP in drafting.factories, drafting.tuned
+    if not context.target.model.capabilities.layers or (drafting.always and not pinned):
         return factories
-    tuned = drafting.tuned
-    if tuned is not None and (pinned or promised_gain(tuned, curve, drafting.n_max) >= SKIP_GAIN):
-        factories[SKIP] = partial(SkipDrafter, tuned=tuned)
+    if tuned is not None and (pinned or promised_gain(tuned, context.curve, drafting.n_max) >= GAIN):
+        skip: Callable[..., Drafter] = drafter_factory(SKIP)
+        factories[SKIP] = partial(skip, tuned=tuned)
     elif pinned and tuned is None:
         stats.add_reason("skip leaves out every fourth layer; edgedec tune-skip finds a better set for this model")
     return factories
 
 
-def _active(
-    name: str, drafter: Drafter, factory: DrafterFactory, drafting: Drafting, curve: CostCurve, *, greedy: bool
-) -> ActiveDrafter:
-    """Return a drafter with what is known of it; one that is a part of the target learns what its forwards cost."""
-    is_new = name not in drafting.records
-    record = drafting.records.setdefault(name, DrafterRecord())
-    if isinstance(drafter, HeadDrafter):
-        return _active_head(name, drafter, record, curve, is_new=is_new, greedy=greedy)
-    if not isinstance(drafter, SelfDrafter):
-        model = factory.summary if isinstance(factory, ModelFactory) else None
-        price = JointPrice(drafter, curve).share_s if isinstance(drafter, JointDrafter) else None
-        if model is not None and record.level_s is None and drafting.token_s is not None:
-            record.level_s = drafting.token_s
-            if isinstance(drafter, OverlappedDrafter):
-                record.level_s -= _hidden_s(drafting.token_s, record.rate(greedy), curve)
-        return ActiveDrafter(name, drafter, record, costly=model is not None, model=model, price=price)
-    drafter.learn_costs(curve, record.calibration[greedy].corrected)
-    whole_s = curve.seconds(1)
-    if is_new:
-        record.accepted = [drafter.expected * offered for offered in record.offered]
-    if record.level_s is None and whole_s is not None:
-        record.level_s = whole_s * curve.part(drafter.share)
-    return ActiveDrafter(name, drafter, record, costly=True)
+def _traits(drafter: Drafter) -> DrafterTraits:
+    return drafter.traits if isinstance(drafter, Declaring) else DrafterTraits()
 
 
-def _hidden_s(token_s: float, p: float, curve: CostCurve) -> float:
-    """Return the seconds of a drafted token that are expected to pass while the target verifies, before one was timed.
-
-    A draft's first token is there if the draft before it and its bonus token came as expected, and if there was time
-    for both.
-
-    Args:
-        token_s: Seconds that the draft model takes for a token.
-        p: P(a token comes as expected).
-        curve: The cost of the target's forwards.
-    """
-    return p * p * min(token_s, (curve.seconds(2) or 0.0) / 2)
-
-
-def _active_head(
-    name: str, drafter: HeadDrafter, record: DrafterRecord, curve: CostCurve, *, is_new: bool, greedy: bool
-) -> ActiveDrafter:
-    """Return a trained head with what is known of it: what its trainer measured, until drafts were verified here."""
-    state, whole_s = drafter.state, curve.seconds(1)
-    drafter.correction = record.calibration[greedy].table
-    if is_new and state.reach:
-        rate = sum(state.reach) / (1 + sum(state.reach[:-1]))
-        record.accepted = [rate * offered for offered in record.offered]
-    if record.level_s is None and whole_s is not None:
-        record.level_s = _HEAD_SHARE * whole_s
+def _active(name: str, drafter: Drafter, record: DrafterRecord, curve: CostCurve) -> ActiveDrafter:
+    """Return a drafter with what is known of it; what it declares counts until its drafts were timed and compared."""
+    traits = _traits(drafter)
+    record.expect(traits)
     return ActiveDrafter(
         name,
         drafter,
         record,
-        costly=True,
-        model=drafter.summary,
-        in_place=True,
-        price=JointPrice(drafter, curve).share_s,
+        traits.cost,
+        model=traits.about,
+        price=JointPrice(drafter, curve).share_s if isinstance(drafter, JointDrafter) else None,
     )

@@ -2,8 +2,7 @@
 
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import JointDrafter
-
-_KEPT = 0.9  # of what is known of the others, with every draft
+from edgedec.draft_constants import KEPT_OF_OTHERS
 
 
 class JointPrice:
@@ -31,7 +30,7 @@ class JointPrice:
         if not others or not calls:
             return seconds
         n_along = sum(call.n_items - 1 for call in calls) / len(calls)
-        self._part = _KEPT * self._part + (1 - _KEPT) * min(1.0, n_along / others)
+        self._part = KEPT_OF_OTHERS * self._part + (1 - KEPT_OF_OTHERS) * min(1.0, n_along / others)
         n = 1 + round(others * self._part)
         beside_s = seconds - sum(call.seconds for call in calls)
         return max(self._drafter.own_s, beside_s / (1 + n_along)) + sum(self._called_s(call, n) for call in calls) / n

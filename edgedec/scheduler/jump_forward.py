@@ -9,11 +9,11 @@ from time import perf_counter
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft
+from edgedec.draft_constants import NEXT_TO_NOTHING
 from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.stats import DecodeStats
 
 _NAME = "forced"
-_EQUAL = 1.001  # times the cost of single steps: up to there a draft loses nothing
 
 
 class ForcedDrafts:
@@ -77,7 +77,7 @@ class ForcedDrafts:
         if self._curve is None or not forced:
             return forced
         cost = self._curve.up_to(len(forced) + 1, n_past)
-        loses = cost[-1] > _EQUAL * len(cost) * cost[0]
+        loses = cost[-1] > (1 + NEXT_TO_NOTHING) * len(cost) * cost[0]
         if self._curve.is_unknown(len(cost)) and not loses:
             return forced
         return forced[: max(range(len(cost)), key=lambda n: (n + 1) / cost[n])]

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from edgedec.cost_curve import Cost, CostCurve
+from edgedec.draft_constants import NEXT_TO_NOTHING
 from edgedec.scheduler.draft_tree import DraftTree
-
-_FREE_KEEP = 0.01  # of a plain step: keeping a branch that costs less than this counts as free
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def choose_nodes(
     if not options.trees:
         return best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)
     nodes, rate = best_part(paths, range(len(paths)), cost, n_max, spent_s, others)
-    is_free = not nodes or keep_s < _FREE_KEEP * cost(0)
+    is_free = not nodes or keep_s < NEXT_TO_NOTHING * cost(0)
     if is_free or all(tree.parents[node] == last for last, node in pairwise([-1, *nodes])):
         return nodes, rate
     # Keeping a branch costs something: the best part of a tree that pays for it, or of the likeliest chain.

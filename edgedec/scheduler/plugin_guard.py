@@ -1,6 +1,7 @@
 """A drafter from a plug-in, run in a thread of its own: late or failing, it never holds up the text."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
@@ -9,10 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import (
+    EMPTY_DRAFT,
+    Declaring,
+    Draft,
+    DraftContext,
+    Drafter,
+    DrafterFactory,
+    DrafterNeeds,
+    DrafterTraits,
+    Draws,
+    Shedding,
+    Verification,
+)
+from edgedec.draft_constants import SURE
 from edgedec.errors import PluginError
 
-_MISSES = 3
 _MAKING_S = 2.0  # that a constructor may take: the first token waits for it
 
 
@@ -24,9 +37,11 @@ class Guarded:
 
     Args:
         make: Makes the drafter, in the worker thread too.
+        note_late: Called for each draft that had not come by its deadline.
 
     Attributes:
         needs: What the drafter said that it needs of the target, when it was made.
+        traits: What the drafter declared then.
         n_late: Drafts that had not come by their deadline.
 
     Raises:
@@ -34,20 +49,24 @@ class Guarded:
         Exception: What making it raised.
     """
 
-    def __init__(self, make: Callable[[], Drafter]) -> None:
+    def __init__(self, make: Callable[[], Drafter], note_late: Callable[[], None] = lambda: None) -> None:
+        self._note_late = note_late
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # number of the question, answer or error
         self._n_asked = self._misses = self.n_late = 0
         self._failure: Exception | None = None
 
-        def made() -> tuple[DrafterNeeds, int]:
-            self._drafter = make()
-            return self._drafter.needs, self._drafter.memory_bytes()
+        def made() -> tuple[DrafterNeeds, DrafterTraits, int]:
+            self._drafter = drafter = make()
+            traits = drafter.traits if isinstance(drafter, Declaring) else DrafterTraits(draws=Draws.UNKNOWN)
+            if not isinstance(traits, DrafterTraits):
+                raise PluginError(f"its traits are {type(traits).__name__}; they must be edgedec.draft.DrafterTraits")
+            return drafter.needs, traits, drafter.memory_bytes()
 
         Thread(target=self._run, name="edgedec-drafter", daemon=True).start()
         try:
-            answer: tuple[DrafterNeeds, int] = self._answer(made, monotonic() + _MAKING_S)
-            self.needs, self._held_bytes = answer
+            answer: tuple[DrafterNeeds, DrafterTraits, int] = self._answer(made, monotonic() + _MAKING_S)
+            self.needs, self.traits, self._held_bytes = answer
         except BaseException as error:  # Ctrl-C too
             self.close()
             if isinstance(error, Empty):
@@ -95,9 +114,10 @@ class Guarded:
         if self._failure is not None:
             raise self._failure
         self.n_late += 1
+        self._note_late()
         self._misses += 1
-        if self._misses >= _MISSES:
-            raise PluginError(f"{_MISSES} drafts in a row came after their deadline; it must return sooner")
+        if self._misses >= SURE:
+            raise PluginError(f"{SURE} drafts in a row came after their deadline; it must return sooner")
         return EMPTY_DRAFT
 
     def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
@@ -130,18 +150,29 @@ def _outcome(act: Callable[[], object]) -> object:
         return PluginError(f"it raised {type(error).__name__}")
 
 
-def guarded(factory: DrafterFactory) -> DrafterFactory:
-    """Return a factory whose drafters are made and run in threads of their own."""
-    making = Lock()
+@dataclass(slots=True)
+class GuardedFactory:
+    """A factory whose drafters are made and run in threads of their own.
 
-    def make(context: DraftContext) -> Drafter:
-        if making.locked():  # else every text would wait for it, and leave a thread behind
+    Attributes:
+        factory: Makes these drafters.
+        shedding: What it declares that they lose where memory runs short.
+    """
+
+    factory: DrafterFactory
+    shedding: Shedding | None = field(init=False)
+    _making: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self.shedding = getattr(self.factory, "shedding", Shedding())
+
+    def __call__(self, context: DraftContext) -> Drafter:
+        """Make a drafter (raises what Guarded raises)."""
+        if self._making.locked():  # else every text would wait for it, and leave a thread behind
             raise PluginError("its constructor, called for an earlier text, has not returned yet")
 
         def made() -> Drafter:
-            with making:
-                return factory(context)
+            with self._making:
+                return self.factory(context)
 
-        return Guarded(made)
-
-    return make
+        return Guarded(made, context.note_late)

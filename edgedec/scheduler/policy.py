@@ -22,8 +22,17 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import Cost, CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, Floor, Verification
+from edgedec.cost_curve import Budget, Cost, CostCurve
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftCost, Floor, Verification
+from edgedec.draft_constants import (
+    AT_ONCE,
+    BUCKET,
+    CAUTION,
+    DEADLINE_S,
+    LOSS_SHARE,
+    NEWEST,
+    NOTICED,
+)
 from edgedec.scheduler.acceptance import score
 from edgedec.scheduler.active_drafters import ActiveDrafters
 from edgedec.scheduler.costly_drafters import Best, note_draft, plan_draft
@@ -35,17 +44,6 @@ from edgedec.scheduler.retrieval import drop_improbable
 from edgedec.scheduler.row_trials import RowTrials
 from edgedec.sessions.invariance import measuring_s
 from edgedec.stats import DecodeStats
-
-_DEADLINE_S = 1.0  # of a pinned drafter
-_LEAST_DEADLINE_S = 0.05  # of any other drafter; half a step where that is longer
-_MOST_NODES = 24  # that a cheap drafter is asked for
-_LOOKED_UP = 0.3  # of the time for trials of other drafters: what those of a drafter that looks tokens up may take
-_NEWEST = 1 / 16  # weight of the latest step in what teaching a drafter takes
-_LOSS_SHARE = 0.005  # of a text's time: once its drafts have lost more, the next ones have to promise more
-_LOSS_STEPS = 1.5  # plain steps that drafts may lose beyond that
-_WARY = 1.5  # times as fast as plain that a draft has to promise then
-_MOST_SKIPS = 32  # steps that pass at most before it is looked again whether a drafter is due
-_MOST_MISSED = 512  # tokens that a draft model reads at most to catch up: half its window
 
 
 class Policy:
@@ -84,7 +82,7 @@ class Policy:
         self._n_skips = self._n_skipped = 0  # steps to pass before a drafter may be due; of these, the steps made
         self._own_s = 0.0  # this text's part of the steps that the drafters' records have not counted yet
         self._node_s = 0.0  # seconds that each node of the latest draft made its forward longer
-        self._lost_s = self._written_s = 0.0  # beyond plain steps by the drafts of this text; of as many plain steps
+        self._loss = Budget()  # of this text's drafts, beyond plain steps; of as many plain steps as it has tokens
         self.skips = False
         self.drafters = ActiveDrafters(drafters, n_vocab, options, recorder)
 
@@ -112,13 +110,14 @@ class Policy:
         plain_s = self._plain_s = cost(0)
         plain = drafters.drawn is not None and self._trials.plain_is_due(self._log.tokens_per_s * plain_s)
         drafters.drawn, tree = None, DraftTree()
-        drafters.patience_s = _DEADLINE_S if always else max(_LEAST_DEADLINE_S, plain_s / 2)
+        drafters.patience_s = DEADLINE_S if always else max(NOTICED * DEADLINE_S, plain_s / 2)
         asks_all = always or self._recorder is not None  # a recording has every position
         for active in drafters.all:
             active.draft, active.rests = EMPTY_DRAFT, False
             if not active.costly:
-                if asks_all or active.is_due(self._options.greedy, plain_s / self._log.n_texts, self._log.n_texts):
-                    active.ask_s = drafters.ask(stats, active, tree, min(n_max, _MOST_NODES))
+                worth, n_texts = active.record.worth_of(self._options.greedy), self._log.n_texts
+                if asks_all or active.is_due(worth, plain_s / n_texts, n_texts):
+                    active.ask_s = drafters.ask(stats, active, tree, min(n_max, AT_ONCE))
                 else:
                     active.rests = True
         paths, nodes, spent_s = list[float](), list[int](), perf_counter() - started
@@ -159,7 +158,7 @@ class Policy:
         log.others = self._curve.others
         if not step_s or self._options.always or self._recorder is not None:
             return False
-        self._n_skips = min(_MOST_SKIPS, self._steps_to_wait(self.drafters.all, step_s) - 1)
+        self._n_skips = min(AT_ONCE, self._steps_to_wait(self.drafters.all, step_s) - 1)
         if self._n_skips < 0:
             self._n_skips = 0
             return False
@@ -175,8 +174,8 @@ class Policy:
     def _steps_to_wait(self, drafters: Sequence[ActiveDrafter], step_s: float) -> int:
         """Return how many steps of `step_s` seconds pass before one of some drafters may be asked; 0 for none."""
         greedy, n_texts = self._options.greedy, self._log.n_texts
-        waits_s = [active.wait_s(greedy, step_s / n_texts, n_texts) / _part_of(active) for active in drafters]
-        return ceil(min([_MOST_SKIPS + 1.0, *(wait_s / step_s for wait_s in waits_s)]))
+        waits_s = [active.wait_s(greedy, step_s / n_texts, n_texts) for active in drafters]
+        return ceil(min([AT_ONCE + 1.0, *(wait_s / step_s for wait_s in waits_s)]))
 
     @property
     def will_call(self) -> bool:
@@ -184,7 +183,7 @@ class Policy:
         if self._n_skipped < self._n_skips:
             return False
         step_s = self._curve.latest_s or self._plain_s
-        models = [active for active in self.drafters.all if active.costly and not active.drafter.needs.layers]
+        models = [active for active in self.drafters.all if active.cost in (DraftCost.CALLS, DraftCost.MODEL)]
         heads = [active for active in models if active.in_place]
         is_due = self._options.always or not step_s or not self._steps_to_wait(heads, step_s)
         return (bool(heads) and is_due) or any(active.called for active in models)
@@ -217,11 +216,11 @@ class Policy:
         A text can bear what its drafts have gained, and a little beyond: so few drafts that fail never make it slow.
         """
         plain_s = cost(0)
-        left_s = _LOSS_SHARE * self._written_s + _LOSS_STEPS * plain_s - self._lost_s
+        left_s = self._loss.left_s(LOSS_SHARE, CAUTION * plain_s)
 
         def seconds(n_nodes: int) -> float:
             found = cost(n_nodes)
-            return found if found - plain_s <= left_s else _WARY * found
+            return found if found - plain_s <= left_s else CAUTION * found
 
         return seconds
 
@@ -297,21 +296,19 @@ class Policy:
         """
         token_ids = verification.token_ids
         if self.skips:
-            self._written_s += len(token_ids) * self._plain_s
+            self._loss.total_s += len(token_ids) * self._plain_s
             self._log.n_tokens += len(token_ids)
             for active in self.drafters.all:
                 active.unlearned.extend(token_ids)
             return
-        trial, self._trials.trial = self._trials.trial, None
-        if trial is not None:
-            self._trials.learn(trial, len(draft.tokens), len(token_ids))
+        is_trial = self._trials.learn(len(draft.tokens), len(token_ids))
         self._node_s = 0.0  # a trial is made to time rows, whoever proposed them
-        if draft.tokens and trial is None:
+        if draft.tokens and not is_trial:
             alone_s = None if self._curve.others else self._curve.latest_s
             self._node_s = ((alone_s or self._forward_s) - self._plain_s) / len(draft.tokens)
-        self._written_s += len(token_ids) * self._plain_s
+        self._loss.total_s += len(token_ids) * self._plain_s
         if draft.tokens and self._curve.latest_s is not None and not self._curve.others:
-            self._lost_s += self._curve.latest_s - len(token_ids) * self._plain_s
+            self._loss.lost_s += self._curve.latest_s - len(token_ids) * self._plain_s
         if self._log.n_steps:
             self._log.n_tokens += len(token_ids)
             if self._curve.others and self._curve.latest_s is not None:
@@ -320,12 +317,12 @@ class Policy:
         own_s, self._own_s = self._own_s, 0.0  # behind the forward: all of its texts are asked by the same figures
         needs = self.drafters.needs
         for active in self.drafters.all:
-            active.record.total_s += _part_of(active) * own_s
-            if active.rests and not (needs.candidates or needs.taps):  # else these would be lost
+            active.record.trials.total_s += own_s
+            if active.rests and not needs.of_each_step:
                 active.unlearned.extend(token_ids)
             else:
                 self._teach(stats, active, verification, hidden)
-        if self.drafters.needs_vary:
+        if needs.varies:
             self.drafters.renew_needs()
 
     def _teach(
@@ -340,7 +337,7 @@ class Policy:
         path = self._score(stats, active, token_ids) if active.draft.tokens else ()
         n_gained = sum([active.places[node] >= active.n_before for node in path]) if active.verified else 0
         if active.missed is not None:
-            active.missed = min(_MOST_MISSED, active.missed + len(token_ids))
+            active.missed = min(BUCKET, active.missed + len(token_ids))
         same = path == verification.path
         own = verification if same else Verification(path, token_ids, verification.candidates)
         active.draft, active.verified = EMPTY_DRAFT, False  # a step may come in which no drafter is asked
@@ -350,11 +347,11 @@ class Policy:
             self.drafters.drop(stats, active, error)
         taught_s = perf_counter() - started
         if active.costly:
-            active.taught_s += _NEWEST * (taught_s - active.taught_s)
+            active.taught_s += NEWEST * (taught_s - active.taught_s)
         else:
             token_s = max(self._plain_s / self._log.n_texts, 1e-9)
             gain = n_gained - active.n_own * self._node_s / token_s
-            active.note_step(self._options.greedy, gain, active.ask_s + taught_s, token_s)
+            active.judge(active.record.worth_of(self._options.greedy), gain, active.ask_s + taught_s, token_s)
             active.n_own = 0
 
     def _score(self, stats: DecodeStats, active: ActiveDrafter, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -378,8 +375,3 @@ class Policy:
         if self._options.always or not self._log.n_steps:
             return []
         return [text for active in self.drafters.all if not active.n_used and (text := active.summary())]
-
-
-def _part_of(active: ActiveDrafter) -> float:
-    """Return which part of the time that passes counts for the trials of a drafter."""
-    return 1.0 if active.costly else _LOOKED_UP

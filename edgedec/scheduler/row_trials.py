@@ -10,16 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgedec.cost_curve import Cost, CostCurve
+from edgedec.draft_constants import CAUTION, CLEAR_GAIN, EVERY, HOPED, LOSS_SHARE, STALE, TRIAL_SHARE, TRIAL_STEPS
 from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
-
-_HOPED = 1 / 16  # of a step: what one more row costs where rows are cheap
-_HOPED_GAIN = 1.2  # the gain that more rows must promise at that price to be tried
-_SHARE = 0.005  # of the time: what trials of more rows may lose
-_EVERY = 3  # steps in which more rows could be tried, for each step in which they are considered
-_UNKNOWN_STEPS = 2.0  # plain steps that a trial may lose beyond that where so many rows were never timed
-_PLAIN_AFTER = 60  # drafts in a row, at the least, before a plain step is tried
-_PLAIN_SHARE = 0.01  # of the time: what trying plain steps may lose
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +55,13 @@ class RowTrials:
         """
         nodes, rate = chosen
         self._n_considered += 1
-        if self._options.always or self._n_considered % _EVERY:
+        if self._options.always or self._n_considered % EVERY:
             return nodes
         plain_s = cost(0)
         hoped, hoped_rate = choose_nodes(
-            tree, paths, lambda n: plain_s * (1 + _HOPED * n), n_max, 0.0, self._curve, self._options
+            tree, paths, lambda n: plain_s * (1 + HOPED * n), n_max, 0.0, self._curve, self._options
         )
-        if hoped_rate < _HOPED_GAIN * rate:
+        if hoped_rate < CLEAR_GAIN * rate:
             return nodes
         order = sorted(hoped, key=paths.__getitem__, reverse=True)
         while len(order) > len(nodes):
@@ -81,10 +74,8 @@ class RowTrials:
         """Begin a trial of these nodes and return True where it can be afforded, else return False."""
         trials, others, n = self._curve.trials, self._curve.others, len(nodes)
         lost_s = max(0.0, cost(n) - (1 + others + sum([paths[node] for node in nodes])) / rate)
-        left_s = _SHARE * trials.total_s - trials.lost_s
-        if self._curve.is_unknown(n + 1):
-            left_s += _UNKNOWN_STEPS * cost(0)
-        if lost_s > left_s or not trials.may_try(n + 1):
+        beyond_s = CAUTION * cost(0) if self._curve.is_unknown(n + 1) else 0.0
+        if lost_s > trials.left_s(LOSS_SHARE, beyond_s) or not trials.may_try(n + 1):
             return False
         trials.lost_s += lost_s
         self.trial = Trial(n, rate, others, lost_s)
@@ -92,21 +83,25 @@ class RowTrials:
 
     def plain_is_due(self, gain: float) -> bool:
         """Tell whether to time a plain step again, where drafts make the text `gain` times as fast."""
-        return not self._options.always and self._n_drafted >= max(_PLAIN_AFTER, (gain - 1) / _PLAIN_SHARE)
+        return not self._options.always and self._n_drafted >= max(STALE - TRIAL_STEPS, (gain - 1) / TRIAL_SHARE)
 
     def count_step(self, n_nodes: int, seconds: float) -> None:
         """Count a step that was decided: its nodes, and the seconds that its forward is expected to take."""
         self._n_drafted = self._n_drafted + 1 if n_nodes else 0
         self._curve.trials.total_s += seconds / (1 + self._curve.others)
 
-    def learn(self, trial: Trial, n_nodes: int, n_tokens: int) -> None:
-        """Note what a trial cost: its step verified `n_nodes` nodes and gained `n_tokens` tokens.
+    def learn(self, n_nodes: int, n_tokens: int) -> bool:
+        """Tell whether the step was a trial, and note what it cost: it verified `n_nodes` and gained `n_tokens`.
 
         A trial that was not made, as a grammar changed the draft or a prompt came with it, cost nothing.
         """
-        seconds, trials = self._curve.latest_s, self._curve.trials
+        seconds, trials, trial = self._curve.latest_s, self._curve.trials, self.trial
+        self.trial = None
+        if trial is None:
+            return False
         if seconds is None or n_nodes != trial.n_nodes or self._curve.others != trial.others:
             trials.lost_s = max(0.0, trials.lost_s - trial.lost_s)
-            return
-        lost_s = seconds - (n_tokens + trial.others) / trial.rate
-        trials.count(trial.n_nodes + 1, trial.lost_s, lost_s, (1 + trial.others) / trial.rate)
+        else:
+            lost_s = seconds - (n_tokens + trial.others) / trial.rate
+            trials.count(trial.n_nodes + 1, trial.lost_s, lost_s, (1 + trial.others) / trial.rate)
+        return True

@@ -4,9 +4,8 @@ from functools import cache
 from threading import Lock
 
 from edgedec.cost_curve import Cost, CostCurve, SharedForward
+from edgedec.draft_constants import KEPT_OF_OTHERS
 from edgedec.model import Session
-
-_KEPT = 0.9  # of what is known of drafts, with every forward
 
 
 class JoinedCurve(CostCurve):
@@ -42,8 +41,8 @@ class JoinedCurve(CostCurve):
         shared = self._look()
         if self._n_others:
             n_drafted = max(0, shared.n_rows - n_rows - self._n_others) / self._n_others
-            self._drafted = _KEPT * self._drafted + (1 - _KEPT) * (n_rows - 1)
-            self._drafted_by_others = _KEPT * self._drafted_by_others + (1 - _KEPT) * n_drafted
+            self._drafted = KEPT_OF_OTHERS * self._drafted + (1 - KEPT_OF_OTHERS) * (n_rows - 1)
+            self._drafted_by_others = KEPT_OF_OTHERS * self._drafted_by_others + (1 - KEPT_OF_OTHERS) * n_drafted
         with self._lock:
             if shared is not self._common.joined or keep_s is not None:  # else another session has noted it
                 self._common.joined = shared

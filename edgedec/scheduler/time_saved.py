@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 from statistics import fmean
 
-_BUCKET = 1024  # tokens of context below which a plain step costs about the same; then by doubling
-_LEAST = 3  # plain steps by which the cost of a plain step counts as known
-_MOST_UNKNOWN = 0.1  # of the tokens: in contexts whose plain steps were not timed
+from edgedec.draft_constants import BUCKET, NOTICED, SURE
 
 
 @dataclass(slots=True)
@@ -42,7 +40,7 @@ class TimeSaved:
             plain_s: Seconds of a plain step's forward, as this step shows them; None where it had a draft, or shared
                 its forward with other texts.
         """
-        steps = self._by_context.setdefault((n_past // _BUCKET).bit_length(), _Steps())
+        steps = self._by_context.setdefault((n_past // BUCKET).bit_length(), _Steps())
         steps.n_tokens += n_tokens
         self._spent_s += spent_s
         if plain_s is not None:
@@ -50,9 +48,9 @@ class TimeSaved:
 
     def seconds(self) -> float | None:
         """Return the seconds saved, below 0 where drafting cost time; None where plain steps were too few to know."""
-        known = [steps for steps in self._by_context.values() if len(steps.plain_s) >= _LEAST]
+        known = [steps for steps in self._by_context.values() if len(steps.plain_s) >= SURE]
         n_known, n_all = (sum(steps.n_tokens for steps in which) for which in (known, self._by_context.values()))
-        if not n_known or n_all - n_known > _MOST_UNKNOWN * n_all:
+        if not n_known or n_all - n_known > NOTICED * n_all:
             return None
         plain_s = sum(steps.n_tokens * fmean(steps.plain_s) for steps in known)
         return plain_s * n_all / n_known - self._spent_s

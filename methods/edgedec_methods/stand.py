@@ -17,7 +17,7 @@ Measured: replayed beside `auto`, 1.69 times as fast as plain decoding, where `a
 Status: study
 """
 
-from edgedec.draft import DraftContext
+from edgedec.draft import DraftContext, Shedding
 from edgedec.drafters.ngram.base import NgramDrafter
 from edgedec.drafters.ngram.ranking import Ranking
 
@@ -26,6 +26,8 @@ _LEAST_RATE = 0.3
 
 class StandDrafter(NgramDrafter):
     """Implements edgedec.draft.Drafter with contexts of one to three tokens; samples of one prompt share the table."""
+
+    shedding = Shedding(22, "the table of {name}")
 
     def __init__(self, context: DraftContext) -> None:
         rankings = {

@@ -21,7 +21,7 @@ Status: study
 
 import math
 
-from edgedec.draft import DraftContext
+from edgedec.draft import DraftContext, Shedding
 from edgedec.drafters.draft_builder import Child
 from edgedec.drafters.ngram.base import NgramDrafter
 from edgedec.drafters.ngram.ranking import Ranking
@@ -34,6 +34,8 @@ _LEAST_RATE = 0.5
 
 class TrigramDrafter(NgramDrafter):
     """Implements edgedec.draft.Drafter with contexts of one and two tokens."""
+
+    shedding = Shedding(21, "the table of {name}")
 
     def __init__(self, context: DraftContext) -> None:
         rankings = {2: Ranking(context, error=1.5, known=0.8), 1: Ranking(context, error=2.0, known=0.65)}

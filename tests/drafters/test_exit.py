@@ -63,12 +63,14 @@ def test_by_name_it_knows_what_rows_cost(target: Path) -> None:
         assert len(engine.curve.table()) > 1
 
 
-def agreeing(model: Model, rates: dict[int, float]) -> ExitDrafter:
+def agreeing(model: Model, rates: dict[int, float], curve: CostCurve) -> ExitDrafter:
     """Return a drafter that has seen how often each exit agrees."""
     agreement = Agreement(exits_of(model.card.n_layer), model.card.n_layer)
     for i in range(100):
         agreement.observe([(i * rates.get(layer, 0.0)) % 1 + rates.get(layer, 0.0) >= 1 for layer in agreement.exits])
-    context = DraftContext(model.session(256), model.tokenizer, GREEDY, Noise(0), store={"exit": agreement})
+    context = DraftContext(
+        model.session(256), model.tokenizer, GREEDY, Noise(0), store={"exit": agreement}, curve=curve
+    )
     drafter = ExitDrafter(context)
     context.target.forward(np.array(PROMPT[:-1], np.int32), n_past=0)
     drafter.begin(PROMPT)
@@ -80,11 +82,10 @@ def agreeing(model: Model, rates: dict[int, float]) -> ExitDrafter:
 )
 def test_the_exit_with_the_most_tokens_per_second_is_taken(model: Model, rates: dict[int, float], layer: int) -> None:
     """The first of those that agree alike, and a later one only for more than it costs."""
-    drafter = agreeing(model, rates)
     curve = CostCurve({1: 1.0, 16: 1.01})
     for share, cost in ((0.52, 0.4), (0.68, 0.5), (0.84, 0.8)):
         curve.expect_part(share, cost)
-    drafter.learn_costs(curve, lambda p: p)
+    drafter = agreeing(model, rates, curve)
     drafted = drafter.draft(8, 1e18)
     session = model.session(256)
     session.forward(np.array(PROMPT[:-1], np.int32), n_past=0)
@@ -97,8 +98,7 @@ def test_the_exit_with_the_most_tokens_per_second_is_taken(model: Model, rates: 
 
 def test_nothing_is_drafted_where_no_exit_pays(model: Model) -> None:
     """After positions at which none agreed."""
-    drafter = agreeing(model, {})
-    drafter.learn_costs(CostCurve({1: 1.0, 16: 1.01}), lambda p: p)
+    drafter = agreeing(model, {}, CostCurve({1: 1.0, 16: 1.01}))
     assert len(drafter.draft(8, 1e18)) == 0
 
 

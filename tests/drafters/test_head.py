@@ -28,10 +28,10 @@ from edgedec.model import LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
-from edgedec.scheduler.recorder import replay
 from edgedec.sequence import Evaluated, Generation, Request
 from edgedec.stats import DecodeStats
 from edgedec.verification.rules import rule_names
+from edgedec_apps.bench.replay import replay
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)

@@ -14,11 +14,11 @@ from support.draft_models import SETTINGS, TEXT, Recorded, counted, generate, lo
 from support.tiny_models import BOS, byte_ids
 
 from edgedec.conformance import check_drafter
-from edgedec.draft import DraftContext, DrafterFactory, Floor, Verification
+from edgedec.draft import DraftContext, DrafterFactory, Floor, ModelFactory, Verification
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.draft_text import window_of
-from edgedec.drafters.draft_model.model import DraftModel, ModelFactory
+from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.levels import cut
 from edgedec.drafters.suffix.suffix import SuffixDrafter

@@ -101,7 +101,7 @@ def equal(target: Path) -> Iterator[Model]:
 def opened(path: Path, source: OverlappedModel | None, n_draft_max: int = 8) -> edgedec.Engine:
     """Load a target with this drafter pinned, made and asked in the thread that generates."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loading, "guarded", lambda factory: factory)
+        patch.setattr(draft_loading, "GuardedFactory", lambda factory: factory)
         return edgedec.load(path, runtime="reference", n_ctx=512, draft=source, n_draft_max=n_draft_max)
 
 

@@ -39,7 +39,7 @@ def equal(target: Path) -> Iterator[Model]:
 def opened(path: Path, draft: str | DrafterFactory, runtime: str) -> Engine:
     """Load a model with a pinned drafter, in this thread."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loading, "guarded", lambda factory: factory)
+        patch.setattr(draft_loading, "GuardedFactory", lambda factory: factory)
         return edgedec.load(path, runtime=runtime, n_ctx=512, draft=draft, n_draft_max=8, n_threads=1)
 
 

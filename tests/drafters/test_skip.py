@@ -17,7 +17,6 @@ from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, DrafterFactory, Floor
 from edgedec.drafters.self_speculation import exit as exit_drafter
-from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CancelledError, CapabilityError
@@ -26,10 +25,10 @@ from edgedec.model import Capabilities, LayerSet, LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler import drafter_factories as draft_loading
-from edgedec.scheduler.cost_probe import part_cost
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
+from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_runtimes.cpu.runtime import Cpu
 
 GREEDY = SamplingParams(temperature=0)
@@ -80,7 +79,7 @@ def drafter_for(model: Model, layers: LayerSet, params: SamplingParams = GREEDY,
 def texts(path: Path, draft: DrafterFactory | None) -> list[tuple[int, ...]]:
     """Return what is generated after TEXT in every way to draw tokens, with a drafter pinned or without one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loading, "guarded", lambda factory: factory)
+        patch.setattr(draft_loading, "GuardedFactory", lambda factory: factory)
         engine = edgedec.load(path, runtime="cpu", n_ctx=256, draft=draft, n_draft_max=8, n_threads=1)
     with engine:
         found = [engine.generate(TEXT, max_tokens=40, seed=5, ignore_end=True, **way) for way in SETTINGS.values()]
@@ -120,7 +119,8 @@ def test_after_a_draft_the_session_gives_the_bits_of_one_that_never_drafted(fold
         for n_past in (57, 60, 120):
             held = min(n_past - 1, session.n_cached)
             session.forward(ids[held:n_past], n_past=held)
-            drafter = SkipDrafter(DraftContext(session, model.tokenizer, GREEDY, Noise(0)), tuned(HALF, share=1e-9))
+            context = DraftContext(session, model.tokenizer, GREEDY, Noise(0))
+            drafter = SkipDrafter(context, tuned(HALF, share=1e-9, cost=1e-9))
             drafter.begin(ids[: n_past + 1].tolist())
             assert len(drafter.draft(12, 1e18)) > 4
             found = session.forward(ids[n_past : n_past + 3], n_past=n_past, rows="all").logits.copy()
@@ -248,7 +248,7 @@ def test_by_name_the_tuned_set_is_taken_whatever_it_costs(model: Model, tmp_path
     drafting.tuned = tuned_set(tmp_path, model.card)
     policy, sequence = policy_for(model, drafting)
     drafter = policy.drafters.get("skip")
-    assert isinstance(drafter, SelfDrafter)
+    assert isinstance(drafter, SkipDrafter)
     assert (drafter.share, sequence.stats.reasons) == (0.625, [])
 
 
@@ -264,8 +264,8 @@ def test_the_policy_knows_what_a_draft_takes_and_is_likely_to_bring(model: Model
 
 def test_forwards_through_a_part_of_the_layers_are_timed(model: Model) -> None:
     """A draft's forwards teach the curve what they take; others of about that share are reckoned by them."""
-    drafter, curve = drafter_for(model, HALF), CostCurve({1: 1e-6})
-    drafter.learn_costs(curve, lambda p: p)
+    curve = CostCurve({1: 1e-6})
+    drafter = drafter_for(model, HALF, curve=curve)
     assert curve.part(0.01) == 0.01  # as the set claims
     drafter.draft(8, 1e18)
     assert curve.part(0.01) == pytest.approx(0.04)  # cut at four times its share

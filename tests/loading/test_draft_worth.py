@@ -12,6 +12,7 @@ from support.tiny_quantized import ARCHITECTURES, write_tiny
 import edgedec
 from edgedec.api import open_drafters as opening_drafts
 from edgedec.cost_curve import CostCurve
+from edgedec.draft import DraftCost
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.loading.draft_worth import (
@@ -213,7 +214,7 @@ def test_one_that_is_kept_without_use_says_what_it_costs(
 
 def test_what_is_said_of_a_draft_model() -> None:
     """Asked in vain, asked with use, or not asked and why; nothing of a drafter without one."""
-    member = ActiveDrafter("cascade", None, DrafterRecord(level_s=0.012), costly=True)  # type: ignore[arg-type]
+    member = ActiveDrafter("cascade", None, DrafterRecord(level_s=0.012), DraftCost.MODEL)  # type: ignore[arg-type]
     assert member.summary() == ""
     member = replace(member, model=lambda: "the draft model X (700.0 MB)")
     asked = replace(member, n_asked=3, asked_s=0.036)

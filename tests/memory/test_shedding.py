@@ -12,7 +12,7 @@ from support.tiny_models import byte_ids, tiny_llama
 
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.session_pool import SessionPool
-from edgedec.draft import EMPTY_DRAFT, Draft, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DrafterFactory, DrafterNeeds, Shedding, Verification
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
@@ -25,7 +25,7 @@ from edgedec.memory.watch import Watch
 from edgedec.model import LoadOptions, Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
-from edgedec.scheduler.plugin_guard import guarded
+from edgedec.scheduler.plugin_guard import GuardedFactory
 from edgedec.sequence import Generation, Request
 from edgedec_methods.stand import StandDrafter
 from edgedec_methods.trigram import TrigramDrafter
@@ -89,7 +89,7 @@ class Bench:
             stand=StandDrafter,
             trigram=TrigramDrafter,
             recycling=RecyclingDrafter,
-            other=guarded(Other),
+            other=GuardedFactory(Other),
             model=source,
             cascade=CascadeModel(source),
         )
@@ -297,3 +297,15 @@ def test_stores_are_shed_in_a_request_without_drafts(bench: Bench) -> None:
     assert names_shed(found)[:2] == ["the suffix store", "the table of recycling"]
     assert target.drafting is not None
     assert "recycling" not in target.drafting.store
+
+
+def test_a_drafter_of_another_package_says_when_it_is_shed(bench: Bench) -> None:
+    """By the place that its factory declares, under the name that it declares; else before the models."""
+
+    class Early(Other):
+        shedding = Shedding(10, "the notes of {name}")
+
+    target = bench.opened(suffix=SuffixDrafter, other=GuardedFactory(Other), early=GuardedFactory(Early))
+    assert target.drafting is not None
+    names = [shedder.name for shedder in shedders(target.drafting)]
+    assert names == ["the suffix store", "the notes of early", "the drafter other", "the suffix drafter"]

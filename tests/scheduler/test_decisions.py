@@ -18,7 +18,7 @@ import pytest
 from support.simulation import Clock, Oracle, Run, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, DraftCost, DrafterNeeds, Floor, Verification
 from edgedec.sampling import Distribution
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.recorder import Recorder
@@ -107,7 +107,8 @@ def simulate(case: Case, clock: Clock) -> Run:
     text, floor, active = a_text(case.n), Floor(), []
     for i, (kind, p, says, level_s) in enumerate(case.of):
         oracle = kind(text, p, says, clock, level_s, floor=floor, rng=np.random.default_rng(i))
-        active.append(ActiveDrafter(f"{kind.__name__} {i}", oracle, DrafterRecord(), costly=level_s > 0))
+        cost = DraftCost.TARGET if kind is Layers else DraftCost.MODEL if level_s else DraftCost.NOTHING
+        active.append(ActiveDrafter(f"{kind.__name__} {i}", oracle, DrafterRecord(), cost))
     curve, proposals = CostCurve({n: CURVES[case.curve](n) for n in case.seen}), list[Proposals]()
     policy = policy_of(
         active,

@@ -5,7 +5,7 @@ import pytest
 from support.simulation import Clock, Oracle, a_text, best_fixed, decode, policy_of
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DrafterNeeds, Floor
+from edgedec.draft import Draft, DraftCost, DrafterNeeds, Floor
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 
@@ -41,7 +41,7 @@ def test_auto_asks_the_targets_own_layers_where_they_are_the_fastest(
     table = Oracle(text, cheap, floor=floor, clock=clock, rng=np.random.default_rng(3))
     layers = OwnLayers(text, own, floor=floor, clock=clock, level_s=level_s)
     record = DrafterRecord(accepted=[own * 6.0] * 2, level_s=level_s)
-    members = [ActiveDrafter("suffix", table, DrafterRecord()), ActiveDrafter("skip", layers, record, costly=True)]
+    members = [ActiveDrafter("suffix", table, DrafterRecord()), ActiveDrafter("skip", layers, record, DraftCost.TARGET)]
     curve = CostCurve({n: seconds(n) for n in (1, 2, 4, 8, 16)})
     run = decode(policy_of(members, curve), text, curve, seconds, clock)
     assert run.token_ids == text

@@ -8,16 +8,16 @@ import pytest
 from support.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, Drafter
+from edgedec.draft import Draft, DraftCost, Drafter
 from edgedec.drafters.head.head import HeadDrafter
 from edgedec.memory.ladder import Setting, rungs
 from edgedec.model import LoadOptions
 from edgedec.scheduler.costly_drafters import Best, plan_draft
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
+from edgedec.scheduler.estimator import Worth
 from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
-from edgedec.scheduler.worth import Worth
 
 
 def cost(n_nodes: int) -> float:
@@ -37,7 +37,7 @@ def a_curve() -> CostCurve:
 
 def active(drafter: Drafter, record: DrafterRecord) -> ActiveDrafter:
     """Return a drafter that has read the text already."""
-    return ActiveDrafter("head", drafter, record, costly=True, in_place=True)
+    return ActiveDrafter("head", drafter, record, DraftCost.CALLS)
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ def test_a_head_that_accepts_next_to_nothing_is_tried_only(clock: Clock) -> None
     poor = Oracle(text, 0.02, says=0.3, clock=clock, level_s=0.1)
     run = decode(policy_of([active(poor, record)], curve), text, curve, seconds, clock)
     assert 10 < poor.n_asked < 0.12 * len(run.drafted)
-    assert record.lost_s <= 0.011 * clock.now
+    assert record.trials.lost_s <= 0.011 * clock.now
     assert run.rate >= 0.97
 
 

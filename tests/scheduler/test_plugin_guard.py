@@ -14,22 +14,33 @@ from numpy.typing import NDArray
 from support.simulation import GREEDY, a_text, decode, fake_session
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import (
+    Draft,
+    DraftContext,
+    DraftCost,
+    Drafter,
+    DrafterFactory,
+    DrafterNeeds,
+    DrafterTraits,
+    Draws,
+    Verification,
+)
 from edgedec.errors import PluginError
 from edgedec.noise import Noise
 from edgedec.scheduler.drafter_set import Drafting, open_policy
-from edgedec.scheduler.plugin_guard import Guarded, guarded
+from edgedec.scheduler.plugin_guard import Guarded, GuardedFactory
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
 
 TEXT = a_text(60)
+MODEL_TRAITS = DrafterTraits(DraftCost.MODEL, Draws.CHAINS, rate=0.5, level_s=0.25)
 SECONDS = 60.0  # long enough for any machine; nothing waits for it where all goes well
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give pinned drafters, and their constructors, as long."""
-    monkeypatch.setattr("edgedec.scheduler.policy._DEADLINE_S", SECONDS)
+    monkeypatch.setattr("edgedec.scheduler.policy.DEADLINE_S", SECONDS)
     monkeypatch.setattr("edgedec.scheduler.plugin_guard._MAKING_S", SECONDS)
 
 
@@ -67,15 +78,15 @@ class Foreign:
 def opened(drafter: Foreign, *, budget: int | None = None, always: bool = True) -> tuple[Policy | None, TextState]:
     """Open a policy as a generation does."""
     sequence = TextState(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
-    drafting = Drafting({"foreign": guarded(lambda context: cast(Drafter, drafter))}, 15, always, budget)
+    drafting = Drafting({"foreign": GuardedFactory(lambda context: cast(Drafter, drafter))}, 15, always, budget)
     return open_policy(drafting, fake_session(taps=True), CostCurve(), sequence, Noise(0)), sequence
 
 
 def generated(drafter: Foreign) -> tuple[list[int], dict[str, float], list[str]]:
     """Generate with a pinned drafter; return the text, the drafter's counts and the reasons."""
-    policy, _ = opened(drafter)
+    policy, sequence = opened(drafter)
     assert policy is not None
-    run = decode(policy, TEXT, CostCurve(), lambda n: 1.0)
+    run = decode(policy, TEXT, CostCurve(), lambda n: 1.0, stats=sequence.stats)
     return run.token_ids, run.stats.drafters.get("foreign", {}), run.stats.reasons
 
 
@@ -195,7 +206,7 @@ def test_misses_count_only_in_a_row() -> None:
 
 def test_a_drafter_that_never_answers_costs_three_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is whole; three late drafts are counted, then it is not asked again."""
-    monkeypatch.setattr("edgedec.scheduler.policy._DEADLINE_S", 0.0)
+    monkeypatch.setattr("edgedec.scheduler.policy.DEADLINE_S", 0.0)
     gate = Event()
     text, counts, reasons = generated(held(gate))
     gate.set()
@@ -318,7 +329,7 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
         gate.wait(SECONDS)
         return cast(Drafter, Foreign())
 
-    factory = guarded(make)
+    factory = GuardedFactory(make)
     for reason in ("its constructor took over 0 s", "has not returned yet"):
         policy, sequence = opened_with(factory, guard=False)
         assert policy is None
@@ -340,7 +351,7 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
 def opened_with(factory: Any, *, guard: bool = True) -> tuple[Policy | None, TextState]:
     """Open a policy with a drafter of that factory."""
     sequence = TextState(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
-    drafting = Drafting({"foreign": guarded(factory) if guard else factory}, 15, True)
+    drafting = Drafting({"foreign": GuardedFactory(factory) if guard else factory}, 15, True)
     return open_policy(drafting, fake_session(), CostCurve(), sequence, Noise(0)), sequence
 
 
@@ -350,3 +361,31 @@ def join(n_before: int) -> None:
         if thread.name == "edgedec-drafter":
             thread.join(SECONDS)
     assert threading.active_count() <= n_before
+
+
+@dataclass(slots=True)
+class Declared(Foreign):
+    """A drafter that declares what it costs."""
+
+    traits: Any = MODEL_TRAITS
+
+
+def test_what_a_drafter_of_another_package_declares_counts() -> None:
+    """Its cost, and what it is expected to bring and to take; one that declares nothing looks tokens up."""
+    for drafter, cost, rate, level_s in [
+        (Declared(), DraftCost.MODEL, 0.5, 0.25),
+        (Foreign(), DraftCost.NOTHING, 0.7, None),
+    ]:
+        policy, _ = opened(drafter)
+        assert policy is not None
+        (active,) = policy.drafters.all
+        assert (active.cost, active.record.level_s) == (cost, level_s)
+        assert active.record.rate(True) == pytest.approx(rate)
+        policy.drafters.close()
+
+
+def test_traits_of_another_type_are_refused() -> None:
+    """With a reason that says what they must be."""
+    policy, sequence = opened(Declared(traits="none"))
+    assert policy is None
+    assert "its traits are str; they must be edgedec.draft.DrafterTraits" in sequence.stats.reasons[0]

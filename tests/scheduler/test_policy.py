@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from support.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftCost, DrafterNeeds, Verification
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.stats import DecodeStats
 
@@ -151,7 +151,7 @@ def test_a_costly_drafter_never_costs_more_than_it_may(name: str, p: float, leve
     record = DrafterRecord()
     oracle = Oracle(a_text(6000), p, clock=clock, level_s=level_s)
     run = simulated(name, oracle, clock, costly=True, record=record)
-    assert record.lost_s <= 0.011 * clock.now
+    assert record.trials.lost_s <= 0.011 * clock.now
     assert run.rate >= 0.98 / CURVES[name](1)
     assert run.rate >= 0.85 * best_fixed(p, CURVES[name], level_s)
 
@@ -180,7 +180,7 @@ def test_the_share_of_time_for_trials_outlives_a_request(clock: Clock) -> None:
         oracle = Oracle(text, 0.02, clock=clock, level_s=0.005, rng=np.random.default_rng(seed))
         oracle.read = -300  # the prompt
         seconds += simulated("flat", oracle, clock, costly=True, record=record).seconds
-    assert record.lost_s <= 0.01 * seconds + 0.5
+    assert record.trials.lost_s <= 0.01 * seconds + 0.5
 
 
 def test_shadow_scoring_judges_what_was_never_verified(clock: Clock) -> None:
@@ -321,7 +321,8 @@ def test_the_text_is_the_same_with_any_drafters(seed: int, always: bool) -> None
     members = []
     for i in range(3):
         oracle = Oracle(text, rng.uniform(), says=rng.uniform(), clock=clock, depth=int(rng.integers(1, 15)), rng=rng)
-        members.append(ActiveDrafter(str(i), oracle, DrafterRecord(), costly=bool(rng.integers(2))))
+        cost = DraftCost.MODEL if rng.integers(2) else DraftCost.NOTHING
+        members.append(ActiveDrafter(str(i), oracle, DrafterRecord(), cost))
     run = decode(policy_of(members, curve, always=always), text, curve, lambda n: float(rng.uniform(1, 2)), clock)
     assert run.token_ids == text
     assert run.stats.reasons == []

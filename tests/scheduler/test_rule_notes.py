@@ -61,7 +61,7 @@ def test_a_shape_that_does_not_fit_the_rule_says_so(
     rule: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule's own shape is drafted instead."""
-    monkeypatch.setattr(drafter_factories, "guarded", lambda factory: factory)
+    monkeypatch.setattr(drafter_factories, "GuardedFactory", lambda factory: factory)
     found = reasons(tmp_path, rule, draft=DraftModel(loaded(tiny(tmp_path, 2))), draft_tree=shape)
     assert any(f"the shape {shape} is not used under the rule {rule}" in reason for reason in found)
     assert reasons(tmp_path, rule, draft=DraftModel(loaded(tiny(tmp_path, 2)))) == []

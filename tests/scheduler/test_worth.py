@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from support.simulation import Clock, Oracle, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, Verification
+from edgedec.draft import Draft, DraftCost, Verification
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.estimator import Worth
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
-from edgedec.scheduler.worth import Worth
 from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
 
@@ -64,7 +64,7 @@ def texts_of(
         session = SimpleNamespace(shared=SharedForward(STEP_S, n, n))
         curve = JoinedCurve(common, cast(BatchedSession, session), lock)
         drafter = Timed(TEXT, 0.0, clock=clock, right_from=right_from, ask_s=ask_s)
-        active = ActiveDrafter("one", drafter, record, costly=head, in_place=head)
+        active = ActiveDrafter("one", drafter, record, DraftCost.CALLS if head else DraftCost.NOTHING)
         found.append(Text(policy_of([active], curve), curve, drafter, session))
     return found
 

@@ -11,8 +11,16 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.session_pool import SessionPool
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
-from edgedec.drafters.draft_model.model import ModelFactory
+from edgedec.draft import (
+    Draft,
+    DraftContext,
+    Drafter,
+    DrafterFactory,
+    DrafterNeeds,
+    LoadedDraftModel,
+    ModelFactory,
+    Verification,
+)
 from edgedec.model import Session
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler.drafter_record import DrafterRecord
@@ -134,13 +142,14 @@ class Hotter:
         """Make the drafter of one generation."""
         return self.factory(replace(context, sampling=replace(context.sampling, temperature=self.temperature)))
 
+    @property
+    def source(self) -> LoadedDraftModel:
+        """The model."""
+        return self.factory.source
+
     def forget(self) -> None:
         """Drop what is kept."""
         self.factory.forget()
-
-    def summary(self) -> str:
-        """Name the model."""
-        return self.factory.summary()
 
     def close(self) -> None:
         """Free the model."""

@@ -40,7 +40,7 @@ def loaded(path: Path) -> Model:
 def generate(path: Path, draft: DrafterFactory | None, n_tokens: int = 40, **options: Any) -> Generation:
     """Generate after TEXT on the reference runtime, with a drafter pinned or without one, in this thread."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loading, "guarded", lambda factory: factory)
+        patch.setattr(draft_loading, "GuardedFactory", lambda factory: factory)
         engine = edgedec.load(path, runtime="reference", n_ctx=512, draft=draft, n_draft_max=8)
     with engine:
         found = engine.generate(TEXT, max_tokens=n_tokens, seed=5, ignore_end=True, **options)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, DraftContext, DraftCost, DrafterNeeds, Floor, Verification
 from edgedec.model import Capabilities, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
@@ -144,7 +144,7 @@ def policy_of(
 
 def member(drafter: Oracle, *, costly: bool = False, record: DrafterRecord | None = None) -> ActiveDrafter:
     """Return an oracle as a policy's member."""
-    return ActiveDrafter("oracle", drafter, record or DrafterRecord(), costly)
+    return ActiveDrafter("oracle", drafter, record or DrafterRecord(), DraftCost.MODEL if costly else DraftCost.NOTHING)
 
 
 def decode(
@@ -155,10 +155,11 @@ def decode(
     clock: Clock | None = None,
     *,
     observe: bool = True,
+    stats: DecodeStats | None = None,
 ) -> Run:
     """Decode a known text to its end under a policy; a forward over n rows takes `seconds(n)`."""
-    clock = clock or Clock()
-    stats, begun, token_ids = DecodeStats(), clock.now, list[int]()
+    clock, stats = clock or Clock(), stats or DecodeStats()
+    begun, token_ids = clock.now, list[int]()
     drafted: list[int] = []
     while len(token_ids) < len(text):
         draft = policy.propose(stats, len(token_ids), len(text) - len(token_ids) - 1)

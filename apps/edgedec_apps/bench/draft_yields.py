@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edgedec.errors import RequestError
 from edgedec.loading.draft_yields import ROWS, Kind
-from edgedec.scheduler.recorder import n_accepted
+from edgedec_apps.bench.replay import n_accepted
 from edgedec_apps.bench.rows import Recorded, Recording, read_recording
 
 _PROMISES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # expected tokens of the best nodes, which separate the kinds of positions

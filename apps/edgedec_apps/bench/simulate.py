@@ -10,8 +10,8 @@ from typing import Any
 from edgedec.cost_curve import CostCurve
 from edgedec.counted import counted
 from edgedec.errors import RequestError
-from edgedec.scheduler.recorder import Replay, replay
 from edgedec.sequence import Evaluated
+from edgedec_apps.bench.replay import Replay, replay
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 from edgedec_apps.bench.rows import Recording, read_recording
 from edgedec_apps.bench.table import columns

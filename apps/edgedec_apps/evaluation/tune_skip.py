@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgedec.counted import counted
 from edgedec.defaults import N_DRAFT_MAX
+from edgedec.draft_constants import GAIN
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.errors import RequestError
 from edgedec.layer_skip.choose import choose_layers, require_layer_skip
@@ -34,14 +35,15 @@ from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
 from edgedec.resolver import ResolveOptions
-from edgedec.scheduler.cost_probe import cost_curve, part_cost
-from edgedec.scheduler.drafter_factories import SKIP_GAIN, promised_gain
+from edgedec.scheduler.cost_probe import cost_curve
+from edgedec.scheduler.drafter_factories import promised_gain
 from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line
 from edgedec_apps.evaluation.evaluate import leading_tokens
+from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
@@ -262,7 +264,7 @@ def _document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, An
         "share": tuned.share,
         "cost": tuned.cost,
         "promised_speedup": outcome.gain,
-        "auto": outcome.gain is not None and outcome.gain >= SKIP_GAIN,
+        "auto": outcome.gain is not None and outcome.gain >= GAIN,
         "options": outcome.options,
         "search": {
             "n_scored": found.n_scored,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, DrafterTraits, Verification
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser, ModelDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
@@ -28,7 +28,7 @@ _DRAWS = 0x4361736361644472  # sets the drawn numbers apart from those of a "mod
 
 
 class CascadeModel(DraftModelUser):
-    """Makes the drafter of each generation around a loaded draft model (a ModelFactory).
+    """Makes the drafter of each generation around a loaded draft model (an edgedec.draft.ModelFactory).
 
     Attributes:
         source: The draft model; it may serve a "model" drafter, too.
@@ -49,6 +49,7 @@ class CascadeDrafter:
 
     Attributes:
         own_s: Seconds of this thread that the latest draft took beside forwards of the draft model.
+        traits: What the draft model's own drafter declares.
     """
 
     def __init__(self, source: DraftModel, cheap: DrafterFactory, context: DraftContext) -> None:
@@ -59,6 +60,7 @@ class CascadeDrafter:
         self.own_s = 0.0
         self._cheap = cheap(replace(context, store=store, budget_bytes=budget))
         self._model = ModelDrafter(source, context, self._ahead, label=_DRAWS)
+        self.traits: DrafterTraits = self._model.traits
         self._tree = EMPTY_DRAFT
         self._pairs = _Pairs()
 

@@ -13,14 +13,23 @@ from functools import partial
 from math import inf
 from threading import RLock
 from time import perf_counter
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import (
+    EMPTY_DRAFT,
+    Draft,
+    DraftContext,
+    DraftCost,
+    DrafterNeeds,
+    DrafterTraits,
+    Draws,
+    Verification,
+)
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.draft_forward import DraftForward
 from edgedec.drafters.draft_model.draft_text import DraftText, n_common, window_of
@@ -41,22 +50,8 @@ Ahead = Callable[[list[int], int], list[int]]
 T = TypeVar("T")
 
 
-@runtime_checkable
-class ModelFactory(DrafterFactory, Protocol):
-    """A DrafterFactory that holds a loaded model, which its drafters evaluate."""
-
-    def forget(self) -> None:
-        """Forget the tokens that the model's session holds, so that the next generation reads its prompt anew."""
-
-    def summary(self) -> str:
-        """Return the model's name and the memory that it takes, for a person."""
-
-    def close(self) -> None:
-        """Free the model; calling it again does nothing."""
-
-
 class DraftModel:
-    """A loaded draft model; makes the drafter of each generation (a ModelFactory).
+    """A loaded draft model; makes the drafter of each generation (an edgedec.draft.ModelFactory).
 
     Each text that is being written has a session of its own, which later texts go on with. Any thread may call it.
 
@@ -66,9 +61,10 @@ class DraftModel:
         texts: The sessions, each with what it holds.
         most: Most texts that may be drafted for at a time; None for any number.
         joins: Whether forwards for several texts may wait for each other, to be one.
+        cascades: Whether a cascade may draft in its place, the same in less time.
     """
 
-    joins = True
+    joins = cascades = True
 
     def __init__(self, model: Model, most: int | None = None) -> None:
         self.model = model
@@ -200,6 +196,11 @@ class DraftModel:
             text.cached = []
 
     @property
+    def source(self) -> "DraftModel":
+        """The model itself."""
+        return self
+
+    @property
     def n_ctx(self) -> int:
         """Tokens of a session's KV cache."""
         return self._n_ctx
@@ -238,7 +239,10 @@ class DraftModelUser:
 
     Attributes:
         source: The draft model.
+        cascades: Whether a cascade may draft in its place.
     """
+
+    cascades = False
 
     def __init__(self, source: DraftModel) -> None:
         self.source = source
@@ -269,6 +273,7 @@ class ModelDrafter:
     Attributes:
         calls: The forwards for the latest draft, each with what it was joined into.
         own_s: Seconds of this thread that the latest draft took beside these forwards.
+        traits: What the drafter declares.
     """
 
     needs = DrafterNeeds()
@@ -285,6 +290,7 @@ class ModelDrafter:
         self._shape = context.shape
         self._floor = context.floor
         self._ahead = ahead
+        self.traits = DrafterTraits(DraftCost.MODEL, Draws.SHAPES, level_s=context.token_s, about=source.summary)
         self._ids: list[int] = []
         self._n_prompt = 0
         self._begin: int | None = None  # where the window begins; None before the first draft

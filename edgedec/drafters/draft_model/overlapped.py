@@ -12,7 +12,7 @@ down. The policy counts as a draft's price the time that draft() takes, includin
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from threading import Event, Thread
@@ -30,13 +30,13 @@ THREAD_NAME = "edgedec-draft-ahead"
 
 
 class OverlappedModel(DraftModel):
-    """A draft model whose drafters go on while the target verifies (a ModelFactory).
+    """A draft model whose drafters go on while the target verifies (an edgedec.draft.ModelFactory).
 
     Each text's drafter has a thread of its own, whose forwards wait for nobody else's: they are not joined. One thread
     at a time uses a text's session: whoever needs it calls settle() first.
     """
 
-    joins = False
+    joins = cascades = False
 
     def __init__(self, model: Model, most: int | None = None) -> None:
         super().__init__(model, most)
@@ -121,7 +121,6 @@ class OverlappedDrafter(ModelDrafter):
     Attributes:
         n_ahead: Tokens drafted while the target verified.
         n_used: Those of them that came into a draft, or stood in the text where they were expected.
-        report: Called with `n_ahead` and `n_used` before every draft and at the end.
     """
 
     def __init__(self, source: OverlappedModel, context: DraftContext) -> None:
@@ -132,7 +131,18 @@ class OverlappedDrafter(ModelDrafter):
         self._came: list[int] = []  # tokens of the text that were not compared with the levels yet
         self._failure: Exception | None = None
         self.n_ahead = self.n_used = 0
-        self.report: Callable[[int, int], None] = lambda n_ahead, n_used: None
+        self.traits = replace(self.traits, level_s=self._waited_s(context))
+
+    def _waited_s(self, context: DraftContext) -> float | None:
+        """Return the seconds of a drafted token that the target is expected to wait for; None where it was not timed.
+
+        A draft's first token is there if the draft before it and its bonus token came as expected, and if there was
+        time for both while the target verified.
+        """
+        if context.token_s is None:
+            return None
+        hidden_s = min(context.token_s, (context.curve.seconds(2) or 0.0) / 2)
+        return context.token_s - self.traits.rate * self.traits.rate * hidden_s
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt, which is read when the first draft is requested."""
@@ -216,7 +226,7 @@ class OverlappedDrafter(ModelDrafter):
         self._ids.extend(self._came)
         self._came.clear()
         if self.n_ahead:
-            self.report(self.n_ahead, self.n_used)
+            self._context.note_ahead(self.n_ahead, self.n_used)
 
     def _count_used(self, level: _Level) -> None:
         self.n_used += level.ahead

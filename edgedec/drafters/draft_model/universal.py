@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DraftCost, DrafterNeeds, DrafterTraits, Verification
 from edgedec.drafters.draft_model.alignment import Aligned, continuation, leading_ids, whole_characters
 from edgedec.drafters.draft_model.draft_text import window_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser
@@ -33,7 +33,8 @@ _STEPS = 4  # most forwards of the draft model for one token of the target
 
 
 class UniversalDraftModel(DraftModelUser):
-    """A loaded draft model with another tokenizer; makes the drafter of each generation (a ModelFactory).
+    """A loaded draft model with another tokenizer; makes the drafter of each generation (an
+    edgedec.draft.ModelFactory).
 
     Attributes:
         source: The draft model with its session.
@@ -55,6 +56,7 @@ class UniversalDrafter:
     Attributes:
         calls: The forwards for the latest draft, each with what it was joined into.
         own_s: Seconds of this thread that the latest draft took beside these forwards.
+        traits: What the drafter declares.
     """
 
     needs = DrafterNeeds()
@@ -69,6 +71,7 @@ class UniversalDrafter:
         self._n_vocab = context.target.model.card.n_vocab
         self._params = _of_any_vocabulary(context.sampling)
         self._floor = context.floor
+        self.traits = DrafterTraits(DraftCost.MODEL, level_s=context.token_s, about=drafts.summary)
         self.begin([])
 
     def begin(self, token_ids: Sequence[int]) -> None:

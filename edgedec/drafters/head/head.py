@@ -9,7 +9,6 @@ rules out is replaced by the best one that the grammar allows. Other shapes than
 level by level in edgedec.drafters.drawn_trees, with one call of the head for all nodes of a level.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, DrafterRestsError, Verification
+from edgedec.draft import (
+    EMPTY_DRAFT,
+    Draft,
+    DraftContext,
+    DraftCost,
+    DrafterNeeds,
+    DrafterRestsError,
+    DrafterTraits,
+    Draws,
+    Verification,
+)
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
 from edgedec.drafters.levels import LevelMaker, agreement
@@ -31,15 +40,13 @@ from edgedec.model import Forward
 from edgedec.sampling import Distribution
 from edgedec.tree_shapes import CHAIN
 
-Correction = Callable[[], tuple[tuple[float, ...], tuple[float, ...]]]
-"""Returns the edges and the factors of ChainRules."""
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 NAME = "head"
 SHED = "the draft head was shed when memory ran short; load again to have it"
 """The reason why a head that was freed drafts no more."""
+_SHARE = 0.07  # of a plain step: what a drafted token is expected to take before one was timed
 _LEAST_LEAF = 0.05  # a second best token of a smaller path probability is left out
 _DRAWS = 0x4472616674486561  # sets the drawn numbers apart from those of other drafters
 _IMPOSSIBLE = np.float32(-1e30)  # the score of a token that the head can't draft
@@ -69,12 +76,14 @@ class HeadDrafter:
 
     Attributes:
         state: What the head knows of the session's text.
-        correction: What the head's probabilities are worth, by what was accepted so far.
         calls: The head's calls for the latest draft, in which other sessions may have had texts.
         own_s: Seconds of this thread that the latest draft took beside these calls.
+        traits: What the head declares: what its trainer measured.
+        shedding: Nothing, as the head is shed for all sessions together.
     """
 
     needs = DrafterNeeds()
+    shedding = None
 
     def __init__(self, context: DraftContext) -> None:
         """Draft with the head that follows the target's session.
@@ -89,7 +98,6 @@ class HeadDrafter:
                 f"no draft head was loaded with the model; name one ({argument('draft_head')}), or use another drafter"
             )
         self.state: HeadState = state
-        self.correction: Correction = _no_correction
         self.calls: list[SharedForward] = []
         self.own_s = 0.0
         self._context = context
@@ -101,6 +109,7 @@ class HeadDrafter:
         state.follow()
         self._ids: list[int] = []
         self._begun_s = 0.0
+        self.traits = replace(_traits(state, context), about=self.summary)
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, _DRAWS)
         self._row = np.empty(0, np.float32)
         self._first: int | None = None  # the first token of the latest draft
@@ -134,9 +143,9 @@ class HeadDrafter:
         return draft
 
     def _corrected(self) -> tuple[ChainRules, Callable[[float], float]]:
-        edges, factors = self.correction()
-        rules = ChainRules(1, self._context.floor.path_probability, edges, factors)
-        return rules, lambda p: min(0.995, p * factors[bisect_right(edges, p)])
+        known = self._context.correction
+        rules = ChainRules(1, self._context.floor.path_probability, known.edges, tuple(known.factors))
+        return rules, known.corrected
 
     def _chain(self, n_past: int, n_max: int, left_s: float) -> Draft:
         """Return a chain, with leaves where it is not drawn.
@@ -298,5 +307,9 @@ def _levels_of(chain: DraftedChain) -> Iterator[Level]:
         yield Level([token, second], [p, second_p]) if second >= 0 else Level([token], [p])
 
 
-def _no_correction() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return (), (1.0,)
+def _traits(state: HeadState, context: DraftContext) -> DrafterTraits:
+    rate, whole_s = DrafterTraits().rate, context.curve.seconds(1)
+    if state.reach:
+        rate = sum(state.reach) / (1 + sum(state.reach[:-1]))
+    level_s = None if whole_s is None else _SHARE * whole_s
+    return DrafterTraits(DraftCost.CALLS, Draws.SHAPES, rate, level_s)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Verification, store_limit
+from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Shedding, Verification, store_limit
 from edgedec.drafters.draft_builder import Child, grow_tree, path_of
 from edgedec.drafters.ngram.ranking import Ranking
 from edgedec.drafters.ngram.table import BITS, CandidateTable, K, context_key, last_tokens, learn_text
@@ -29,6 +29,7 @@ class NgramDrafter:
     """
 
     needs = DrafterNeeds(candidates=K)
+    shedding = Shedding(20, "the table of {name}")
 
     def __init__(self, context: DraftContext, name: str, rankings: Mapping[int, Ranking], least_rate: float) -> None:
         limit_bytes = store_limit(context.budget_bytes)

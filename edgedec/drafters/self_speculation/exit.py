@@ -100,7 +100,7 @@ def exits_of(n_layer: int) -> tuple[int, ...]:
 
 
 class ExitDrafter(OwnLayersDrafter):
-    """Implements edgedec.draft.Drafter and edgedec.drafters.self_speculation.self_draft.SelfDrafter.
+    """Implements edgedec.draft.Drafter.
 
     Raises:
         CapabilityError: The runtime can't leave out layers of this model, tap them, or go on from hidden states.
@@ -116,22 +116,18 @@ class ExitDrafter(OwnLayersDrafter):
         self._agreement = kept if isinstance(kept, Agreement) else Agreement(exits_of(card.n_layer), card.n_layer)
         context.store[NAME] = self._agreement
         self._layer = self._agreement.exits[0]
+        self.traits = self.traits_of(self.share, max(self._agreement.rates))  # the best exit's acceptance
         self.begin([])
 
     @property
     def needs(self) -> DrafterNeeds:
         """Forwards with layers left out; where the next position is judged, the hidden states after each exit."""
-        return DrafterNeeds(taps=self._agreement.exits if self._is_due else (), layers=True)
+        return DrafterNeeds(taps=self._agreement.exits if self._is_due else (), layers=True, varies=True)
 
     @property
     def share(self) -> float:
         """About the share of a whole token's weights that the present exit reads."""
         return _share(self._layer, self._n_layer)
-
-    @property
-    def expected(self) -> float:
-        """The acceptance that is expected: the best exit's."""
-        return max(self._agreement.rates)
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt; the session holds it when the first draft is requested."""
@@ -166,10 +162,10 @@ class ExitDrafter(OwnLayersDrafter):
 
     def _choice(self, n_max: int) -> tuple[int, int, float]:
         """Return the exit and the length with the most expected tokens per second, and these over plain decoding's."""
-        whole = self.curve.up_to(n_max + 1, self.n_past)
+        whole = self.context.curve.up_to(n_max + 1, self.n_past)
         found: list[tuple[float, int, int]] = []
         for layer, rate in zip(self._agreement.exits, self._agreement.rates, strict=True):
-            part = self.curve.part(_share(layer, self._n_layer))
+            part = self.context.curve.part(_share(layer, self._n_layer))
             length, gain = best_length(rate, part, lambda n: whole[n] / whole[0], n_max, 1.0)
             found.append((gain, -layer, length))
         gain, minus_layer, length = max(found)

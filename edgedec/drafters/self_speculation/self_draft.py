@@ -6,15 +6,13 @@ arXiv:2309.08168, and SWIFT, Xia et al. 2024, arXiv:2410.06161, copy or crop it)
 only.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic, perf_counter
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DraftCost, DrafterTraits, Draws, Verification
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.levels import LevelMaker
 from edgedec.errors import CancelledError
@@ -23,27 +21,6 @@ from edgedec.model import Forward, LayerSet
 Hidden = Mapping[int, NDArray[np.float32]]
 
 _LEAST_LEAF = 0.05  # a leaf of a smaller path probability is left out: a row more takes about as much of a step
-
-
-@runtime_checkable
-class SelfDrafter(Protocol):
-    """A drafter whose tokens take forwards of the target itself."""
-
-    @property
-    def share(self) -> float:
-        """The share of a whole token's weights that a drafted token reads."""
-
-    @property
-    def expected(self) -> float:
-        """P(a node is accepted | its parent was), as expected before a draft was verified."""
-
-    def learn_costs(self, curve: CostCurve, corrected: Callable[[float], float]) -> None:
-        """Take the curve that times forwards through a part of the layers, and what an estimate of P is worth.
-
-        Args:
-            curve: The engine's.
-            corrected: P that the drafter gives -> P by what was accepted so far.
-        """
 
 
 class OwnLayersDrafter:
@@ -56,20 +33,19 @@ class OwnLayersDrafter:
     Attributes:
         context: The generation's.
         ids: The text's tokens.
-        curve: The times of forwards; the engine's curve after learn_costs().
-        corrected: P that the drafter gives -> P by what was accepted so far.
     """
 
     def __init__(self, context: DraftContext, label: int) -> None:
         self.context = context
         self.ids: list[int] = []
-        self.curve = CostCurve()
-        self.corrected: Callable[[float], float] = float
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, label)
 
-    def learn_costs(self, curve: CostCurve, corrected: Callable[[float], float]) -> None:
-        """Take the engine's curve, and what an estimate of P is worth."""
-        self.curve, self.corrected = curve, corrected
+    def traits_of(self, share: float, rate: float) -> DrafterTraits:
+        """Return the traits of forwards of the target through this share of the weights, accepted at this rate."""
+        curve = self.context.curve
+        whole_s = curve.seconds(1)
+        level_s = None if whole_s is None else whole_s * curve.part(share)
+        return DrafterTraits(DraftCost.TARGET, Draws.CHAINS, rate, level_s)
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt; the session holds it when the first draft is requested."""
@@ -113,9 +89,9 @@ class OwnLayersDrafter:
         nodes.add_levels(
             self._levels_behind(layers, share, n_levels),
             deadline_s=deadline_s,
-            least_path=floor or self.curve.part(share),
+            least_path=floor or self.context.curve.part(share),
             least_leaf=max(_LEAST_LEAF, floor / 3),
-            corrected=self.corrected,
+            corrected=self.context.correction.corrected,
         )
         return nodes.build()
 
@@ -135,7 +111,7 @@ class OwnLayersDrafter:
         """Evaluate one drafted token, and note how long that took."""
         started = perf_counter()
         forward = self.context.target.forward(np.array([token], np.int32), n_past=n_past, layers=layers, rows="last")
-        self.curve.observe_part(share, perf_counter() - started, self.n_past)
+        self.context.curve.observe_part(share, perf_counter() - started, self.n_past)
         if self.context.recorder is not None:
             self.context.recorder.evaluated(1, layers)
         return forward

@@ -6,9 +6,6 @@ and its result kept on the disk; without one, every fourth layer is left out. A 
 likely enough to be worth a forward, where SWIFT stops below a top-1 probability of 0.8.
 """
 
-from collections.abc import Callable
-
-from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, DraftContext, DrafterNeeds
 from edgedec.drafters.self_speculation.self_draft import OwnLayersDrafter
 from edgedec.layer_skip.layer_sets import TunedSet, evenly_spaced, left_out
@@ -19,7 +16,7 @@ _DRAWS = 0x536B697044726177  # sets the drawn numbers apart from those of other 
 
 
 class SkipDrafter(OwnLayersDrafter):
-    """Implements edgedec.draft.Drafter and edgedec.drafters.self_speculation.self_draft.SelfDrafter.
+    """Implements edgedec.draft.Drafter; the context's curve takes what was measured when the set was tuned.
 
     Args:
         context: The generation's.
@@ -27,7 +24,7 @@ class SkipDrafter(OwnLayersDrafter):
 
     Attributes:
         share: The share of a whole token's weights that a drafted token reads.
-        expected: The acceptance that is expected: the agreement found when the set was tuned.
+        traits: What the drafter declares: the acceptance that is expected is the agreement found by tuning.
 
     Raises:
         CapabilityError: The runtime can't leave out layers of this model.
@@ -43,13 +40,9 @@ class SkipDrafter(OwnLayersDrafter):
             layers = evenly_spaced(card.n_layer, card.n_layer // _LEFT_OUT)
             share = 1 - len(left_out(layers)) / (2 * card.n_layer)
             tuned = TunedSet(layers, share, share, _EXPECTED, 0)
-        self._layers, self._cost = tuned.layers, tuned.cost
-        self.share, self.expected = tuned.share, tuned.agreement
-
-    def learn_costs(self, curve: CostCurve, corrected: Callable[[float], float]) -> None:
-        """Take the engine's curve, and add to it what was measured when the set was tuned."""
-        curve.expect_part(self.share, self._cost)
-        super().learn_costs(curve, corrected)
+        self._layers, self.share = tuned.layers, tuned.share
+        context.curve.expect_part(tuned.share, tuned.cost)
+        self.traits = self.traits_of(tuned.share, tuned.agreement)
 
     def draft(self, n_max: int, deadline_s: float) -> Draft:
         """Draft a chain of the tokens that the part of the target would draw, and leaves beside it."""

@@ -4,7 +4,7 @@ The drafter can propose before the text itself has taught the other drafters any
 from a corpus (Liu et al. 2024). Lossless, as it only proposes.
 """
 
-from edgedec.draft import DraftContext
+from edgedec.draft import DraftContext, Shedding
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 from edgedec.drafters.suffix.fixed_text import FixedTextDrafter
 from edgedec.drafters.suffix.matching import Match
@@ -14,6 +14,8 @@ _LAST = 32  # tokens of a prompt that decide where the text stands
 
 class CommonDrafter(FixedTextDrafter):
     """Implements edgedec.draft.Drafter."""
+
+    shedding = Shedding(30, "the common text")
 
     def __init__(self, context: DraftContext) -> None:
         self._automaton = SuffixAutomaton() if context.common is None else context.common.automaton

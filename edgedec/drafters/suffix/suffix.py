@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import STORE_BYTES, Draft, DraftContext, DrafterNeeds, Verification, store_limit
+from edgedec.draft import STORE_BYTES, Draft, DraftContext, DrafterNeeds, Shedding, Verification, store_limit
 from edgedec.drafters.suffix.automaton import STATE_BYTES, SuffixAutomaton
 from edgedec.drafters.suffix.matching import Match, MatchRates
 
@@ -74,6 +74,7 @@ class SuffixDrafter:
     """
 
     needs = DrafterNeeds()
+    shedding = Shedding(90, "the suffix drafter")
 
     def __init__(self, context: DraftContext) -> None:
         self._lock = context.lock
