@@ -47,8 +47,8 @@ HeadState &state_of(const ec_session *session) {
 
 }  // namespace
 
-int32_t ec_head_set_matrix(ec_head *head, int32_t which, int32_t type, int64_t n_rows, int64_t n_cols, const void *tiles,
-                           uint64_t n_tile_bytes) {
+int32_t ec_head_set_matrix(ec_head *head, int32_t which, int32_t type, int64_t n_rows, int64_t n_cols,
+                           const void *tiles, uint64_t n_tile_bytes) {
   return guarded([&] {
     Matrix &matrix = matrix_of(head, which);
     check_tiles(type, n_rows, n_cols, n_tile_bytes);
@@ -130,7 +130,8 @@ int32_t ec_draft_scores(ec_draft_item *items, int32_t n) {
     for (int32_t i = 0; i < n; ++i) {
       HeadState *state = items[i].session->head.get();
       const auto laid_out = [&] {
-        return items[i].n_past < 0 ? state->lay_out_next(items[i].token) : state->lay_out(items[i].n_past, items[i].token);
+        return items[i].n_past < 0 ? state->lay_out_next(items[i].token)
+                                   : state->lay_out(items[i].n_past, items[i].token);
       };
       items[i].n_found = state != nullptr && laid_out();
       if (items[i].n_found == 0) continue;
@@ -150,8 +151,8 @@ int32_t ec_draft_chains(ec_draft_item *items, int32_t n) {
   return drafting(items, n, [&] { draft_chains(items, n); });
 }
 
-int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int32_t *parents, int32_t n_nodes, int32_t n_new,
-                          float *scores, int32_t *n_found) {
+int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int32_t *parents, int32_t n_nodes,
+                          int32_t n_new, float *scores, int32_t *n_found) {
   ec_draft_item item{};
   item.session = session;
   return drafting(&item, 1, [&] {

@@ -36,7 +36,8 @@ bool HeadState::read_branches(const int32_t *tokens, const int32_t *parents, int
   std::vector<int32_t> wanted((size_t)n_new);
   std::iota(wanted.begin(), wanted.end(), n_known);
   ec_item item{};
-  item.session = &kv_, item.n_past = n_pairs_, item.n_rows = n, item.hidden = branch_inputs_.data(), item.parents = parents;
+  item.session = &kv_, item.n_past = n_pairs_, item.n_rows = n, item.hidden = branch_inputs_.data(),
+  item.parents = parents;
   item.n_wanted = n_new, item.wanted = wanted.data(), item.n_taps = 1, item.taps = &layer, item.tapped = made.data();
   if (forward(head_.net, &item, 1, scores, nullptr, nullptr) != Outcome::done)
     throw NotFinite("the draft head's scores are not finite");

@@ -93,7 +93,8 @@ void HeadState::read_group(HeadState *const *states, size_t n, float *scores) {
   float *output = outputs.data();
   for (size_t i = 0; i < n; ++i) {
     HeadState &s = *states[i];
-    for (int32_t r = 0; r < s.n_new_; ++r) rows.push_back({s.taps_.data() + r * width, s.inputs_.data() + (2 * r + 1) * d});
+    for (int32_t r = 0; r < s.n_new_; ++r)
+      rows.push_back({s.taps_.data() + r * width, s.inputs_.data() + (2 * r + 1) * d});
     ec_item &item = items[i];
     last[i] = s.n_laid_ - 1;
     item.session = &s.kv_, item.n_past = s.slot_, item.n_rows = s.n_laid_, item.hidden = s.inputs_.data();
@@ -104,7 +105,8 @@ void HeadState::read_group(HeadState *const *states, size_t n, float *scores) {
   if (!rows.empty()) head.fuse(rows);
   if (forward(head.net, items.data(), (int32_t)n, scores, nullptr, nullptr) != Outcome::done)
     throw NotFinite("the draft head's scores are not finite");
-  for (size_t i = 0; i < n; ++i) states[i]->settle(items[i].tapped == nullptr ? nullptr : items[i].tapped + last[i] * d, wanted);
+  for (size_t i = 0; i < n; ++i)
+    states[i]->settle(items[i].tapped == nullptr ? nullptr : items[i].tapped + last[i] * d, wanted);
 }
 
 // Take what a forward made of the pairs that were laid out; `last` is the layer's output for the last of them.
@@ -121,7 +123,8 @@ void HeadState::settle(const float *last, bool wanted) {
   n_new_ = 0;
   if (!wanted) return;
   if (head_.config.feeds_back_normed)
-    head_.net.kernels->rms_norm(last, head_.net.output_norm.data(), head_.config.rms_epsilon, (int64_t)d, outputs_.data());
+    head_.net.kernels->rms_norm(last, head_.net.output_norm.data(), head_.config.rms_epsilon, (int64_t)d,
+                                outputs_.data());
   else
     memcpy(outputs_.data(), last, d * sizeof(float));
 }

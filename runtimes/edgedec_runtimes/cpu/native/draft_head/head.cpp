@@ -23,7 +23,8 @@ void require(bool holds, const std::string &message) {
 }
 
 void require_shape(const Matrix &m, const char *name, int64_t rows, int64_t cols) {
-  require(m.n_rows == rows && m.n_cols == cols, std::string("the head's matrix ") + name + " is missing or has another shape");
+  require(m.n_rows == rows && m.n_cols == cols,
+          std::string("the head's matrix ") + name + " is missing or has another shape");
 }
 
 ec_config net_config(const ec_head_config &h) {
@@ -82,7 +83,8 @@ void ec_head::embed(const int32_t *tokens, int32_t n, float *out, int64_t stride
     if (own) tile_row(embedding.type, config.n_embd, embedding.tiles, tokens[i], out);
     else if (target.streamer.started()) target.streamer.embed(tokens[i], out);
     else if (target.row_file.is_open()) target.row_file.read(tokens[i], out);
-    else if (!target.elsewhere) tile_row(target.token_embd.type, config.n_embd, target.token_embd.tiles, tokens[i], out);
+    else if (!target.elsewhere)
+      tile_row(target.token_embd.type, config.n_embd, target.token_embd.tiles, tokens[i], out);
     if (!own && target.config.embedding_scale != 1.0f)
       for (int32_t j = 0; j < config.n_embd; ++j) out[j] *= target.config.embedding_scale;
   }
@@ -90,7 +92,8 @@ void ec_head::embed(const int32_t *tokens, int32_t n, float *out, int64_t stride
 
 void ec_head::fuse(const std::vector<Fused> &rows) {
   const Kernels &k = *net.kernels;
-  const int64_t n = (int64_t)rows.size(), width = n_tapped(), piece = config.fc_norm == EC_FC_NORM_EACH ? target.config.n_embd : width;
+  const int64_t n = (int64_t)rows.size(), width = n_tapped(),
+                piece = config.fc_norm == EC_FC_NORM_EACH ? target.config.n_embd : width;
   for (int64_t i = 0; i < n; ++i) {
     const float *row = rows[(size_t)i].taps;
     if (config.fc_norm != EC_FC_NORM_NONE)
@@ -103,13 +106,15 @@ void ec_head::fuse(const std::vector<Fused> &rows) {
   net.pool.run([&](int thread) {
     float *products = products_.data() + (int64_t)thread * BAND * PANEL_ROWS;
     for (int64_t panel; (panel = next.fetch_add(1, std::memory_order_relaxed)) < n_panels;) {
-      const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (fc.n_rows + TILE_ROWS - 1) / TILE_ROWS);
+      const int64_t tile = panel * PANEL_TILES,
+                    last = std::min(tile + PANEL_TILES, (fc.n_rows + TILE_ROWS - 1) / TILE_ROWS);
       const int64_t columns = std::min<int64_t>(PANEL_ROWS, fc.n_rows - panel * PANEL_ROWS);
       for (int64_t begin = 0; begin < n; begin += BAND) {
         const int64_t end = std::min<int64_t>(begin + BAND, n);
         k.matmul(fc, tile, last, joined_.view(), begin, end, products, PANEL_ROWS);
         for (int64_t r = begin; r < end; ++r)
-          memcpy(rows[(size_t)r].out + panel * PANEL_ROWS, products + (r - begin) * PANEL_ROWS, (size_t)columns * sizeof(float));
+          memcpy(rows[(size_t)r].out + panel * PANEL_ROWS, products + (r - begin) * PANEL_ROWS,
+                 (size_t)columns * sizeof(float));
       }
     }
   });
@@ -136,8 +141,8 @@ HeadState::HeadState(const HeadState &other, int32_t n_tokens)
   go_back(n_tokens);
 }
 
-// Keep what is known of the first n_past positions. The last pair stays although its token may change: it is one of many that
-// attention reads, and without the taps of its position it can't be made again.
+// Keep what is known of the first n_past positions. The last pair stays although its token may change: it is one of
+// many that attention reads, and without the taps of its position it can't be made again.
 void HeadState::go_back(int32_t n_past) {
   n_drafted_ = -1;
   if (n_past < base_ || n_past > end()) base_ = n_past, n_pairs_ = 0, tokens_.clear();
@@ -248,7 +253,8 @@ void HeadState::load(int32_t n_tokens, const uint8_t *source) {
           "the saved state of the draft head is damaged");
   kv_.cache.load(saved.n_pairs, source + sizeof saved);
   base_ = saved.base, n_pairs_ = saved.n_pairs, n_drafted_ = -1;
-  const uint8_t *row = source + saved_bytes(n_tokens) - (size_t)(head_.n_tapped() + head_.config.n_embd) * sizeof(float);
+  const uint8_t *row =
+      source + saved_bytes(n_tokens) - (size_t)(head_.n_tapped() + head_.config.n_embd) * sizeof(float);
   // the token of the last row is read when the next row tells it
   tokens_.assign((size_t)saved.n_pending, 0);
   taps_.resize((size_t)(KEPT_ROWS * head_.n_tapped()));

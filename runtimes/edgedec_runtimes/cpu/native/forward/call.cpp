@@ -33,7 +33,8 @@ Outcome renew_columns(ec_session &session, int32_t n_past, const volatile int32_
 
 Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
                 const volatile int32_t *cancel) {
-  if (!model.finished || model.elsewhere) throw Invalid("the model is not finished, or another library evaluates its text");
+  if (!model.finished || model.elsewhere)
+    throw Invalid("the model is not finished, or another library evaluates its text");
   Plan plan = make_plan(model, items, n_items);
   if (plan.n_wanted > model.max_rows) throw Invalid("too many rows of logits are wanted");
   for (int32_t i = 0; i < n_items; ++i) {

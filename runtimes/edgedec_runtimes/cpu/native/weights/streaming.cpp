@@ -73,10 +73,12 @@ void Streamer::start(ec_model &model, int64_t file, uint64_t file_bytes, const e
   for (int32_t i = 0; i < n_parts; ++i) {
     const ec_part &part = parts[i];
     const bool of_layer = i < n_of_layers_;
-    require(part.stage == (of_layer ? i % EC_PART_HEAD : EC_PART_HEAD) && part.layer == (of_layer ? i / EC_PART_HEAD : 0),
-            "the parts are not in order");
+    require(
+        part.stage == (of_layer ? i % EC_PART_HEAD : EC_PART_HEAD) && part.layer == (of_layer ? i / EC_PART_HEAD : 0),
+        "the parts are not in order");
     if (!of_layer) {
-      require(part.row_begin == n_rows && part.row_begin % PANEL_ROWS == 0 && part.row_end > n_rows, "the head has gaps");
+      require(part.row_begin == n_rows && part.row_begin % PANEL_ROWS == 0 && part.row_end > n_rows,
+              "the head has gaps");
       n_rows = part.row_end;
     }
     check_part(head, part);
@@ -107,7 +109,8 @@ void Streamer::check_part(const Matrix &head, const ec_part &part) const {
   };
   if (part.stage == EC_PART_HEAD) {
     const uint64_t before = tile_bytes(head.type, part.row_begin, head.n_cols);
-    contains(placed(head_matrix_, 0).offset + before, tile_bytes(head.type, part.row_end - part.row_begin, head.n_cols));
+    contains(placed(head_matrix_, 0).offset + before,
+             tile_bytes(head.type, part.row_end - part.row_begin, head.n_cols));
     return;
   }
   const Matrices &of = MATRICES_OF[part.stage];
@@ -132,14 +135,16 @@ void Streamer::bind(int32_t number, const uint8_t *data) {
   const Matrices &of = MATRICES_OF[part.stage];
   for (int32_t i = 0; i < of.n; ++i) {
     Matrix &found = matrix(of.which[i], part.layer);
-    if (found.n_rows != 0) found.tiles = data == nullptr ? nullptr : data + (placed(of.which[i], part.layer).offset - part.offset);
+    if (found.n_rows != 0)
+      found.tiles = data == nullptr ? nullptr : data + (placed(of.which[i], part.layer).offset - part.offset);
   }
 }
 
 void Streamer::start_experts(int32_t n_slots) {
   const ec_config &c = model_->config;
   require(started() && !model_->finished && !model_->experts.started(), "experts are set up once, after the streaming");
-  require(n_slots >= c.n_expert_used && n_slots >= 1 && n_slots <= c.n_layer * c.n_expert, "the slots of experts are out of range");
+  require(n_slots >= c.n_expert_used && n_slots >= 1 && n_slots <= c.n_layer * c.n_expert,
+          "the slots of experts are out of range");
   std::vector<ExpertStore::LayerPlaces> places((size_t)c.n_layer);
   for (int32_t l = 0; l < c.n_layer; ++l)
     for (int part = 0; part < ExpertStore::PARTS; ++part) {

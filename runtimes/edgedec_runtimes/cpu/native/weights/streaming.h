@@ -1,10 +1,11 @@
 // Weights that do not fit in memory: parts of them are read from their file in each forward.
 //
-// A part is what one stage of the forward reads: q, k and v of a layer, its attention output, gate and up, down, or some
-// rows of the head. A part stays in memory or is streamed, in all forwards alike: if the least recently used parts were
-// dropped instead, a pass over the layers in order would never find a part that it needs. A thread reads the streamed parts
-// ahead, in the order of the forward, into a ring of memory, and goes on with those that the next forward begins with. So no
-// more than the ring and the parts that stay are in memory, and the disk is always busy while it is the limit.
+// A part is what one stage of the forward reads: q, k and v of a layer, its attention output, gate and up, down, or
+// some rows of the head. A part stays in memory or is streamed, in all forwards alike: if the least recently used parts
+// were dropped instead, a pass over the layers in order would never find a part that it needs. A thread reads the
+// streamed parts ahead, in the order of the forward, into a ring of memory, and goes on with those that the next
+// forward begins with. So no more than the ring and the parts that stay are in memory, and the disk is always busy
+// while it is the limit.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -45,8 +46,8 @@ class Streamer {
 
   // Note which parts the forward will fetch, by their numbers and in order.
   void begin(const std::vector<int32_t> &order);
-  // Wait until a part is in memory and the model's matrices point to it. Every thread calls this and gets the same answer:
-  // false where the part can't be read or *cancel stopped the forward, which then fetches no more.
+  // Wait until a part is in memory and the model's matrices point to it. Every thread calls this and gets the same
+  // answer: false where the part can't be read or *cancel stopped the forward, which then fetches no more.
   bool fetch(int thread, int32_t part, const volatile int32_t *cancel);
   // Give back a part that was fetched; parts are given back in the order of fetching.
   void release(int32_t part);
