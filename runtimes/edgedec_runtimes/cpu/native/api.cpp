@@ -6,7 +6,7 @@
 #include <string>
 
 #include "api_calls.h"
-#include "draft_head/head.h"
+#include "draft_head/draft_head.h"
 #include "kernels/kernel_sets.h"
 #include "kernels/row.h"
 #include "weights/requantize.h"
@@ -274,7 +274,7 @@ int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork
     session->cache = KVCache(session->cache, n_tokens);  // pages behind them, of a longer text before, are freed
     std::unique_ptr<ec_session> twin(new ec_session(session->model, KVCache(session->cache, n_tokens),
                                                     ColumnCache(session->columns, n_tokens)));
-    if (session->head) twin->head = std::make_shared<HeadState>(*session->head, n_tokens);
+    if (session->draft_head) twin->draft_head = std::make_shared<DraftHeadState>(*session->draft_head, n_tokens);
     *fork = twin.release();
     return EC_OK;
   });
@@ -290,7 +290,7 @@ int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, i
     }
     session->cache.move(source, n, start);
     session->columns.move(source, n, start);
-    if (session->head) session->head->move(source, n, start);
+    if (session->draft_head) session->draft_head->move(source, n, start);
     return EC_OK;
   });
 }

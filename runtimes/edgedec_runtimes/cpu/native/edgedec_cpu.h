@@ -74,7 +74,7 @@ enum {
   EC_OP_ATTN_OUT,
   EC_OP_GATE_UP,
   EC_OP_DOWN,
-  EC_OP_HEAD,
+  EC_OP_LOGITS,
   EC_OP_OTHER, /* embedding, barriers between layers */
   EC_N_OPERATIONS
 };
@@ -128,13 +128,13 @@ typedef struct ec_config {
 enum { EC_LAYER_SLIDES = 1, EC_LAYER_UNROTATED = 2 };
 
 /* The stages of a forward that read weights. */
-enum { EC_PART_QKV, EC_PART_ATTN_OUT, EC_PART_GATE_UP, EC_PART_DOWN, EC_PART_HEAD };
+enum { EC_PART_QKV, EC_PART_ATTN_OUT, EC_PART_GATE_UP, EC_PART_DOWN, EC_PART_OUTPUT };
 
 /* The bytes of a tile file that one stage reads. */
 typedef struct ec_part {
   int32_t stage;
-  int32_t layer;             /* 0 for the head */
-  int64_t row_begin, row_end; /* rows of the head, from a multiple of 32 on; else 0 */
+  int32_t layer;             /* 0 for the output matrix */
+  int64_t row_begin, row_end; /* rows of the output matrix, from a multiple of 32 on; else 0 */
   uint64_t offset;           /* a multiple of 64 */
   uint64_t n_bytes;
   const void *data;          /* the part in memory, borrowed; NULL: each forward reads it */
@@ -220,9 +220,9 @@ EC_API int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_b
 EC_API int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
                                      int64_t n_cols, uint64_t offset, uint64_t tile_bytes);
 /* Set the parts of a model whose matrices were placed, before ec_model_finish: in the order of layers and stages, the
- * parts of the head last, in the order of rows. `file` is a descriptor (on Windows a handle) that stays open, opened
- * around the system's cache or not. Parts whose data is NULL are read ahead into a ring of ring_bytes, at least three
- * times the largest of them in whole pages. */
+ * parts of the output matrix last, in the order of rows. `file` is a descriptor (on Windows a handle) that stays open,
+ * opened around the system's cache or not. Parts whose data is NULL are read ahead into a ring of ring_bytes, at least
+ * three times the largest of them in whole pages. */
 EC_API int32_t ec_model_stream(ec_model *model, int64_t file, uint64_t file_bytes, const ec_part *parts,
                                int32_t n_parts, uint64_t ring_bytes);
 /* Have experts read when rows choose them, after ec_model_stream; no part holds their matrices. The n_slots experts
@@ -278,35 +278,36 @@ EC_API void ec_session_close(ec_session *session);
 EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
                           const volatile int32_t *cancel);
 
-/* Draft heads (draft_head/head.h). */
+/* Draft heads (draft_head/draft_head.h). */
 
-/* The matrices and vectors of a head. EC_HEAD_EMBEDDING is absent where the head reads the target's embeddings. */
+/* The matrices and vectors of a draft head. EC_DRAFT_HEAD_EMBEDDING is absent where it reads the target's
+ * embeddings. */
 enum {
-  EC_HEAD_FC,
-  EC_HEAD_Q,
-  EC_HEAD_K,
-  EC_HEAD_V,
-  EC_HEAD_ATTN_OUT,
-  EC_HEAD_GATE,
-  EC_HEAD_UP,
-  EC_HEAD_DOWN,
-  EC_HEAD_OUTPUT,
-  EC_HEAD_EMBEDDING,
-  EC_HEAD_N_MATRICES
+  EC_DRAFT_HEAD_FC,
+  EC_DRAFT_HEAD_Q,
+  EC_DRAFT_HEAD_K,
+  EC_DRAFT_HEAD_V,
+  EC_DRAFT_HEAD_ATTN_OUT,
+  EC_DRAFT_HEAD_GATE,
+  EC_DRAFT_HEAD_UP,
+  EC_DRAFT_HEAD_DOWN,
+  EC_DRAFT_HEAD_OUTPUT,
+  EC_DRAFT_HEAD_EMBEDDING,
+  EC_DRAFT_HEAD_N_MATRICES
 };
 enum {
-  EC_HEAD_INPUT_NORM,  /* of embeddings */
-  EC_HEAD_HIDDEN_NORM, /* of features */
-  EC_HEAD_FFN_NORM,
-  EC_HEAD_OUTPUT_NORM, /* absent where no norm stands before the output matrix */
-  EC_HEAD_FC_NORM,     /* [n_taps * n_embd of the target], where fc_norm is not EC_FC_NORM_NONE */
-  EC_HEAD_ROPE_DIVISORS,
-  EC_HEAD_N_VECTORS
+  EC_DRAFT_HEAD_INPUT_NORM,  /* of embeddings */
+  EC_DRAFT_HEAD_HIDDEN_NORM, /* of features */
+  EC_DRAFT_HEAD_FFN_NORM,
+  EC_DRAFT_HEAD_OUTPUT_NORM, /* absent where no norm stands before the output matrix */
+  EC_DRAFT_HEAD_FC_NORM,     /* [n_taps * n_embd of the target], where fc_norm is not EC_FC_NORM_NONE */
+  EC_DRAFT_HEAD_ROPE_DIVISORS,
+  EC_DRAFT_HEAD_N_VECTORS
 };
 /* The norm before fc: none, one over all taps together, or one over each tap. */
 enum { EC_FC_NORM_NONE, EC_FC_NORM_JOINED, EC_FC_NORM_EACH };
 
-typedef struct ec_head_config {
+typedef struct ec_draft_head_config {
   int32_t n_vocab; /* tokens that the head can draft */
   int32_t n_embd;
   int32_t n_head;
@@ -319,9 +320,9 @@ typedef struct ec_head_config {
   int32_t feeds_back_normed;    /* the next pair gets the layer's output after the output norm */
   float rms_epsilon;
   float rope_base;
-} ec_head_config;
+} ec_draft_head_config;
 
-typedef struct ec_head ec_head;
+typedef struct ec_draft_head ec_draft_head;
 
 /* How a chain is drafted: of at most n_max nodes; it ends with the node at which the product of the nodes'
  * probabilities falls below least_path, or after most_seconds. A probability p counts as p * factors[i], at most 0.995,
@@ -355,24 +356,25 @@ typedef struct ec_draft_item {
   int32_t n_found;      /* the result */
 } ec_draft_item;
 
-/* Make a head of a model. taps: layers of the target, 0 to n_layer, whose input the features are made of. tokens: for
- * each of the n_vocab rows of the output matrix the target's token id. The head must be destroyed before the model. */
-EC_API int32_t ec_head_create(ec_model *target, const ec_head_config *config, const int32_t *taps,
-                              const int32_t *tokens, ec_head **head);
-/* Set a matrix of a head. Its tiles are borrowed and must outlive the head. */
-EC_API int32_t ec_head_set_matrix(ec_head *head, int32_t which, int32_t type, int64_t n_rows, int64_t n_cols,
-                                  const void *tiles, uint64_t tile_bytes);
-/* Set a vector of a head, which is copied. */
-EC_API int32_t ec_head_set_vector(ec_head *head, int32_t which, const float *values, int64_t n);
-EC_API int32_t ec_head_finish(ec_head *head);
-EC_API void ec_head_destroy(ec_head *head);
+/* Make a draft head of a model. taps: layers of the target, 0 to n_layer, whose input the features are made of.
+ * tokens: for each of the n_vocab rows of the output matrix the target's token id. The head must be destroyed before
+ * the model. */
+EC_API int32_t ec_draft_head_create(ec_model *target, const ec_draft_head_config *config, const int32_t *taps,
+                              const int32_t *tokens, ec_draft_head **head);
+/* Set a matrix of a draft head. Its tiles are borrowed and must outlive the head. */
+EC_API int32_t ec_draft_head_set_matrix(ec_draft_head *head, int32_t which, int32_t type, int64_t n_rows,
+                                        int64_t n_cols, const void *tiles, uint64_t tile_bytes);
+/* Set a vector of a draft head, which is copied. */
+EC_API int32_t ec_draft_head_set_vector(ec_draft_head *head, int32_t which, const float *values, int64_t n);
+EC_API int32_t ec_draft_head_finish(ec_draft_head *head);
+EC_API void ec_draft_head_destroy(ec_draft_head *head);
 
-/* Have a head follow a session's text from its next forward on; NULL: none does any more. The head's state goes with
- * the session: it is dropped beyond each n_past, moved, forked and closed. A session must be closed before its head is
- * destroyed. */
-EC_API int32_t ec_session_follow(ec_session *session, ec_head *head);
-/* Have the head that follows a session take rows that another library has evaluated; nothing happens where no head
- * follows. Of the item are read: session, n_past, n_rows, tokens, parents (only whether there are any), n_wanted,
+/* Have a draft head follow a session's text from its next forward on; NULL: none does any more. The head's state goes
+ * with the session: it is dropped beyond each n_past, moved, forked and closed. A session must be closed before its
+ * head is destroyed. */
+EC_API int32_t ec_session_follow(ec_session *session, ec_draft_head *head);
+/* Have the draft head that follows a session take rows that another library has evaluated; nothing happens where no
+ * head follows. Of the item are read: session, n_past, n_rows, tokens, parents (only whether there are any), n_wanted,
  * n_taps and tapped, which holds what enters the layers that the head taps, in their order. */
 EC_API int32_t ec_session_take(const ec_item *item);
 /* Write for each of n texts, of sessions of one model, the scores of what follows its token; n_found is 0 where they
@@ -388,7 +390,7 @@ EC_API int32_t ec_draft_chains(ec_draft_item *items, int32_t n);
  * where there is no room, else 1. EC_NOT_FINITE: a score is infinite or NaN. */
 EC_API int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int32_t *parents, int32_t n_nodes,
                                  int32_t n_new, float *scores, int32_t *n_found);
-/* Return the seconds that a session's head has spent on the text, drafts not included. */
+/* Return the seconds that a session's draft head has spent on the text, drafts not included. */
 EC_API double ec_draft_read_seconds(const ec_session *session);
 /* Return the bytes that a session's head holds of its text. */
 EC_API uint64_t ec_draft_state_bytes(const ec_session *session);

@@ -1,10 +1,10 @@
-// Drafting a tree with a head: the nodes of a level are scored by one forward over all nodes so far.
+// Drafting a tree with a draft head: the nodes of a level are scored by one forward over all nodes so far.
 #include <string.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "draft_head/head.h"
+#include "draft_head/draft_head.h"
 
 namespace edgedec {
 namespace {
@@ -15,7 +15,8 @@ void require(bool holds, const char *message) {
 
 }  // namespace
 
-bool HeadState::read_branches(const int32_t *tokens, const int32_t *parents, int32_t n, int32_t n_new, float *scores) {
+bool DraftHeadState::read_branches(const int32_t *tokens, const int32_t *parents, int32_t n, int32_t n_new,
+                                   float *scores) {
   const size_t d = (size_t)head_.config.n_embd;
   const int32_t n_known = n - n_new;
   require(n_drafted_ == 0, "no draft was begun");

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "draft_head/head.h"
+#include "draft_head/draft_head.h"
 #include "forward/run.h"
 #include "kernels/row.h"
 #include "weights/tiles.h"
@@ -52,7 +52,7 @@ void begin_streaming(ec_model &model, const Plan &plan) {
     if (!plan.mlp(l).empty())
       order.insert(order.end(), {Streamer::part(EC_PART_GATE_UP, l), Streamer::part(EC_PART_DOWN, l)});
   }
-  for (int32_t p = model.streamer.first_head_part(); plan.n_wanted > 0 && p < model.streamer.n_parts(); ++p)
+  for (int32_t p = model.streamer.first_output_part(); plan.n_wanted > 0 && p < model.streamer.n_parts(); ++p)
     order.push_back(p);
   model.streamer.begin(order);
 }
@@ -86,7 +86,7 @@ void Run::operator()(int thread) {
     if (!attention_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
     copy_taps(thread, l);
   }
-  head(thread, memory);
+  logits(thread, memory);
   if (best_ != nullptr && plan_.n_wanted > 0) find_best(thread);
 }
 
@@ -231,11 +231,11 @@ void Run::products(int thread, int operation, const Activations &a, int64_t n_ro
         const float *from = memory + (r - piece.begin) * stride + (p - piece.first) * PANEL_ROWS;
         const int64_t row = add_to != nullptr ? (*add_to)[(size_t)r] : r;
         float *to = target->out + row * target->stride + panel * PANEL_ROWS;
-        if (operation == EC_OP_HEAD && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
+        if (operation == EC_OP_LOGITS && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
         const float factor = target->factors != nullptr ? target->factors[r] : 1.0f;
         if (add_to != nullptr) k_.add(to, from, c_.residual_scale * factor, columns);
         else memcpy(to, from, (size_t)columns * sizeof(float));
-        if (operation == EC_OP_HEAD) finish_logits(to, columns);
+        if (operation == EC_OP_LOGITS) finish_logits(to, columns);
       }
     }
   };
@@ -346,21 +346,21 @@ void Run::copy_taps(int thread, int32_t l) {
   end_stage(thread, EC_OP_OTHER);
 }
 
-void Run::head(int thread, float *memory) {
+void Run::logits(int thread, float *memory) {
   if (plan_.n_wanted == 0) return;
-  if (streamed_) return head_in_parts(thread, memory);
+  if (streamed_) return logits_in_parts(thread, memory);
   const Target target = {&m_.output, logits_, c_.n_vocab};
   const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
-  products(thread, EC_OP_HEAD, normed, plan_.n_wanted, &target, 1, memory);
+  products(thread, EC_OP_LOGITS, normed, plan_.n_wanted, &target, 1, memory);
 }
 
-void Run::head_in_parts(int thread, float *memory) {
+void Run::logits_in_parts(int thread, float *memory) {
   Streamer &streamer = m_.streamer;
   const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
-  for (int32_t part = streamer.first_head_part(); part < streamer.n_parts(); ++part) {
+  for (int32_t part = streamer.first_output_part(); part < streamer.n_parts(); ++part) {
     if (!fetch(thread, part)) return;
-    const Target target = {&streamer.head(part), logits_ + streamer.head_begin(part), c_.n_vocab};
-    products(thread, EC_OP_HEAD, normed, plan_.n_wanted, &target, 1, memory);
+    const Target target = {&streamer.output(part), logits_ + streamer.output_begin(part), c_.n_vocab};
+    products(thread, EC_OP_LOGITS, normed, plan_.n_wanted, &target, 1, memory);
     release(thread, part);
   }
 }
@@ -369,7 +369,7 @@ void Run::head_in_parts(int thread, float *memory) {
 void Run::find_best(int thread) {
   stages_.each(thread, plan_.n_wanted,
                [&](int64_t i) { best_[i] = (int32_t)row_argmax(k_, logits_ + i * c_.n_vocab, c_.n_vocab); });
-  end_stage(thread, EC_OP_HEAD);
+  end_stage(thread, EC_OP_LOGITS);
 }
 
 Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel) {

@@ -20,7 +20,7 @@ struct ec_mapping : edgedec::Mapping {
 };
 
 namespace edgedec {
-class HeadState;
+class DraftHeadState;
 }
 
 struct ec_session {
@@ -29,7 +29,7 @@ struct ec_session {
   ec_model *model;
   edgedec::KVCache cache;
   edgedec::ColumnCache columns;
-  std::shared_ptr<edgedec::HeadState> head;  // of a draft head that follows the text; nullptr for none
+  std::shared_ptr<edgedec::DraftHeadState> draft_head;  // of one that follows the text; nullptr for none
 };
 
 namespace edgedec {

@@ -99,8 +99,8 @@ class Run {
   void activate(float *gates, float *ups, int64_t n) const;
   void gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory);
   void copy_taps(int thread, int32_t l);
-  void head(int thread, float *memory);
-  void head_in_parts(int thread, float *memory);
+  void logits(int thread, float *memory);
+  void logits_in_parts(int thread, float *memory);
   void find_best(int thread);
 
   // --- expert_stages.cpp ---

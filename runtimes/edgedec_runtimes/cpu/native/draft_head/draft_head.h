@@ -11,11 +11,11 @@
 #include "forward/model.h"
 #include "forward/plan.h"
 
-struct ec_head {
-  ec_head(ec_model &target, const ec_head_config &config, const int32_t *taps, const int32_t *tokens);
+struct ec_draft_head {
+  ec_draft_head(ec_model &target, const ec_draft_head_config &config, const int32_t *taps, const int32_t *tokens);
 
   ec_model &target;
-  ec_head_config config;
+  ec_draft_head_config config;
   std::vector<int32_t> taps;    // layers of the target, whose input is tapped
   std::vector<int32_t> tokens;  // the target's id of each token that the head can draft
   ec_model net;                 // the layer and the output matrix
@@ -48,13 +48,13 @@ namespace edgedec {
 // yet. The rows of a forward become pairs when a later call says with its n_past that they are kept, so a rejected
 // draft costs nothing. Where the taps of a position are missing (the text was restored without them), the state begins
 // anew behind it.
-class HeadState {
+class DraftHeadState {
  public:
-  HeadState(ec_head &head, int32_t n_ctx);
+  DraftHeadState(ec_draft_head &head, int32_t n_ctx);
   // Share the keys and values that belong to the first n_tokens of another state's text.
-  HeadState(const HeadState &other, int32_t n_tokens);
+  DraftHeadState(const DraftHeadState &other, int32_t n_tokens);
 
-  ec_head &head() const { return head_; }
+  ec_draft_head &head() const { return head_; }
 
   // --- around a forward of the target ---
 
@@ -77,7 +77,7 @@ class HeadState {
   // Read what each state has laid out, all states of one head, in as few forwards as their rows allow. Where `wanted`,
   // return the scores of what follows each text, [n][n_vocab]; they stay until the next call. A row's result depends on
   // its own text only, so that texts are drafted together to the same bits as alone.
-  static const float *read(const std::vector<HeadState *> &states, bool wanted = true);
+  static const float *read(const std::vector<DraftHeadState *> &states, bool wanted = true);
   // Write the scores of what follows each of the last n_new of n nodes to `scores`, [n_new][n_vocab]: a tree of drafted
   // tokens behind what lay_out() laid out and read() read. The nodes before them are those of the last call, in their
   // order. All nodes go through the layer again, as rows of one forward. Return false where there is no room. Throws as
@@ -100,11 +100,11 @@ class HeadState {
   void absorb(int32_t n, int32_t last_token);
   void lay_out_rows(int32_t n, int32_t last_token);
   void settle(const float *last, bool wanted);
-  static void read_group(HeadState *const *states, size_t n, float *scores);
+  static void read_group(DraftHeadState *const *states, size_t n, float *scores);
   int32_t n_pending() const { return (int32_t)tokens_.size(); }
   int32_t end() const { return base_ + n_pairs_ + n_pending(); }  // the first position of which nothing is known
 
-  ec_head &head_;
+  ec_draft_head &head_;
   ec_session kv_;
   int32_t base_ = 0, n_pairs_ = 0;  // the pair of position base_ + i is in slot i
   std::vector<int32_t> tokens_;     // of the rows behind the pairs
