@@ -16,8 +16,8 @@ from edgedec.api.request_options import Prompt, RequestOptions
 from edgedec.api.search_text import searched
 from edgedec.api.text_engine import TextEngine, finished
 from edgedec.chat import ChatTemplate, Message, thinking_variables
-from edgedec.choosing.choice import Chosen
-from edgedec.choosing.judgement import QUESTION, turn_after_answer
+from edgedec.choosing.asked_prompt import AskedPrompt
+from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.search_by import SearchBy
 from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.decoding.generate import SessionSlot, TokenStream
@@ -317,7 +317,7 @@ class Engine(TextEngine):
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
-    ) -> Chosen:
+    ) -> ChosenText:
         """Choose among several texts of a prompt, or search for the best one; docs/better-answers.md says how.
 
         When `cancel` stops the writing, the choice is among the texts so far; a search ends with CancelledError.
@@ -334,18 +334,15 @@ class Engine(TextEngine):
             ScorerError: The scorer raised an error, took too long, or returned something else than scores.
             What samples() and branches() raise.
         """
-        ids = (
-            self._chat_prompt(prompt, cancel, think, {})[0]
-            if _is_chat(prompt)
-            else self.prompt_ids(cast(Prompt, prompt))
-        )
-        turn = turn_after_answer(self.render) if _is_chat(prompt) else f"\n\n{QUESTION}\n"
+        ids: Sequence[int]
         if _is_chat(prompt):
-            options = {"reuse": "longest", **options}
-        words = prompt_text(prompt), turn
+            ids, options = self._chat_prompt(prompt, cancel, think, options)
+        else:
+            ids = self.prompt_ids(cast(Prompt, prompt))
+        asked = AskedPrompt(self, ids, prompt_text(prompt), self.render if _is_chat(prompt) else None, cancel)
         if isinstance(how, SearchBy):
-            return searched(self, ids, how, words, cancel, options)
-        return best_of(self, ids, BestOf() if how is None else how, words, cancel, options)
+            return searched(self, asked, how, options)
+        return best_of(self, asked, BestOf() if how is None else how, options)
 
     async def asamples(
         self,

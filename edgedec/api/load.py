@@ -7,12 +7,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from weakref import WeakSet
 
-from edgedec import plugins
 from edgedec.api.engine import Engine
 from edgedec.api.open_drafters import open_drafters
 from edgedec.api.options import LIBRARY, Application, EngineOptions, HugePagesMode, ModelName, Numerics
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
-from edgedec.chat import ChatTemplate, ChatTemplateFactory
+from edgedec.chat import ChatTemplate, open_template
 from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.shared_prefix import SharedPrefixes
 from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
@@ -279,6 +278,4 @@ def _template(model: Model, source: str | None) -> ChatTemplate | None:
     source = model.card.chat_template if source is None else source
     if source is None:
         return None
-    factory: ChatTemplateFactory = plugins.load_plugin(plugins.TEMPLATES, "jinja")
-    tokenizer = model.tokenizer
-    return factory(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+    return open_template(source, bos_token=model.tokenizer.bos_token, eos_token=model.tokenizer.eos_token)

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from edgedec.decoding.lost import require_wait
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
+from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import OptionError
 from edgedec.loading.other_machines import addresses_of
 from edgedec.memory_plan import parse_size
@@ -16,7 +17,6 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.resolver import ResolveOptions
 from edgedec.sessions.model_switching import require_pair
 from edgedec.storage.probe_cache import cache_folder
-from edgedec.tree_shapes import parse_shape
 
 ModelName = str | os.PathLike[str]
 """A path, a name of the catalogue, hf:owner/repo[:quantization or file][@revision], or ollama:name."""

@@ -23,6 +23,7 @@ from edgedec.constraint import Predicate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.branches import Branches, branches_on
 from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.grammars import Grammars, plain_draw_of, require_aligned
 from edgedec.decoding.prompt_length import encode_prompt
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
@@ -30,8 +31,7 @@ from edgedec.decoding.text_batch import OpenConstraint
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import RequestError, argument
 from edgedec.further_processes import processes_of
-from edgedec.futures import PLAIN_DRAW
-from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar, require_aligned
+from edgedec.grammar import GRAMMAR_BYTES, Grammar, JsonSchema, chosen_grammar
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
@@ -248,8 +248,7 @@ class TextEngine(Closeable):
         futures = options.pop("futures", None)
         predicted = predicted_ids(self.tokenizer, options.pop("prediction", None), self.n_ctx)
         begun_ids = as_token_ids(options.pop("resume", ()))
-        plain = {} if futures is None else PLAIN_DRAW
-        request = self._request(prompt, cast(SamplingOptions, {**plain, **options}))
+        request = self._request(prompt, cast(SamplingOptions, {**plain_draw_of(futures), **options}))
         require_rule(rule)
         request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids)
         chosen = chosen_grammar(*grammar, close=close)
@@ -270,7 +269,7 @@ class TextEngine(Closeable):
         json_schema: JsonSchema | None = None,
         predicate: Predicate | None = None,
     ) -> OpenConstraint:
-        """Return what opens the constraint of one text, as edgedec.choosing.constrained takes it.
+        """Return what opens the constraint of one text, as searches under a constraint take it.
 
         Raises:
             RequestError: Both a grammar and a schema are given, or one of them is invalid.

@@ -25,8 +25,9 @@ from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.time_saved import TimeSaved
 from edgedec.sequence import COUPLED, Sequence
-from edgedec.verification import RULES, uniform_source
 from edgedec.verification.coupled import verify_coupled
+from edgedec.verification.rules import find_rule
+from edgedec.verification.uniform import uniform_source
 
 _INEXACT = (
     "drafting off in a context of this length: on the {runtime} runtime the rows of one forward are not bit-equal to "
@@ -286,7 +287,7 @@ def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
         return verify_coupled(draft, partial(_choose_token, sequence, decoder, forward))
     q = draft.q if draft.q is not None else (None,) * len(draft.tokens)
     uniform = uniform_source(decoder.noise, len(sequence.token_ids))
-    return RULES[rule](draft, q, partial(_target, sequence, decoder, forward), uniform)
+    return find_rule(rule).verify(draft, q, partial(_target, sequence, decoder, forward), uniform)
 
 
 def _choose_token(sequence: Sequence, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> int:

@@ -16,6 +16,7 @@ from edgedec.drafters.draft_model.overlapped import OverlappedDrafter
 from edgedec.drafters.head.head import HeadDrafter
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.drafters.self_speculation.skip import SkipDrafter
+from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import MemoryCapError, PluginError
@@ -34,7 +35,7 @@ from edgedec.scheduler.rule_notes import rule_notes
 from edgedec.sequence import COUPLED, Sequence
 from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats
-from edgedec.tree_shapes import TreeShape, shape_for
+from edgedec.tree_shapes import TreeShape
 
 _HEAD_SHARE = 0.07  # of a plain step: what a token of a head is expected to take before one was timed
 

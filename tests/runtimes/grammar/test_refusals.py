@@ -10,8 +10,9 @@ import pytest
 from support.tiny_models import FIRST_BYTE
 
 import edgedec
+from edgedec.decoding.grammars import Grammars
 from edgedec.errors import RequestError, RuntimeUnavailableError
-from edgedec.grammar import MAX_SOURCE_BYTES, Grammar, Grammars
+from edgedec.grammar import MAX_SOURCE_BYTES, Grammar
 from edgedec.model import Model
 from edgedec_runtimes.grammar.compiler import Llguidance
 
