@@ -55,7 +55,7 @@ def stream_plan(path: Path, share: float) -> tuple[StreamPlan, int]:
     """Return the plan for a share of the weights that each token needs, and what is allowed for it."""
     gguf = read_gguf(path)
     network = read_network(gguf)
-    offsets = weights.tile_job(gguf, network, LoadOptions()).head.places()
+    offsets = weights.tile_job(gguf, network, LoadOptions()).header.places()
     needed = sum(part.n_bytes for part in plan_streaming(network, offsets, 1 << 60).parts)
     allowed = int(needed * share)
     return plan_streaming(network, offsets, allowed), allowed

@@ -25,7 +25,7 @@ from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError,
 from edgedec.gguf.formats import HEAD_BYTES, name_format
 from edgedec.gguf.header import Header, TensorInfo, read_header
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.gguf.tile_head import HEADER_NAME, TILE_MAGIC, TileHead
+from edgedec.gguf.tile_header import HEADER_NAME, TILE_MAGIC, TileHeader
 from edgedec.gguf.tiled import read_tiled, read_tiled_header
 from edgedec.gguf.values import GGUFArray, Value, ValueType, show
 
@@ -80,7 +80,7 @@ class GGUF:
         n_bytes: Size of all parts together.
         header_hash: SHA-256 (hex) of the header bytes of all parts: keys, values, names, shapes, offsets.
         n_header_bytes: Length of the header of the first part.
-        tiles: The head of the tile file that took the place of the GGUF; None for a GGUF. The other attributes are
+        tiles: The header of the tile file that took the place of the GGUF; None for a GGUF. The other attributes are
             those of the GGUF, but for `states`.
     """
 
@@ -93,7 +93,7 @@ class GGUF:
     n_bytes: int
     header_hash: str
     n_header_bytes: int
-    tiles: TileHead | None = field(default=None, repr=False)
+    tiles: TileHeader | None = field(default=None, repr=False)
 
     def read_tensor_bytes(self, name: str, start: int = 0, n_bytes: int | None = None) -> bytes:
         """Return `n_bytes` bytes of a tensor from its byte `start` on, as the file holds them; None: all that are left.

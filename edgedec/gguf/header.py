@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.tensor_types import REMOVED_TYPES, GGMLType
-from edgedec.gguf.tile_head import TileHead
+from edgedec.gguf.tile_header import TileHeader
 from edgedec.gguf.values import HeaderReader, Value, show
 
 VERSIONS = (2, 3)
@@ -63,7 +63,7 @@ class Header:
     tensors: dict[str, TensorInfo]
     alignment: int
     raw: memoryview = field(repr=False)
-    tiles: TileHead | None = field(default=None, repr=False)
+    tiles: TileHeader | None = field(default=None, repr=False)
 
 
 def read_header(file: BinaryIO, n_bytes: int, name: str, *, shard: int = 0) -> Header:

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.header import Header, TensorInfo, read_header
-from edgedec.gguf.tile_head import HEADER_NAME, TileHead, read_head
+from edgedec.gguf.tile_header import HEADER_NAME, TileHeader, checked_header
 from edgedec.gguf.untiled import TILE_ROWS, untiled
 
 _PIECE_BYTES = 1 << 20
@@ -23,28 +23,28 @@ def read_tiled_header(file: BinaryIO, path: Path) -> Header:
         ModelFormatError: The tile file is damaged, or holds no header.
         UnsupportedModelError: As read_header.
     """
-    head = read_head(file, path.name)
-    if not head.n_plain:
+    tiles = checked_header(file, path.name)
+    if not tiles.n_plain:
         raise ModelFormatError(f"{path}: a file of tiles without the rest of the model; pass the model's .gguf file")
-    file.seek(head.places()[HEADER_NAME])
-    raw = file.read(head.tensors[head.n_matrices].n_bytes)
-    if hashlib.sha256(raw).hexdigest() != head.header_hash:
+    file.seek(tiles.places()[HEADER_NAME])
+    raw = file.read(tiles.tensors[tiles.n_matrices].n_bytes)
+    if hashlib.sha256(raw).hexdigest() != tiles.header_hash:
         raise damaged_model(path, "its header has another checksum")
-    return replace(read_header(io.BytesIO(raw), head.n_model_bytes, str(path)), tiles=head)
+    return replace(read_header(io.BytesIO(raw), tiles.n_model_bytes, str(path)), tiles=tiles)
 
 
-def read_tiled(file: BinaryIO, head: TileHead, tensor: TensorInfo, start: int, n_bytes: int) -> bytes:
+def read_tiled(file: BinaryIO, header: TileHeader, tensor: TensorInfo, start: int, n_bytes: int) -> bytes:
     """Return `n_bytes` bytes of a tensor from its byte `start` on, as the GGUF held them; fewer where the file ends.
 
     Raises:
         ModelFormatError: The file does not hold the tensor.
         OSError: The file can't be read.
     """
-    places = head.places()
+    places = header.places()
     if tensor.name not in places:
         raise ModelFormatError(f"{file.name}: it has no tensor {tensor.name!r}; download the model again")
     place = places[tensor.name]
-    if tensor.name in {plain.name for plain in head.tensors[head.n_matrices :]}:
+    if tensor.name in {plain.name for plain in header.tensors[header.n_matrices :]}:
         file.seek(place + start)
         return file.read(n_bytes)
     n_cols = tensor.shape[0]

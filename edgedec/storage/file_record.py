@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgedec.gguf.tile_head import TILE_MAGIC
+from edgedec.gguf.tile_header import TILE_MAGIC
 from edgedec.storage.whole_file import write_atomically
 
 

@@ -14,7 +14,7 @@ import edgedec
 from edgedec.draft_call import DraftCall
 from edgedec.drafters.draft_model.draft_forward import DraftForward
 from edgedec.grammar import Grammar
-from edgedec_runtimes.cpu.head_state import CpuHeadCall
+from edgedec_runtimes.cpu.draft_head.state import CpuHeadCall
 
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 OPTIONS: dict[str, dict[str, Any]] = {

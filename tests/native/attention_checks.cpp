@@ -25,7 +25,8 @@ struct Kind {
   std::string name() const {
     const char *types[] = {"f16", "int8", "int4", "gear"};
     return std::string(types[type]) + (biased ? ", biased" : "") + (interleaved ? ", interleaved" : "") +
-           (softcap != 0.0f ? ", capped" : "") + (has_sinks ? ", with sinks" : "") + ", heads of " + std::to_string(head_dim);
+           (softcap != 0.0f ? ", capped" : "") + (has_sinks ? ", with sinks" : "") + ", heads of " +
+           std::to_string(head_dim);
   }
   // How far a result may be from that of the exact numbers, which are normal.
   double tolerance() const { return type == EC_KV_F16 ? 1e-5 : type == EC_KV_INT8 ? 0.1 : 1.0; }
@@ -41,7 +42,11 @@ struct Cached {
   Floats bias;
 
   Cached(std::mt19937 &random, const Kind &kind, int32_t n)
-      : kind(kind), shape(2, 2, kind.head_dim, kind.type, kind.n_rot()), cache(shape, n + 64), keys((size_t)n), values((size_t)n) {
+      : kind(kind),
+        shape(2, 2, kind.head_dim, kind.type, kind.n_rot()),
+        cache(shape, n + 64),
+        keys((size_t)n),
+        values((size_t)n) {
     cache.prepare(0, n + 64);
     for (Floats &row : keys) row = normal(random, (size_t)kind.head_dim);
     for (Floats &row : values) row = normal(random, (size_t)kind.head_dim);
@@ -86,8 +91,8 @@ struct Query {
   float sink = 0.0f;
 };
 
-// Evaluate queries together; slots from n_prefix on belong to a tree of `n_slots - n_prefix` rows where there are paths.
-// In `n_steps` steps, which follow one another, each in `n_parts` parts, which compute some spans and keep them.
+// Evaluate queries together; slots from n_prefix on belong to a tree of `n_slots - n_prefix` rows where there are
+// paths. In `n_steps` steps, which follow one another, each in `n_parts` parts, which compute some spans and keep them.
 std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::vector<const Query *> &queries,
                            int32_t n_prefix, int32_t n_slots, bool is_tree, int64_t n_parts = 1,
                            int64_t n_steps = 1) {
@@ -167,7 +172,11 @@ std::vector<Query> make_queries(std::mt19937 &random, int32_t head_dim, int32_t 
   std::vector<Query> queries;
   for (int i = 0; i < 20; ++i) {
     const int32_t visible = std::max(1, n_tokens - (i % 4) - i / 8 * 100);
-    queries.push_back({normal(random, (size_t)head_dim, 2.0f), sliding ? std::max(0, visible - 21) : 0, visible, {}, (float)(i % 7 * 3 - 6)});
+    queries.push_back({normal(random, (size_t)head_dim, 2.0f),
+                       sliding ? std::max(0, visible - 21) : 0,
+                       visible,
+                       {},
+                       (float)(i % 7 * 3 - 6)});
   }
   return queries;
 }
@@ -192,7 +201,8 @@ void check_chains(const Kernels &kernels, std::mt19937 &random, const Kind &kind
     expect(most < kind.tolerance(), kernels, what + ": beside plain sums");
     together.push_back(&query);
     for (int64_t cut : {1, 2, 3, 4, 5, 6}) {
-      const std::vector<Floats> found = attend(kernels, c, together, n - 4, n, false, (cut - 1) % 3 + 1, (cut - 1) / 3 + 1);
+      const std::vector<Floats> found =
+          attend(kernels, c, together, n - 4, n, false, (cut - 1) % 3 + 1, (cut - 1) / 3 + 1);
       for (size_t i = 0; i < found.size(); ++i)
         expect(same_bits(found[i], alone[i]), kernels, what + ": " + std::to_string(found.size()) + " queries at once");
     }
@@ -215,7 +225,8 @@ void check_trees(const Kernels &kernels, std::mt19937 &random, const Kind &kind,
     if (own >= 0) slots.push_back(slot);
   }
   for (int32_t slot = n_prefix; slot < n_prefix + 3 * n_own; ++slot)
-    if (std::find(slots.begin(), slots.end(), slot) == slots.end()) tree.cache.write(*portable_kernels(), 1, 1, slot, noise.data(), noise.data());
+    if (std::find(slots.begin(), slots.end(), slot) == slots.end())
+      tree.cache.write(*portable_kernels(), 1, 1, slot, noise.data(), noise.data());
   std::vector<Query> queries;
   for (int32_t i = 0; i < n_own; ++i) {
     const int32_t visible = n_prefix + i + 1, start = sliding ? std::max(0, visible - 5) : 0;
@@ -225,7 +236,8 @@ void check_trees(const Kernels &kernels, std::mt19937 &random, const Kind &kind,
   for (const Query &query : queries) all.push_back(&query);
   for (int64_t cut : {0, 1, 2, 3})
     for (size_t i = 0; i < all.size(); ++i) {
-      const Floats found = attend(kernels, tree, all, n_prefix, n_prefix + 3 * n_own, true, cut % 2 + 1, cut / 2 + 1)[i];
+      const Floats found =
+          attend(kernels, tree, all, n_prefix, n_prefix + 3 * n_own, true, cut % 2 + 1, cut / 2 + 1)[i];
       const Floats alone = attend(kernels, chain, {all[i]}, all[i]->visible - 1, all[i]->visible, false)[0];
       expect(same_bits(found, alone), kernels,
              "attention of a tree on " + std::to_string(n_prefix) + " tokens equals that of its chain");
@@ -238,8 +250,8 @@ Floats kept_value(const Cached &c, int32_t slot) {
   return attend(*portable_kernels(), c, {&query}, slot, slot + 1, false)[0];
 }
 
-// Values come back within half a step of their group's scale, the largest of gear exactly as halves; after a move and after
-// saving and loading they have the same bits.
+// Values come back within half a step of their group's scale, the largest of gear exactly as halves; after a move and
+// after saving and loading they have the same bits.
 void check_round_trip(std::mt19937 &random, int32_t type, int32_t head_dim) {
   const Kernels &kernels = *portable_kernels();
   Cached c(random, {type, head_dim}, 40);
@@ -257,7 +269,8 @@ void check_round_trip(std::mt19937 &random, int32_t type, int32_t head_dim) {
         if (type != EC_KV_GEAR || (int32_t)j % 16 != t % 16) peak = std::max(peak, fabsf(c.values[(size_t)t][j]));
       const float step = type == EC_KV_INT8 ? peak / 127.0f : peak / 7.4f;
       if (is_outlier) exact = exact && found[i] == c.kept(c.values[(size_t)t][i]);
-      else close = close && fabsf(found[i] - c.values[(size_t)t][i]) <= 1.41f * step;  // the largest of the wrong sign: 7.4 to 7
+      else  // the largest of the wrong sign: 7.4 to 7
+        close = close && fabsf(found[i] - c.values[(size_t)t][i]) <= 1.41f * step;
     }
   }
   const std::string what = c.kind.name() + " values";
@@ -272,7 +285,8 @@ void check_round_trip(std::mt19937 &random, int32_t type, int32_t head_dim) {
   c.cache.save(40, bytes.data());
   Cached other(random, {type, head_dim}, 40);
   other.cache.load(40, bytes.data());
-  for (int32_t t : {0, 6, 17, 39}) expect(same_bits(kept_value(other, t), kept_value(c, t)), kernels, what + " are restored");
+  for (int32_t t : {0, 6, 17, 39})
+    expect(same_bits(kept_value(other, t), kept_value(c, t)), kernels, what + " are restored");
 }
 
 // What is no number, infinite or nothing at all does no harm to other tokens.

@@ -17,7 +17,9 @@ extern int n_checked, n_failed;
 // Count a check; print what failed.
 void expect(bool holds, const edgedec::Kernels &kernels, const std::string &what);
 bool same_bits(const float *a, const float *b, size_t n);
-inline bool same_bits(const Floats &a, const Floats &b) { return a.size() == b.size() && same_bits(a.data(), b.data(), a.size()); }
+inline bool same_bits(const Floats &a, const Floats &b) {
+  return a.size() == b.size() && same_bits(a.data(), b.data(), a.size());
+}
 
 Floats normal(std::mt19937 &random, size_t n, float spread = 1.0f);
 

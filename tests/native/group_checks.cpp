@@ -110,7 +110,8 @@ void check_groups() {
   nested.add(1100, 1, 0, 400);
   nested.add(400, 1);
   nested.add(1100, 1, 1, 1100);
-  expect_steps(nested, {{"0 1 3 0-3..", "2 0-9"}, {"0 ..3-9", "1 3 ..3-8.."}, {"1 ..8-9", "3 ..8-9"}}, "forks of forks");
+  expect_steps(nested, {{"0 1 3 0-3..", "2 0-9"}, {"0 ..3-9", "1 3 ..3-8.."}, {"1 ..8-9", "3 ..8-9"}},
+               "forks of forks");
 
   Planned back;  // the second went back to 300 tokens, the pages behind them are shared still
   back.add(900, 1);

@@ -37,7 +37,8 @@ struct TestMatrix {
     const BlockLayout block = block_layout(type);
     std::vector<uint8_t> bytes((size_t)(rows * columns / block.columns * block.bytes));
     for (uint8_t &byte : bytes) byte = (uint8_t)random();
-    for (size_t at = 0; at < bytes.size(); at += (size_t)block.bytes) set_scales(random, type, bytes.data() + at, scale);
+    for (size_t at = 0; at < bytes.size(); at += (size_t)block.bytes)
+      set_scales(random, type, bytes.data() + at, scale);
     tiles.resize(tile_bytes(type, rows, columns));
     pack_tiles(type, columns, 0, rows, bytes.data(), tiles.data());
     view = {type, rows, columns, tiles.data()};
@@ -144,7 +145,8 @@ void check_cuts(const Kernels &kernels, const Matrix &w, const TestRows &rows, c
   for (int64_t begin : {0, 8, 16})
     for (int64_t end = begin + 1; end <= std::min(begin + 16, N_ROWS); ++end) {
       const Floats part = multiply(kernels, w, a, begin, end, 0, tiles);
-      expect(same_bits(part.data(), whole.data() + begin * stride, part.size()), kernels, what + ": rows by themselves");
+      expect(same_bits(part.data(), whole.data() + begin * stride, part.size()), kernels,
+             what + ": rows by themselves");
     }
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const Floats part = multiply(kernels, w, a, 0, N_ROWS, tile, tile + 1);
@@ -156,7 +158,8 @@ void check_cuts(const Kernels &kernels, const Matrix &w, const TestRows &rows, c
 }
 
 // The same row in every place among others has one result.
-void check_places(const Kernels &kernels, const Matrix &w, bool quantized, std::mt19937 &random, const std::string &what) {
+void check_places(const Kernels &kernels, const Matrix &w, bool quantized, std::mt19937 &random,
+                  const std::string &what) {
   const Floats row = normal(random, (size_t)w.n_cols);
   Floats first;
   for (size_t place = 0; place < 9; ++place) {
@@ -170,7 +173,8 @@ void check_places(const Kernels &kernels, const Matrix &w, bool quantized, std::
   }
 }
 
-// The instruction set whose products have the same bits, or nullptr: i8mm only sums the integers in another order than NEON.
+// The instruction set whose products have the same bits, or nullptr: i8mm only sums the integers in another order than
+// NEON.
 const Kernels *same_products(const Kernels &kernels) {
 #if defined(EDGEDEC_HAS_I8MM)
   if (kernels.rows_in_pairs) return neon_kernels();
@@ -203,7 +207,8 @@ void check_products(const Kernels &kernels) {
       compare_with_sums(kernels, w.view, activations, 3e-6, what);
       check_cuts(kernels, w.view, activations, what);
       check_places(kernels, w.view, quantized, random, what);
-      if (const Kernels *other = same_products(kernels)) compare_with_set(kernels, *other, w.view, rows, quantized, what);
+      if (const Kernels *other = same_products(kernels))
+        compare_with_set(kernels, *other, w.view, rows, quantized, what);
     }
   }
 }
@@ -332,7 +337,8 @@ void check_rotation(const Kernels &kernels) {
       Floats cos_sin((size_t)n_rot), out = x;
       std::vector<double> expected(x.begin(), x.end());
       for (int32_t i = 0; i < half; ++i) {
-        const float c = cos_sin[(size_t)i] = cosf(turns[(size_t)i]), s = cos_sin[(size_t)(half + i)] = sinf(turns[(size_t)i]);
+        const float c = cos_sin[(size_t)i] = cosf(turns[(size_t)i]),
+                    s = cos_sin[(size_t)(half + i)] = sinf(turns[(size_t)i]);
         const size_t a = (size_t)(interleaved ? 2 * i : i), b = interleaved ? a + 1 : a + (size_t)half;
         expected[a] = (double)x[a] * c - (double)x[b] * s;
         expected[b] = (double)x[a] * s + (double)x[b] * c;
@@ -367,7 +373,8 @@ void check_gates(const Kernels &kernels) {
 // Numbers of every size, halfway between two halves, too large, infinite or none: the bits of float_to_half.
 void check_halves(const Kernels &kernels) {
   std::mt19937 random(7);
-  Floats x = {0.0f, -0.0f, 65504.0f, 65519.0f, 65520.0f, -65520.0f, 1e30f, INFINITY, -INFINITY, NAN, -NAN, 1e-8f, 2.98e-8f};
+  Floats x = {0.0f,     -0.0f,     65504.0f, 65519.0f, 65520.0f, -65520.0f, 1e30f,
+              INFINITY, -INFINITY, NAN,      -NAN,     1e-8f,    2.98e-8f};
   for (int i = 0; i < 4000; ++i) x.push_back(ldexpf((float)((int)(random() % 8192) - 4096), (int)(random() % 40) - 32));
   std::vector<uint16_t> found(x.size());
   kernels.to_halves(x.data(), (int64_t)x.size(), found.data());

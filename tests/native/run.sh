@@ -13,8 +13,8 @@ fi
 build() { # build DIRECTORY CMAKE-OPTIONS...
   local directory=$1
   shift
-  if ! { cmake -S "$here" -B "$directory" -DCMAKE_BUILD_TYPE=Release "$@" && cmake --build "$directory" --target kernels_test threads_test; } \
-    >"$directory.log" 2>&1; then
+  if ! { cmake -S "$here" -B "$directory" -DCMAKE_BUILD_TYPE=Release "$@" &&
+    cmake --build "$directory" --target kernels_test threads_test; } >"$directory.log" 2>&1; then
     cat "$directory.log"
     return 1
   fi
@@ -31,7 +31,8 @@ status=0
 compiler=aarch64-linux-gnu-g++
 emulator=$(command -v qemu-aarch64 || command -v qemu-aarch64-static || true)
 if ! command -v "$compiler" >/dev/null || [ -z "$emulator" ]; then
-  echo "kernels of 64-bit Arm: skipped, there is no $compiler or no qemu-aarch64 (apt-get install g++-aarch64-linux-gnu qemu-user)"
+  echo "kernels of 64-bit Arm: skipped, there is no $compiler or no qemu-aarch64" \
+    "(apt-get install g++-aarch64-linux-gnu qemu-user)"
   exit $status
 fi
 echo "kernels of 64-bit Arm, emulated"

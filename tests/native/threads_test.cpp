@@ -43,7 +43,8 @@ void check_shares() {
   expect(sizes({1, 1}, 10) == Sizes{5, 5}, "equal threads have equal shares");
   expect(sizes({1, 1}, 1) == Sizes{1, 0}, "one piece is the caller's");
   expect(sizes({3, 1}, 12) == Sizes{9, 3}, "a thread of three times the speed has three times the pieces");
-  expect(sizes({2, 2, 2, 2, 1, 1, 1, 1}, 96) == Sizes{16, 16, 16, 16, 8, 8, 8, 8}, "four fast cores and four slow ones");
+  expect(sizes({2, 2, 2, 2, 1, 1, 1, 1}, 96) == Sizes{16, 16, 16, 16, 8, 8, 8, 8},
+         "four fast cores and four slow ones");
   std::mt19937 random(1);
   for (int i = 0; i < 200; ++i) {
     std::vector<double> speeds;
@@ -182,7 +183,8 @@ void check_missing_thread() {
   Stages stages(cuts_by_speed({1, 5, 1}), 64);
   chain.go(stages, 0, [](int, int64_t) {});
   chain.check("two threads that never come");
-  for (int thread : {1, 2}) chain.go(stages, thread, [](int, int64_t) { expect(false, "late threads find nothing to do"); });
+  for (int thread : {1, 2})
+    chain.go(stages, thread, [](int, int64_t) { expect(false, "late threads find nothing to do"); });
   chain.check("two threads that come at the end");
 }
 

@@ -19,8 +19,8 @@ from edgedec_apps.server.serving import address_of, open_socket, serve
 from edgedec_apps.server.shelf.models import Prepare
 from edgedec_apps.server.shelf.names import shown_name
 from edgedec_apps.server.shelf.opener import Opener
-from edgedec_apps.server.shelf.shelf import Place
-from edgedec_apps.server.shelf.slots import Slots
+from edgedec_apps.server.shelf.request_queue import RequestQueue
+from edgedec_apps.server.shelf.shelf import ShelfPlace
 
 PATIENCE_S = 60.0
 CHAT = (
@@ -39,7 +39,7 @@ class Running:
     client: httpx.Client
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ShelfPlace:
         """The place of the first model of the settings."""
         return self.service.shelf.place(self.service.names.served[0].recipe)
 
@@ -49,9 +49,9 @@ class Running:
         return self.engine_of(self.service.names.served[0].name)
 
     @property
-    def slots(self) -> Slots:
+    def queue(self) -> RequestQueue:
         """The requests of the first model of the settings."""
-        return self.place.slots
+        return self.place.queue
 
     def engine_of(self, name: str) -> edgedec.Engine:
         """Return the engine of a model that is loaded."""

@@ -74,7 +74,7 @@ def contents(tiles: Tiles) -> dict[str, bytes]:
 
 def names(tiles: Tiles) -> list[str]:
     """Return the names of the tensors, in the order of the file."""
-    return [tensor.name for tensor in tiles.head.tensors]
+    return [tensor.name for tensor in tiles.header.tensors]
 
 
 def until_seen(path: Path, change: Callable[[], object]) -> None:

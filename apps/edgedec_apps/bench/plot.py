@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgedec_apps.bench.summary import Figures
 from edgedec_apps.bench.table import heading
-from edgedec_apps.pictures import COLORS, label, picture
+from edgedec_apps.plots import COLORS, label, picture
 
 _GROUP_INCHES, _LEAST_INCHES, _MOST_INCHES, _HEIGHT_INCHES = 1.1, 8.0, 60.0, 4.5
 

@@ -7,7 +7,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from edgedec_apps.evaluation.settings import setting_name
-from edgedec_apps.pictures import COLORS, label, picture
+from edgedec_apps.plots import COLORS, label, picture
 
 _WIDTH, _HEIGHT = 60, 14  # characters of the plain picture
 _INCHES = (9.0, 4.5)

@@ -41,7 +41,7 @@ from edgedec_apps.evaluation.settings import (
     parse_layers,
     setting_name,
 )
-from edgedec_apps.pictures import require_picture
+from edgedec_apps.plots import require_picture
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores

@@ -38,7 +38,7 @@ async def extract(request: Request, service: Service) -> Response:
         engine = lending.lease.loaded.engine
         await asyncio.to_thread(require_may_fit, engine.tokenizer, passage, engine.n_prompt_max)
         await lending.share.grow(engine.n_ctx * (_START_BYTES + _TOKEN_BYTES * max_tokens))
-        async with lending.slots.slot():
+        async with lending.queue.turn():
             work = asyncio.to_thread(
                 engine.extract, question, passage, n=n, max_tokens=max_tokens, cancel=lending.cancel
             )

@@ -2,8 +2,9 @@
 //
 //   qemu-aarch64 -plugin ./libcount_instructions.so -d plugin PROGRAM
 //
-// The program executes BEGIN and END, which are hints that a processor ignores. At each END the plug-in writes a line of
-// five counts: dot products, other vector arithmetic, loads and stores, prefetches, and everything else (addresses, loops).
+// The program executes BEGIN and END, which are hints that a processor ignores. At each END the plug-in writes a line
+// of five counts: dot products, other vector arithmetic, loads and stores, prefetches, and everything else (addresses,
+// loops).
 //
 // QEMU's interface for plug-ins is declared here, as distributions do not package its header: version 1 of it, which
 // QEMU 4.2 to 8.2 have (docs/devel/tcg-plugins.rst of QEMU).
@@ -59,8 +60,8 @@ static void begin(unsigned int processor, void *unused) {
 static void end(unsigned int processor, void *unused) {
   (void)processor, (void)unused;
   char line[5 * 21 + 2];
-  snprintf(line, sizeof line, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", counts[DOTS], counts[VECTORS],
-           counts[MEMORY], counts[PREFETCHES], counts[OTHERS]);
+  snprintf(line, sizeof line, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", counts[DOTS],
+           counts[VECTORS], counts[MEMORY], counts[PREFETCHES], counts[OTHERS]);
   qemu_plugin_outs(line);
 }
 

@@ -3,7 +3,7 @@
 //   products sets                  the instruction sets of this processor, one a line
 //   products cache SET TYPES        nanoseconds a block (32 columns of 16 rows) and multiply-adds a second
 //   products memory SET THREADS HUGE TYPES  gigabytes a second of a plain read and of products with n rows
-//   products count SET              one product of each type with 1 to 16 rows, between the marks that an emulator counts at
+//   products count SET              one product of each type with 1 to 16 rows, between an emulator's marks
 //
 // TYPES are names with commas between them, or "all".
 //
@@ -33,10 +33,11 @@ struct Type {
   int32_t type;
   const char *name;
 };
-constexpr Type TYPES[] = {{Q4_0, "Q4_0"}, {Q4_1, "Q4_1"}, {Q5_0, "Q5_0"}, {Q5_1, "Q5_1"}, {Q8_0, "Q8_0"},
-                          {Q4_K, "Q4_K"}, {Q5_K, "Q5_K"}, {Q6_K, "Q6_K"}, {Q3_K, "Q3_K"}, {Q2_K, "Q2_K"},
-                          {IQ4_NL, "IQ4_NL"}, {IQ4_XS, "IQ4_XS"}, {MXFP4, "MXFP4"}, {IQ3_S, "IQ3_S"}, {IQ3_XXS, "IQ3_XXS"},
-                          {IQ2_S, "IQ2_S"}, {IQ2_XXS, "IQ2_XXS"}, {IQ1_S, "IQ1_S"}, {TQ2_0, "TQ2_0"}};
+constexpr Type TYPES[] = {{Q4_0, "Q4_0"},       {Q4_1, "Q4_1"},   {Q5_0, "Q5_0"},       {Q5_1, "Q5_1"},
+                          {Q8_0, "Q8_0"},       {Q4_K, "Q4_K"},   {Q5_K, "Q5_K"},       {Q6_K, "Q6_K"},
+                          {Q3_K, "Q3_K"},       {Q2_K, "Q2_K"},   {IQ4_NL, "IQ4_NL"},   {IQ4_XS, "IQ4_XS"},
+                          {MXFP4, "MXFP4"},     {IQ3_S, "IQ3_S"}, {IQ3_XXS, "IQ3_XXS"}, {IQ2_S, "IQ2_S"},
+                          {IQ2_XXS, "IQ2_XXS"}, {IQ1_S, "IQ1_S"}, {TQ2_0, "TQ2_0"}};
 static bool wanted(const Type &type, const char *types) {
   const std::string all = std::string(",") + types + ",";
   return !strcmp(types, "all") || all.find(std::string(",") + type.name + ",") != std::string::npos;
@@ -174,14 +175,16 @@ static void in_cache(const Kernels *kernels, const char *types) {
         best = std::min(best, (now() - begin) / 10);
       }
       const double products = 512.0 * n * n_blocks / best;
-      printf("{\"type\": \"%s\", \"n\": %d, \"ns_block\": %.2f, \"gb_s\": %.1f, \"gmacs\": %.1f, \"of_peak\": %.3f}\n", type.name,
-             n, best / n_blocks * 1e9, tiles.n_bytes / best / 1e9, products / 1e9, most > 0 ? products / most : 0.0);
+      printf("{\"type\": \"%s\", \"n\": %d, \"ns_block\": %.2f, \"gb_s\": %.1f, \"gmacs\": %.1f, \"of_peak\": %.3f}\n",
+             type.name, n, best / n_blocks * 1e9, tiles.n_bytes / best / 1e9, products / 1e9,
+             most > 0 ? products / most : 0.0);
     }
   }
 }
 
 #if defined(__aarch64__)
-static void begin_count() { __asm__ volatile("hint #112" ::: "memory"); }  // benchmarks/forwards/native/count_instructions.c
+// count_instructions.c counts between these.
+static void begin_count() { __asm__ volatile("hint #112" ::: "memory"); }
 static void end_count() { __asm__ volatile("hint #113" ::: "memory"); }
 
 static void one_by_one(const Kernels *kernels) {
@@ -246,16 +249,16 @@ static void from_memory(const Kernels *kernels, int n_threads, bool huge, const 
       for (size_t k = 0; k < std::size(ROWS); ++k)
         seconds[1 + k].push_back(together(n_threads, [&](int i) {
           for (int64_t t = begin_of(i); t < begin_of(i + 1); t += PANEL_ROWS / TILE_ROWS)
-            kernels->matmul(tiles.matrix, t, std::min<int64_t>(t + PANEL_ROWS / TILE_ROWS, begin_of(i + 1)), in.activations, 0,
-                            ROWS[k], panels[i].data(), PANEL_ROWS);
+            kernels->matmul(tiles.matrix, t, std::min<int64_t>(t + PANEL_ROWS / TILE_ROWS, begin_of(i + 1)),
+                            in.activations, 0, ROWS[k], panels[i].data(), PANEL_ROWS);
         }));
     }
     for (auto &all : seconds) std::sort(all.begin(), all.end());
     for (size_t k = 0; k < seconds.size(); ++k) {
       const auto &all = seconds[k];
-      printf("{\"type\": \"%s\", \"n\": %d, \"threads\": %d, \"huge\": %s, \"gb_s\": %.2f, \"best_gb_s\": %.2f}\n", type.name,
-             k == 0 ? 0 : ROWS[k - 1], n_threads, huge ? "true" : "false", tiles.n_bytes / all[all.size() / 2] / 1e9,
-             tiles.n_bytes / all[0] / 1e9);
+      printf("{\"type\": \"%s\", \"n\": %d, \"threads\": %d, \"huge\": %s, \"gb_s\": %.2f, \"best_gb_s\": %.2f}\n",
+             type.name, k == 0 ? 0 : ROWS[k - 1], n_threads, huge ? "true" : "false",
+             tiles.n_bytes / all[all.size() / 2] / 1e9, tiles.n_bytes / all[0] / 1e9);
     }
     fflush(stdout);
   }
@@ -266,9 +269,11 @@ int main(int argc, char **argv) {
     for (const Kernels *const *k = all_kernels(); *k != nullptr; ++k)
       if ((*k)->supported()) puts((*k)->name);
   } else if (argc == 4 && !strcmp(argv[1], "cache")) in_cache(kernels_of(argv[2]), argv[3]);
-  else if (argc == 6 && !strcmp(argv[1], "memory")) from_memory(kernels_of(argv[2]), atoi(argv[3]), atoi(argv[4]) != 0, argv[5]);
+  else if (argc == 6 && !strcmp(argv[1], "memory"))
+    from_memory(kernels_of(argv[2]), atoi(argv[3]), atoi(argv[4]) != 0, argv[5]);
 #if defined(__aarch64__)
   else if (argc == 3 && !strcmp(argv[1], "count")) one_by_one(kernels_of(argv[2]));
 #endif
-  else return fprintf(stderr, "usage: products sets | cache SET TYPES | memory SET THREADS HUGE TYPES | count SET\n"), 1;
+  else
+    return fprintf(stderr, "usage: products sets | cache SET TYPES | memory SET THREADS HUGE TYPES | count SET\n"), 1;
 }

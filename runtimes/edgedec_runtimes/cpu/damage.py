@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from edgedec.errors import EdgedecError, ModelFormatError, StorageError
-from edgedec.gguf.tile_head import REMEDY
+from edgedec.gguf.tile_header import REMEDY
 from edgedec_runtimes.cpu.library import NOT_FINITE
 from edgedec_runtimes.cpu.tiles.cache import Tiles
 from edgedec_runtimes.cpu.tiles.file import map_tiles

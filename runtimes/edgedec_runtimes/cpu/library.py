@@ -19,7 +19,7 @@ ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE, NOT_FINITE = range(6)
-OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "head", "other")
+OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "logits", "other")
 GATINGS = {"softmax": 0, "sigmoid": 1, "chosen": 2}
 """How scores of experts become weights (Switches.expert_gating)."""
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
@@ -87,8 +87,8 @@ class Part(ctypes.Structure):
     )
 
 
-class HeadConfig(ctypes.Structure):
-    """ec_head_config: the shape of a draft head, and the switches by which heads differ."""
+class DraftHeadConfig(ctypes.Structure):
+    """ec_draft_head_config: the shape of a draft head, and the switches by which heads differ."""
 
     _fields_ = (
         *((name, c_int32) for name in ("n_vocab", "n_embd", "n_head", "n_head_kv", "head_dim", "n_ff", "n_taps")),
@@ -178,11 +178,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_place_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_uint64, c_uint64)),
     "ec_model_stream": (c_int32, (c_void_p, c_int64, c_uint64, POINTER(Part), c_int32, c_uint64)),
     "ec_model_streamed_bytes": (c_uint64, (c_void_p,)),
-    "ec_head_create": (c_int32, (c_void_p, POINTER(HeadConfig), c_void_p, c_void_p, POINTER(c_void_p))),
-    "ec_head_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
-    "ec_head_set_vector": (c_int32, (c_void_p, c_int32, c_void_p, c_int64)),
-    "ec_head_finish": (c_int32, (c_void_p,)),
-    "ec_head_destroy": (None, (c_void_p,)),
+    "ec_draft_head_create": (c_int32, (c_void_p, POINTER(DraftHeadConfig), c_void_p, c_void_p, POINTER(c_void_p))),
+    "ec_draft_head_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
+    "ec_draft_head_set_vector": (c_int32, (c_void_p, c_int32, c_void_p, c_int64)),
+    "ec_draft_head_finish": (c_int32, (c_void_p,)),
+    "ec_draft_head_destroy": (None, (c_void_p,)),
     "ec_session_follow": (c_int32, (c_void_p, c_void_p)),
     "ec_session_take": (c_int32, (POINTER(Item),)),
     "ec_draft_scores": (c_int32, (c_void_p, c_int32)),

@@ -14,8 +14,8 @@ from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.cpu.damage import explain
+from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import ExpertReads, expert_reads, touched_experts
-from edgedec_runtimes.cpu.head import CpuHead
 from edgedec_runtimes.cpu.library import (
     CANCELLED,
     KERNEL_ROWS,
@@ -67,7 +67,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             terms: Makes the memory plan for a context and a number of rows.
             logit_rows: Rows of logits whose memory is kept between forwards; a forward that returns more allocates it.
         """
-        self._heads: list[CpuHead] = []
+        self._heads: list[CpuDraftHead] = []
         free = partial(_free, handle, tiles, self._heads)
         super().__init__(handle, card, _CAPABILITIES, tokenizer, terms, free, tree_rows=KERNEL_ROWS)
         self._tiles = tiles
@@ -131,7 +131,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
                 session.be_followed(self._heads[0], self._ops)
             return session
 
-    def follow_with(self, head: CpuHead) -> None:
+    def follow_with(self, head: CpuDraftHead) -> None:
         """Have a draft head follow the text of every session that is opened from now on; the model closes the head."""
         self._heads.append(head)
 
@@ -229,7 +229,7 @@ def _groups(checked: list[CheckedItem], results: list[Forward]) -> list[list[Pie
     return beginnings + ends if checked else []
 
 
-def _free(handle: ctypes.c_void_p, tiles: Tiles | StreamedTiles, heads: Sequence[CpuHead]) -> None:
+def _free(handle: ctypes.c_void_p, tiles: Tiles | StreamedTiles, heads: Sequence[CpuDraftHead]) -> None:
     for head in heads:
         head.close()
     native().ec_model_destroy(handle)

@@ -24,8 +24,8 @@ from edgedec.trained_heads.target import fit
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.cpu import kv_types, weights
-from edgedec_runtimes.cpu.head import CpuHead, borrowed_rows, output_bytes, output_type
-from edgedec_runtimes.cpu.head_memory import head_facts, head_terms
+from edgedec_runtimes.cpu.draft_head.memory import head_facts, head_terms
+from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead, borrowed_rows, output_bytes, output_type
 from edgedec_runtimes.cpu.library import ARITHMETIC, KERNEL_ROWS, KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
@@ -106,7 +106,7 @@ class Cpu:
                 options.cancel.check(f"loading {path.name}")
             isa = native().ec_model_instruction_set(handle).decode()
             rope = divisor_tensor(gguf, network.switches.rope, n_ctx) or ""
-            card = _card(gguf, network, tiles.head.model_sha256, " ".join(filter(None, (isa, options.kv_type, rope))))
+            card = _card(gguf, network, tiles.header.model_sha256, " ".join(filter(None, (isa, options.kv_type, rope))))
             held = _held_weights(job, streamed, tiles, options.n_threads)
 
             @lru_cache(maxsize=8)
@@ -227,13 +227,13 @@ def _held_weights(
     return weights.weights_term(job, streamed, in_file=tiles.file is not None, held_as=tiles.held_as)
 
 
-def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions) -> CpuHead | None:
+def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions) -> CpuDraftHead | None:
     """Return the head that the options name, arranged for a native model; None where they name none."""
     if options.draft_head is None:
         return None
     path = gguf.paths[0]
     fitted = fit(load_head(options.draft_head), gguf)
-    head = CpuHead(handle, fitted, partial(borrowed_rows, gguf), lambda: layer_bytes(path).total)
+    head = CpuDraftHead(handle, fitted, partial(borrowed_rows, gguf), lambda: layer_bytes(path).total)
     gc.collect()  # the head as it was stored is held by cycles
     return_free_memory()
     return head

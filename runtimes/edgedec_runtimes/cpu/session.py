@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from edgedec.errors import EdgedecError
 from edgedec.logit_ops import LogitOps
 from edgedec.stats import DecodeStats
+from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
+from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import described, expert_reads, touched_experts
-from edgedec_runtimes.cpu.head import CpuHead
-from edgedec_runtimes.cpu.head_state import CpuHeadState
 from edgedec_runtimes.cpu.library import KERNEL_ROWS, Item, address, check, native
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
@@ -102,9 +102,9 @@ class CpuSession(OwnSession):
         self.rows = NativeRows(handle, model.card.n_embd)
         self.family = object()
 
-    def be_followed(self, head: CpuHead, ops: LogitOps, *, is_fork: bool = False) -> None:
+    def be_followed(self, head: CpuDraftHead, ops: LogitOps, *, is_fork: bool = False) -> None:
         """Have a draft head follow the session's text; the native state of a fork is made already."""
-        self.follower = CpuHeadState(head, self._handle, self.using, ops)
+        self.follower = CpuDraftHeadState(head, self._handle, self.using, ops)
         if not is_fork:
             self.follower.reset()
 
@@ -127,7 +127,7 @@ class CpuSession(OwnSession):
         twin = opened(lambda to: native().ec_session_fork(self._handle, self.n_cached, to), "forking a session")
         session = CpuSession(self._model, twin, self.n_ctx)
         session.family = self.family
-        if isinstance(self.follower, CpuHeadState):
+        if isinstance(self.follower, CpuDraftHeadState):
             session.be_followed(self.follower.head, self.follower.ops, is_fork=True)
         self._model.adopt(session)
         return session

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF, TensorInfo, read_gguf
-from edgedec.gguf.tile_head import HEADER_NAME
+from edgedec.gguf.tile_header import HEADER_NAME
 from edgedec.gguf.untiled import UNTILED
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
@@ -98,7 +98,7 @@ def stream_plan(job: Job, network: Network, resident_bytes: int | None) -> Strea
             "resident_bytes is less than the weights take, and there is no tile file to read the rest from, nor can "
             "one be made (tile_cache is off, or its folder can't be written or is full); allow all, or make room"
         )
-    return plan_streaming(network, job.head.places(), resident_bytes)
+    return plan_streaming(network, job.header.places(), resident_bytes)
 
 
 def weights_term(
@@ -223,7 +223,7 @@ def _set_positions(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx:
 
 
 def rarely_read(network: Network) -> TensorInfo | None:
-    """Return the embedding matrix if it is not the head as well: a forward reads one row of it for each token."""
+    """Return the embedding matrix if it is not the output matrix as well; a forward reads a row of it for a token."""
     placed = {matrix.which: matrix.tensor for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
     embedding, output = placed[EMBEDDING], placed.get(OUTPUT)
     return None if output is None or output.name == embedding.name else embedding
@@ -241,6 +241,6 @@ def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> No
         native().ec_model_set_mapping(handle, tiles.mapping.handle)
     rare = rarely_read(network)
     if rare is not None and tiles.file is not None:
-        fd, place = tiles.file.fileno(), tiles.head.places()[rare.name]
+        fd, place = tiles.file.fileno(), tiles.header.places()[rare.name]
         code = native().ec_model_read_rows(handle, native_handle(fd), os.fstat(fd).st_size, place)
         check(code, rare.name)

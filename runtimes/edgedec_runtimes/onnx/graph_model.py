@@ -11,7 +11,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard, Session
 from edgedec.progress import OnProgress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.cpu.head_beside import HeadBeside
+from edgedec_runtimes.cpu.draft_head.beside import HeadBeside
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.library import run_options, translated

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.logit_ops import NUMPY_ROW_OPS
-from edgedec_runtimes.cpu.head_beside import TextBeside
+from edgedec_runtimes.cpu.draft_head.beside import TextBeside
 from edgedec_runtimes.onnx.graph_model import bind_input, bind_output
 from edgedec_runtimes.onnx.kv import KVBuffers
 from edgedec_runtimes.shared.measured_model import MeasuredModel, MeasuredSession

@@ -128,8 +128,8 @@ def started_requests(running: Running, n: int, data: bytes) -> Iterator[None]:
     with connected(running, n) as asking:
         for connection in asking:
             connection.sendall(data)
-        slots = running.slots
-        wait_until(lambda: slots.n_running + slots.n_waiting == n, "they are not there")
+        queue = running.queue
+        wait_until(lambda: queue.n_running + queue.n_waiting == n, "they are not there")
         yield
 
 
@@ -224,13 +224,13 @@ def test_half_a_request_and_the_end(server: Running) -> None:
 def test_a_client_that_leaves_altogether_is_noticed(endless: Running) -> None:
     """One that closes its connection, which begins as a closed half does, stops its text, or waits no longer."""
     body = json.dumps(ENDLESS | {"stream": False}).encode()
-    slots = endless.slots
+    queue = endless.queue
     with connected(endless, 2) as asking:
         for connection in asking:
             connection.sendall(request(body=body))
-        wait_until(lambda: (slots.n_running, slots.n_waiting) == (1, 1), "they are not there")
+        wait_until(lambda: (queue.n_running, queue.n_waiting) == (1, 1), "they are not there")
         asking[0].shutdown(socket.SHUT_WR)
         asking[1].shutdown(socket.SHUT_WR)
         time.sleep(0.3)
-        assert (slots.n_running, slots.n_waiting) == (1, 1)
-    wait_until(lambda: (slots.n_running, slots.n_waiting) == (0, 0), "the texts go on")
+        assert (queue.n_running, queue.n_waiting) == (1, 1)
+    wait_until(lambda: (queue.n_running, queue.n_waiting) == (0, 0), "the texts go on")

@@ -90,7 +90,7 @@ def streaming_plans(path: Path, folder: Path) -> list[StreamPlan]:
     plans: dict[tuple[int, bool], StreamPlan] = {}
     for resident_bytes in range(job.n_bytes - 1, 0, -(job.n_bytes // 200)):
         try:
-            plan = plan_streaming(network, job.head.places(), resident_bytes)
+            plan = plan_streaming(network, job.header.places(), resident_bytes)
         except RequestError:
             break
         assert plan.resident_bytes <= resident_bytes

@@ -26,7 +26,7 @@ from edgedec_apps.cli.reports.plan_plot import write_plot
 from edgedec_apps.cli.reports.stand_ins import stand_ins
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, write_facts, write_json, write_line
-from edgedec_apps.pictures import require_picture
+from edgedec_apps.plots import require_picture
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.memory_plan import format_bytes
-from edgedec_apps.pictures import COLORS, label, picture
+from edgedec_apps.plots import COLORS, label, picture
 
 _MB = 1e6
 _MOST_TIMES = 3  # a cap of more times the total would make all bars small

@@ -45,7 +45,7 @@ async def count_tokens(request: Request, service: Service) -> Response:
     async def compute(lending: Lending) -> dict[str, Any]:
         engine = lending.lease.loaded.engine
         texts, _ = read_message(fields, engine)
-        with lending.slots.preparing():
+        with lending.queue.preparing():
             (prompt,) = await read_prompts(engine, wanted.named.completed(texts), lending.share, lending.cancel)
         return {"input_tokens": len(prompt.token_ids)}
 

@@ -15,8 +15,8 @@ from edgedec_apps.server.core.room import SHARE, Share
 from edgedec_apps.server.core.sender import Sender
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.shelf.names import Named
+from edgedec_apps.server.shelf.request_queue import RequestQueue
 from edgedec_apps.server.shelf.shelf import Lease
-from edgedec_apps.server.shelf.slots import Slots
 
 _LAST_WORD_S = 5.0
 _LOG = getLogger("edgedec.server")
@@ -43,14 +43,14 @@ class Lending:
 
     Attributes:
         lease: The model.
-        slots: The places for the model's requests.
+        queue: Where requests of the model wait for a place.
         sender: Sends to the client.
         share: The request's memory.
         cancel: Is cancelled when the client disconnects, the time is over, or the server ends.
     """
 
     lease: Lease
-    slots: Slots
+    queue: RequestQueue
     sender: Sender
     share: Share
     cancel: CancelToken
@@ -105,15 +105,15 @@ class Lent(ABC):
     async def _with_model(self, sender: Sender, share: Share, cancel: CancelToken) -> None:
         """Wait for the model, and answer."""
         named, keep_s = self.wanted.named, self.wanted.keep_s
-        slots = self.service.shelf.place(named.recipe).slots
-        with slots.preparing():
+        queue = self.service.shelf.place(named.recipe).queue
+        with queue.preparing():
             lease = await self.service.shelf.take(
                 named.recipe,
                 n_ctx=self.wanted.n_ctx or named.n_ctx,
                 keep_s=named.keep_s if keep_s is None else keep_s,
             )
         try:
-            await self.respond(Lending(lease, slots, sender, share, cancel))
+            await self.respond(Lending(lease, queue, sender, share, cancel))
         finally:
             lease.release()
 

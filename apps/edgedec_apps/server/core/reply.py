@@ -23,8 +23,8 @@ from edgedec_apps.server.core.prompts import read_prompts
 from edgedec_apps.server.core.room import Share
 from edgedec_apps.server.core.sender import Sender
 from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.shelf.request_queue import RequestQueue
 from edgedec_apps.server.shelf.shelf import Lease
-from edgedec_apps.server.shelf.slots import Slots
 
 
 class Dialect(Protocol):
@@ -77,7 +77,7 @@ class Reply(Lent):
         if texts is None:
             await sender.whole(200, dialect.whole([], 0.0))
             return
-        work = _Work(self.service, lending.slots, lease, self.wanted.named.completed(texts), dialect)
+        work = _Work(self.service, lending.queue, lease, self.wanted.named.completed(texts), dialect)
         await work.generate(sender, lending.share, lending.cancel)
 
 
@@ -86,7 +86,7 @@ class _Work:
     """The texts of a request, from their prompts to the answer, in a dialect."""
 
     service: Service
-    slots: Slots
+    queue: RequestQueue
     lease: Lease
     request: TextRequest
     dialect: Dialect
@@ -131,12 +131,12 @@ class _Work:
 
     async def _produce(self, queue: "asyncio.Queue[Event | None]", share: Share, cancel: CancelToken) -> None:
         try:
-            with self.slots.preparing():
+            with self.queue.preparing():
                 engine = self.lease.loaded.engine
                 prompts = await read_prompts(engine, self.request, share, cancel)
                 token_ids = [prompt.token_ids for prompt in prompts]
                 await asyncio.to_thread(require_room, engine, self.request, token_ids)
-            async with self.slots.slot() as queued_s:
+            async with self.queue.turn() as queued_s:
                 self.service.metrics.count_waiting(queued_s)
                 opened = tuple(prompt.opens_thinking for prompt in prompts for _ in range(self.request.n))
                 queue.put_nowait(Begun(queued_s, sum(len(prompt.token_ids) for prompt in prompts), opened))

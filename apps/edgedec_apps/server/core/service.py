@@ -124,8 +124,8 @@ class Service:
         return [
             Gauge("ready", "Whether the server answers requests.", float(ready)),
             Gauge("models_loaded", "Models that are loaded.", len(self.shelf.loaded)),
-            Gauge("requests_running", "Requests that run.", sum(place.slots.n_running for place in places)),
-            Gauge("requests_waiting", "Requests that wait.", sum(place.slots.n_waiting for place in places)),
+            Gauge("requests_running", "Requests that run.", sum(place.queue.n_running for place in places)),
+            Gauge("requests_waiting", "Requests that wait.", sum(place.queue.n_waiting for place in places)),
             Gauge("parallel_limit", "Most requests of a model that may run at once.", self.settings.n_parallel),
             Gauge("queue_limit", "Most requests of a model that may wait.", self.settings.n_queue),
             Gauge("connections", "Open connections.", self.n_connections),

@@ -40,7 +40,7 @@ async def tokenize(request: Request, service: Service) -> Response:
     async def compute(lending: Lending) -> dict[str, Any]:
         tokenizer = lending.lease.loaded.engine.tokenizer
         await lending.share.grow((_PIECE_BYTES if with_pieces else _TOKEN_BYTES) * len(text.encode()))
-        with lending.slots.preparing():
+        with lending.queue.preparing():
             ids = await encode(
                 [text],
                 lending.share,

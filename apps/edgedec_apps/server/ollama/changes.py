@@ -26,7 +26,7 @@ from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.core.web import endpoint
 from edgedec_apps.server.ollama.requests import read_options
 from edgedec_apps.server.shelf.named_heads import require_head
-from edgedec_apps.server.shelf.shelf import Place
+from edgedec_apps.server.shelf.shelf import ShelfPlace
 from edgedec_models.folders import is_plain
 from edgedec_models.presets import has_preset, save_preset
 from edgedec_models.resolve import pull
@@ -97,7 +97,7 @@ async def delete(request: Request, service: Service) -> Response:
         raise ApiError(f"{name!r:.200} is served by this server's command line; end the server first", param="model")
     path = None if has_preset(name) else (await asyncio.to_thread(service.names.find, name)).recipe.model
 
-    def is_of_it(place: Place) -> bool:
+    def is_of_it(place: ShelfPlace) -> bool:
         return place.loaded is not None and str(place.loaded.file.path) == path
 
     await service.shelf.unload(is_of_it, lambda: remove(name))

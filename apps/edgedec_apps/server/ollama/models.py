@@ -24,7 +24,7 @@ from edgedec_apps.server.ollama.forms import timestamp
 from edgedec_apps.server.shelf.model_files import with_files
 from edgedec_apps.server.shelf.models import Loaded, ModelFile
 from edgedec_apps.server.shelf.names import Named
-from edgedec_apps.server.shelf.shelf import Place
+from edgedec_apps.server.shelf.shelf import ShelfPlace
 
 _FOREVER = "9999-12-31T23:59:59Z"
 _OLLAMAS = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n", "max_tokens": "num_predict"}
@@ -66,7 +66,7 @@ async def ps(request: Request, service: Service) -> Response:
     return JSONResponse({"models": rows})
 
 
-def _running(place: Place, loaded: Loaded) -> dict[str, Any]:
+def _running(place: ShelfPlace, loaded: Loaded) -> dict[str, Any]:
     engine, expires = loaded.engine, place.expires_at
     return {
         "size": place.n_bytes,

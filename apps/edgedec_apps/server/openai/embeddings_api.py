@@ -170,9 +170,9 @@ async def _embed(
     engine, began = lending.lease.loaded.engine, perf_counter()
     chosen = _checked(engine, fields, pooling, dimensions)
     await lending.share.grow(_NUMBER_BYTES * len(texts) * (dimensions or engine.card.n_embd))
-    with lending.slots.preparing():
+    with lending.queue.preparing():
         all_ids = [await _ids(lending, text, engine, truncate=truncate) for text in texts]
-    async with lending.slots.slot():
+    async with lending.queue.turn():
         work = asyncio.to_thread(engine.embed, all_ids, pooling=chosen, dimensions=dimensions, cancel=lending.cancel)
         vectors = await until_done(work, lending)
     load_s = lending.lease.load_s

@@ -20,7 +20,7 @@ from edgedec.memory.watch import give_back
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, Prepare, Prepared, Recipe
-from edgedec_apps.server.shelf.slots import Slots
+from edgedec_apps.server.shelf.request_queue import RequestQueue
 
 FOREVER_S = float("inf")
 _CONTEXT_STEP = 64  # how exactly the largest context that fits is found, in tokens
@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class ShelfPlace:
     """The place of one model on the shelf, whether it is loaded or not.
 
     Attributes:
         recipe: What is loaded.
-        slots: The requests of this model that run and that wait.
+        queue: The requests of this model that run and that wait.
         loaded: The model, while it is loaded.
         n_bytes: The most bytes that it holds while it is loaded.
         n_users: Requests to which it is lent.
@@ -44,7 +44,7 @@ class Place:
     """
 
     recipe: Recipe
-    slots: Slots
+    queue: RequestQueue
     loaded: Loaded | None = None
     n_bytes: int = 0
     n_users: int = 0
@@ -97,7 +97,7 @@ class Shelf:
         self._prepare = prepare
         self._limits = n_parallel, n_queue
         self._on_change = on_change
-        self._places: dict[Recipe, Place] = {}
+        self._places: dict[Recipe, ShelfPlace] = {}
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
         self._loading = CancelToken()
@@ -105,18 +105,18 @@ class Shelf:
         self._ended: ApiError | None = None
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[ShelfPlace]:
         """All places that were asked for so far."""
         return list(self._places.values())
 
     @property
-    def loaded(self) -> list[Place]:
+    def loaded(self) -> list[ShelfPlace]:
         """The places of the models that are loaded, the least recently used first."""
         return sorted((place for place in self._places.values() if place.loaded), key=lambda place: place.used_s)
 
-    def place(self, recipe: Recipe) -> Place:
+    def place(self, recipe: Recipe) -> ShelfPlace:
         """Return the place of a model."""
-        return self._places.setdefault(recipe, Place(recipe, Slots(*self._limits)))
+        return self._places.setdefault(recipe, ShelfPlace(recipe, RequestQueue(*self._limits)))
 
     async def take(self, recipe: Recipe, *, n_ctx: int | None = None, keep_s: float = FOREVER_S) -> Lease:
         """Lend a model, loaded where it has to be; the caller releases the lease.
@@ -161,7 +161,7 @@ class Shelf:
                 self._rest(place, keep_s)
         return True
 
-    async def unload(self, which: Callable[[Place], bool], then: Callable[[], object] = lambda: None) -> None:
+    async def unload(self, which: Callable[[ShelfPlace], bool], then: Callable[[], object] = lambda: None) -> None:
         """Unload models after their requests have ended, then call `then` in a thread before another model is loaded.
 
         Args:
@@ -207,11 +207,11 @@ class Shelf:
             if loaded is not None:
                 loaded.close()
 
-    def _give_back(self, place: Place, keep_s: float) -> None:
+    def _give_back(self, place: ShelfPlace, keep_s: float) -> None:
         place.n_users -= 1
         self._rest(place, keep_s)
 
-    def _rest(self, place: Place, keep_s: float) -> None:
+    def _rest(self, place: ShelfPlace, keep_s: float) -> None:
         place.used_s = monotonic()
         place.until_s = place.used_s + keep_s
         if not place.n_users:
@@ -237,7 +237,7 @@ class Shelf:
                     raise
                 return None
 
-    async def _load(self, place: Place, n_ctx: int | None) -> None:
+    async def _load(self, place: ShelfPlace, n_ctx: int | None) -> None:
         """Load a model, again where its context is too short, and unload others where it needs their memory.
 
         It is planned anew after each that is unloaded: what that one leaves behind is known only then, and a plan that
@@ -255,17 +255,17 @@ class Shelf:
             del prepared
             await self._empty(victim or self._victim())
 
-    def _victim(self) -> Place:
+    def _victim(self) -> ShelfPlace:
         """Return the model to unload: the least recently used that no request uses, or else that any uses."""
         return min(self.loaded, key=lambda place: (place.n_users > 0, place.used_s))
 
-    async def _empty(self, place: Place) -> None:
+    async def _empty(self, place: ShelfPlace) -> None:
         """Unload a model after its requests have ended; new requests for it wait."""
         async with self._resting([place]):
             await self._unload(place)
 
     @asynccontextmanager
-    async def _resting(self, places: Sequence[Place]) -> AsyncIterator[None]:
+    async def _resting(self, places: Sequence[ShelfPlace]) -> AsyncIterator[None]:
         """Let nobody use these models inside the block: requests that run end before it, and new ones wait."""
         for place in places:
             place.leaving = True
@@ -278,7 +278,7 @@ class Shelf:
             for place in places:
                 place.leaving = False
 
-    async def _unload(self, place: Place) -> None:
+    async def _unload(self, place: ShelfPlace) -> None:
         assert place.loaded is not None
         assert not place.n_users
         place.leaving = True
@@ -291,7 +291,7 @@ class Shelf:
             self._on_change()
         await self._in_thread(give_back)  # the engine is gone only now, with its vocabulary and its drafters
 
-    async def _open(self, place: Place, prepared: Prepared) -> None:
+    async def _open(self, place: ShelfPlace, prepared: Prepared) -> None:
         def open_it() -> None:  # a model that is loaded when its request has gone is on the shelf as any other
             place.loaded = prepared.open()
 
@@ -373,5 +373,5 @@ class Shelf:
         return work.result()
 
 
-def _is_due(place: Place) -> bool:
+def _is_due(place: ShelfPlace) -> bool:
     return place.loaded is not None and not place.n_users and place.until_s <= monotonic()

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "api_calls.h"
-#include "draft_head/head.h"
+#include "draft_head/draft_head.h"
 #include "kernels/kernel_sets.h"
 #include "kernels/row.h"
 #include "weights/requantize.h"
@@ -98,8 +98,8 @@ int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_b
   });
 }
 
-int32_t ec_rows_to_q4_0(int32_t type, int64_t n_rows, int64_t n_cols, const void *source, uint64_t source_bytes, void *rows,
-                        uint64_t n_bytes) {
+int32_t ec_rows_to_q4_0(int32_t type, int64_t n_rows, int64_t n_cols, const void *source, uint64_t source_bytes,
+                        void *rows, uint64_t n_bytes) {
   return guarded([&] {
     require(n_rows > 0 && tile_bytes(type, n_rows, n_cols) != 0 && n_cols % block_layout(Q4_0).columns == 0,
             "there is no such matrix in Q4_0");
@@ -226,7 +226,9 @@ int32_t ec_model_finish_elsewhere(ec_model *model, ec_look_up look_up) {
 
 const char *ec_model_instruction_set(const ec_model *model) { return model->kernels->name; }
 
-void ec_model_seconds(const ec_model *model, double *seconds) { memcpy(seconds, model->seconds, sizeof model->seconds); }
+void ec_model_seconds(const ec_model *model, double *seconds) {
+  memcpy(seconds, model->seconds, sizeof model->seconds);
+}
 
 void ec_model_destroy(ec_model *model) { delete model; }
 
@@ -238,7 +240,8 @@ KVShape kv_shape(const ec_model *model, int32_t kv_type) {
   if (model->elsewhere) return {0, c.n_head_kv, c.head_dim, EC_KV_F16, 0};
   require(kv_type == EC_KV_F16 || (c.head_dim % 32 == 0 && c.head_dim <= MAX_PACKED_HEAD),
           "keys and values of less than 16 bits need a head_dim that is a multiple of 32 and at most 256");
-  // Keys are stored without their bias where the bias is one vector, which only rotation changes: not with a norm after it.
+  // Keys are stored without their bias where the bias is one vector, which only rotation changes: not with a norm after
+  // it.
   bool biased = false, normed = false;
   for (const Layer &layer : model->layers) {
     biased = biased || !layer.vectors[EC_K_BIAS].empty();
@@ -271,7 +274,7 @@ int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork
     session->cache = KVCache(session->cache, n_tokens);  // pages behind them, of a longer text before, are freed
     std::unique_ptr<ec_session> twin(new ec_session(session->model, KVCache(session->cache, n_tokens),
                                                     ColumnCache(session->columns, n_tokens)));
-    if (session->head) twin->head = std::make_shared<HeadState>(*session->head, n_tokens);
+    if (session->draft_head) twin->draft_head = std::make_shared<DraftHeadState>(*session->draft_head, n_tokens);
     *fork = twin.release();
     return EC_OK;
   });
@@ -287,7 +290,7 @@ int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, i
     }
     session->cache.move(source, n, start);
     session->columns.move(source, n, start);
-    if (session->head) session->head->move(source, n, start);
+    if (session->draft_head) session->draft_head->move(source, n, start);
     return EC_OK;
   });
 }
@@ -301,7 +304,8 @@ int32_t ec_session_save(ec_session *session, int32_t n_tokens, void *target, uin
   return guarded([&] {
     check_tokens(session, n_tokens);
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the target has another size");
-    require(renew_columns(*session, n_tokens, nullptr) == Outcome::done, "the session's rows could not be evaluated again");
+    require(renew_columns(*session, n_tokens, nullptr) == Outcome::done,
+            "the session's rows could not be evaluated again");
     if (session->model->mapping != nullptr) session->model->mapping->check();
     uint8_t *columns = (uint8_t *)target + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
     session->cache.save(n_tokens, (uint8_t *)target);
@@ -314,7 +318,8 @@ int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *sourc
   return guarded([&] {
     require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the source has another size");
-    session->columns.load(n_tokens, (const uint8_t *)source + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens);
+    session->columns.load(n_tokens,
+                          (const uint8_t *)source + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens);
     session->cache.load(n_tokens, (const uint8_t *)source);
     return EC_OK;
   });

@@ -1,8 +1,8 @@
 /* The C interface of edgedec's CPU runtime: decoder-only transformers on weights in tiles (weights/tiles.h).
  *
- * The library opens no file: the caller passes pointers with their sizes, and every size is checked. A function that can
- * fail returns EC_OK or an error code; ec_last_error() returns the reason of the last failure in the calling thread. One
- * thread at a time may use an object. Forwards of different models wait for the threads that they share.
+ * The library opens no file: the caller passes pointers with their sizes, and every size is checked. A function that
+ * can fail returns EC_OK or an error code; ec_last_error() returns the reason of the last failure in the calling
+ * thread. One thread at a time may use an object. Forwards of different models wait for the threads that they share.
  */
 #ifndef EDGEDEC_CPU_H
 #define EDGEDEC_CPU_H
@@ -26,13 +26,13 @@ enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADA
 
 /* A tensor type is ggml's number of it. */
 
-/* The matrices of a model; those from EC_Q on exist in each layer. A layer with a mixture of experts has EC_ROUTER and the
- * matrices of its experts, in each of which expert e is the rows from e * n_rows / n_expert on; its EC_GATE, EC_UP and
- * EC_DOWN are those of a shared expert, which all rows go through, and may be absent. */
+/* The matrices of a model; those from EC_Q on exist in each layer. A layer with a mixture of experts has EC_ROUTER and
+ * the matrices of its experts, in each of which expert e is the rows from e * n_rows / n_expert on; its EC_GATE, EC_UP
+ * and EC_DOWN are those of a shared expert, which all rows go through, and may be absent. */
 enum {
   EC_TOKEN_EMBD, EC_OUTPUT, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN,
   EC_ROUTER,        /* [n_expert][n_embd] */
-  EC_SHARED_ROUTER, /* [1][n_embd], the score whose sigmoid the shared expert's output is multiplied by; may be absent */
+  EC_SHARED_ROUTER, /* [1][n_embd], the score whose sigmoid multiplies the shared expert's output; may be absent */
   EC_GATE_EXPERTS,
   EC_UP_EXPERTS,
   EC_DOWN_EXPERTS,
@@ -55,8 +55,9 @@ enum {
   EC_ATTN_OUT_BIAS,  /* [n_embd] */
   EC_SINKS,          /* [n_head], a score of each head that has a part in the softmax and no value */
   EC_EXPERT_BIAS,    /* [n_expert], added to the gates of experts only to choose them */
-  EC_CONVOLUTION,    /* [n_embd][length], the kernels of a layer with a short convolution (gated: LFM2) in place of attention:
-                        EC_Q, EC_K and EC_V are then C, B and x, of n_embd rows each, and C * conv(B * x) goes to EC_ATTN_OUT */
+  EC_CONVOLUTION,    /* [n_embd][length], the kernels of a layer with a short convolution (gated: LFM2) in place of
+                        attention: EC_Q, EC_K and EC_V are then C, B and x, of n_embd rows each, and C * conv(B * x)
+                        goes to EC_ATTN_OUT */
   EC_ROUTER_BIAS,    /* [n_expert], of the scores of experts */
   EC_GATE_EXPERTS_BIAS, /* [n_expert][n_ff_expert] */
   EC_UP_EXPERTS_BIAS,   /* the same */
@@ -73,18 +74,18 @@ enum {
   EC_OP_ATTN_OUT,
   EC_OP_GATE_UP,
   EC_OP_DOWN,
-  EC_OP_HEAD,
+  EC_OP_LOGITS,
   EC_OP_OTHER, /* embedding, barriers between layers */
   EC_N_OPERATIONS
 };
 
-/* How keys and values are stored: as halves; or in groups of 32 with a half as scale, as int8, as 4 bits, or as 4 bits with
- * the largest elements (one of 16) as halves beside them. The last three take a head_dim that is a multiple of 32 and at
- * most 256. */
+/* How keys and values are stored: as halves; or in groups of 32 with a half as scale, as int8, as 4 bits, or as 4 bits
+ * with the largest elements (one of 16) as halves beside them. The last three take a head_dim that is a multiple of 32
+ * and at most 256. */
 enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
 
-/* How the gates of experts come from their scores: a softmax over all experts, the sigmoid of each, or a softmax over those
- * that were chosen. */
+/* How the gates of experts come from their scores: a softmax over all experts, the sigmoid of each, or a softmax over
+ * those that were chosen. */
 enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
 
 /* The shape of a model, and the switches by which architectures differ. */
@@ -101,8 +102,9 @@ typedef struct ec_config {
   int32_t gelu;             /* feed-forward activation: tanh GELU (1) or SiLU (0) */
   int32_t wide_norms;       /* norms of queries and keys are over all heads together (1) or over each head (0) */
   int32_t sliding_window;   /* tokens that a sliding layer sees */
-  int32_t temperature_tokens; /* t: queries at position p are multiplied by 1 + temperature_scale * ln(1 + floor(p / t)); */
-  float temperature_scale;    /* with 0 tokens they are not */
+  int32_t temperature_tokens; /* t: queries at position p are multiplied by 1 + temperature_scale * ln(1 + floor(p /
+                                 t)); with 0 tokens they are not */
+  float temperature_scale;
   float rms_epsilon;
   float embedding_scale;
   float residual_scale; /* what a block adds to the residual stream is multiplied by it */
@@ -117,21 +119,22 @@ typedef struct ec_config {
   int32_t expert_gating;   /* EC_GATING_... */
   int32_t norm_experts;    /* the gates of a row's experts are divided by their sum (1) or not (0) */
   float expert_scale;      /* gates are multiplied by it */
-  float glu_limit;         /* l: gates g become min(g, l) * sigmoid(glu_slope * min(g, l)), and what they multiply, u, becomes */
-  float glu_slope;         /* 1 + u, where u is kept from -l to l; 0: they do not */
+  float glu_limit;         /* l: gates g become min(g, l) * sigmoid(glu_slope * min(g, l)), and what they multiply, u,
+                              becomes 1 + u, where u is kept from -l to l; 0: they do not */
+  float glu_slope;
 } ec_config;
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */
 enum { EC_LAYER_SLIDES = 1, EC_LAYER_UNROTATED = 2 };
 
 /* The stages of a forward that read weights. */
-enum { EC_PART_QKV, EC_PART_ATTN_OUT, EC_PART_GATE_UP, EC_PART_DOWN, EC_PART_HEAD };
+enum { EC_PART_QKV, EC_PART_ATTN_OUT, EC_PART_GATE_UP, EC_PART_DOWN, EC_PART_OUTPUT };
 
 /* The bytes of a tile file that one stage reads. */
 typedef struct ec_part {
   int32_t stage;
-  int32_t layer;             /* 0 for the head */
-  int64_t row_begin, row_end; /* rows of the head, from a multiple of 32 on; else 0 */
+  int32_t layer;             /* 0 for the output matrix */
+  int64_t row_begin, row_end; /* rows of the output matrix, from a multiple of 32 on; else 0 */
   uint64_t offset;           /* a multiple of 64 */
   uint64_t n_bytes;
   const void *data;          /* the part in memory, borrowed; NULL: each forward reads it */
@@ -170,37 +173,37 @@ EC_API const char *ec_instruction_sets(void);
 /* Return the bytes per second at which n_threads read n_bytes of memory once; 0 where that can't be measured. */
 EC_API double ec_read_bandwidth(int32_t n_threads, uint64_t n_bytes);
 
-/* Have the threads of all forwards on n_threads threads keep to cores: thread i to the n_cpus[i] logical processors that
- * follow one another in `cpus`; 0 stands for no change. The caller of a forward does so during the forward. On other systems
- * than Linux, nothing happens. */
+/* Have the threads of all forwards on n_threads threads keep to cores: thread i to the n_cpus[i] logical processors
+ * that follow one another in `cpus`; 0 stands for no change. The caller of a forward does so during the forward. On
+ * other systems than Linux, nothing happens. */
 EC_API int32_t ec_keep_to_cores(int32_t n_threads, const int32_t *cpus, const int32_t *n_cpus);
 
-/* Read the pages of 4,096 bytes that hold the bytes [offset, offset + n_bytes) of a file (a descriptor, on Windows a handle)
- * to the page-aligned memory at `pages`. */
+/* Read the pages of 4,096 bytes that hold the bytes [offset, offset + n_bytes) of a file (a descriptor, on Windows a
+ * handle) to the page-aligned memory at `pages`. */
 EC_API int32_t ec_file_read(int64_t file, uint64_t file_bytes, uint64_t offset, uint64_t n_bytes, void *pages);
 
 /* A mapped file that may be cut short or be on a disk that fails: POSIX systems send SIGBUS then, which ends a process.
- * While an ec_mapping is open, a fault inside of the whole pages [data, data + n_bytes) is caught: zeros are mapped over all
- * of them, and every later check returns EC_UNREADABLE. Other faults go to the handler that was there before. A handler that
- * is installed later is called as well, as each check puts this library's handler on top again. `file` is the descriptor,
- * which the caller keeps open: after a change of the file's size or modification time, checks return EC_UNREADABLE, too. A
- * negative one stands for none. On Windows, where a mapped file can't be cut short, all of this does nothing. Close the
- * mapping before its memory is unmapped. */
+ * While an ec_mapping is open, a fault inside of the whole pages [data, data + n_bytes) is caught: zeros are mapped
+ * over all of them, and every later check returns EC_UNREADABLE. Other faults go to the handler that was there before.
+ * A handler that is installed later is called as well, as each check puts this library's handler on top again. `file`
+ * is the descriptor, which the caller keeps open: after a change of the file's size or modification time, checks return
+ * EC_UNREADABLE, too. A negative one stands for none. On Windows, where a mapped file can't be cut short, all of this
+ * does nothing. Close the mapping before its memory is unmapped. */
 EC_API int32_t ec_mapping_open(const void *data, uint64_t n_bytes, int64_t file, ec_mapping **mapping);
 EC_API int32_t ec_mapping_check(const ec_mapping *mapping);
 EC_API void ec_mapping_close(ec_mapping *mapping);
 
 /* Return the bytes of the tiles of a matrix; 0 where its type or shape is not supported. */
 EC_API uint64_t ec_tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
-/* Write the rows [row_begin, row_end) of a matrix to the tiles of the whole matrix. `source` has the bytes of these rows in
- * the GGUF; row_begin is a multiple of 16. */
+/* Write the rows [row_begin, row_end) of a matrix to the tiles of the whole matrix. `source` has the bytes of these
+ * rows in the GGUF; row_begin is a multiple of 16. */
 EC_API int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_begin, int64_t row_end,
                             const void *source, uint64_t source_bytes, void *tiles, uint64_t tile_bytes);
 /* Write rows of a matrix, as a GGUF has them in any type that has tiles, as rows of Q4_0. */
 EC_API int32_t ec_rows_to_q4_0(int32_t type, int64_t n_rows, int64_t n_cols, const void *source, uint64_t source_bytes,
                                void *rows, uint64_t n_bytes);
-/* Make a model. instruction_set is a name of ec_instruction_sets(), or NULL for the best one; max_rows is the most rows of
- * one forward. */
+/* Make a model. instruction_set is a name of ec_instruction_sets(), or NULL for the best one; max_rows is the most rows
+ * of one forward. */
 EC_API int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32_t max_rows,
                                const char *instruction_set, ec_model **model);
 /* Set a matrix. Its tiles are borrowed and must outlive the model. */
@@ -208,21 +211,22 @@ EC_API int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer
                                    int64_t n_cols, const void *tiles, uint64_t tile_bytes);
 /* Set the mapping (borrowed) of the tiles, which each forward checks at its beginning and end. */
 EC_API void ec_model_set_mapping(ec_model *model, const ec_mapping *mapping);
-/* Have forwards read rows of the embedding matrix from the file of its tiles, where these begin at `offset`; the matrix was
- * set before, and its mapped memory is not touched. `file` is a descriptor (on Windows a handle) that stays open. */
+/* Have forwards read rows of the embedding matrix from the file of its tiles, where these begin at `offset`; the
+ * matrix was set before, and its mapped memory is not touched. `file` is a descriptor (on Windows a handle) that
+ * stays open. */
 EC_API int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_bytes, uint64_t offset);
-/* In place of ec_model_set_matrix: set where a matrix's tiles lie in a file of which each forward reads parts; offset is a
- * multiple of 64. */
+/* In place of ec_model_set_matrix: set where a matrix's tiles lie in a file of which each forward reads parts; offset
+ * is a multiple of 64. */
 EC_API int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
                                      int64_t n_cols, uint64_t offset, uint64_t tile_bytes);
-/* Set the parts of a model whose matrices were placed, before ec_model_finish: in the order of layers and stages, the parts
- * of the head last, in the order of rows. `file` is a descriptor (on Windows a handle) that stays open, opened around the
- * system's cache or not. Parts whose data is NULL are read ahead into a ring of ring_bytes, at least three times the largest
- * of them in whole pages. */
-EC_API int32_t ec_model_stream(ec_model *model, int64_t file, uint64_t file_bytes, const ec_part *parts, int32_t n_parts,
-                               uint64_t ring_bytes);
-/* Have experts read when rows choose them, after ec_model_stream; no part holds their matrices. The n_slots experts that were
- * used most of late stay in memory, at least as many as a row goes through. */
+/* Set the parts of a model whose matrices were placed, before ec_model_finish: in the order of layers and stages, the
+ * parts of the output matrix last, in the order of rows. `file` is a descriptor (on Windows a handle) that stays open,
+ * opened around the system's cache or not. Parts whose data is NULL are read ahead into a ring of ring_bytes, at least
+ * three times the largest of them in whole pages. */
+EC_API int32_t ec_model_stream(ec_model *model, int64_t file, uint64_t file_bytes, const ec_part *parts,
+                               int32_t n_parts, uint64_t ring_bytes);
+/* Have experts read when rows choose them, after ec_model_stream; no part holds their matrices. The n_slots experts
+ * that were used most of late stay in memory, at least as many as a row goes through. */
 EC_API int32_t ec_model_stream_experts(ec_model *model, int32_t n_slots);
 /* Return how many bytes of parts and experts were read so far. */
 EC_API uint64_t ec_model_streamed_bytes(ec_model *model);
@@ -230,16 +234,19 @@ EC_API uint64_t ec_model_streamed_bytes(ec_model *model);
 EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n);
 /* Set what is special about each layer: flags [n_layer] of EC_LAYER_... Without this call, nothing is. */
 EC_API int32_t ec_model_set_layers(ec_model *model, const uint8_t *flags);
-/* Set the rotation of queries and keys: the radians per position of each pair, [n_rot / 2], and what rotated elements are
- * multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. */
-EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, int64_t n, double magnitude);
+/* Set the rotation of queries and keys: the radians per position of each pair, [n_rot / 2], and what rotated elements
+ * are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. */
+EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, int64_t n,
+                                 double magnitude);
 /* Check that all matrices and vectors are set, and allocate the memory of forwards. */
 EC_API int32_t ec_model_finish(ec_model *model);
-/* Write the embeddings of n tokens: that of token i to out + i * stride, n_embd floats. Return EC_OK, or EC_UNREADABLE. */
+/* Write the embeddings of n tokens: that of token i to out + i * stride, n_embd floats. Return EC_OK, or
+ * EC_UNREADABLE. */
 typedef int32_t (*ec_look_up)(const int32_t *tokens, int32_t n, float *out, int64_t stride);
-/* Finish a model without weights, whose text another library evaluates. Its sessions hold what a draft head knows of their text,
- * and no keys and values; ec_forward refuses it. look_up finds the embeddings that a head borrows, before the factor
- * embedding_scale; NULL where heads have their own. It is called inside the functions of a head, by the thread that calls them. */
+/* Finish a model without weights, whose text another library evaluates. Its sessions hold what a draft head knows of
+ * their text, and no keys and values; ec_forward refuses it. look_up finds the embeddings that a head borrows, before
+ * the factor embedding_scale; NULL where heads have their own. It is called inside the functions of a head, by the
+ * thread that calls them. */
 EC_API int32_t ec_model_finish_elsewhere(ec_model *model, ec_look_up look_up);
 EC_API const char *ec_model_instruction_set(const ec_model *model);
 /* Return the seconds that all forwards so far spent in each operation, waiting for other threads included. */
@@ -247,15 +254,16 @@ EC_API void ec_model_seconds(const ec_model *model, double *seconds /* [EC_N_OPE
 /* Return how many experts the rows of a layer went through, of all forwards so far, by the number n of these rows:
  * n_layers[n] layers, n_experts[n] different experts. Both have max_rows + 1 elements; all are 0 without experts. */
 EC_API void ec_model_experts(const ec_model *model, uint64_t *n_layers, uint64_t *n_experts);
-/* Write to counts[2], of experts that are read from a file: how many the rows of layers wanted, and how many of these were in
- * memory then. */
+/* Write to counts[2], of experts that are read from a file: how many the rows of layers wanted, and how many of these
+ * were in memory then. */
 EC_API void ec_model_expert_reads(const ec_model *model, uint64_t *counts);
 EC_API void ec_model_destroy(ec_model *model);
 
 EC_API int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session);
 /* Make a second session that shares the first n_tokens of the first one, which drops what it holds behind them. */
 EC_API int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork);
-/* Move the slots source[0], ..., source[n - 1] to start, start + 1, ...; they are ascending, and none is before its target. */
+/* Move the slots source[0], ..., source[n - 1] to start, start + 1, ...; they are ascending, and none is before its
+ * target. */
 EC_API int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, int32_t start);
 EC_API uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens);
 EC_API int32_t ec_session_save(ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes);
@@ -263,41 +271,43 @@ EC_API int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void
 EC_API void ec_session_close(ec_session *session);
 
 /* Evaluate rows of several sessions, and write logits [sum of n_wanted][n_vocab] and, unless it is NULL, best [sum of
- * n_wanted]: the token with the greatest logit of each row, of equals the first. Where *cancel becomes other than 0, the
- * forward stops between two layers and returns EC_CANCELLED. EC_UNREADABLE: weights can't be read, or the check of the
- * mapping fails. EC_NOT_FINITE: a logit is infinite or NaN, as damaged weights cause. The results are not usable then. */
+ * n_wanted]: the token with the greatest logit of each row, of equals the first. Where *cancel becomes other than 0,
+ * the forward stops between two layers and returns EC_CANCELLED. EC_UNREADABLE: weights can't be read, or the check of
+ * the mapping fails. EC_NOT_FINITE: a logit is infinite or NaN, as damaged weights cause. The results are not usable
+ * then. */
 EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
                           const volatile int32_t *cancel);
 
-/* Draft heads (draft_head/head.h). */
+/* Draft heads (draft_head/draft_head.h). */
 
-/* The matrices and vectors of a head. EC_HEAD_EMBEDDING is absent where the head reads the target's embeddings. */
+/* The matrices and vectors of a draft head. EC_DRAFT_HEAD_EMBEDDING is absent where it reads the target's
+ * embeddings. */
 enum {
-  EC_HEAD_FC,
-  EC_HEAD_Q,
-  EC_HEAD_K,
-  EC_HEAD_V,
-  EC_HEAD_ATTN_OUT,
-  EC_HEAD_GATE,
-  EC_HEAD_UP,
-  EC_HEAD_DOWN,
-  EC_HEAD_OUTPUT,
-  EC_HEAD_EMBEDDING,
-  EC_HEAD_N_MATRICES
+  EC_DRAFT_HEAD_FC,
+  EC_DRAFT_HEAD_Q,
+  EC_DRAFT_HEAD_K,
+  EC_DRAFT_HEAD_V,
+  EC_DRAFT_HEAD_ATTN_OUT,
+  EC_DRAFT_HEAD_GATE,
+  EC_DRAFT_HEAD_UP,
+  EC_DRAFT_HEAD_DOWN,
+  EC_DRAFT_HEAD_OUTPUT,
+  EC_DRAFT_HEAD_EMBEDDING,
+  EC_DRAFT_HEAD_N_MATRICES
 };
 enum {
-  EC_HEAD_INPUT_NORM,  /* of embeddings */
-  EC_HEAD_HIDDEN_NORM, /* of features */
-  EC_HEAD_FFN_NORM,
-  EC_HEAD_OUTPUT_NORM, /* absent where no norm stands before the output matrix */
-  EC_HEAD_FC_NORM,     /* [n_taps * n_embd of the target], where fc_norm is not EC_FC_NORM_NONE */
-  EC_HEAD_ROPE_DIVISORS,
-  EC_HEAD_N_VECTORS
+  EC_DRAFT_HEAD_INPUT_NORM,  /* of embeddings */
+  EC_DRAFT_HEAD_HIDDEN_NORM, /* of features */
+  EC_DRAFT_HEAD_FFN_NORM,
+  EC_DRAFT_HEAD_OUTPUT_NORM, /* absent where no norm stands before the output matrix */
+  EC_DRAFT_HEAD_FC_NORM,     /* [n_taps * n_embd of the target], where fc_norm is not EC_FC_NORM_NONE */
+  EC_DRAFT_HEAD_ROPE_DIVISORS,
+  EC_DRAFT_HEAD_N_VECTORS
 };
 /* The norm before fc: none, one over all taps together, or one over each tap. */
 enum { EC_FC_NORM_NONE, EC_FC_NORM_JOINED, EC_FC_NORM_EACH };
 
-typedef struct ec_head_config {
+typedef struct ec_draft_head_config {
   int32_t n_vocab; /* tokens that the head can draft */
   int32_t n_embd;
   int32_t n_head;
@@ -310,13 +320,13 @@ typedef struct ec_head_config {
   int32_t feeds_back_normed;    /* the next pair gets the layer's output after the output norm */
   float rms_epsilon;
   float rope_base;
-} ec_head_config;
+} ec_draft_head_config;
 
-typedef struct ec_head ec_head;
+typedef struct ec_draft_head ec_draft_head;
 
-/* How a chain is drafted: of at most n_max nodes; it ends with the node at which the product of the nodes' probabilities falls
- * below least_path, or after most_seconds. A probability p counts as p * factors[i], at most 0.995, where i is the number of
- * edges at or below p. */
+/* How a chain is drafted: of at most n_max nodes; it ends with the node at which the product of the nodes'
+ * probabilities falls below least_path, or after most_seconds. A probability p counts as p * factors[i], at most 0.995,
+ * where i is the number of edges at or below p. */
 typedef struct ec_draft_rules {
   int32_t n_max;
   int32_t n_edges;
@@ -346,39 +356,41 @@ typedef struct ec_draft_item {
   int32_t n_found;      /* the result */
 } ec_draft_item;
 
-/* Make a head of a model. taps: layers of the target, 0 to n_layer, whose input the features are made of. tokens: for each of
- * the n_vocab rows of the output matrix the target's token id. The head must be destroyed before the model. */
-EC_API int32_t ec_head_create(ec_model *target, const ec_head_config *config, const int32_t *taps, const int32_t *tokens,
-                              ec_head **head);
-/* Set a matrix of a head. Its tiles are borrowed and must outlive the head. */
-EC_API int32_t ec_head_set_matrix(ec_head *head, int32_t which, int32_t type, int64_t n_rows, int64_t n_cols,
-                                  const void *tiles, uint64_t tile_bytes);
-/* Set a vector of a head, which is copied. */
-EC_API int32_t ec_head_set_vector(ec_head *head, int32_t which, const float *values, int64_t n);
-EC_API int32_t ec_head_finish(ec_head *head);
-EC_API void ec_head_destroy(ec_head *head);
+/* Make a draft head of a model. taps: layers of the target, 0 to n_layer, whose input the features are made of.
+ * tokens: for each of the n_vocab rows of the output matrix the target's token id. The head must be destroyed before
+ * the model. */
+EC_API int32_t ec_draft_head_create(ec_model *target, const ec_draft_head_config *config, const int32_t *taps,
+                              const int32_t *tokens, ec_draft_head **head);
+/* Set a matrix of a draft head. Its tiles are borrowed and must outlive the head. */
+EC_API int32_t ec_draft_head_set_matrix(ec_draft_head *head, int32_t which, int32_t type, int64_t n_rows,
+                                        int64_t n_cols, const void *tiles, uint64_t tile_bytes);
+/* Set a vector of a draft head, which is copied. */
+EC_API int32_t ec_draft_head_set_vector(ec_draft_head *head, int32_t which, const float *values, int64_t n);
+EC_API int32_t ec_draft_head_finish(ec_draft_head *head);
+EC_API void ec_draft_head_destroy(ec_draft_head *head);
 
-/* Have a head follow a session's text from its next forward on; NULL: none does any more. The head's state goes with the
- * session: it is dropped beyond each n_past, moved, forked and closed. A session must be closed before its head is destroyed. */
-EC_API int32_t ec_session_follow(ec_session *session, ec_head *head);
-/* Have the head that follows a session take rows that another library has evaluated; nothing happens where no head follows. Of
- * the item are read: session, n_past, n_rows, tokens, parents (only whether there are any), n_wanted, n_taps and tapped, which
- * holds what enters the layers that the head taps, in their order. */
+/* Have a draft head follow a session's text from its next forward on; NULL: none does any more. The head's state goes
+ * with the session: it is dropped beyond each n_past, moved, forked and closed. A session must be closed before its
+ * head is destroyed. */
+EC_API int32_t ec_session_follow(ec_session *session, ec_draft_head *head);
+/* Have the draft head that follows a session take rows that another library has evaluated; nothing happens where no
+ * head follows. Of the item are read: session, n_past, n_rows, tokens, parents (only whether there are any), n_wanted,
+ * n_taps and tapped, which holds what enters the layers that the head taps, in their order. */
 EC_API int32_t ec_session_take(const ec_item *item);
-/* Write for each of n texts, of sessions of one model, the scores of what follows its token; n_found is 0 where they are not
- * known, else 1. All texts are read together; each gets the bits that it would get alone. A session stands there once.
- * EC_NOT_FINITE: a score is infinite or NaN. So in ec_draft_chains. */
+/* Write for each of n texts, of sessions of one model, the scores of what follows its token; n_found is 0 where they
+ * are not known, else 1. All texts are read together; each gets the bits that it would get alone. A session stands
+ * there once. EC_NOT_FINITE: a score is infinite or NaN. So in ec_draft_chains. */
 EC_API int32_t ec_draft_scores(ec_draft_item *items, int32_t n);
-/* Draft a chain behind each of n texts, of sessions of one model: n_found nodes by its rules. All texts are drafted together;
- * each gets the chain that it would get alone. A session stands there once. */
+/* Draft a chain behind each of n texts, of sessions of one model: n_found nodes by its rules. All texts are drafted
+ * together; each gets the chain that it would get alone. A session stands there once. */
 EC_API int32_t ec_draft_chains(ec_draft_item *items, int32_t n);
-/* Write the scores of what follows each of the last n_new of n_nodes nodes of a tree, [n_new][n_vocab of the head], behind the
- * token of the last ec_draft_scores call for the session, whose n_past was not -1. parents: -1 for that token, or an earlier
- * node. The nodes before the last n_new are those of the last call for the tree. n_found is 0 where there is no room, else 1.
- * EC_NOT_FINITE: a score is infinite or NaN. */
+/* Write the scores of what follows each of the last n_new of n_nodes nodes of a tree, [n_new][n_vocab of the head],
+ * behind the token of the last ec_draft_scores call for the session, whose n_past was not -1. parents: -1 for that
+ * token, or an earlier node. The nodes before the last n_new are those of the last call for the tree. n_found is 0
+ * where there is no room, else 1. EC_NOT_FINITE: a score is infinite or NaN. */
 EC_API int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int32_t *parents, int32_t n_nodes,
                                  int32_t n_new, float *scores, int32_t *n_found);
-/* Return the seconds that a session's head has spent on the text, drafts not included. */
+/* Return the seconds that a session's draft head has spent on the text, drafts not included. */
 EC_API double ec_draft_read_seconds(const ec_session *session);
 /* Return the bytes that a session's head holds of its text. */
 EC_API uint64_t ec_draft_state_bytes(const ec_session *session);
@@ -389,8 +401,8 @@ EC_API int32_t ec_draft_load(ec_session *session, int32_t n_tokens, const void *
 
 /* Searching one row of n logits, for sampling. Indices are written in ascending order. */
 
-/* Return the kernels of an instruction set, or of the best one for NULL, which live as long as the library; NULL where there
- * is no set of that name. */
+/* Return the kernels of an instruction set, or of the best one for NULL, which live as long as the library; NULL where
+ * there is no set of that name. */
 EC_API const ec_kernels *ec_find_kernels(const char *instruction_set);
 
 /* Set *most to the greatest value, and return the sum of exp(value - *most), NaN where a value is not finite. */
@@ -400,14 +412,14 @@ EC_API int64_t ec_row_above(const ec_kernels *kernels, const float *row, int64_t
                             int64_t capacity);
 /* Write the indices of the top_k greatest values, of equal values those with the lowest indices; 1 <= top_k <= n. */
 EC_API int32_t ec_row_top_k(const ec_kernels *kernels, const float *row, int64_t n, int64_t top_k, int64_t *indices);
-/* Write the indices of the fewest greatest values whose exponentials sum to at least top_p of the whole. `capacity` and the
- * result are as in ec_row_above; the result is -1 where a value is not finite. */
+/* Write the indices of the fewest greatest values whose exponentials sum to at least top_p of the whole. `capacity` and
+ * the result are as in ec_row_above; the result is -1 where a value is not finite. */
 EC_API int64_t ec_row_nucleus(const ec_kernels *kernels, const float *row, int64_t n, double top_p, int64_t *indices,
                               int64_t capacity);
-/* Write a few indices, one of which is argmax over i of row[i] / temperature - log(-log(u(key, i))), where u is a hash (see
- * edgedec/sampling.py). `capacity` and the result are as in ec_row_above. */
-EC_API int64_t ec_row_contenders(const ec_kernels *kernels, const float *row, int64_t n, float temperature, uint64_t key,
-                                 int64_t *indices, int64_t capacity);
+/* Write a few indices, one of which is argmax over i of row[i] / temperature - log(-log(u(key, i))), where u is a hash
+ * (see edgedec/sampling.py). `capacity` and the result are as in ec_row_above. */
+EC_API int64_t ec_row_contenders(const ec_kernels *kernels, const float *row, int64_t n, float temperature,
+                                 uint64_t key, int64_t *indices, int64_t capacity);
 
 #ifdef __cplusplus
 }

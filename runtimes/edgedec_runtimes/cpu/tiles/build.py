@@ -19,7 +19,7 @@ import numpy as np
 
 from edgedec.errors import MemoryCapError, StorageError
 from edgedec.gguf.file import GGUF, file_states
-from edgedec.gguf.tile_head import TileHead, TileTensor
+from edgedec.gguf.tile_header import TileHeader, TileTensor
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.whole_file import publish
@@ -59,8 +59,8 @@ class Job:
         on_progress: Gets the phases "tiles", "wait" (another process makes the tiles), "verify" (a model or a tile file
             that may have changed is read) and "load" (tiles are copied).
         cancel: Stops the work between two tensors at the latest; nothing is left on the disk.
-        head: The head of the tile file but for what is known when the tiles are made: SHA-256 and CRCs.
-        n_bytes: What the tiles take, head and padding included.
+        header: The header of the tile file but for what is known when the tiles are made: SHA-256 and CRCs.
+        n_bytes: What the tiles take, header and padding included.
         sha256: Of the model's files, once it is known; "" before.
     """
 
@@ -76,7 +76,7 @@ class Job:
     rows_only: str = ""
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
-    head: TileHead = field(init=False)
+    header: TileHeader = field(init=False)
     n_bytes: int = field(init=False)
     sha256: str = ""
     plain: Sequence[TileTensor] = ()
@@ -85,15 +85,15 @@ class Job:
         tensors = (*self.tensors, *self.plain)
         assert len({tensor.name for tensor in tensors}) == len(tensors), "a tensor is there twice"
         unknown = "0" * 64, tensors, (0,) * len(tensors), len(self.plain)
-        self.head = TileHead(self.layout, self.gguf.header_hash, self.gguf.n_bytes, *unknown)
-        self.n_bytes = self.head.matrices_end
+        self.header = TileHeader(self.layout, self.gguf.header_hash, self.gguf.n_bytes, *unknown)
+        self.n_bytes = self.header.matrices_end
         if self.gguf.tiles is not None:
             self.sha256 = self.gguf.tiles.model_sha256
 
     @property
     def n_file_bytes(self) -> int:
         """What a tile file takes on the disk."""
-        return self.head.offsets()[-1]
+        return self.header.offsets()[-1]
 
     @property
     def label(self) -> str:
@@ -132,10 +132,10 @@ def make_in_memory(job: Job) -> Tiles:
     whole: U8 = np.frombuffer(buffer, np.uint8)
     detail, total = f"{job.label}, in memory", job.n_bytes
     job.report("tiles", 0, total, detail)
-    for tensor, offset in zip(job.tensors, job.head.offsets(), strict=False):
+    for tensor, offset in zip(job.tensors, job.header.offsets(), strict=False):
         job.fill(tensor.name, whole[offset : offset + tensor.n_bytes], 0)
         job.report("tiles", offset + tensor.n_bytes, total, detail)
-    return Tiles(buffer, job.head, job.label)
+    return Tiles(buffer, job.header, job.label)
 
 
 def make_file(job: Job, partial_path: Path, source: Source) -> Path:
@@ -156,7 +156,7 @@ def make_file(job: Job, partial_path: Path, source: Source) -> Path:
             job.sha256 = sha256()
         require_unchanged(job, source)
         path = partial_path.with_suffix(f".{job.sha256[:16]}.tiles")
-        partial.publish(replace(job.head, model_sha256=job.sha256, crcs=crcs), path)
+        partial.publish(replace(job.header, model_sha256=job.sha256, crcs=crcs), path)
     return path
 
 
@@ -176,9 +176,9 @@ def _write_tiles(job: Job, partial: "_Partial", detail: str) -> tuple[int, ...]:
     The tiles pass through a buffer. Written through a mapping instead, a full disk would end the process.
     """
     crcs, done, total = [], 0, job.n_file_bytes
-    buffer = private_memory(max((_piece_bytes(tensor) for tensor in job.head.tensors), default=0))
+    buffer = private_memory(max((_piece_bytes(tensor) for tensor in job.header.tensors), default=0))
     scratch: U8 = np.frombuffer(buffer, np.uint8)
-    for tensor, offset in zip(job.head.tensors, job.head.offsets(), strict=False):
+    for tensor, offset in zip(job.header.tensors, job.header.offsets(), strict=False):
         job.report("tiles", done, total, detail)
         partial.seek(offset)
         crc, done, step = 0, offset, _piece_bytes(tensor)
@@ -258,14 +258,14 @@ class _Partial:
             while rest:
                 rest = rest[self._file.write(rest) :]
 
-    def publish(self, head: TileHead, path: Path) -> None:
-        """Write the head, wait until the disk holds the whole file, and give the file its final name."""
+    def publish(self, header: TileHeader, path: Path) -> None:
+        """Write the header, wait until the disk holds the whole file, and give the file its final name."""
         self._flush()
         self.seek(0)
-        self.write(head.encode())
+        self.write(header.encode())
         self._flush()
         with cache_errors():
-            self._file.truncate(head.offsets()[-1])
+            self._file.truncate(header.offsets()[-1])
             os.fsync(self._file.fileno())
             self._file.close()
             publish(self._path, path)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import file_states, read_gguf, storage_error
-from edgedec.gguf.tile_head import REMEDY, TileHead, TileTensor
+from edgedec.gguf.tile_header import REMEDY, TileHeader, TileTensor
 from edgedec.gguf.tiled import damaged_model
 from edgedec.memory_plan import format_bytes
 from edgedec.storage.file_lock import FileLock, try_lock
@@ -120,8 +120,8 @@ def can_be_mapped(job: Job) -> bool:
         return False
 
 
-def _key(head: TileHead) -> str:
-    wanted = json.dumps([head.layout, head.header_hash, head.n_model_bytes])
+def _key(header: TileHeader) -> str:
+    wanted = json.dumps([header.layout, header.header_hash, header.n_model_bytes])
     return hashlib.sha256(wanted.encode()).hexdigest()[:16]
 
 
@@ -188,7 +188,7 @@ def _is_in_the_model(job: Job) -> bool:
     if found is None:
         return False
     job.sha256 = found.model_sha256
-    return replace(found, model_sha256=job.head.model_sha256, crcs=job.head.crcs) == job.head
+    return replace(found, model_sha256=job.header.model_sha256, crcs=job.header.crcs) == job.header
 
 
 def _in_the_model(job: Job) -> Tiles | None:
@@ -226,7 +226,7 @@ def _require_sound_model(job: Job, tiles: Tiles) -> None:
     record = read_record(tiles.path)
     if job.mapped and (record is None or record.tiles_mtime_ns != mtime_ns):
         tiles.verify(on_progress=job.on_progress, cancel=job.cancel)
-        if record is not None and record.sha256 == tiles.head.model_sha256:
+        if record is not None and record.sha256 == tiles.header.model_sha256:
             with suppress(OSError):  # a folder that is read-only: each start reads the tiles
                 write_record_of(tiles.path, replace(record, tiles_mtime_ns=mtime_ns))
 
@@ -294,7 +294,7 @@ def _discard(path: Path, error: ModelFormatError) -> None:
 
 def _candidates(job: Job, folder: Path, *, discard: bool = False) -> list[Tiles]:
     """Return the tiles, mapped, of all files for this header, size, layout and tensors; `discard` as for _find."""
-    found, start = [], _key(job.head) + "."
+    found, start = [], _key(job.header) + "."
     with cache_errors():
         for path in tile_paths(folder):
             if not path.name.startswith(start):
@@ -307,7 +307,7 @@ def _candidates(job: Job, folder: Path, *, discard: bool = False) -> list[Tiles]
                 if discard:
                     _discard(path, error)
                 continue
-            if replace(tiles.head, model_sha256=job.head.model_sha256, crcs=job.head.crcs) == job.head:
+            if replace(tiles.header, model_sha256=job.header.model_sha256, crcs=job.header.crcs) == job.header:
                 found.append(tiles)
             else:
                 logger.info("%s: its tiles are other ones than expected; they are made anew", job.label)
@@ -323,7 +323,7 @@ def _equal_model(job: Job, found: list[Tiles], source: Source) -> Tiles | None:
         sha256 = model_sha256(job.gguf.paths, lambda done: job.report("verify", done, n_bytes, job.label))
         require_unchanged(job, source)
         job.sha256 = sha256
-    chosen = next((tiles for tiles in found if tiles.head.model_sha256 == job.sha256), None)
+    chosen = next((tiles for tiles in found if tiles.header.model_sha256 == job.sha256), None)
     if chosen is not None and chosen.path is not None:
         _remember(job, chosen.path, source)
     return chosen
@@ -377,7 +377,7 @@ def _announce(message: str, *values: object) -> None:
 
 
 def _partial_path(job: Job, folder: Path) -> Path:
-    return folder / f"{_key(job.head)}.partial"
+    return folder / f"{_key(job.header)}.partial"
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""A tile file in memory: its head is checked before the file is mapped (edgedec.gguf.tile_head has its form).
+"""A tile file in memory: its header is checked before the file is mapped (edgedec.gguf.tile_header has its form).
 
-It is mapped from its first byte, so that any page size will do. Each start checks the head and the size of the file, so
-it notices every cut and every change of the head. `Tiles.verify` reads all tiles and finds any change in them. A
+It is mapped from its first byte, so that any page size will do. Each start checks the header and the size of the file,
+so it notices every cut and every change of the header. `Tiles.verify` reads all tiles and finds any change in them. A
 forward fails where the file is cut short or changed while it is mapped (edgedec_runtimes.cpu.mapping).
 """
 
@@ -16,7 +16,7 @@ from typing import BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.gguf.tile_head import TileHead, damaged, read_head
+from edgedec.gguf.tile_header import TileHeader, checked_header, damaged
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.cpu.mapping import Mapping
 
@@ -32,23 +32,23 @@ def map_tiles(path: Path, label: str = "") -> "Tiles":
     """Return the tiles of a file, mapped to be read only and shared with other processes.
 
     Raises:
-        ModelFormatError: The file's head is refused, as by read_tile_head.
+        ModelFormatError: The file's header is refused, as by read_tile_header.
         OSError: The file can't be read or mapped.
     """
     label = label or path.name
     with ExitStack() as undo:
         file = undo.enter_context(path.open("rb"))
-        head = read_head(file, label)
+        header = checked_header(file, label)
         n_bytes = os.fstat(file.fileno()).st_size
         buffer = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ)
-        tiles = Tiles(buffer, head, label, path, file)
+        tiles = Tiles(buffer, header, label, path, file)
         undo.pop_all()
         return tiles
 
 
 def read_tiles(
     file: BinaryIO,
-    head: TileHead,
+    header: TileHeader,
     label: str,
     place: Callable[[str, int, int], U8],
     *,
@@ -61,7 +61,7 @@ def read_tiles(
 
     Args:
         file: The file.
-        head: The file's head.
+        header: The file's header.
         label: The model's name, for messages and progress.
         place: Called with a tensor's name, a byte of its tiles and a number of bytes; returns memory (uint8) for these.
         n_tensors: Read so many of them, the first ones; None for all.
@@ -73,9 +73,9 @@ def read_tiles(
         ModelFormatError: The tiles are damaged, or can't be read.
         CancelledError: `cancel` was cancelled.
     """
-    tensors = head.tensors[:n_tensors]
+    tensors = header.tensors[:n_tensors]
     done, total = 0, sum(tensor.n_bytes for tensor in tensors)
-    for tensor, offset, expected in zip(tensors, head.offsets(), head.crcs, strict=False):
+    for tensor, offset, expected in zip(tensors, header.offsets(), header.crcs, strict=False):
         crc = 0
         for start in range(0, tensor.n_bytes, _BLOCK_BYTES):
             if cancel is not None:
@@ -110,26 +110,26 @@ class Tiles:
     A tile file that is deleted or replaced stays valid for the processes that have mapped it.
 
     Attributes:
-        head: The head of the tile file, or the same for private memory.
+        header: The header of the tile file, or the same for private memory.
         label: The model's name, for messages.
         path: The file of `file`; None without it.
         file: The tile file, open until close(); None where the tiles were made in memory or copied from it whole.
         mapping: Watches `file` and the memory; None without it.
         held_as: How memory holds the tiles: MAPPED, MAPPED_HUGE, PRIVATE or PRIVATE_HUGE, phrases for a person.
-        n_bytes: What the tiles of matrices take, head and padding included.
+        n_bytes: What the tiles of matrices take, header and padding included.
     """
 
     def __init__(
-        self, buffer: mmap.mmap, head: TileHead, label: str, path: Path | None = None, file: BinaryIO | None = None
+        self, buffer: mmap.mmap, header: TileHeader, label: str, path: Path | None = None, file: BinaryIO | None = None
     ) -> None:
-        """Take over memory that holds the tiles at the head's offsets, and the file that is mapped there or copied."""
-        self.head = head
+        """Take over memory with the tiles at the header's offsets, and the file that is mapped there or copied."""
+        self.header = header
         self.label = label
         self.path = path
         self.file = file
         self.mapping: Mapping | None = None
         self.held_as = PRIVATE if file is None else MAPPED
-        self.n_bytes = min(len(buffer), head.matrices_end)
+        self.n_bytes = min(len(buffer), header.matrices_end)
         self._buffer = buffer
         whole: U8 = np.frombuffer(buffer, np.uint8)
         whole.flags.writeable = False
@@ -137,7 +137,7 @@ class Tiles:
             self.mapping = Mapping(whole.ctypes.data, len(buffer), file.fileno())
         self._views = {
             tensor.name: whole[offset : offset + tensor.n_bytes]
-            for tensor, offset in zip(head.tensors, head.offsets(), strict=False)
+            for tensor, offset in zip(header.tensors, header.offsets(), strict=False)
         }
 
     def __enter__(self) -> Self:
@@ -159,7 +159,7 @@ class Tiles:
 
     @property
     def memory(self) -> mmap.mmap:
-        """The mapping or the private memory that holds the tiles at the head's offsets."""
+        """The mapping or the private memory that holds the tiles at the header's offsets."""
         return self._buffer
 
     def verify(self, *, on_progress: OnProgress | None = None, cancel: CancelToken | None = None) -> None:
@@ -175,7 +175,7 @@ class Tiles:
             return
         block = np.empty(_BLOCK_BYTES, np.uint8)
         read_tiles(
-            self.file, self.head, self.label, lambda name, start, n: block[:n], on_progress=on_progress, cancel=cancel
+            self.file, self.header, self.label, lambda name, start, n: block[:n], on_progress=on_progress, cancel=cancel
         )
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgedec.errors import ModelFormatError, StorageError
-from edgedec.gguf.tile_head import read_tile_head
+from edgedec.gguf.tile_header import read_tile_header
 from edgedec.storage.file_lock import try_lock
 from edgedec_runtimes.cpu.tiles.sources import Source, exists, is_current, read_sources, sources_path, write_sources
 
@@ -33,12 +33,12 @@ class TileEntry:
     Attributes:
         path: The file.
         models: The first file of each model that the tiles were made from or found to be of.
-        layout: Version of the arrangement; "" where the head can't be read.
+        layout: Version of the arrangement; "" where the header can't be read.
         n_bytes: The size of the tile file.
         last_used_s: When a process last mapped it, in seconds since 1970.
         state: "current": a model is there and unchanged. "changed": a model is there with other times or size, and
             would be read once to find out whether it is the same. "missing": no such model is there. "damaged": the
-            head of the tile file is damaged. "unfinished": the file is being written, or a killed process left it.
+            header of the tile file is damaged. "unfinished": the file is being written, or a killed process left it.
     """
 
     path: Path
@@ -181,7 +181,7 @@ def _entry(path: Path) -> TileEntry | None:
     try:
         n_bytes, last_used_s = path.stat().st_size, _last_used_s(path)
         sources = read_sources(path)
-        layout = read_tile_head(path).layout
+        layout = read_tile_header(path).layout
     except FileNotFoundError:
         return None  # deleted meanwhile
     except ModelFormatError:

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgedec.gguf.tile_head import TileHead
+from edgedec.gguf.tile_header import TileHeader
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.tiles import huge_pages
 from edgedec_runtimes.cpu.tiles.build import Job, private_memory
@@ -30,7 +30,7 @@ def copy_to_memory(job: Job, tiles: Tiles) -> Tiles:
         MemoryCapError: The system has no memory for the copy.
     """
     assert tiles.file is not None, "they are mapped"
-    buffer, places = private_memory(tiles.n_bytes, huge=job.huge_pages != "off"), tiles.head.places()
+    buffer, places = private_memory(tiles.n_bytes, huge=job.huge_pages != "off"), tiles.header.places()
     whole: U8 = np.frombuffer(buffer, np.uint8)
 
     def place(name: str, start: int, n_bytes: int) -> U8:
@@ -39,15 +39,15 @@ def copy_to_memory(job: Job, tiles: Tiles) -> Tiles:
 
     read_tiles(
         tiles.file,
-        tiles.head,
+        tiles.header,
         job.label,
         place,
-        n_tensors=tiles.head.n_matrices,
+        n_tensors=tiles.header.n_matrices,
         phase="load",
         on_progress=job.on_progress,
         cancel=job.cancel,
     )
-    return Tiles(buffer, tiles.head, job.label)
+    return Tiles(buffer, tiles.header, job.label)
 
 
 def in_huge_pages(job: Job, tiles: Tiles) -> Tiles:
@@ -62,7 +62,7 @@ def in_huge_pages(job: Job, tiles: Tiles) -> Tiles:
         MemoryCapError: The system has no memory for the copy.
     """
     assert tiles.file is not None, "they are mapped"
-    spans = list(_spans(job, tiles.head))
+    spans = list(_spans(job, tiles.header))
     n_bytes = sum(n for _, n in spans)
     if job.huge_pages == "off":
         return tiles
@@ -121,7 +121,7 @@ def _copy(job: Job, tiles: Tiles) -> Tiles:
     fd = tiles.file.fileno()
     buffer = private_memory(tiles.n_bytes, huge=True)
     whole: U8 = np.frombuffer(buffer, np.uint8)
-    spans = list(_spans(job, tiles.head))
+    spans = list(_spans(job, tiles.header))
     done, total = 0, sum(n for _, n in spans)
     for start, n_bytes in spans:
         for begin in range(start, start + n_bytes, _BLOCK_BYTES):
@@ -132,21 +132,21 @@ def _copy(job: Job, tiles: Tiles) -> Tiles:
             job.report("load", done, total, f"{job.label}, to huge pages")
     huge_pages.forget(fd)
     file = os.fdopen(os.dup(fd), "rb")
-    copy = Tiles(buffer, tiles.head, job.label, tiles.path, file)
+    copy = Tiles(buffer, tiles.header, job.label, tiles.path, file)
     copy.held_as = PRIVATE_HUGE
     return copy
 
 
-def _spans(job: Job, head: TileHead) -> Iterator[huge_pages.Span]:
+def _spans(job: Job, header: TileHeader) -> Iterator[huge_pages.Span]:
     """Yield the parts of the file, in whole pages, that hold all tensors but the one whose rows are read."""
-    begins, end = head.offsets()[: head.n_matrices], head.matrices_end
+    begins, end = header.offsets()[: header.n_matrices], header.matrices_end
     if not begins:
         return
     skipped = next((i for i, tensor in enumerate(job.tensors) if tensor.name == job.rows_only), None)
     if skipped is None:
         edges = [(begins[0], end)]
     else:
-        edges = [(begins[0], begins[skipped]), (begins[skipped] + head.tensors[skipped].n_bytes, end)]
+        edges = [(begins[0], begins[skipped]), (begins[skipped] + header.tensors[skipped].n_bytes, end)]
     for first, last in edges:
         start = first // _PAGE_BYTES * _PAGE_BYTES
         if last > first:

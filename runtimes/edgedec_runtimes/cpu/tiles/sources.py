@@ -1,8 +1,8 @@
 """The facts in X.json beside X.tiles: the model files that the tiles are known to be of, and when they were sound.
 
 A model is recognised by the states of all its files (FileState), without being read. A file whose times changed, or a
-copy at another path, is read once: if its SHA-256 is the one in the tile file's head, its state joins the sources. So a
-lost or damaged X.json costs one reading of the model.
+copy at another path, is read once: if its SHA-256 is the one in the tile file's header, its state joins the sources. So
+a lost or damaged X.json costs one reading of the model.
 
 The stamp is the size and the modification time that the tile file had when it was last found to be sound. While it has
 them it has not been written to. A tile file with others, or whose stamp is lost, is read whole once.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedec.gguf.tile_head import TileHead, read_tile_head
+from edgedec.gguf.tile_header import TileHeader, read_tile_header
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.cpu.library import Part, address, check, native
 from edgedec_runtimes.cpu.network import Network
@@ -16,7 +16,7 @@ class StreamedTiles:
     """The tiles of a native model that streams its weights; they take the place of Tiles.
 
     Attributes:
-        head: The head of the tile file.
+        header: The header of the tile file.
         label: The model's name, for messages and progress.
         path: The tile file, which stays open: deleting or replacing it changes nothing.
         n_bytes: The most bytes of weights in memory at a time.
@@ -43,7 +43,7 @@ class StreamedTiles:
         self.path, self.label, self.plan, self.n_bytes = path, label, plan, plan.resident_bytes
         self._file = PagedFile(path)
         try:
-            self.head: TileHead = read_tile_head(path, label)
+            self.header: TileHeader = read_tile_header(path, label)
             self._memory = page_buffer(plan.staying_bytes)
             self._addresses = self._read_staying(on_progress, cancel)
         except BaseException:
@@ -74,7 +74,7 @@ class StreamedTiles:
     def attach(self, handle: object, network: Network) -> None:
         """Tell a native model where its matrices lie in the file, and begin to stream. The tiles must outlive it."""
         library = native()
-        places = self.head.places()
+        places = self.header.places()
         for placed in network.matrices:
             tensor = placed.tensor
             shape = tensor.type, tensor.shape[1], tensor.shape[0]

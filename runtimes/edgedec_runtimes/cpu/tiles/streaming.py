@@ -24,7 +24,7 @@ from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network, Placed
 from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES
 from edgedec_runtimes.cpu.tiles.read_rates import Pace, memory_rate, remembered_rate
 
-QKV, ATTN_OUT, GATE_UP, DOWN, HEAD = range(5)
+QKV, ATTN_OUT, GATE_UP, DOWN, OUTPUT_ROWS = range(5)
 """The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
 
 _STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, **dict.fromkeys((6, 7, 9, 10), GATE_UP), 8: DOWN}
@@ -40,8 +40,8 @@ class WeightPart:
     """The bytes of the tile file that one stage of a forward reads.
 
     Attributes:
-        stage, layer: The stage and its layer; the head's layer is 0.
-        row_begin, row_end: The rows of the head that the part holds; 0 in other parts.
+        stage, layer: The stage and its layer; that of the output matrix is 0.
+        row_begin, row_end: The rows of the output matrix that the part holds; 0 in other parts.
         offset, n_bytes: The part's place in the file.
         stays: Whether the part stays in memory.
     """
@@ -181,7 +181,7 @@ def plan_streaming(network: Network, offsets: Mapping[str, int], resident_bytes:
         return _plan_experts(network, offsets, resident_bytes)
     parts = _layer_parts(network, offsets)
     largest = max(part.held_bytes for part in parts)
-    parts += _head_parts(network, offsets, largest)
+    parts += _output_parts(network, offsets, largest)
     ring_bytes = _RING_PARTS * max(part.held_bytes for part in parts)
     embedding = next(placed for placed in network.matrices if placed.which == EMBEDDING)
     # A row of the embedding matrix is read in its tile, beside the ring.
@@ -195,7 +195,7 @@ def plan_streaming(network: Network, offsets: Mapping[str, int], resident_bytes:
 def _plan_experts(network: Network, offsets: Mapping[str, int], resident_bytes: int) -> StreamPlan:
     """Choose as plan_streaming does for a model with experts."""
     parts = _layer_parts(network, offsets)
-    parts += _head_parts(network, offsets, max(part.held_bytes for part in parts))
+    parts += _output_parts(network, offsets, max(part.held_bytes for part in parts))
     embedding = next(placed for placed in network.matrices if placed.which == EMBEDDING)
     rest = resident_bytes - _tile_bytes(embedding, 16) - 2 * PAGE_BYTES
     fewest, all_bytes = _slots(network, network.n_expert_used), sum(part.held_bytes for part in parts)
@@ -272,21 +272,21 @@ def _layer_parts(network: Network, offsets: Mapping[str, int]) -> list[WeightPar
     ]
 
 
-def _head_parts(network: Network, offsets: Mapping[str, int], most_bytes: int) -> list[WeightPart]:
-    """Return the parts of the head, each of at most about `most_bytes`."""
+def _output_parts(network: Network, offsets: Mapping[str, int], most_bytes: int) -> list[WeightPart]:
+    """Return the parts of the output matrix, each of at most about `most_bytes`."""
     by_place = {placed.which: placed for placed in network.matrices}
-    head = by_place.get(OUTPUT, by_place[EMBEDDING])
-    panel_bytes, n_rows = _tile_bytes(head, _PANEL_ROWS), network.n_vocab
+    output = by_place.get(OUTPUT, by_place[EMBEDDING])
+    panel_bytes, n_rows = _tile_bytes(output, _PANEL_ROWS), network.n_vocab
     step = max(1, most_bytes // panel_bytes) * _PANEL_ROWS
-    start = offsets[head.tensor.name]
+    start = offsets[output.tensor.name]
     return [
         WeightPart(
-            HEAD,
+            OUTPUT_ROWS,
             0,
             begin,
             min(begin + step, n_rows),
             start + begin // _PANEL_ROWS * panel_bytes,
-            _tile_bytes(head, min(step, n_rows - begin)),
+            _tile_bytes(output, min(step, n_rows - begin)),
         )
         for begin in range(0, n_rows, step)
     ]

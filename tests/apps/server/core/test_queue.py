@@ -26,8 +26,8 @@ from edgedec_apps.server.core.settings import Settings
 from edgedec_apps.server.openai.forms import ChatForm
 from edgedec_apps.server.openai.requests import Delivery
 from edgedec_apps.server.shelf.models import Prepared
+from edgedec_apps.server.shelf.request_queue import RequestQueue
 from edgedec_apps.server.shelf.shelf import Lease
-from edgedec_apps.server.shelf.slots import Slots
 
 
 def begun(stream: httpx.Response) -> Iterator[str]:
@@ -41,24 +41,24 @@ def test_slots_are_passed_on_in_order() -> None:
     """Places go to those who wait in the order in which they came; who gives up waiting is passed over."""
 
     async def scene() -> list[str]:
-        slots, order, gates = Slots(1, 3), list[str](), {name: asyncio.Event() for name in "abcd"}
+        queue, order, gates = RequestQueue(1, 3), list[str](), {name: asyncio.Event() for name in "abcd"}
 
         async def request(name: str) -> None:
-            async with slots.slot():
+            async with queue.turn():
                 order.append(name)
                 await gates[name].wait()
 
         tasks = {name: asyncio.create_task(request(name)) for name in "abcd"}
         await asyncio.sleep(0)
-        assert (slots.n_running, slots.n_waiting) == (1, 3)
+        assert (queue.n_running, queue.n_waiting) == (1, 3)
         with pytest.raises(ApiError, match="1 request is running and 3 are waiting, ") as refused:
-            slots.require_room()
+            queue.require_room()
         assert (refused.value.status, refused.value.retry_after_s) == (429, 4)
         tasks["b"].cancel()
         for name in "acd":
             gates[name].set()
         await asyncio.wait(tasks.values())
-        assert (slots.n_running, slots.n_waiting) == (0, 0)
+        assert (queue.n_running, queue.n_waiting) == (0, 0)
         return order
 
     assert asyncio.run(scene()) == ["a", "c", "d"]
@@ -68,11 +68,11 @@ def test_a_place_given_to_one_who_just_left_goes_on() -> None:
     """A request that is cancelled in the moment in which it gets its place hands it to the next."""
 
     async def scene() -> None:
-        slots, gate = Slots(1, 2), asyncio.Event()
+        queue, gate = RequestQueue(1, 2), asyncio.Event()
         done: list[str] = []
 
         async def request(name: str) -> None:
-            async with slots.slot():
+            async with queue.turn():
                 await gate.wait()
                 done.append(name)
 
@@ -83,7 +83,7 @@ def test_a_place_given_to_one_who_just_left_goes_on() -> None:
         await asyncio.sleep(0)
         tasks[1].cancel()
         await asyncio.wait(tasks)
-        assert (slots.n_running, slots.n_waiting) == (0, 0)
+        assert (queue.n_running, queue.n_waiting) == (0, 0)
         assert done[0] == "a"
         assert done[-1] == "c"
 
@@ -102,7 +102,7 @@ def test_beyond_the_queue_a_request_is_refused(endless: Running) -> None:
         lines = begun(running)
         waiting = threading.Thread(target=ask)
         waiting.start()
-        wait_until(lambda: endless.slots.n_waiting == 1, "nobody waits")
+        wait_until(lambda: endless.queue.n_waiting == 1, "nobody waits")
         for path in ("/v1/chat/completions", "/api/chat"):
             refused = endless.client.post(path, json={"model": "tiny", "messages": messages("x")})
             assert refused.status_code == 429
@@ -118,7 +118,7 @@ def test_a_client_that_goes_away_stops_its_text(endless: Running) -> None:
     before = metric(endless, "generated_tokens_total")
     with endless.client.stream("POST", "/v1/chat/completions", json=ENDLESS) as running:
         assert next(begun(running)) == ""
-    wait_until(lambda: endless.slots.n_running == 0, "the text goes on")
+    wait_until(lambda: endless.queue.n_running == 0, "the text goes on")
     assert metric(endless, "generated_tokens_total") - before < 50_000
     assert 'generations_total{finish_reason="cancelled"}' in endless.client.get("/metrics").text
 
@@ -132,9 +132,9 @@ def test_a_client_that_goes_away_before_the_answer(endless: Running) -> None:
         for _ in range(2):
             connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
             connection.sendall(head.encode() + body)
-        slots = endless.slots
-        wait_until(lambda: (slots.n_running, slots.n_waiting) == (1, 1), "nobody waits")
-    wait_until(lambda: (slots.n_running, slots.n_waiting) == (0, 0), "it goes on")
+        queue = endless.queue
+        wait_until(lambda: (queue.n_running, queue.n_waiting) == (1, 1), "nobody waits")
+    wait_until(lambda: (queue.n_running, queue.n_waiting) == (0, 0), "it goes on")
 
 
 class Panic(BaseException):
@@ -183,7 +183,7 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
         scope = {"path": "/", SHARE: Share(service.room, PATIENCE_S)}
         reply = asyncio.create_task(Reply(service, wanted, Fields({}), read)(scope, receive, send))
         place = service.shelf.place(wanted.named.recipe)
-        while len(sent) < 2 or place.slots.n_running or place.n_users:
+        while len(sent) < 2 or place.queue.n_running or place.n_users:
             await asyncio.sleep(0.01)
         n_sent = len(sent)
         reads.set()
@@ -205,7 +205,7 @@ def test_a_request_ends_when_its_time_is_over(chat_path: Path) -> None:
         lines = running.client.post(
             "/api/chat", json={"model": "tiny", "messages": messages("x"), "options": {"seed": 1}}
         )
-        wait_until(lambda: running.slots.n_running == 0, "it goes on")
+        wait_until(lambda: running.queue.n_running == 0, "it goes on")
     assert (whole.status_code, whole.json()["error"]["code"]) == (504, "timeout")
     assert stream.status_code == 200
     last = stream.text.strip().splitlines()[-1]

@@ -202,15 +202,15 @@ def test_a_client_that_leaves_while_its_template_runs_holds_nothing(chat_path: P
     with started(chat_path, n_parallel=1, n_queue=1) as running:
         host, port = running.url.removeprefix("http://").split(":")
         running.engine._template = template
-        slots = running.slots
+        queue = running.queue
         try:
             with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
                 connection.sendall(head.encode() + body)
                 assert template.begun.wait(PATIENCE_S)
-                assert (slots.n_running, slots.n_waiting) == (0, 1)
+                assert (queue.n_running, queue.n_waiting) == (0, 1)
                 text = running.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
                 assert text.status_code == 200
-            wait_until(lambda: slots.n_waiting == 0, "it counts as one who waits")
+            wait_until(lambda: queue.n_waiting == 0, "it counts as one who waits")
             assert template.cancel is not None
             assert template.cancel.cancelled  # a real template ends here
         finally:
@@ -225,9 +225,9 @@ def test_a_prompt_that_does_not_fit_is_told_without_waiting(endless: Running) ->
         lines = reply.iter_lines()  # dropping these closes the stream
         next(lines)
         refused = endless.client.post("/v1/completions", json={"prompt": "a" * 200_000})
-        assert endless.slots.n_running == 1
+        assert endless.queue.n_running == 1
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-    wait_until(lambda: endless.slots.n_running == 0, "it goes on")
+    wait_until(lambda: endless.queue.n_running == 0, "it goes on")
 
 
 def test_a_body_waits_for_room_and_is_answered(narrow: Running) -> None:

@@ -210,7 +210,7 @@ def test_three_streams_at_once_have_the_texts_they_have_alone(client: Any) -> No
 def test_a_stream_that_is_closed_stops_its_text(endless: Running) -> None:
     """A text whose stream the client closes in its middle is cancelled, and its place is the next request's."""
     asked = {"model": "tiny", "messages": messages("Go on"), "temperature": 0}
-    wait_until(lambda: endless.slots.n_running == 0, "an earlier text goes on")
+    wait_until(lambda: endless.queue.n_running == 0, "an earlier text goes on")
     before = n_cancelled(endless)
     with openai.OpenAI(base_url=f"{endless.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         stream = client.chat.completions.create(**asked, stream=True, extra_body={"ignore_end": True})

@@ -189,8 +189,8 @@ def test_an_answer_is_stopped_by_escape(page: Browser, server: Running) -> None:
     assert "stopped" in page.text(".note")
     assert page.text(".answer .text").startswith("go go")
     assert page.focused == "prompt"
-    slots = server.service.shelf.place(server.service.names.find(ENDLESS).recipe).slots
-    page.wait(lambda: slots.n_running == 0, "the server goes on")
+    queue = server.service.shelf.place(server.service.names.find(ENDLESS).recipe).queue
+    page.wait(lambda: queue.n_running == 0, "the server goes on")
 
 
 def pick(page: Browser, name: str) -> None:

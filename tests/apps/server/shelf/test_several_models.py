@@ -364,7 +364,7 @@ def test_a_server_that_ends_while_a_model_loads(cache: Path) -> None:
             thread.start()
         assert held.begun.wait(PATIENCE_S)
         place = running.service.shelf.place(running.service.names.find("bee").recipe)
-        wait_until(lambda: place.slots.n_waiting == 2, "they do not wait")
+        wait_until(lambda: place.queue.n_waiting == 2, "they do not wait")
     for thread in waiting:
         thread.join(PATIENCE_S)
     assert [answer.status_code for answer in answers] == [503, 503]

@@ -29,8 +29,8 @@ from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.reference import ReferenceHead
 from edgedec.trained_heads.target import fit
 from edgedec_export.block_types import quantize_q4_0
-from edgedec_runtimes.cpu.head import borrowed_rows, stored
-from edgedec_runtimes.cpu.head_check import require_runnable
+from edgedec_runtimes.cpu.draft_head.check import require_runnable
+from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows, stored
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference

@@ -23,8 +23,8 @@ from edgedec.model import LoadOptions
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit
 from edgedec.trained_heads.target_rows import embedding_rows
-from edgedec_runtimes.cpu.head import borrowed_rows
-from edgedec_runtimes.cpu.head_beside import Borrowed, HeadBeside, TextBeside
+from edgedec_runtimes.cpu.draft_head.beside import Borrowed, HeadBeside, TextBeside
+from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows
 from edgedec_runtimes.cpu.runtime import Cpu
 
 FLOATS = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)

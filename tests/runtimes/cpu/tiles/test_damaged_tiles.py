@@ -43,7 +43,7 @@ def damage(cache: Path, name: str) -> None:
     """Make a tensor's first weight what is no number; the times of the file stay."""
     (path,) = tile_files(cache)
     with map_tiles(path) as tiles:
-        place = tiles.head.places()[name]
+        place = tiles.header.places()[name]
     before = path.stat()
     with path.open("r+b") as file:
         file.seek(place)

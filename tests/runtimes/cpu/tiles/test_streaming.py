@@ -27,7 +27,7 @@ from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import build as tile_build
 from edgedec_runtimes.cpu.tiles.read_rates import Pace, read_rate, scattered_rate
-from edgedec_runtimes.cpu.tiles.streaming import HEAD, QKV, ExpertSlots, StreamPlan, WeightPart, spread
+from edgedec_runtimes.cpu.tiles.streaming import OUTPUT_ROWS, QKV, ExpertSlots, StreamPlan, WeightPart, spread
 from edgedec_runtimes.llamacpp.loading import checked_options
 from edgedec_runtimes.reference.runtime import Reference
 
@@ -152,7 +152,9 @@ def test_what_is_read(streamed: Streamed, model: CpuModel) -> None:
     plan, session = streamed.plan(), model.session(1024)
     last = max(part.layer for part in plan.parts)
     read = [part for part in plan.parts if not part.stays]
-    at_end = sum(part.n_bytes for part in read if part.stage == HEAD or (part.layer == last and part.stage != QKV))
+    at_end = sum(
+        part.n_bytes for part in read if part.stage == OUTPUT_ROWS or (part.layer == last and part.stage != QKV)
+    )
     session.forward(TOKENS[:600], n_past=0)
     n_chunks = 3
     expected = n_chunks * (plan.missing_bytes - at_end) + at_end

@@ -16,7 +16,7 @@ from support.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import read_gguf
-from edgedec.gguf.tile_head import place
+from edgedec.gguf.tile_header import place
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.cpu.tiles.cache import Job, TileTensor, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.file import map_tiles
@@ -165,7 +165,7 @@ def test_a_layout_has_a_file_of_its_own(maker: Maker) -> None:
     assert maker.filled
     for layout in (LAYOUT, "other"):
         with maker.open(layout=layout) as tiles:
-            assert tiles.head.layout == layout
+            assert tiles.header.layout == layout
         assert maker.filled == []
 
 
@@ -212,7 +212,7 @@ def test_lost_sources_cost_one_reading(maker: Maker, damage: str | None) -> None
 def test_every_cut_and_every_flip_in_the_head_is_found(maker: Maker) -> None:
     """A file of any shorter length, a longer one, and any changed bit of the head is refused."""
     tiles = maker.open(tensors=maker.tensors()[1:3])
-    n_head = tiles.head.offsets()[0]
+    n_head = tiles.header.offsets()[0]
     tiles.close()
     path = maker.tile_file()
     data = path.read_bytes()
@@ -247,7 +247,7 @@ def test_a_damaged_file_is_made_anew(maker: Maker, damage: str) -> None:
 def change_a_tile(maker: Maker) -> tuple[str, os.stat_result]:
     """Make the tiles and flip a bit of one; return its tensor, and what the file was before."""
     with maker.open() as tiles:
-        offset, name = tiles.head.offsets()[2], names(tiles)[2]
+        offset, name = tiles.header.offsets()[2], names(tiles)[2]
     path = maker.tile_file()
     before = path.stat()
     data = bytearray(path.read_bytes())

@@ -1,10 +1,10 @@
-// Drafting a tree with a head: the nodes of a level are scored by one forward over all nodes so far.
+// Drafting a tree with a draft head: the nodes of a level are scored by one forward over all nodes so far.
 #include <string.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "draft_head/head.h"
+#include "draft_head/draft_head.h"
 
 namespace edgedec {
 namespace {
@@ -15,7 +15,8 @@ void require(bool holds, const char *message) {
 
 }  // namespace
 
-bool HeadState::read_branches(const int32_t *tokens, const int32_t *parents, int32_t n, int32_t n_new, float *scores) {
+bool DraftHeadState::read_branches(const int32_t *tokens, const int32_t *parents, int32_t n, int32_t n_new,
+                                   float *scores) {
   const size_t d = (size_t)head_.config.n_embd;
   const int32_t n_known = n - n_new;
   require(n_drafted_ == 0, "no draft was begun");
@@ -36,7 +37,8 @@ bool HeadState::read_branches(const int32_t *tokens, const int32_t *parents, int
   std::vector<int32_t> wanted((size_t)n_new);
   std::iota(wanted.begin(), wanted.end(), n_known);
   ec_item item{};
-  item.session = &kv_, item.n_past = n_pairs_, item.n_rows = n, item.hidden = branch_inputs_.data(), item.parents = parents;
+  item.session = &kv_, item.n_past = n_pairs_, item.n_rows = n, item.hidden = branch_inputs_.data(),
+  item.parents = parents;
   item.n_wanted = n_new, item.wanted = wanted.data(), item.n_taps = 1, item.taps = &layer, item.tapped = made.data();
   if (forward(head_.net, &item, 1, scores, nullptr, nullptr) != Outcome::done)
     throw NotFinite("the draft head's scores are not finite");

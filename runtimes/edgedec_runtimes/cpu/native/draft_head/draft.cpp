@@ -1,4 +1,5 @@
-// Drafting with a head: the texts of several sessions together, so that each reading of the weights serves all of them.
+// Drafting with a draft head: the texts of several sessions together, so that each reading of the weights serves all of
+// them.
 #include <math.h>
 #include <string.h>
 
@@ -6,7 +7,7 @@
 #include <atomic>
 #include <chrono>
 
-#include "draft_head/head.h"
+#include "draft_head/draft_head.h"
 #include "kernels/row.h"
 
 namespace edgedec {
@@ -21,7 +22,7 @@ void require(bool holds, const char *message) {
 }  // namespace
 
 // Lay out pairs of the first n rows that have none; the last of them is followed by last_token.
-void HeadState::lay_out_rows(int32_t n, int32_t last_token) {
+void DraftHeadState::lay_out_rows(int32_t n, int32_t last_token) {
   const int64_t d = head_.config.n_embd;
   inputs_.resize((size_t)(2 * d * n));
   std::vector<int32_t> next(tokens_.begin() + 1, tokens_.begin() + n);
@@ -30,7 +31,7 @@ void HeadState::lay_out_rows(int32_t n, int32_t last_token) {
   slot_ = n_pairs_, n_laid_ = n_new_ = n;
 }
 
-bool HeadState::lay_out(int32_t n_past, int32_t token) {
+bool DraftHeadState::lay_out(int32_t n_past, int32_t token) {
   require(n_past >= 0 && token >= 0 && token < head_.target.config.n_vocab, "a token or n_past is out of range");
   n_drafted_ = -1;
   branch_outputs_.clear();
@@ -50,7 +51,7 @@ bool HeadState::lay_out(int32_t n_past, int32_t token) {
   return true;
 }
 
-bool HeadState::lay_out_next(int32_t token) {
+bool DraftHeadState::lay_out_next(int32_t token) {
   require(n_drafted_ >= 0 && token >= 0 && token < head_.target.config.n_vocab, "no draft was begun, or no such token");
   if (n_pairs_ + n_drafted_ >= kv_.cache.n_ctx()) return false;
   const int64_t d = head_.config.n_embd;
@@ -61,9 +62,9 @@ bool HeadState::lay_out_next(int32_t token) {
   return true;
 }
 
-const float *HeadState::read(const std::vector<HeadState *> &states, bool wanted) {
+const float *DraftHeadState::read(const std::vector<DraftHeadState *> &states, bool wanted) {
   if (states.empty()) return nullptr;
-  ec_head &head = states[0]->head_;
+  ec_draft_head &head = states[0]->head_;
   const size_t n_vocab = (size_t)head.config.n_vocab;
   if (wanted) head.scores.resize(std::max(head.scores.size(), states.size() * n_vocab));
   for (size_t begin = 0, end; begin < states.size(); begin = end) {
@@ -79,12 +80,12 @@ const float *HeadState::read(const std::vector<HeadState *> &states, bool wanted
 }
 
 // Read what n states have laid out in one forward; with `scores`, write those of each text's last pair there.
-void HeadState::read_group(HeadState *const *states, size_t n, float *scores) {
-  ec_head &head = states[0]->head_;
+void DraftHeadState::read_group(DraftHeadState *const *states, size_t n, float *scores) {
+  ec_draft_head &head = states[0]->head_;
   const int64_t d = head.config.n_embd, width = head.n_tapped();
   const int32_t layer = 0;
   const bool wanted = scores != nullptr;
-  std::vector<ec_head::Fused> rows;
+  std::vector<ec_draft_head::Fused> rows;
   std::vector<int32_t> last(n);
   std::vector<ec_item> items(n);
   int64_t n_rows = 0;
@@ -92,8 +93,9 @@ void HeadState::read_group(HeadState *const *states, size_t n, float *scores) {
   std::vector<float> outputs((size_t)(wanted ? n_rows * d : 0));
   float *output = outputs.data();
   for (size_t i = 0; i < n; ++i) {
-    HeadState &s = *states[i];
-    for (int32_t r = 0; r < s.n_new_; ++r) rows.push_back({s.taps_.data() + r * width, s.inputs_.data() + (2 * r + 1) * d});
+    DraftHeadState &s = *states[i];
+    for (int32_t r = 0; r < s.n_new_; ++r)
+      rows.push_back({s.taps_.data() + r * width, s.inputs_.data() + (2 * r + 1) * d});
     ec_item &item = items[i];
     last[i] = s.n_laid_ - 1;
     item.session = &s.kv_, item.n_past = s.slot_, item.n_rows = s.n_laid_, item.hidden = s.inputs_.data();
@@ -104,11 +106,12 @@ void HeadState::read_group(HeadState *const *states, size_t n, float *scores) {
   if (!rows.empty()) head.fuse(rows);
   if (forward(head.net, items.data(), (int32_t)n, scores, nullptr, nullptr) != Outcome::done)
     throw NotFinite("the draft head's scores are not finite");
-  for (size_t i = 0; i < n; ++i) states[i]->settle(items[i].tapped == nullptr ? nullptr : items[i].tapped + last[i] * d, wanted);
+  for (size_t i = 0; i < n; ++i)
+    states[i]->settle(items[i].tapped == nullptr ? nullptr : items[i].tapped + last[i] * d, wanted);
 }
 
 // Take what a forward made of the pairs that were laid out; `last` is the layer's output for the last of them.
-void HeadState::settle(const float *last, bool wanted) {
+void DraftHeadState::settle(const float *last, bool wanted) {
   const size_t d = (size_t)head_.config.n_embd, width = (size_t)head_.n_tapped();
   if (n_new_ > 0) {
     memcpy(fused_.data(), inputs_.data() + inputs_.size() - d, d * sizeof(float));
@@ -121,7 +124,8 @@ void HeadState::settle(const float *last, bool wanted) {
   n_new_ = 0;
   if (!wanted) return;
   if (head_.config.feeds_back_normed)
-    head_.net.kernels->rms_norm(last, head_.net.output_norm.data(), head_.config.rms_epsilon, (int64_t)d, outputs_.data());
+    head_.net.kernels->rms_norm(last, head_.net.output_norm.data(), head_.config.rms_epsilon, (int64_t)d,
+                                outputs_.data());
   else
     memcpy(outputs_.data(), last, d * sizeof(float));
 }
@@ -131,14 +135,14 @@ namespace {
 // A chain that is being drafted.
 struct Chain {
   ec_draft_item *item;
-  HeadState *state;
+  DraftHeadState *state;
   double path;
   bool goes_on;
 };
 
 // Take the most probable token as the chain's next node; `scores` are those of what follows it.
 void extend(Chain &chain, const float *scores, double spent_seconds) {
-  const ec_head &head = chain.state->head();
+  const ec_draft_head &head = chain.state->head();
   const Kernels &kernels = *head.net.kernels;
   const ec_draft_rules &rules = chain.item->rules;
   const int64_t n = head.config.n_vocab, width = std::min<int64_t>(2, n);
@@ -166,16 +170,16 @@ void draft_chains(ec_draft_item *items, int32_t n) {
   std::vector<Chain> chains;
   for (int32_t i = 0; i < n; ++i) {
     items[i].n_found = 0;
-    HeadState *state = items[i].session->head.get();
+    DraftHeadState *state = items[i].session->draft_head.get();
     if (state == nullptr || items[i].rules.n_max < 1) continue;
     if (state->lay_out(items[i].n_past, items[i].token)) chains.push_back({&items[i], state, 1.0, true});
   }
-  std::vector<HeadState *> states;
+  std::vector<DraftHeadState *> states;
   while (!chains.empty()) {
     states.clear();
     for (const Chain &chain : chains) states.push_back(chain.state);
-    const float *scores = HeadState::read(states);
-    const ec_head &head = chains[0].state->head();
+    const float *scores = DraftHeadState::read(states);
+    const ec_draft_head &head = chains[0].state->head();
     const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     std::atomic<size_t> next{0};
     const auto extend_all = [&](int) {

@@ -1,4 +1,5 @@
-// The attention block of a layer, or the block of a short convolution, which has the same stages (short_conv_stages.cpp).
+// The attention block of a layer, or the block of a short convolution, which has the same stages
+// (short_conv_stages.cpp).
 #include <math.h>
 #include <string.h>
 
@@ -56,8 +57,8 @@ void Run::add_output_bias(int thread, const Layer &layer, const std::vector<int3
   end_stage(thread, EC_OP_ATTN_OUT);
 }
 
-// Add biases, apply the norms of heads, rotate, and write the keys and values to the cache. A piece is one key-value head of
-// some rows: neighbours, as the keys of 16 tokens share cache lines.
+// Add biases, apply the norms of heads, rotate, and write the keys and values to the cache. A piece is one key-value
+// head of some rows: neighbours, as the keys of 16 tokens share cache lines.
 void Run::write_keys_and_values(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
   const int n = (int)rows.size(), n_together = n > KEY_BLOCK ? KEY_BLOCK : 4;
   if (c_.wide_norms) {
@@ -122,8 +123,8 @@ float Run::temperature_at(int32_t position) const {
   return (float)(1.0 + c_.temperature_scale * log(1.0 + position / c_.temperature_tokens));
 }
 
-// How the attention of a group of rows is cut: chunks of queries, and the spans that they see into parts where there are few
-// chunks. A piece is one part of one chunk of one key-value head.
+// How the attention of a group of rows is cut: chunks of queries, and the spans that they see into parts where there
+// are few chunks. A piece is one part of one chunk of one key-value head.
 struct Run::AttentionCut {
   int64_t chunk, n_chunks, n_parts;
 };
@@ -139,7 +140,8 @@ Run::AttentionCut Run::cut(const AttentionGroup &group, size_t n_groups) const {
   const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t n_queries = (int64_t)group.rows.size() * (c_.n_head / c_.n_head_kv), n_threads = m_.pool.size();
   const int64_t n_heads = (int64_t)n_groups * c_.n_head_kv, wanted = CHUNKS_PER_THREAD * n_threads;
-  const bool together = n_kept_ > 0 && group.unfinished;  // spans are cut in place of queries, so that each is read once
+  // With `together`, spans are cut in place of queries, so that each is read once.
+  const bool together = n_kept_ > 0 && group.unfinished;
   const int64_t least = together ? n_queries : divided(n_queries, divided(wanted, n_heads));
   const int64_t chunk = std::min<int64_t>(divided(least, QUERY_GROUP) * QUERY_GROUP, MAX_QUERIES);
   const int64_t n_chunks = divided(n_queries, chunk), n_pieces = n_heads * n_chunks;
@@ -174,7 +176,8 @@ Run::AttentionPiece Run::find_piece(const std::vector<AttentionGroup> &groups, i
 
 void Run::attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
   for (const std::vector<AttentionGroup> &groups : plan_.steps(l)) {
-    stages_.each(thread, count_pieces(groups), [&](int64_t number) { attend_piece(l, rows, find_piece(groups, number), memory); });
+    stages_.each(thread, count_pieces(groups),
+                 [&](int64_t number) { attend_piece(l, rows, find_piece(groups, number), memory); });
     end_stage(thread, EC_OP_ATTENTION);
   }
   if (c_.head_dim % 32 == 0 || m_.attended.view().blocks == nullptr) return;
@@ -226,7 +229,8 @@ AttentionWork Run::work_of(int32_t l, int64_t head, const ec_item &item, float *
 }
 
 // Let a piece's queries be those of its rows. Return the spans that they see, of those that their group attends to.
-Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece) {
+Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32_t> &rows,
+                            const AttentionPiece &piece) {
   const AttentionGroup &group = *piece.group;
   const int64_t per_row = c_.n_head / c_.n_head_kv, d = c_.head_dim;
   const Layer &layer = m_.layers[(size_t)l];
@@ -239,7 +243,8 @@ Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32
     const int64_t query = piece.first_query + q, h = piece.head * per_row + query % per_row;
     const AttentionGroup::Row &at = group.rows[(size_t)(query / per_row)];
     const RowInfo &row = plan_.rows[(size_t)rows[at.place]];
-    const bool in_tree = plan_.items[row.item].parents != nullptr && !group.unfinished;  // what rows share is before a tree
+    // What rows share is before a tree.
+    const bool in_tree = plan_.items[row.item].parents != nullptr && !group.unfinished;
     w.query[q] = m_.qkv.data() + (int64_t)at.query * (m_.n_q() + 2 * m_.n_kv()) + h * d;
     w.out[q] = m_.attention.data() + (int64_t)at.place * m_.n_q() + h * d;
     w.state[q] = states_.empty() ? nullptr : states_.data() + 2 * ((int64_t)at.place * c_.n_head + h);

@@ -8,8 +8,8 @@ namespace edgedec {
 namespace {
 
 constexpr int64_t PAGES_OF_SPAN = SPAN_TOKENS / PAGE_TOKENS;
-// With fewer shared spans a step for them costs more than it saves. Numbers of less than 16 bits are unpacked once for all rows
-// of a group; halves are only read once (docs/cpu-kernels.md has the figures).
+// With fewer shared spans a step for them costs more than it saves. Numbers of less than 16 bits are unpacked once for
+// all rows of a group; halves are only read once (docs/cpu-kernels.md has the figures).
 constexpr int64_t LEAST_SPANS = 2, LEAST_SPANS_OF_HALVES = 32;
 
 // Makes the steps of one list of rows.
@@ -41,8 +41,8 @@ class Grouping {
  private:
   const ec_item &item(const RowRange &range) const { return plan_.items[plan_.rows[(size_t)rows_[range.begin]].item]; }
 
-  // Return how many spans from the first one on are in the same pages, of which the first `known` are known to be. What the
-  // items write is in none of them.
+  // Return how many spans from the first one on are in the same pages, of which the first `known` are known to be. What
+  // the items write is in none of them.
   static int64_t shared_spans(const ec_item &a, const ec_item &b, int64_t known) {
     const uint8_t *const *first = a.session->cache.pages(), *const *second = b.session->cache.pages();
     const int64_t n_pages = std::min(a.n_past, b.n_past) / PAGE_TOKENS;
@@ -67,7 +67,8 @@ class Grouping {
 
 }  // namespace
 
-AttentionSteps attention_steps(const Plan &plan, const std::vector<int32_t> &rows, const std::vector<RowRange> &ranges) {
+AttentionSteps attention_steps(const Plan &plan, const std::vector<int32_t> &rows,
+                               const std::vector<RowRange> &ranges) {
   Grouping grouping(plan, rows);
   grouping.add(ranges, 0, 0);
   return std::move(grouping.steps);

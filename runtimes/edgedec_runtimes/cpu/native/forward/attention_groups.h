@@ -10,7 +10,8 @@ namespace edgedec {
 struct Plan;
 struct RowRange;
 
-// Rows that attend to the same spans in the same pages: all rows of an item, or rows of items whose sessions share these pages.
+// Rows that attend to the same spans in the same pages: all rows of an item, or rows of items whose sessions share
+// these pages.
 struct AttentionGroup {
   struct Row {
     size_t place;  // among the rows that attend

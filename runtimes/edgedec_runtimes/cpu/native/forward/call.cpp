@@ -1,7 +1,7 @@
 // A forward over items: the sessions' memory is made, the plan is evaluated, and the sessions note what they hold then.
 #include <algorithm>
 
-#include "draft_head/head.h"
+#include "draft_head/draft_head.h"
 #include "forward/run.h"
 
 namespace edgedec {
@@ -33,7 +33,8 @@ Outcome renew_columns(ec_session &session, int32_t n_past, const volatile int32_
 
 Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
                 const volatile int32_t *cancel) {
-  if (!model.finished || model.elsewhere) throw Invalid("the model is not finished, or another library evaluates its text");
+  if (!model.finished || model.elsewhere)
+    throw Invalid("the model is not finished, or another library evaluates its text");
   Plan plan = make_plan(model, items, n_items);
   if (plan.n_wanted > model.max_rows) throw Invalid("too many rows of logits are wanted");
   for (int32_t i = 0; i < n_items; ++i) {
@@ -45,13 +46,13 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
     items[i].session->columns.begin(items[i]);
   }
   for (int32_t i = 0; i < n_items; ++i)
-    if (items[i].session->head) items[i].session->head->before(items[i], plan, plan.first_row[(size_t)i]);
+    if (items[i].session->draft_head) items[i].session->draft_head->before(items[i], plan, plan.first_row[(size_t)i]);
   const Outcome outcome = evaluate(model, plan, logits, best, cancel);
   if (outcome != Outcome::done) return outcome;
   count_experts(model, plan);
   for (int32_t i = 0; i < n_items; ++i) items[i].session->columns.note(items[i]);
   for (int32_t i = 0; i < n_items; ++i)
-    if (items[i].session->head) items[i].session->head->after(items[i]);
+    if (items[i].session->draft_head) items[i].session->draft_head->after(items[i]);
   return Outcome::done;
 }
 

@@ -56,9 +56,10 @@ void Run::route(int thread, int32_t l, const Activations &normed, int64_t n_rows
   end_stage(thread, EC_OP_GATE_UP);
 }
 
-// Return the activations of a group's rows, one after another. A thread copies them once for all of the group's pieces that
-// follow one another.
-const Activations &Run::gathered(int thread, int32_t l, const ExpertGroup &group, const Activations &normed, int64_t n_rows) {
+// Return the activations of a group's rows, one after another. A thread copies them once for all of the group's pieces
+// that follow one another.
+const Activations &Run::gathered(int thread, int32_t l, const ExpertGroup &group, const Activations &normed,
+                                 int64_t n_rows) {
   if (n_rows == 1) return normed;
   const Activations &own = m_.own_gathered[(size_t)thread].view();
   Gathered &held = gathered_[(size_t)thread];
@@ -79,8 +80,9 @@ Matrix Run::expert(int which, int32_t l, int32_t number) const {
   return {all.type, n_rows, all.n_cols, tiles};
 }
 
-// Compute what the experts of a layer add to each row, and leave it in `branch`. Experts that are not all in memory come in
-// waves of as many as there are slots. Return false where an expert can't be read: then all threads leave the forward.
+// Compute what the experts of a layer add to each row, and leave it in `branch`. Experts that are not all in memory
+// come in waves of as many as there are slots. Return false where an expert can't be read: then all threads leave the
+// forward.
 bool Run::mix(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory) {
   ExpertStore &store = m_.experts;
   const std::vector<ExpertGroup> &groups = m_.routings[(size_t)l].groups;
@@ -152,8 +154,8 @@ void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activation
   end_stage(thread, EC_OP_GATE_UP);
 }
 
-// Multiply down of the experts of some groups, and add the weighted outputs to `branch`, which begins with zeros. A piece is
-// a panel of all these experts with all rows; a row's sum is in the order of its experts' numbers.
+// Multiply down of the experts of some groups, and add the weighted outputs to `branch`, which begins with zeros. A
+// piece is a panel of all these experts with all rows; a row's sum is in the order of its experts' numbers.
 void Run::expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, float *memory) {
   const Routing &routing = m_.routings[(size_t)l];
   const Matrix &all = m_.layers[(size_t)l].matrices[EC_DOWN_EXPERTS];
@@ -172,7 +174,8 @@ void Run::expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, 
       if (!have(l, group.expert, EC_DOWN_EXPERTS)) return;
       k_.matmul(expert(EC_DOWN_EXPERTS, l, group.expert), first, last, m_.expert_gated.view(), group.slot,
                 group.slot + group.n, outputs, PANEL_ROWS);
-      const float *own_bias = bias.empty() ? nullptr : bias.data() + group.expert * (int64_t)c_.n_embd + panel * PANEL_ROWS;
+      const float *own_bias =
+          bias.empty() ? nullptr : bias.data() + group.expert * (int64_t)c_.n_embd + panel * PANEL_ROWS;
       for (int32_t i = 0; i < group.n; ++i) {
         if (own_bias != nullptr) k_.add(outputs + i * PANEL_ROWS, own_bias, 1.0f, columns(panel));
         k_.add(sums + routing.rows[(size_t)(group.first + i)] * PANEL_ROWS, outputs + i * PANEL_ROWS,
@@ -192,7 +195,8 @@ void Run::expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, 
 // Add to x what mix() left, and what the shared expert gives.
 void Run::add_mixed(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
-    k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, m_.branch.data() + i * c_.n_embd, c_.residual_scale, c_.n_embd);
+    k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, m_.branch.data() + i * c_.n_embd, c_.residual_scale,
+           c_.n_embd);
   });
   end_stage(thread, EC_OP_DOWN);
   const Matrix &shared = m_.layers[(size_t)l].matrices[EC_DOWN];

@@ -50,10 +50,11 @@ void ExpertStore::start(const File &file, std::vector<LayerPlaces> places, int32
   n_slots_ = n_slots;
 }
 
-// --- which experts have slots -----------------------------------------------------------------------------------------
+// --- which experts have slots
+// -----------------------------------------------------------------------------------------
 
-// A use counts n now and half of that after HALF_LIFE rows. The logarithm of the sum, less the time, keeps its order among
-// experts while time goes on.
+// A use counts n now and half of that after HALF_LIFE rows. The logarithm of the sum, less the time, keeps its order
+// among experts while time goes on.
 void ExpertStore::note_use(int32_t layer, const ExpertGroup &group) {
   double &worth = worth_[index(layer, group.expert)];
   worth = time_ + log2(group.n + (worth == NEVER_USED ? 0.0 : exp2(worth - time_)));
@@ -114,7 +115,8 @@ void ExpertStore::add_jobs(int32_t layer, const ExpertGroup *groups, int first_p
     const int32_t expert = groups[late_[i]].expert, slot = slot_of(layer, expert);
     if (i > 0 && groups[late_[i - 1]].expert == expert) continue;
     for (int part = first_part; part < end_part; ++part)
-      if ((slots_[(size_t)slot].loaded.load(std::memory_order_relaxed) >> part & 1) == 0) jobs_.all.push_back({slot, part});
+      if ((slots_[(size_t)slot].loaded.load(std::memory_order_relaxed) >> part & 1) == 0)
+        jobs_.all.push_back({slot, part});
   }
 }
 
@@ -142,7 +144,8 @@ void ExpertStore::check() {
   throw Unreadable(error_);
 }
 
-// --- the reading threads ----------------------------------------------------------------------------------------------
+// --- the reading threads
+// ----------------------------------------------------------------------------------------------
 
 void ExpertStore::work() {
   std::unique_lock<std::mutex> lock(lock_);

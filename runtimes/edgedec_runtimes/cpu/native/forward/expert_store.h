@@ -1,9 +1,9 @@
 // Experts that do not all fit in memory: the favourites of late stay, the others are read when rows choose them.
 //
-// Memory has slots of one expert each: gate, up and down. When the rows of a layer have chosen their experts, those that
-// are in no slot take the places of others, and threads of the store read them, gates and ups first, while the forward
-// multiplies with the experts that are there. A place is taken from the expert that was used least often, where uses count
-// less the longer ago they were (a kind of LRFU, Lee et al. 2001).
+// Memory has slots of one expert each: gate, up and down. When the rows of a layer have chosen their experts, those
+// that are in no slot take the places of others, and threads of the store read them, gates and ups first, while the
+// forward multiplies with the experts that are there. A place is taken from the expert that was used least often, where
+// uses count less the longer ago they were (a kind of LRFU, Lee et al. 2001).
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -42,8 +42,8 @@ class ExpertStore {
 
   // --- one thread of a forward calls these, while no other uses the store ---
 
-  // Give the experts of some groups slots, at most n_slots() different ones, and have the missing ones read. `n_rows` is the
-  // number of the layer's rows, 0 for further waves of the same rows.
+  // Give the experts of some groups slots, at most n_slots() different ones, and have the missing ones read. `n_rows`
+  // is the number of the layer's rows, 0 for further waves of the same rows.
   void want(int32_t layer, const ExpertGroup *groups, int64_t n, int64_t n_rows);
   // In which order to multiply with the groups of want(): those that are in memory first. Indexes of these groups.
   const std::vector<int32_t> &order() const { return order_; }
@@ -52,8 +52,8 @@ class ExpertStore {
 
   // --- any thread of a forward ---
 
-  // Wait until a part of an expert that was wanted is in memory; false where it can't be read. After a stage that waited
-  // for all that is left to read, failed() is the same for all threads.
+  // Wait until a part of an expert that was wanted is in memory; false where it can't be read. After a stage that
+  // waited for all that is left to read, failed() is the same for all threads.
   bool wait(int32_t layer, int32_t expert, int part);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   // The tiles of an expert that has a slot.
@@ -104,7 +104,7 @@ class ExpertStore {
   AlignedMemory memory_;
   std::vector<Slot> slots_;
   std::vector<int32_t> slot_of_;  // by layer and expert; -1 for none
-  std::vector<double> worth_;     // by layer and expert: the logarithm of its uses, which grows with the time of the last one
+  std::vector<double> worth_;     // by layer and expert: the logarithm of its uses; it grows with the time of the last
   std::vector<int32_t> order_, late_;
   uint64_t now_ = 0;
   double time_ = 0;  // rows of layers, in half-lives of a use

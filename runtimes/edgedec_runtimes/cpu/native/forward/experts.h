@@ -1,8 +1,8 @@
 // Which experts of a mixture the rows of a forward go through.
 //
-// A router gives each row a score for every expert; the row goes through the n_used best ones, and their outputs are summed
-// by weight (Shazeer et al. 2017, arXiv:1701.06538). The choice depends on one row's scores alone. The rows are then grouped
-// by expert, so that a forward reads the weights of an expert once for all rows that chose it.
+// A router gives each row a score for every expert; the row goes through the n_used best ones, and their outputs are
+// summed by weight (Shazeer et al. 2017, arXiv:1701.06538). The choice depends on one row's scores alone. The rows are
+// then grouped by expert, so that a forward reads the weights of an expert once for all rows that chose it.
 #pragma once
 #include <stdint.h>
 

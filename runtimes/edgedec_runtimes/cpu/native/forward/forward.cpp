@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "draft_head/head.h"
+#include "draft_head/draft_head.h"
 #include "forward/run.h"
 #include "kernels/row.h"
 #include "weights/tiles.h"
@@ -13,7 +13,7 @@ namespace edgedec {
 namespace {
 
 constexpr int PIECES_PER_THREAD = 4;  // at least
-constexpr int64_t PIECE_BYTES = 128 * 1024;  // of tiles, at most; reading and multiplying them takes some 10 microseconds
+constexpr int64_t PIECE_BYTES = 128 * 1024;  // of tiles, at most; reading and multiplying them takes some 10 us
 constexpr int OWN_ROWS = 32;  // the most rows that all threads together normalize where each does so for itself
 constexpr int64_t BAND_ELEMENTS = 1 << 18;  // the most elements of a band of activations: they stay in the L2 cache
 
@@ -49,9 +49,11 @@ void begin_streaming(ec_model &model, const Plan &plan) {
   for (int32_t l = 0; l < model.config.n_layer; ++l) {
     if (!plan.attn(l).empty()) order.push_back(Streamer::part(EC_PART_QKV, l));
     if (!plan.attending(l).empty()) order.push_back(Streamer::part(EC_PART_ATTN_OUT, l));
-    if (!plan.mlp(l).empty()) order.insert(order.end(), {Streamer::part(EC_PART_GATE_UP, l), Streamer::part(EC_PART_DOWN, l)});
+    if (!plan.mlp(l).empty())
+      order.insert(order.end(), {Streamer::part(EC_PART_GATE_UP, l), Streamer::part(EC_PART_DOWN, l)});
   }
-  for (int32_t p = model.streamer.first_head_part(); plan.n_wanted > 0 && p < model.streamer.n_parts(); ++p) order.push_back(p);
+  for (int32_t p = model.streamer.first_output_part(); plan.n_wanted > 0 && p < model.streamer.n_parts(); ++p)
+    order.push_back(p);
   model.streamer.begin(order);
 }
 
@@ -84,13 +86,14 @@ void Run::operator()(int thread) {
     if (!attention_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
     copy_taps(thread, l);
   }
-  head(thread, memory);
+  logits(thread, memory);
   if (best_ != nullptr && plan_.n_wanted > 0) find_best(thread);
 }
 
 // Return at least the number of pieces of any stage that is cut into pieces of two parts.
 int64_t Run::most_pieces() const {
-  const int64_t widest = std::max<int64_t>({c_.n_vocab, c_.n_ff, c_.n_ff_shared, c_.n_expert, c_.n_embd, m_.n_q() + 2 * m_.n_kv()});
+  const int64_t widest =
+      std::max<int64_t>({c_.n_vocab, c_.n_ff, c_.n_ff_shared, c_.n_expert, c_.n_embd, m_.n_q() + 2 * m_.n_kv()});
   const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
   return std::max((widest / PANEL_ROWS + 3) * bands, most_expert_pieces());
 }
@@ -103,8 +106,8 @@ void Run::end_stage(int thread, int operation) {
   last_ = now;
 }
 
-// Return whether the forward goes on. A thread may leave that others do not follow at once: they do its work. With streamed
-// weights all leave at the same stage, as the others would wait for parts that thread 0 does not fetch.
+// Return whether the forward goes on. A thread may leave that others do not follow at once: they do its work. With
+// streamed weights all leave at the same stage, as the others would wait for parts that thread 0 does not fetch.
 bool Run::goes_on(int thread) {
   const auto look = [&](int64_t) {
     if (cancel_ != nullptr && *cancel_ != 0) stopped.store(true, std::memory_order_relaxed);
@@ -132,11 +135,12 @@ void Run::embed(int thread) {
   });
 }
 
-// Normalize the given rows of x, and return them as activations, in order; without a weight, x as it is. A few rows are normalized by each thread for
-// itself, which takes less time than to wait for the others and to fetch what they wrote. Pieces are whole groups of rows,
-// as the rows of a group share cache lines.
-// (A thread that is late may read an x that has gone on. It finds nothing to multiply then.)
-const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory) {
+// Normalize the given rows of x, and return them as activations, in order; without a weight, x as it is. A few rows are
+// normalized by each thread for itself, which takes less time than to wait for the others and to fetch what they wrote.
+// Pieces are whole groups of rows, as the rows of a group share cache lines. (A thread that is late may read an x that
+// has gone on. It finds nothing to multiply then.)
+const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight,
+                             float *memory) {
   const int64_t n = (int64_t)rows.size();
   const auto group = [&](const Activations &to, int64_t first) {
     for (int64_t i = first; i < std::min(n, first + GROUP_ROWS); ++i) {
@@ -149,13 +153,15 @@ const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const
     group(m_.own_normed[(size_t)thread].view(), 0);
     return m_.own_normed[(size_t)thread].view();
   }
-  stages_.each(thread, (n + GROUP_ROWS - 1) / GROUP_ROWS, [&](int64_t piece) { group(m_.normed.view(), piece * GROUP_ROWS); });
+  stages_.each(thread, (n + GROUP_ROWS - 1) / GROUP_ROWS,
+               [&](int64_t piece) { group(m_.normed.view(), piece * GROUP_ROWS); });
   end_stage(thread, EC_OP_NORM);
   return m_.normed.view();
 }
 
 // Normalize what a layer's attention reads: rows of x, or, of a draft head, the embedding and the feature of each pair.
-const Activations &Run::attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
+const Activations &Run::attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows,
+                                        float *memory) {
   if (!m_.paired) return norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
   const int64_t n = c_.n_embd;
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
@@ -171,10 +177,11 @@ const Activations &Run::attention_input(int thread, const Layer &layer, const st
   return m_.pairs.view();
 }
 
-// Cut the products of n_matrices like w, of n_panels panels each, with n_rows rows. A piece takes some ten microseconds, so
-// that threads end a stage together and none waits long for another.
+// Cut the products of n_matrices like w, of n_panels panels each, with n_rows rows. A piece takes some ten
+// microseconds, so that threads end a stage together and none waits long for another.
 Run::Pieces Run::cut(const Matrix &w, int n_matrices, int64_t n_panels, int64_t n_rows) const {
-  const int64_t band = std::min(band_rows(w.n_cols), n_rows), bytes = (int64_t)tile_bytes(w.type, PANEL_ROWS, w.n_cols) * n_matrices;
+  const int64_t band = std::min(band_rows(w.n_cols), n_rows),
+                bytes = (int64_t)tile_bytes(w.type, PANEL_ROWS, w.n_cols) * n_matrices;
   const int64_t most = std::min({PIECE_BYTES / bytes, BAND / band, n_panels / (PIECES_PER_THREAD * m_.pool.size())});
   const int64_t panels_each = std::max<int64_t>(1, most);
   return {n_panels, n_rows, panels_each, band, (double)(panels_each * bytes)};
@@ -184,8 +191,10 @@ Run::Pieces Run::cut(const Matrix &w, int n_matrices, int64_t n_panels, int64_t 
 template <class Compute, class Write>
 void Run::each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write) {
   const auto piece_of = [&](int64_t number) -> Piece {
-    const int64_t first = number % pieces.in_band() * pieces.panels_each, begin = number / pieces.in_band() * pieces.band;
-    return {first, std::min(first + pieces.panels_each, pieces.n_panels), begin, std::min(begin + pieces.band, pieces.n_rows)};
+    const int64_t first = number % pieces.in_band() * pieces.panels_each,
+                  begin = number / pieces.in_band() * pieces.band;
+    return {first, std::min(first + pieces.panels_each, pieces.n_panels), begin,
+            std::min(begin + pieces.band, pieces.n_rows)};
   };
   stages_.each_of_two_parts(
       thread, pieces.count(), pieces.bytes, retake_, [&](int64_t number) { compute(piece_of(number)); },
@@ -194,8 +203,8 @@ void Run::each_piece(int thread, int operation, const Pieces &pieces, Compute co
 }
 
 // Multiply several matrices with the activations that they share, panel by panel, and write or add the products.
-void Run::products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
-              float *memory, const std::vector<int32_t> *add_to) {
+void Run::products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets,
+                   int n_targets, float *memory, const std::vector<int32_t> *add_to) {
   int64_t n_panels = 0;
   for (int t = 0; t < n_targets; ++t) n_panels += panels(*targets[t].matrix);
   const Pieces pieces = cut(*targets[0].matrix, 1, n_panels, n_rows);
@@ -222,11 +231,11 @@ void Run::products(int thread, int operation, const Activations &a, int64_t n_ro
         const float *from = memory + (r - piece.begin) * stride + (p - piece.first) * PANEL_ROWS;
         const int64_t row = add_to != nullptr ? (*add_to)[(size_t)r] : r;
         float *to = target->out + row * target->stride + panel * PANEL_ROWS;
-        if (operation == EC_OP_HEAD && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
+        if (operation == EC_OP_LOGITS && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
         const float factor = target->factors != nullptr ? target->factors[r] : 1.0f;
         if (add_to != nullptr) k_.add(to, from, c_.residual_scale * factor, columns);
         else memcpy(to, from, (size_t)columns * sizeof(float));
-        if (operation == EC_OP_HEAD) finish_logits(to, columns);
+        if (operation == EC_OP_LOGITS) finish_logits(to, columns);
       }
     }
   };
@@ -240,8 +249,8 @@ void Run::finish_logits(float *logits, int64_t n) const {
 }
 
 // Add the product of a matrix to x, after a norm where the architecture has one.
-void Run::add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
-                 const std::vector<float> &post_norm, float *memory) {
+void Run::add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
+                      const Matrix &w, const std::vector<float> &post_norm, float *memory) {
   const int64_t n = (int64_t)rows.size();
   if (post_norm.empty()) {
     const Target target = {&w, m_.x.data(), c_.n_embd};
@@ -331,26 +340,27 @@ void Run::copy_taps(int thread, int32_t l) {
   stages_.each(thread, (int64_t)plan_.taps.size(), [&](int64_t i) {
     const Plan::Tap &tap = plan_.taps[(size_t)i];
     for (int32_t r = 0; is_wanted(tap) && r < tap.n_rows; ++r)
-      memcpy(tap.out + r * tap.stride, m_.x.data() + (int64_t)(tap.first_row + r) * c_.n_embd, (size_t)c_.n_embd * sizeof(float));
+      memcpy(tap.out + r * tap.stride, m_.x.data() + (int64_t)(tap.first_row + r) * c_.n_embd,
+             (size_t)c_.n_embd * sizeof(float));
   });
   end_stage(thread, EC_OP_OTHER);
 }
 
-void Run::head(int thread, float *memory) {
+void Run::logits(int thread, float *memory) {
   if (plan_.n_wanted == 0) return;
-  if (streamed_) return head_in_parts(thread, memory);
+  if (streamed_) return logits_in_parts(thread, memory);
   const Target target = {&m_.output, logits_, c_.n_vocab};
   const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
-  products(thread, EC_OP_HEAD, normed, plan_.n_wanted, &target, 1, memory);
+  products(thread, EC_OP_LOGITS, normed, plan_.n_wanted, &target, 1, memory);
 }
 
-void Run::head_in_parts(int thread, float *memory) {
+void Run::logits_in_parts(int thread, float *memory) {
   Streamer &streamer = m_.streamer;
   const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
-  for (int32_t part = streamer.first_head_part(); part < streamer.n_parts(); ++part) {
+  for (int32_t part = streamer.first_output_part(); part < streamer.n_parts(); ++part) {
     if (!fetch(thread, part)) return;
-    const Target target = {&streamer.head(part), logits_ + streamer.head_begin(part), c_.n_vocab};
-    products(thread, EC_OP_HEAD, normed, plan_.n_wanted, &target, 1, memory);
+    const Target target = {&streamer.output(part), logits_ + streamer.output_begin(part), c_.n_vocab};
+    products(thread, EC_OP_LOGITS, normed, plan_.n_wanted, &target, 1, memory);
     release(thread, part);
   }
 }
@@ -359,7 +369,7 @@ void Run::head_in_parts(int thread, float *memory) {
 void Run::find_best(int thread) {
   stages_.each(thread, plan_.n_wanted,
                [&](int64_t i) { best_[i] = (int32_t)row_argmax(k_, logits_ + i * c_.n_vocab, c_.n_vocab); });
-  end_stage(thread, EC_OP_HEAD);
+  end_stage(thread, EC_OP_LOGITS);
 }
 
 Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel) {

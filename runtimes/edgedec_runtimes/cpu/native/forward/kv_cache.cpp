@@ -20,7 +20,9 @@ std::shared_ptr<uint8_t> new_page(int64_t n_bytes) {
 }
 
 // The index of number i of a token's n numbers: in a page of keys (in blocks of 16 tokens), and in a page of values.
-int64_t key_place(int32_t in_page, int64_t n, int64_t i) { return (in_page / KEY_BLOCK * n + i) * KEY_BLOCK + in_page % KEY_BLOCK; }
+int64_t key_place(int32_t in_page, int64_t n, int64_t i) {
+  return (in_page / KEY_BLOCK * n + i) * KEY_BLOCK + in_page % KEY_BLOCK;
+}
 int64_t value_place(int32_t in_page, int64_t n, int64_t i) { return in_page * n + i; }
 
 float rounded(float x, float inverse, float least, float most) {
@@ -44,8 +46,8 @@ uint16_t to_int8(const float *x, int32_t *q) {
   return scale;
 }
 
-// Round 32 floats to whole numbers from -8 to 7, by the one of a few scales with the least squared error; the float of the
-// largest magnitude becomes about -8.
+// Round 32 floats to whole numbers from -8 to 7, by the one of a few scales with the least squared error; the float of
+// the largest magnitude becomes about -8.
 uint16_t to_int4(const float *x, int32_t *q) {
   float peak = 0.0f, least = INFINITY;
   for (int i = 0; i < 32; ++i) peak = fabsf(x[i]) > fabsf(peak) ? x[i] : peak;
@@ -150,7 +152,8 @@ void KVCache::write(const Kernels &kernels, int32_t layer, int32_t head, int32_t
   const KVLayout &l = shape_.layout;
   uint8_t *base = at(slot, shape_.offset(layer, head));
   if (l.bits == 16) {
-    uint16_t *k = (uint16_t *)base + key_place(in_page, d, 0), *v = (uint16_t *)(base + l.values) + value_place(in_page, d, 0);
+    uint16_t *k = (uint16_t *)base + key_place(in_page, d, 0),
+             *v = (uint16_t *)(base + l.values) + value_place(in_page, d, 0);
     kernels.to_halves(values, d, v);
     uint16_t halves[MAX_PACKED_HEAD];
     for (int32_t begin = 0; begin < d; begin += MAX_PACKED_HEAD) {

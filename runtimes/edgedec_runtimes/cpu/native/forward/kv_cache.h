@@ -1,4 +1,5 @@
-// The keys and values of a session for all layers, in pages of 64 tokens. A fork shares pages until one session writes there.
+// The keys and values of a session for all layers, in pages of 64 tokens. A fork shares pages until one session writes
+// there.
 #pragma once
 #include <memory>
 #include <vector>
@@ -23,7 +24,8 @@ struct KVShape {
 
 class KVCache {
  public:
-  KVCache(const KVShape &shape, int32_t n_ctx) : shape_(shape), n_ctx_(n_ctx), pages_((n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS) {
+  KVCache(const KVShape &shape, int32_t n_ctx)
+      : shape_(shape), n_ctx_(n_ctx), pages_((n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS) {
     addresses_.resize(pages_.size());
   }
   // Share the pages that hold the first n_tokens.
@@ -33,7 +35,8 @@ class KVCache {
   int32_t n_ctx() const { return n_ctx_; }
   const uint8_t *const *pages() const { return addresses_.data(); }
 
-  // Make the slots [begin, end) writable: make the pages that are absent, and copy those that are shared (std::bad_alloc).
+  // Make the slots [begin, end) writable: make the pages that are absent, and copy those that are shared
+  // (std::bad_alloc).
   void prepare(int32_t begin, int32_t end);
   // Store one token's keys and values of one layer and head, head_dim floats each.
   void write(const Kernels &kernels, int32_t layer, int32_t head, int32_t slot, const float *keys, const float *values);

@@ -29,8 +29,9 @@ void require_vector(const std::vector<float> &v, const char *name, int64_t n, bo
 }
 
 void check_config(const ec_config &c) {
-  require(c.n_vocab > 0 && c.n_embd > 0 && c.n_layer > 0 && c.n_head > 0 && c.n_head_kv > 0 && c.head_dim > 0 && c.n_ff > 0,
-          "a size of the model is not positive");
+  require(
+      c.n_vocab > 0 && c.n_embd > 0 && c.n_layer > 0 && c.n_head > 0 && c.n_head_kv > 0 && c.head_dim > 0 && c.n_ff > 0,
+      "a size of the model is not positive");
   require(c.n_vocab < 1 << 24 && c.n_embd <= 1 << 17 && c.n_layer <= 1 << 12 && c.n_head <= 1 << 12 &&
               c.head_dim <= 1 << 12 && c.n_ff <= 1 << 20,
           "a size of the model is out of range");
@@ -40,11 +41,13 @@ void check_config(const ec_config &c) {
   require(c.n_expert >= 0 && c.n_expert <= MAX_EXPERTS && c.n_expert_used >= (c.n_expert != 0) &&
               c.n_expert_used <= c.n_expert,
           "the experts are out of range");
-  require(c.n_ff_expert >= 0 && c.n_ff_expert <= 1 << 20 && c.n_ff_expert % 32 == 0 && (c.n_expert == 0 || c.n_ff_expert > 0) &&
-              c.n_ff_shared >= 0 && c.n_ff_shared <= 1 << 20,
+  require(c.n_ff_expert >= 0 && c.n_ff_expert <= 1 << 20 && c.n_ff_expert % 32 == 0 &&
+              (c.n_expert == 0 || c.n_ff_expert > 0) && c.n_ff_shared >= 0 && c.n_ff_shared <= 1 << 20,
           "the width of an expert is out of range, or no multiple of 32");
-  require(c.n_expert == 0 || (isfinite(c.expert_scale) && c.expert_scale > 0), "the factor of experts is not a positive number");
-  require(c.glu_limit == 0.0f || (isfinite(c.glu_slope) && c.glu_slope > 0), "the slope of gates is not a positive number");
+  require(c.n_expert == 0 || (isfinite(c.expert_scale) && c.expert_scale > 0),
+          "the factor of experts is not a positive number");
+  require(c.glu_limit == 0.0f || (isfinite(c.glu_slope) && c.glu_slope > 0),
+          "the slope of gates is not a positive number");
   require(c.sliding_window >= 0 && c.temperature_tokens >= 0, "the sliding window or a number of tokens is negative");
   for (float f : {c.rms_epsilon, c.embedding_scale, c.residual_scale, c.logit_scale, c.attention_scale})
     require(isfinite(f) && f > 0, "a factor of the model is not a positive number");
@@ -66,7 +69,11 @@ ActivationBuffer::ActivationBuffer(int64_t rows, int64_t n, bool quantized, bool
 using namespace edgedec;
 
 ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Kernels *k)
-    : config(c), max_rows(rows), kernels(k), pool((check_config(c), Pool::shared(n_threads))), layers((size_t)c.n_layer) {}
+    : config(c),
+      max_rows(rows),
+      kernels(k),
+      pool((check_config(c), Pool::shared(n_threads))),
+      layers((size_t)c.n_layer) {}
 
 // Check the matrices of a layer's experts but for those of a shared one.
 void ec_model::check_experts(const Layer &layer) const {
@@ -92,7 +99,8 @@ void ec_model::finish_convolution(Layer &layer) {
   const size_t n = (size_t)config.n_embd, length = kernels.size() / n;
   require(!paired && kernels.size() == length * n && length >= 2 && length <= MAX_CONVOLUTION,
           "the kernels of a convolution have another length than 2 to " + std::to_string(MAX_CONVOLUTION));
-  require(convolution_length == 0 || convolution_length == (int32_t)length, "the convolutions of the layers differ in length");
+  require(convolution_length == 0 || convolution_length == (int32_t)length,
+          "the convolutions of the layers differ in length");
   convolution_length = (int32_t)length;
   std::vector<float> by_place(kernels.size());
   for (size_t i = 0; i < n; ++i)
@@ -101,7 +109,8 @@ void ec_model::finish_convolution(Layer &layer) {
 }
 
 ColumnShape ec_model::columns() const {
-  const int32_t n = (int32_t)std::count_if(layers.begin(), layers.end(), [](const Layer &layer) { return layer.convolves(); });
+  const int32_t n =
+      (int32_t)std::count_if(layers.begin(), layers.end(), [](const Layer &layer) { return layer.convolves(); });
   return {elsewhere ? 0 : n, config.n_layer, config.n_vocab, config.n_embd, convolution_length - 1};
 }
 
@@ -114,7 +123,8 @@ void ec_model::finish() {
   require_vector(output_norm, "output_norm", c.n_embd, paired);
   for (int i = 0; i < 2; ++i) {
     const size_t n = rope[i].frequencies.size();
-    require((i == 1 && n == 0) || n == (size_t)c.n_rot / 2, "the frequencies of rotations are missing or of another number");
+    require((i == 1 && n == 0) || n == (size_t)c.n_rot / 2,
+            "the frequencies of rotations are missing or of another number");
   }
   const int64_t n_normed_q = c.wide_norms ? n_q() : c.head_dim, n_normed_k = c.wide_norms ? n_kv() : c.head_dim;
   // normed, attended, gated, pairs, those that experts read, and their gated, convolved
@@ -154,10 +164,12 @@ void ec_model::finish() {
     require_vector(v[EC_V_BIAS], "attn_v.bias", n_kv(), true);
     require_vector(v[EC_Q_NORM], "attn_q_norm", n_normed_q, true);
     require_vector(v[EC_K_NORM], "attn_k_norm", n_normed_k, true);
-    require(!c.wide_norms || (v[EC_Q_BIAS].empty() && v[EC_K_BIAS].empty()), "biases stand before norms over all heads");
+    require(!c.wide_norms || (v[EC_Q_BIAS].empty() && v[EC_K_BIAS].empty()),
+            "biases stand before norms over all heads");
     require_vector(v[EC_ATTN_OUT_BIAS], "attn_output.bias", c.n_embd, true);
     require_vector(v[EC_SINKS], "attn_sinks", c.n_head, true);
-    require(v[EC_ATTN_OUT_BIAS].empty() || v[EC_POST_ATTN_NORM].empty(), "the bias of attn_output stands before a norm");
+    require(v[EC_ATTN_OUT_BIAS].empty() || v[EC_POST_ATTN_NORM].empty(),
+            "the bias of attn_output stands before a norm");
     require_vector(v[EC_POST_ATTN_NORM], "post_attention_norm", c.n_embd, true);
     require_vector(v[EC_POST_FFN_NORM], "post_ffw_norm", c.n_embd, true);
   }

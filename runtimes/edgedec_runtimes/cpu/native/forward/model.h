@@ -20,7 +20,7 @@ struct ec_mapping : edgedec::Mapping {
 };
 
 namespace edgedec {
-class HeadState;
+class DraftHeadState;
 }
 
 struct ec_session {
@@ -29,7 +29,7 @@ struct ec_session {
   ec_model *model;
   edgedec::KVCache cache;
   edgedec::ColumnCache columns;
-  std::shared_ptr<edgedec::HeadState> head;  // of a draft head that follows the text; nullptr for none
+  std::shared_ptr<edgedec::DraftHeadState> draft_head;  // of one that follows the text; nullptr for none
 };
 
 namespace edgedec {
@@ -71,8 +71,9 @@ struct Layer {
   bool slides = false, unrotated = false;
   bool has_experts() const { return matrices[EC_ROUTER].n_rows != 0; }
   int32_t number = 0;  // among the layers with attention, or among those with a convolution
-  // A layer with a kernel has a short convolution in place of attention. The matrices of queries, keys and values are then its
-  // C, B and x, of n_embd rows each: what enters the convolution is B * x, and what leaves it is multiplied by C.
+  // A layer with a kernel has a short convolution in place of attention. The matrices of queries, keys and values are
+  // then its C, B and x, of n_embd rows each: what enters the convolution is B * x, and what leaves it is multiplied by
+  // C.
   bool convolves() const { return !vectors[EC_CONVOLUTION].empty(); }
 };
 
@@ -90,10 +91,11 @@ struct ec_model {
   std::vector<edgedec::Layer> layers;
   edgedec::Rope rope[2];  // the second one of sliding layers, where they have their own
   bool finished = false;
-  bool elsewhere = false;        // another library evaluates the text: there are no weights, and sessions have no keys and values
+  bool elsewhere = false;  // another library evaluates the text: there are no weights, keys and values
   ec_look_up look_up = nullptr;  // of a model that is elsewhere
-  // Of a draft head's layer: an item's hidden states are pairs of an embedding and a feature, 2 * n_embd numbers. The feature
-  // is the residual stream, normed where normed_residual is true, and the attention reads both, each after a norm of its own.
+  // Of a draft head's layer: an item's hidden states are pairs of an embedding and a feature, 2 * n_embd numbers. The
+  // feature is the residual stream, normed where normed_residual is true, and the attention reads both, each after a
+  // norm of its own.
   bool paired = false, normed_residual = false;
   edgedec::Streamer streamer;  // of weights that are read in each forward
   edgedec::ExpertStore experts;  // those of streamed weights

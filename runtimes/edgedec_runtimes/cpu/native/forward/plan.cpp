@@ -70,7 +70,8 @@ void Plan::end_early(int32_t n_layer) {
     while (begin < end && !is_read[(size_t)attn(last_layer)[end - 1]]) --end;
     if (begin == end) continue;
     last_ranges.push_back({last_attn.size(), last_attn.size() + end - begin, begin});
-    last_attn.insert(last_attn.end(), attn(last_layer).begin() + (int64_t)begin, attn(last_layer).begin() + (int64_t)end);
+    last_attn.insert(last_attn.end(), attn(last_layer).begin() + (int64_t)begin,
+                     attn(last_layer).begin() + (int64_t)end);
   }
   for (int32_t r : mlp(last_layer))
     if (is_read[(size_t)r]) last_mlp.push_back(r);
@@ -80,7 +81,8 @@ void Plan::end_early(int32_t n_layer) {
 void Plan::group_rows() {
   if (ends_early) last_steps = attention_steps(*this, last_attn, last_ranges);
   if (attn_rows.empty()) all_steps = attention_steps(*this, all_rows, all_ranges);
-  for (size_t l = 0; l < attn_rows.size(); ++l) attn_steps.push_back(attention_steps(*this, attn_rows[l], attn_ranges[l]));
+  for (size_t l = 0; l < attn_rows.size(); ++l)
+    attn_steps.push_back(attention_steps(*this, attn_rows[l], attn_ranges[l]));
 }
 
 bool Plan::has_steps() const {
@@ -106,8 +108,8 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     }
     if (item.parents != nullptr) add_paths(plan, item, plan.n_rows);
     for (int32_t t = 0; t < item.n_taps; ++t)
-      plan.taps.push_back({item.taps[t], plan.n_rows, item.n_rows, item.tapped + (int64_t)t * item.n_rows * model.config.n_embd,
-                           model.config.n_embd});
+      plan.taps.push_back({item.taps[t], plan.n_rows, item.n_rows,
+                           item.tapped + (int64_t)t * item.n_rows * model.config.n_embd, model.config.n_embd});
     for (int32_t w = 0; w < item.n_wanted; ++w) plan.wanted.push_back(plan.n_rows + item.wanted[w]);
     plan.n_rows += item.n_rows;
     plan.most_slots = std::max(plan.most_slots, item.n_past + item.n_rows);

@@ -22,7 +22,7 @@ struct Plan {
   const ec_item *items;
   int32_t n_items, n_rows = 0, n_wanted = 0, most_slots = 0;
   std::vector<RowInfo> rows;
-  std::vector<int32_t> paths;      // for each row of a tree: the slots from the cached prefix to the row, one row after another
+  std::vector<int32_t> paths;      // for each row of a tree in turn: the slots from the cached prefix to the row
   std::vector<int32_t> wanted;     // the rows whose logits are wanted
   std::vector<int32_t> first_row;  // of each item
   std::vector<std::vector<int32_t>> attn_rows, mlp_rows;  // by layer; empty where all rows run all layers
@@ -44,7 +44,9 @@ struct Plan {
   };
   std::vector<Tap> taps;
 
-  const std::vector<int32_t> &attn(int32_t layer) const { return attn_rows.empty() ? all_rows : attn_rows[(size_t)layer]; }
+  const std::vector<int32_t> &attn(int32_t layer) const {
+    return attn_rows.empty() ? all_rows : attn_rows[(size_t)layer];
+  }
   // Those rows of attn(layer) that go on behind their keys and values.
   const std::vector<int32_t> &attending(int32_t layer) const { return is_cut(layer) ? last_attn : attn(layer); }
   // The rows of each item among attending(layer).

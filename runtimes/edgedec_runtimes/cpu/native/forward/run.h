@@ -1,8 +1,8 @@
 // One forward while it runs: what its threads share, and the stages that each of them calls.
 //
-// Every thread calls the same stages in the same order and takes pieces of each stage's work until none is left (threads/stages.h).
-// Which thread takes which piece does not change a result: a piece is some rows of a matrix, some rows of activations or
-// some queries, and its result depends on nothing else.
+// Every thread calls the same stages in the same order and takes pieces of each stage's work until none is left
+// (threads/stages.h). Which thread takes which piece does not change a result: a piece is some rows of a matrix, some
+// rows of activations or some queries, and its result depends on nothing else.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -19,8 +19,9 @@ constexpr int PANEL_TILES = 2;  // a panel is 32 rows of a matrix: their product
 constexpr int PANEL_ROWS = PANEL_TILES * TILE_ROWS;
 constexpr int BAND = 64;  // the most activations that pass a panel together
 
-// Whether a thread that is late may read what later stages write, and throw away what it made of it: pieces in its hands are
-// computed by others, and a few rows are normalized by each thread for itself. ThreadSanitizer would report these reads.
+// Whether a thread that is late may read what later stages write, and throw away what it made of it: pieces in its
+// hands are computed by others, and a few rows are normalized by each thread for itself. ThreadSanitizer would report
+// these reads.
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define EDGEDEC_THREAD_SANITIZER
@@ -64,8 +65,8 @@ class Run {
     const float *factors = nullptr;  // [rows], what added products are multiplied by; nullptr: 1
   };
 
-  // How the products of matrices with rows of activations are cut into pieces: some panels that lie one behind the other in
-  // memory, for a band of rows.
+  // How the products of matrices with rows of activations are cut into pieces: some panels that lie one behind the
+  // other in memory, for a band of rows.
   struct Pieces {
     int64_t n_panels, n_rows;
     int64_t panels_each, band;
@@ -82,7 +83,8 @@ class Run {
   void end_stage(int thread, int operation);
   void embed(int thread);
   bool goes_on(int thread);
-  const Activations &norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory);
+  const Activations &norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight,
+                          float *memory);
   const Activations &attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
   void products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
                 float *memory, const std::vector<int32_t> *add_to = nullptr);
@@ -97,8 +99,8 @@ class Run {
   void activate(float *gates, float *ups, int64_t n) const;
   void gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory);
   void copy_taps(int thread, int32_t l);
-  void head(int thread, float *memory);
-  void head_in_parts(int thread, float *memory);
+  void logits(int thread, float *memory);
+  void logits_in_parts(int thread, float *memory);
   void find_best(int thread);
 
   // --- expert_stages.cpp ---
@@ -115,7 +117,8 @@ class Run {
   bool have(int32_t l, int32_t expert, int which) {
     return !m_.experts.started() || m_.experts.wait(l, expert, which - EC_GATE_EXPERTS);
   }
-  const Activations &gathered(int thread, int32_t l, const ExpertGroup &group, const Activations &normed, int64_t n_rows);
+  const Activations &gathered(int thread, int32_t l, const ExpertGroup &group, const Activations &normed,
+                              int64_t n_rows);
   Matrix expert(int which, int32_t l, int32_t number) const;
   bool mix(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory);
   void expert_gates(int thread, int32_t l, GroupRange range, const Activations &normed, float *memory);
@@ -149,8 +152,8 @@ class Run {
   void convolve(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
   int32_t slot_of(const RowInfo &row, int32_t position) const;
 
-  // Have a part of streamed weights in memory. False where it can't be read or the forward was cancelled: then all threads
-  // leave the forward.
+  // Have a part of streamed weights in memory. False where it can't be read or the forward was cancelled: then all
+  // threads leave the forward.
   bool fetch(int thread, int32_t part) { return !streamed_ || m_.streamer.fetch(thread, part, cancel_); }
   bool fetch(int thread, int32_t stage, int32_t l) { return fetch(thread, Streamer::part(stage, l)); }
   // Give a part back that was fetched, when its stage is over.

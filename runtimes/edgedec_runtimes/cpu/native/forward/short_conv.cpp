@@ -14,7 +14,8 @@ ColumnCache::ColumnCache(const ColumnShape &shape, int32_t n_ctx) : shape_(shape
   if (is_used()) pages_.resize((size_t)(n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS);
 }
 
-ColumnCache::ColumnCache(const ColumnCache &other, int32_t n_tokens) : shape_(other.shape_), pages_(other.pages_.size()) {
+ColumnCache::ColumnCache(const ColumnCache &other, int32_t n_tokens)
+    : shape_(other.shape_), pages_(other.pages_.size()) {
   if (!is_used()) return;
   const size_t n = std::min((size_t)n_tokens, other.tokens_.size()), width = (size_t)(2 * shape_.n_layer);
   std::copy_n(other.pages_.begin(), (n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS, pages_.begin());
@@ -34,7 +35,8 @@ void ColumnCache::describe(int32_t begin, int32_t end, ec_item *item) const {
   int32_t n = 0;
   if ((size_t)end > tokens_.size()) throw Invalid("the session does not hold so many tokens");
   for (; begin + n < end && memcmp(ran, ran + (size_t)n * width, width) == 0; ++n)
-    if (tokens_[(size_t)(begin + n)] < 0) throw Invalid("the session can't go back to this position: it began with hidden states");
+    if (tokens_[(size_t)(begin + n)] < 0)
+      throw Invalid("the session can't go back to this position: it began with hidden states");
   item->n_past = begin, item->n_rows = n, item->tokens = tokens_.data() + begin;
   item->attn = ran, item->mlp = ran + shape_.n_layer;
 }
@@ -73,7 +75,8 @@ void ColumnCache::prepare(int32_t begin, int32_t end) {
   for (int32_t i = begin / PAGE_TOKENS; is_used() && i <= (end - 1) / PAGE_TOKENS; ++i) {
     Page &page = pages_[(size_t)i];
     const int32_t first = i * PAGE_TOKENS < begin ? page.first : 0;
-    if (first > std::max(begin - i * PAGE_TOKENS, 0)) throw Invalid("the session does not hold the columns of so many tokens");
+    if (first > std::max(begin - i * PAGE_TOKENS, 0))
+      throw Invalid("the session does not hold the columns of so many tokens");
     if (page.first != first || page.columns.use_count() > 1) page = copy_of(page, first);
   }
 }
@@ -86,8 +89,9 @@ ColumnCache::Page ColumnCache::new_page(int32_t first) const {
   Page page;
   page.first = first;
   // calloc returns zero pages of the system, which take memory only where they are written
-  page.columns.reset((float *)calloc((size_t)shape_.n_conv * (size_t)(PAGE_TOKENS - first) * (size_t)shape_.n_embd, sizeof(float)),
-                     free);
+  page.columns.reset(
+      (float *)calloc((size_t)shape_.n_conv * (size_t)(PAGE_TOKENS - first) * (size_t)shape_.n_embd, sizeof(float)),
+      free);
   if (page.columns == nullptr) throw std::bad_alloc();
   return page;
 }
@@ -97,7 +101,8 @@ ColumnCache::Page ColumnCache::copy_of(const Page &page, int32_t first) const {
   Page copy = new_page(first);
   const int32_t begin = std::max(first, page.first);
   for (int32_t l = 0; l < shape_.n_conv && begin < PAGE_TOKENS; ++l)
-    memcpy(copy.columns.get() + copy.place(begin, l) * shape_.n_embd, page.columns.get() + page.place(begin, l) * shape_.n_embd,
+    memcpy(copy.columns.get() + copy.place(begin, l) * shape_.n_embd,
+           page.columns.get() + page.place(begin, l) * shape_.n_embd,
            (size_t)(PAGE_TOKENS - begin) * (size_t)shape_.n_embd * sizeof(float));
   return copy;
 }
@@ -141,7 +146,8 @@ void ColumnCache::save(int32_t n_tokens, uint8_t *target) const {
   target += (size_t)n_tokens * sizeof(int32_t) + n_noted;
   visit_saved(n_tokens, [&](int32_t page, int32_t first, int32_t n) {
     const size_t n_bytes = (size_t)n * (size_t)shape_.n_embd * sizeof(float);
-    for (int32_t l = 0; l < shape_.n_conv; ++l, target += n_bytes) memcpy(target, at(page * PAGE_TOKENS + first, l), n_bytes);
+    for (int32_t l = 0; l < shape_.n_conv; ++l, target += n_bytes)
+      memcpy(target, at(page * PAGE_TOKENS + first, l), n_bytes);
   });
 }
 
@@ -151,7 +157,8 @@ void ColumnCache::load(int32_t n_tokens, const uint8_t *source) {
   std::vector<int32_t> tokens((size_t)n_tokens);
   memcpy(tokens.data(), source, (size_t)n_tokens * sizeof(int32_t));
   for (int32_t token : tokens)
-    if (token < -1 || token >= shape_.n_vocab) throw Invalid("the saved state is damaged: it has a token that there is not");
+    if (token < -1 || token >= shape_.n_vocab)
+      throw Invalid("the saved state is damaged: it has a token that there is not");
   tokens_ = std::move(tokens);
   source += (size_t)n_tokens * sizeof(int32_t);
   ran_.assign(source, source + n_noted);

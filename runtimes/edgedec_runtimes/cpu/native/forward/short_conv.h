@@ -1,9 +1,9 @@
 // What the short convolutions of a session remember of its text: the columns that their kernels go over.
 //
-// A convolution of length n reads the columns of a token and of the n - 1 tokens before it, in each of its layers. Going back
-// by a few tokens needs the columns of these; going back further needs those at the end of some page of 64 tokens, from which
-// up to 63 rows are evaluated again, with the same bits. So the newest pages hold all their columns, older ones the last
-// n - 1. For that, the token of each slot and the half-layers that it ran through are noted.
+// A convolution of length n reads the columns of a token and of the n - 1 tokens before it, in each of its layers.
+// Going back by a few tokens needs the columns of these; going back further needs those at the end of some page of 64
+// tokens, from which up to 63 rows are evaluated again, with the same bits. So the newest pages hold all their columns,
+// older ones the last n - 1. For that, the token of each slot and the half-layers that it ran through are noted.
 #pragma once
 #include <memory>
 #include <vector>
@@ -28,8 +28,8 @@ class ColumnCache {
   bool is_used() const { return shape_.n_conv > 0; }
   // Return n_past where the columns before it are held; else the position from which rows are to be evaluated again.
   int32_t held_before(int32_t n_past) const;
-  // Describe the rows from `begin` on that ran through the same half-layers, at most up to `end`, to evaluate them again: set
-  // n_past, n_rows, tokens, attn and mlp. Throws Invalid where a row's token is not known.
+  // Describe the rows from `begin` on that ran through the same half-layers, at most up to `end`, to evaluate them
+  // again: set n_past, n_rows, tokens, attn and mlp. Throws Invalid where a row's token is not known.
   void describe(int32_t begin, int32_t end, ec_item *item) const;
   // Begin a forward: forget what lies behind its rows, and make room for their columns (std::bad_alloc).
   void begin(const ec_item &item);

@@ -22,8 +22,8 @@ int32_t Run::slot_of(const RowInfo &row, int32_t position) const {
   return plan_.paths[(size_t)(row.path_begin + position - n_past)];
 }
 
-// Convolve the columns of each row and of the tokens before it, and multiply the result by C. Each element of the result is
-// summed up in the order of positions, without any fusing, so that it has the same bits on all processors.
+// Convolve the columns of each row and of the tokens before it, and multiply the result by C. Each element of the
+// result is summed up in the order of positions, without any fusing, so that it has the same bits on all processors.
 void Run::convolve(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
   const Layer &layer = m_.layers[(size_t)l];
   const int64_t n = c_.n_embd;

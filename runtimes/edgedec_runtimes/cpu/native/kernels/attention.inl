@@ -1,10 +1,10 @@
 // Attention of up to 64 queries over one head's pages. Included by kernels.cpp, once per instruction set.
 //
-// Positions are cut into spans of 128. Of a span a query has: its scores, each the sum of one lane over the elements of a
-// head, in order; the greatest score; the weights e^(score - greatest), summed in lanes by position modulo LANES; and the
-// sum of the weighted values, in the order of positions. Then the query's spans are joined one by one, in order. So a result
-// depends on the tokens that the query sees, and not on their slots, on other queries or on how the work is cut: the spans
-// of a query may be computed by several threads, which leave them to be joined by one.
+// Positions are cut into spans of 128. Of a span a query has: its scores, each the sum of one lane over the elements of
+// a head, in order; the greatest score; the weights e^(score - greatest), summed in lanes by position modulo LANES; and
+// the sum of the weighted values, in the order of positions. Then the query's spans are joined one by one, in order. So
+// a result depends on the tokens that the query sees, and not on their slots, on other queries or on how the work is
+// cut: the spans of a query may be computed by several threads, which leave them to be joined by one.
 
 #include "kernels/unpack.inl"
 
@@ -17,8 +17,8 @@ static_assert(SPAN == 2 * PAGE && edgedec::MAX_QUERIES % CHUNK == 0, "a span is 
 template <int N>
 constexpr int vectors_at_once() { return 4 * N <= SUMS ? 4 : 2 * N <= SUMS ? 2 : 1; }
 
-// Compute the scores of N queries against the first n tokens of a page, and of some tokens behind them. `keys` are halves in
-// the page, or unpacked floats. As many halves are fetched from `ahead` as are read, where it is not nullptr.
+// Compute the scores of N queries against the first n tokens of a page, and of some tokens behind them. `keys` are
+// halves in the page, or unpacked floats. As many halves are fetched from `ahead` as are read, where it is not nullptr.
 template <bool PACKED, int N>
 void score_page(const AttentionWork &w, const float *queries, const uint8_t *keys, const uint8_t *ahead, int64_t n,
                 float *scores, int64_t stride) {
@@ -47,8 +47,8 @@ void score_page(const AttentionWork &w, const float *queries, const uint8_t *key
   }
 }
 
-// The values of tokens of one page that are in a span: token i of the span, of [begin, end), is at rows + i * head_dim, and
-// what is to be fetched while it is read is as far from `ahead`, where that is not nullptr.
+// The values of tokens of one page that are in a span: token i of the span, of [begin, end), is at rows + i * head_dim,
+// and what is to be fetched while it is read is as far from `ahead`, where that is not nullptr.
 struct Values {
   const uint8_t *rows, *ahead;
   int64_t begin, end;
@@ -83,8 +83,8 @@ void sum_values(const AttentionWork &w, const Values *pages, const float *weight
   for (; d < w.head_dim; d += LANES) sum_columns<PACKED, N, 1>(w, pages, weights, d, out);
 }
 
-// Replace the scores [begin, end) of a span by weights, set the others of [low, high) to zero, and return the sum of the
-// weights. `most` becomes the greatest score.
+// Replace the scores [begin, end) of a span by weights, set the others of [low, high) to zero, and return the sum of
+// the weights. `most` becomes the greatest score.
 float softmax(float *s, int64_t begin, int64_t end, int64_t low, int64_t high, float *most) {
   const int64_t first = begin - begin % LANES, last = (end + LANES - 1) / LANES * LANES;
   for (int64_t i = first; i < begin; ++i) s[i] = -INFINITY;
@@ -215,11 +215,13 @@ void score_span(const AttentionWork &w, const View &view, const float *queries, 
   if (view.joint < view.high) score_paths<PACKED, N>(w, view, queries, scores);
 }
 
-// Where the values of the span's tokens [low, high), which are in the slots of their number, are: in the pages or unpacked.
+// Where the values of the span's tokens [low, high), which are in the slots of their number, are: in the pages or
+// unpacked.
 template <bool PACKED>
 void find_values(const AttentionWork &w, int64_t base, int64_t low, int64_t high, bool is_first, Values *pages) {
   for (int64_t page = 0; page < 2; ++page) {
-    const int64_t begin = low > page * PAGE ? low : page * PAGE, end = high < (page + 1) * PAGE ? high : (page + 1) * PAGE;
+    const int64_t begin = low > page * PAGE ? low : page * PAGE,
+                  end = high < (page + 1) * PAGE ? high : (page + 1) * PAGE;
     const int64_t number = base / PAGE + page, before = 2 * page * PAGE * w.head_dim;
     const uint8_t *rows = (const uint8_t *)w.unpacked, *ahead = nullptr;
     if (!PACKED && begin < end) {

@@ -1,5 +1,5 @@
-// The kernels of the instruction set EDGEDEC_SIMD. This file is compiled once for each set, with that set's compiler flags.
-// Everything has internal linkage, as no other file may call a function that was compiled with those flags.
+// The kernels of the instruction set EDGEDEC_SIMD. This file is compiled once for each set, with that set's compiler
+// flags. Everything has internal linkage, as no other file may call a function that was compiled with those flags.
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -89,10 +89,12 @@ bool has_i8mm() { return false; }  // not known
 
 bool supported() {
 #if EDGEDEC_SIMD == 3
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
 #elif EDGEDEC_SIMD == 2 || EDGEDEC_SIMD == 4
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") && has_dpbusd();
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+         has_dpbusd();
 #elif EDGEDEC_NEON
   return has_dots() && (EDGEDEC_SIMD == 1 || has_i8mm());
 #else
@@ -123,9 +125,9 @@ const Kernels *neon_kernels() {
 #define EDGEDEC_NAME "portable"
 const Kernels *portable_kernels() {
 #endif
-  static const Kernels kernels = {EDGEDEC_NAME, supported, matmul, quantize,   rms_norm,   rope,    gated,
-                                  add_rows,     softcap,   to_halves, attend, join_spans, row_maxima, row_sum, row_chances,
-                                  ROWS_IN_PAIRS};
+  static const Kernels kernels = {EDGEDEC_NAME, supported, matmul,      quantize,     rms_norm, rope,
+                                  gated,        add_rows,  softcap,     to_halves,    attend,   join_spans,
+                                  row_maxima,   row_sum,   row_chances, ROWS_IN_PAIRS};
   return &kernels;
 }
 

@@ -1,5 +1,5 @@
-// The functions that every instruction set implements. The result of each function for a row depends on that row alone: not
-// on the other rows of the call, nor on how the work is cut.
+// The functions that every instruction set implements. The result of each function for a row depends on that row alone:
+// not on the other rows of the call, nor on how the work is cut.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -16,9 +16,9 @@ struct ActivationBlock {
   int32_t minus32[2][GROUP_ROWS];     // -32 times the sums of q's halves
 };
 
-// Return the index of a row's column in q. In pairs, 8 columns of an even row and 8 of the next one lie there in turn, which
-// is what a product of 2 x 8 with 8 x 2 bytes takes. 8 columns, from a multiple of 8 on, are always together. The function is
-// internal to each file (see kernels.cpp).
+// Return the index of a row's column in q. In pairs, 8 columns of an even row and 8 of the next one lie there in turn,
+// which is what a product of 2 x 8 with 8 x 2 bytes takes. 8 columns, from a multiple of 8 on, are always together. The
+// function is internal to each file (see kernels.cpp).
 static constexpr int index_in_block(bool in_pairs, int row, int column) {
   return in_pairs ? 64 * (row / 2) + 16 * (column / 8) + 8 * (row % 2) + column % 8 : 32 * row + column;
 }
@@ -36,14 +36,16 @@ struct Matrix {
   const uint8_t *tiles;
 };
 
-// The layout of the keys and values of one layer and one key-value head in a page of 64 tokens. Numbers of keys are stored in
-// blocks of 16 tokens, [64 / 16][n][16], numbers of values in rows, [64][n]:
+// The layout of the keys and values of one layer and one key-value head in a page of 64 tokens. Numbers of keys are
+// stored in blocks of 16 tokens, [64 / 16][n][16], numbers of values in rows, [64][n]:
 //   float16  n = head_dim halves
 //   int8     n = head_dim bytes; half scales, n = head_dim / 32
-//   4 bit    n = head_dim / 2 bytes, 16 to a group of 32 elements: element i in the low half of byte i, element 16 + i in the
-//            high one, plus 8; half scales as above; then n_outliers exact elements as halves, and their places as bytes
-// Rotated keys are multiplied by a Hadamard matrix. Where keys are stored without their bias, a page ends with the cosines and
-// sines of its tokens' positions, [64 / 16][n_rot][16] floats: the bias is rotated and added when the keys are read.
+//   4 bit    n = head_dim / 2 bytes, 16 to a group of 32 elements: element i in the low half of byte i, element 16 + i
+//            in the high one, plus 8; half scales as above; then n_outliers exact elements as halves, and their places
+//            as bytes
+// Rotated keys are multiplied by a Hadamard matrix. Where keys are stored without their bias, a page ends with the
+// cosines and sines of its tokens' positions, [64 / 16][n_rot][16] floats: the bias is rotated and added when the keys
+// are read.
 constexpr int PAGE_TOKENS = 64;
 constexpr int KEY_BLOCK = 16;
 constexpr int UNPACKED_TOKENS = 32;  // most values that are unpacked at a time
@@ -55,11 +57,12 @@ struct KVLayout {
   int32_t bits;  // 16, 8 or 4
   int32_t n_groups, n_outliers;
   bool rotated;
-  int64_t values, key_scales, value_scales, key_outliers, value_outliers, key_places, value_places, bytes;  // from the keys on
+  // Offsets from the keys on, and the size of all.
+  int64_t values, key_scales, value_scales, key_outliers, value_outliers, key_places, value_places, bytes;
 };
 
-// Multiply `width` vectors, x[i * width], of d elements by the orthonormal Hadamard matrix, in pieces of the largest power
-// of two that divides d. The matrix is its own inverse. The function is internal to each file (see kernels.cpp).
+// Multiply `width` vectors, x[i * width], of d elements by the orthonormal Hadamard matrix, in pieces of the largest
+// power of two that divides d. The matrix is its own inverse. The function is internal to each file (see kernels.cpp).
 static inline void hadamard(float *x, int32_t d, int32_t width) {
   const int32_t size = d & -d;
   for (int32_t half = 1; half < size; half *= 2)
@@ -79,8 +82,8 @@ constexpr int SPAN_TOKENS = 128;  // positions whose part of an attention's resu
 // Rows of logits are read in blocks of this many values.
 constexpr int64_t ROW_BLOCK = 256;
 
-// Return number `token` of the SplitMix64 generator (Steele, Lea and Flood 2014) that starts from `key` (edgedec/noise.py).
-// Internal to each file, see kernels.cpp.
+// Return number `token` of the SplitMix64 generator (Steele, Lea and Flood 2014) that starts from `key`
+// (edgedec/noise.py). Internal to each file, see kernels.cpp.
 static inline uint64_t hash_of(uint64_t key, int64_t token) {
   uint64_t x = key + (uint64_t)(token + 1) * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -88,9 +91,9 @@ static inline uint64_t hash_of(uint64_t key, int64_t token) {
   return x ^ (x >> 31);
 }
 
-// Up to 64 queries of one key-value head. Query i sees the positions [start[i], visible[i]). A position below `n_prefix` is
-// in the slot of the same number, a later one in the slot path[i][position - n_prefix]; there are paths for all queries or
-// for none, and without them n_prefix has no meaning.
+// Up to 64 queries of one key-value head. Query i sees the positions [start[i], visible[i]). A position below
+// `n_prefix` is in the slot of the same number, a later one in the slot path[i][position - n_prefix]; there are paths
+// for all queries or for none, and without them n_prefix has no meaning.
 struct AttentionWork {
   int32_t head_dim, n_queries;
   KVLayout layout;
@@ -108,14 +111,14 @@ struct AttentionWork {
   int32_t n_slots;                 // slots of the prefix and of a tree
   float scale, softcap;            // scores are multiplied by scale, and then soft-capped where softcap is not 0
   int64_t span_begin, span_end;    // spans of SPAN_TOKENS positions to compute, or to join
-  // A query's spans may be computed by several calls, one after another. What the calls so far have made is in `out`, which
-  // is relative to the greatest score, and in state: [2], the greatest score and the sum of the weights.
+  // A query's spans may be computed by several calls, one after another. What the calls so far have made is in `out`,
+  // which is relative to the greatest score, and in state: [2], the greatest score and the sum of the weights.
   bool resumed;                    // there were calls before
   bool unfinished;                 // there are calls after this one
   float *state[MAX_QUERIES];       // not used where there is one call
   int64_t n_spans;                 // spans that `kept` has room for
-  float *kept;     // [n_queries][n_spans][head_dim + 2]: each span's part of the results, to be joined; nullptr: all spans
-                   // are computed here, and go to `out`
+  float *kept;     // [n_queries][n_spans][head_dim + 2]: each span's part of the results, to be joined; nullptr: all
+                   // spans are computed here, and go to `out`
   // scratch memory
   float *packed;       // [MAX_QUERIES * head_dim], queries in the order they are used
   float *weights;      // [MAX_QUERIES * SPAN_TOKENS], of one span
@@ -155,8 +158,8 @@ struct Kernels {
   void (*row_maxima)(const float *x, int64_t n, float *maxima);
   // Return the sum of exp(x - most), NaN where a value is not finite.
   double (*row_sum)(const float *x, int64_t n, float most);
-  // For the ROW_BLOCK tokens from `begin` on, whose logits are x: out[i] = exp((x[i] - most) * factor) * bound - d, where d
-  // is 1 - u in units of 2^-52 and u the hash of key and token. Return the greatest of them.
+  // For the ROW_BLOCK tokens from `begin` on, whose logits are x: out[i] = exp((x[i] - most) * factor) * bound - d,
+  // where d is 1 - u in units of 2^-52 and u the hash of key and token. Return the greatest of them.
   float (*row_chances)(const float *x, float most, float factor, float bound, uint64_t key, int64_t begin, float *out);
 
   bool rows_in_pairs;  // in ActivationBlock::q

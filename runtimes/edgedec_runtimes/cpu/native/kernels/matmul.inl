@@ -1,7 +1,8 @@
 // Products of tiles and activations. Included by kernels.cpp, once per instruction set.
 //
-// Lane i of a vector is row i of the tile (or of the part of the tile that fits a vector). So the sum of every row runs over
-// the columns in the same order, whatever else is computed. Unpacked weights are used for up to MAX_ROWS activations.
+// Lane i of a vector is row i of the tile (or of the part of the tile that fits a vector). So the sum of every row runs
+// over the columns in the same order, whatever else is computed. Unpacked weights are used for up to MAX_ROWS
+// activations.
 
 #if EDGEDEC_NEON
 #include "kernels/matmul_neon.inl"
@@ -9,10 +10,10 @@
 constexpr int PARTS = edgedec::TILE_ROWS / LANES;  // vectors for the 16 rows of a tile
 constexpr int PART_BYTES = 4 * LANES;              // of the 64 bytes that hold a group of 4 columns
 
-// Fetch n_bytes of a tile that are needed soon: so far ahead that they are there in time, and near enough that the L1 cache
-// still holds them. The first pass over a unit fetches for the passes of all its parts. The function is always inlined:
-// GCC drops calls of a function that does nothing but prefetch. N is the number of activations: a single one is so quick with
-// 16 lanes that fetching far ahead is in its way.
+// Fetch n_bytes of a tile that are needed soon: so far ahead that they are there in time, and near enough that the L1
+// cache still holds them. The first pass over a unit fetches for the passes of all its parts. The function is always
+// inlined: GCC drops calls of a function that does nothing but prefetch. N is the number of activations: a single one
+// is so quick with 16 lanes that fetching far ahead is in its way.
 template <int N>
 EDGEDEC_INLINE void prefetch_ahead(const uint8_t *p, int n_bytes, int part) {
   constexpr int AHEAD = PARTS == 1 && N == 1 ? 4608 : 9216;
@@ -204,7 +205,8 @@ struct K6 {  // Q6_K
 template <class Unit, int N>
 void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *group, int first, float *y,
                   int64_t stride) {
-  constexpr int RUN = PARTS == 1 ? 1 << 30 : 8 / Unit::SUBS < 1 ? 1 : 8 / Unit::SUBS;  // units that stay in the L1 cache
+  // The units that stay in the L1 cache.
+  constexpr int RUN = PARTS == 1 ? 1 << 30 : 8 / Unit::SUBS < 1 ? 1 : 8 / Unit::SUBS;
   Floats acc[PARTS][N];
   for (int part = 0; part < PARTS; ++part)
     for (int m = 0; m < N; ++m) acc[part][m] = zero();
@@ -284,7 +286,8 @@ Product coded_product(int32_t type) {
     case edgedec::IQ2_XS: case edgedec::IQ2_S: return quantized_product<Coded<edgedec::IQ2_S>>;
     case edgedec::IQ1_S: return quantized_product<Coded<edgedec::IQ1_S>>;
     case edgedec::IQ1_M: return quantized_product<Coded<edgedec::IQ1_M>>;
-    default: return quantized_product<Coded<edgedec::TQ2_0>>;  // and TQ1_0; ec_model_set_matrix refuses types that are not here
+    // TQ1_0 as well; ec_model_set_matrix refuses types that are not here.
+    default: return quantized_product<Coded<edgedec::TQ2_0>>;
   }
 }
 

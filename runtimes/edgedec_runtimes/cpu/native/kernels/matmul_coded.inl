@@ -1,4 +1,5 @@
-// The types of weights/coding.h: codes are unpacked to numbers, with a table in a register where they have one. Included by matmul.inl.
+// The types of weights/coding.h: codes are unpacked to numbers, with a table in a register where they have one.
+// Included by matmul.inl.
 
 inline void load_two_bits(const uint8_t *p, Bytes *w) {
   for (int v = 0; v < 2; ++v) {
@@ -55,11 +56,13 @@ struct Coded {
 
   Coded(const uint8_t *unit, int part) {
     const uint8_t *halves = unit + edgedec::halves_at(C) + 2 * LANES * part;
-    if constexpr (C.scales == edgedec::ScaleBytes::EXPONENT) d = load_exponents(unit + edgedec::scales_at(C) + LANES * part);
+    if constexpr (C.scales == edgedec::ScaleBytes::EXPONENT)
+      d = load_exponents(unit + edgedec::scales_at(C) + LANES * part);
     else d = load_halves(halves);
     if constexpr (C.factor != 1.0f) d = mul(d, set(C.factor));
     if constexpr (MINIMUM) dmin = load_halves(halves + 32);
-    if constexpr (INTEGERS) edgedec::unpack_scales<C.scales, C.by_16 ? 16 : 8>(unit + edgedec::scales_at(C), scales, minimums);
+    if constexpr (INTEGERS)
+      edgedec::unpack_scales<C.scales, C.by_16 ? 16 : 8>(unit + edgedec::scales_at(C), scales, minimums);
     else scale[0] = d;
   }
 
@@ -75,8 +78,8 @@ struct Coded {
       const Bytes table = load_table(numbers.at);
       UNROLL for (int g = 0; g < 8; ++g) w[g] = look_up(table, w[g]);
     }
-    if constexpr (INTEGERS)
-      UNROLL for (int i = 0; i < SCALES; ++i) scale[i] = mul(d, load_s8(scales + 16 * (SCALES * sub + i) + LANES * part));
+    if constexpr (INTEGERS) UNROLL
+    for (int i = 0; i < SCALES; ++i) scale[i] = mul(d, load_s8(scales + 16 * (SCALES * sub + i) + LANES * part));
     if constexpr (MINIMUM)  // for sums of the activations times -32
       UNROLL for (int i = 0; i < SCALES; ++i)
         minimum[i] = mul(mul(dmin, set(1.0f / 32)), load_s8(minimums + 16 * (SCALES * sub + i) + LANES * part));

@@ -1,10 +1,10 @@
 // Products of both halves of a tile with 3 or more activations, for AVX-VNNI, whose vectors hold 8 rows. Included by
 // matmul.inl for Q4_0, Q8_0, Q4_K and Q5_K; the other types gain nothing by it, and neither does AVX2 without VNNI.
 //
-// There are 16 registers: 8 of them hold the integer sums of 2 halves and 4 activations, and each 4 columns of an activation
-// are loaded once for both halves. Sums in floats are in the L1 cache. A pass goes over 256 columns before the next 4
-// activations do, so a tile is read from memory once. The sum of a row has the same steps in the same order as in
-// tile_product, so it has the same bits.
+// There are 16 registers: 8 of them hold the integer sums of 2 halves and 4 activations, and each 4 columns of an
+// activation are loaded once for both halves. Sums in floats are in the L1 cache. A pass goes over 256 columns before
+// the next 4 activations do, so a tile is read from memory once. The sum of a row has the same steps in the same order
+// as in tile_product, so it has the same bits.
 
 constexpr int PASS_ROWS = 4;    // activations of a pass
 constexpr int PASS_BLOCKS = 8;  // blocks of 32 columns that a pass goes over
@@ -29,7 +29,9 @@ struct HalvesOfQ8_0 {
   const uint8_t *run;
   explicit HalvesOfQ8_0(const uint8_t *begin) : run(begin) {}
   static Ints start(const Rows &a, int m) { return shift_ints<4>(a.minus8(m)); }
-  static Bytes group(const uint8_t *block, int g, int part) { return flip_signs(load_bytes(block + 64 * g + PART_BYTES * part)); }
+  static Bytes group(const uint8_t *block, int g, int part) {
+    return flip_signs(load_bytes(block + 64 * g + PART_BYTES * part));
+  }
   Floats scale(int b, int part) const { return load_halves(run + BLOCK * b + 512 + 2 * LANES * part); }
 };
 
@@ -73,7 +75,9 @@ void add_halves(const uint8_t *unit, int n_blocks, Rows a, bool fetches, Floats 
       const Bytes second[2] = {Type::group(block, g + 4, 0), Type::group(block, g + 4, 1)};
       UNROLL for (int m = 0; m < N; ++m) {
         const Ints x = load_groups(a.q + 32 * m, g), y = load_groups(a.q + 32 * m, g + 4);
-        UNROLL for (int part = 0; part < 2; ++part) c[part][m] = add_dots(add_dots(c[part][m], first[part], x), second[part], y);
+        UNROLL
+        for (int part = 0; part < 2; ++part)
+          c[part][m] = add_dots(add_dots(c[part][m], first[part], x), second[part], y);
       }
     }
     UNROLL for (int part = 0; part < 2; ++part) {
@@ -92,9 +96,11 @@ void add_halves(const uint8_t *unit, int n_blocks, Rows a, bool fetches, Floats 
 
 // Multiply a tile with n activations, at most 16, of which the first is the first of its group.
 template <class Type>
-void halves_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *group, int n, float *y, int64_t stride) {
+void halves_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *group, int n, float *y,
+                    int64_t stride) {
   using Add = void (*)(const uint8_t *, int, Rows, bool, Floats (*)[PASS_ROWS]);
-  static constexpr Add add[PASS_ROWS] = {add_halves<Type, 1>, add_halves<Type, 2>, add_halves<Type, 3>, add_halves<Type, 4>};
+  static constexpr Add add[PASS_ROWS] = {add_halves<Type, 1>, add_halves<Type, 2>, add_halves<Type, 3>,
+                                         add_halves<Type, 4>};
   Floats sums[16 / PASS_ROWS][2][PASS_ROWS];
   for (auto &pass : sums)
     for (auto &half : pass)
@@ -119,7 +125,7 @@ void product_of_halves(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
   const int64_t n_blocks = w.n_cols / 32;
   for (int64_t t = tile_begin; t < tile_end; ++t)
     for (int64_t i = row_begin; i < row_end; i += 16)
-      halves_product<Type>(w.tiles + t * (n_blocks / Unit::SUBS) * Unit::BYTES, n_blocks, a.blocks + i / GROUP_ROWS * n_blocks,
-                           row_end - i < 16 ? (int)(row_end - i) : 16,
+      halves_product<Type>(w.tiles + t * (n_blocks / Unit::SUBS) * Unit::BYTES, n_blocks,
+                           a.blocks + i / GROUP_ROWS * n_blocks, row_end - i < 16 ? (int)(row_end - i) : 16,
                            y + (t - tile_begin) * edgedec::TILE_ROWS + (i - row_begin) * stride, stride);
 }

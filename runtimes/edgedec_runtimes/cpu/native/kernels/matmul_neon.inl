@@ -1,16 +1,18 @@
-// Products of tiles and quantized activations with NEON: for the dot products of Armv8.2 (sdot), and for i8mm's products of
-// 2 x 8 with 8 x 2 bytes (smmla). Included by matmul.inl in place of its own plan, which is made for wider vectors.
+// Products of tiles and quantized activations with NEON: for the dot products of Armv8.2 (sdot), and for i8mm's
+// products of 2 x 8 with 8 x 2 bytes (smmla). Included by matmul.inl in place of its own plan, which is made for wider
+// vectors.
 //
-// A tile is 4 parts of 4 rows. The scales of 8 blocks of 32 columns are unpacked for all 16 rows at once. Then passes go over
-// these blocks: one pass for all parts, or one for each part where there are more than 4 rows of activations. The registers
-// hold the sums of a pass (at most 16), 8 vectors of weights, and the integer sums and activations of one or two rows.
+// A tile is 4 parts of 4 rows. The scales of 8 blocks of 32 columns are unpacked for all 16 rows at once. Then passes
+// go over these blocks: one pass for all parts, or one for each part where there are more than 4 rows of activations.
+// The registers hold the sums of a pass (at most 16), 8 vectors of weights, and the integer sums and activations of one
+// or two rows.
 //
 // There is no prefetch (docs/cpu-kernels.md, NEON, says why).
 //
 // With sdot, vector m of the sums belongs to row m of the activations, and its lanes to the part's 4 rows. With smmla
-// (PAIRED), vectors m and m + 1 (m even) belong to rows m and m + 1 of the activations: the first to rows 0 and 1 of the
-// part, the second to rows 2 and 3. Their lanes are (m, first), (m, second), (m + 1, first), (m + 1, second). A sum has the
-// same steps either way, so both instruction sets have the same bits.
+// (PAIRED), vectors m and m + 1 (m even) belong to rows m and m + 1 of the activations: the first to rows 0 and 1 of
+// the part, the second to rows 2 and 3. Their lanes are (m, first), (m, second), (m + 1, first), (m + 1, second). A sum
+// has the same steps either way, so both instruction sets have the same bits.
 
 constexpr int PARTS = edgedec::TILE_ROWS / LANES;
 constexpr int PART_BYTES = 4 * LANES;
@@ -23,7 +25,8 @@ constexpr int padded(int n) { return in_pairs(n) ? (n + 1) / 2 * 2 : n; }
 
 constexpr int SECOND_HALF = ROWS_IN_PAIRS ? 32 : 16;  // where columns 16 to 31 of a row begin
 
-// --- the lanes of vector v ------------------------------------------------------------------------------------------------
+// --- the lanes of vector v
+// ------------------------------------------------------------------------------------------------
 
 // x times element `lane` of `four`; sum plus that; sum minus that.
 EDGEDEC_INLINE Floats times_lane(Floats x, Floats four, int lane) {
@@ -87,7 +90,8 @@ EDGEDEC_INLINE Floats of_part(Floats x, int v) {
 }
 
 // --- weights of a part: vector g has the columns 4 g to 4 g + 3 of its rows. PAIRED: vector 2 q has the columns 8 q to
-// 8 q + 7 of rows 0 and 1, vector 2 q + 1 those of rows 2 and 3 ------------------------------------------------------------
+// 8 q + 7 of rows 0 and 1, vector 2 q + 1 those of rows 2 and 3
+// ------------------------------------------------------------
 
 template <bool PAIRED, int N>
 EDGEDEC_INLINE void pair(Bytes *w) {
@@ -133,11 +137,11 @@ EDGEDEC_INLINE void load_six_bits(const uint8_t *p, Bytes *w) {
   pair<PAIRED, 8>(w);
 }
 
-// --- integer sums ---------------------------------------------------------------------------------------------------------
+// --- integer sums
+// ---------------------------------------------------------------------------------------------------------
 
-// sums[v] += the products of 16 columns, whose weights begin at w, with K rows of the activations, the first of which, in pairs
-// an even one, is at a.
-// The rows' dot products take turns, as an in-order processor waits for the sum before.
+// sums[v] += the products of 16 columns, whose weights begin at w, with K rows of the activations, the first of which,
+// in pairs an even one, is at a. The rows' dot products take turns, as an in-order processor waits for the sum before.
 template <bool PAIRED, int K>
 EDGEDEC_INLINE void sixteen(Ints *sums, const Bytes *weights, const int8_t *a) {
   const int8x16_t *w = (const int8x16_t *)weights;
@@ -177,7 +181,8 @@ EDGEDEC_INLINE void whole_block(Ints *sums, const Bytes *w, const ActivationBloc
 
 #include "kernels/matmul_neon_types.inl"
 
-// --- plans ----------------------------------------------------------------------------------------------------------------
+// --- plans
+// ----------------------------------------------------------------------------------------------------------------
 
 // Write the sums of a part for n rows of the activations.
 template <bool PAIRED>
@@ -194,7 +199,8 @@ EDGEDEC_INLINE void store_sums(const Floats *sums, int n, float *y, int64_t stri
 
 // Multiply one tile with n activations, from the first row of their group on; N is padded(n).
 template <class Type, int N>
-void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *group, int n, float *y, int64_t stride) {
+void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *group, int n, float *y,
+                  int64_t stride) {
   constexpr bool PAIRED = in_pairs(N);
   constexpr int AT_ONCE = N <= 4 ? PARTS : 1;             // parts of a pass
   constexpr int K = N == 1 ? 1 : 2, REST = N / K * K;     // rows whose dot products take turns; what comes after them
@@ -236,8 +242,9 @@ void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
   using Product = void (*)(const uint8_t *, int64_t, const ActivationBlock *, int, float *, int64_t);
   static constexpr Product products[MAX_ROWS] = {
 #define EDGEDEC_N(n) tile_product<Type, padded(n)>
-      EDGEDEC_N(1), EDGEDEC_N(2),  EDGEDEC_N(3),  EDGEDEC_N(4),  EDGEDEC_N(5),  EDGEDEC_N(6),  EDGEDEC_N(7),  EDGEDEC_N(8),
-      EDGEDEC_N(9), EDGEDEC_N(10), EDGEDEC_N(11), EDGEDEC_N(12), EDGEDEC_N(13), EDGEDEC_N(14), EDGEDEC_N(15), EDGEDEC_N(16)};
+      EDGEDEC_N(1),  EDGEDEC_N(2),  EDGEDEC_N(3),  EDGEDEC_N(4),  EDGEDEC_N(5),  EDGEDEC_N(6),
+      EDGEDEC_N(7),  EDGEDEC_N(8),  EDGEDEC_N(9),  EDGEDEC_N(10), EDGEDEC_N(11), EDGEDEC_N(12),
+      EDGEDEC_N(13), EDGEDEC_N(14), EDGEDEC_N(15), EDGEDEC_N(16)};
 #undef EDGEDEC_N
   const int64_t n_blocks = w.n_cols / 32;
   const int64_t tile_bytes = n_blocks / Type::UNIT_BLOCKS * Type::UNIT_BYTES;

@@ -1,8 +1,9 @@
-// The types of matmul_neon.inl, which includes this file: `read_scales` unpacks the scales of n blocks; `unpack` the weights of
-// a part of one of them; `add` adds the products of these weights with K rows of the activations, from row m of their group on,
-// to K sums.
+// The types of matmul_neon.inl, which includes this file: `read_scales` unpacks the scales of n blocks; `unpack` the
+// weights of a part of one of them; `add` adds the products of these weights with K rows of the activations, from row m
+// of their group on, to K sums.
 
-// Of a block or of its first half, and of its second half. Types with minimums of whole blocks have these as the second scale.
+// Of a block or of its first half, and of its second half. Types with minimums of whole blocks have these as the second
+// scale.
 struct PartScales {
   Floats first, second, first_minimum, second_minimum;
 };

@@ -70,8 +70,8 @@ void row_top_k(const Kernels &k, const float *x, int64_t n, int64_t top_k, int64
   std::sort(ids, ids + top_k);
 }
 
-// The weights are summed in bins by their logits, from the greatest logit down as far as enough of the weight goes. Only the
-// bin in which the sum passes its goal is sorted.
+// The weights are summed in bins by their logits, from the greatest logit down as far as enough of the weight goes.
+// Only the bin in which the sum passes its goal is sorted.
 int64_t row_nucleus(const Kernels &k, const float *x, int64_t n, double top_p, int64_t *ids, int64_t capacity) {
   constexpr int BINS = 512;
   constexpr float PER_BIN = 16.0f;  // bins to a unit of the logits
@@ -109,8 +109,8 @@ int64_t row_nucleus(const Kernels &k, const float *x, int64_t n, double top_p, i
   return found;
 }
 
-// As -log(u) >= 1 - u, the noise of a token is at most -log(1 - u). So only a token with 1 - u <= exp(x / temperature - best)
-// can exceed the best sum so far. That test needs no logarithm, and few tokens pass it.
+// As -log(u) >= 1 - u, the noise of a token is at most -log(1 - u). So only a token with 1 - u <= exp(x / temperature -
+// best) can exceed the best sum so far. That test needs no logarithm, and few tokens pass it.
 int64_t row_contenders(const Kernels &k, const float *x, int64_t n, float temperature, uint64_t key, int64_t *ids,
                        int64_t capacity) {
   constexpr double UNIT = 1.0 / 4503599627370496.0, SLACK = 1.001;  // 2^-52; the rounding of float

@@ -63,8 +63,8 @@ inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
   }
 }
 #else
-// sums[m] += the products of G groups of 4 columns with row m of the activations (32 bytes from row to row). Products of
-// two columns are summed in 16 bits, over as many groups as can't overflow them, and then widened.
+// sums[m] += the products of G groups of 4 columns with row m of the activations (32 bytes from row to row). Products
+// of two columns are summed in 16 bits, over as many groups as can't overflow them, and then widened.
 template <int BITS, int G, int N>
 inline void dots(Ints *sums, const Bytes *w, const int8_t *a) {
   constexpr int MOST = BITS <= 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1, RUN = MOST < G ? MOST : G;
@@ -153,7 +153,8 @@ inline Floats where_negative(Floats x, Floats a, Floats b) {
 // Round to halves, as edgedec::float_to_half does: what is too large becomes the largest finite number.
 inline void store_halves(uint16_t *p, Floats x) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
-  const __m256 size = _mm256_min_ps(_mm256_andnot_ps(sign, x), _mm256_set1_ps(65504.0f));  // the second one where x is NaN
+  // The minimum is the second one where x is NaN.
+  const __m256 size = _mm256_min_ps(_mm256_andnot_ps(sign, x), _mm256_set1_ps(65504.0f));
   const __m256 rounded = _mm256_or_ps(size, _mm256_and_ps(x, sign));
   _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(rounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

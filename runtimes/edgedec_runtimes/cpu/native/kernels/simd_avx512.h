@@ -113,8 +113,12 @@ inline Floats power_of_two(Floats x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127)), 23));
 }
 
-inline float sum_lanes(Floats x) { return sum_lanes(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
-inline float max_lanes(Floats x) { return max_lanes(_mm256_max_ps(_mm512_extractf32x8_ps(x, 1), _mm512_castps512_ps256(x))); }
+inline float sum_lanes(Floats x) {
+  return sum_lanes(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)));
+}
+inline float max_lanes(Floats x) {
+  return max_lanes(_mm256_max_ps(_mm512_extractf32x8_ps(x, 1), _mm512_castps512_ps256(x)));
+}
 // The greatest of lanes that are not negative, as in max_magnitude.
 inline float max_magnitude_lanes(Floats x) {
   const __m512i bits = _mm512_castps_si512(x);
@@ -129,7 +133,8 @@ inline void store_halves(uint16_t *p, Floats x) {
   const __m512i sign = _mm512_set1_epi32((int)0x80000000u);
   const __m512 size = _mm512_min_ps(_mm512_abs_ps(x), _mm512_set1_ps(65504.0f));  // the second one where x is NaN
   const __m512i bits = _mm512_or_si512(_mm512_castps_si512(size), _mm512_and_si512(_mm512_castps_si512(x), sign));
-  _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(_mm512_castsi512_ps(bits), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm256_storeu_si256((__m256i *)p,
+                      _mm512_cvtps_ph(_mm512_castsi512_ps(bits), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// NEON with the dot products of Armv8.2, and with i8mm where EDGEDEC_SIMD is 5: 4 lanes. matmul_neon.inl has the products.
+// NEON with the dot products of Armv8.2, and with i8mm where EDGEDEC_SIMD is 5: 4 lanes. matmul_neon.inl has the
+// products.
 #pragma once
 #include <arm_neon.h>
 #include <stdint.h>

@@ -21,8 +21,12 @@ inline float max_magnitude_lanes(__m128i x) {
   x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0x4e));
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(x, _mm_shuffle_epi32(x, 0xb1))));
 }
-inline float sum_lanes(__m256 x) { return sum_lanes(_mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1))); }
-inline float max_lanes(__m256 x) { return max_lanes(_mm_max_ps(_mm256_extractf128_ps(x, 1), _mm256_castps256_ps128(x))); }
+inline float sum_lanes(__m256 x) {
+  return sum_lanes(_mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+inline float max_lanes(__m256 x) {
+  return max_lanes(_mm_max_ps(_mm256_extractf128_ps(x, 1), _mm256_castps256_ps128(x)));
+}
 // The greatest of lanes that are not negative, as in max_magnitude.
 inline float max_magnitude_lanes(__m256i x) {
   return max_magnitude_lanes(_mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));

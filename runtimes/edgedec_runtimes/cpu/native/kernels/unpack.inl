@@ -16,7 +16,8 @@ inline void put_outliers(const AttentionWork &w, const uint8_t *halves, const ui
                          int64_t token_step, int64_t step, int64_t pitch, int64_t stride, float *out) {
   const int32_t n = w.layout.n_outliers;
   float x[edgedec::UNPACKED_TOKENS * edgedec::MAX_OUTLIERS];
-  for (int64_t i = 0; i < n_tokens * n; i += LANES) store(x + i, load_halves(halves + 2 * i));  // bytes behind the last number are still in the page
+  // Bytes behind the last number are still in the page.
+  for (int64_t i = 0; i < n_tokens * n; i += LANES) store(x + i, load_halves(halves + 2 * i));
   for (int64_t t = 0; t < n_tokens; ++t)
     for (int64_t j = 0; j < n; ++j) {
       const int64_t i = t * token_step + j * step;
@@ -40,7 +41,8 @@ inline void add_bias(const AttentionWork &w, const float *rotations, float *out)
     }
   }
   for (int32_t d = w.n_rot; d < w.head_dim; ++d)
-    for (int v = 0; v < WIDTH; v += LANES) store(out + d * WIDTH + v, add(load(out + d * WIDTH + v), set(w.key_bias[d])));
+    for (int v = 0; v < WIDTH; v += LANES)
+      store(out + d * WIDTH + v, add(load(out + d * WIDTH + v), set(w.key_bias[d])));
 }
 
 // Where no bias is to be added, keys stay multiplied by the Hadamard matrix, and queries are multiplied by it as well.
@@ -86,7 +88,8 @@ void unpack_keys(const AttentionWork &w, const uint8_t *page, int64_t block, flo
     for (int v = 0; v < WIDTH; v += LANES) {
       const Floats scale = load_halves(scales + 2 * (g * WIDTH + v));
       if (at.bits == 8) {
-        for (int32_t i = 0; i < 32; ++i) store(out + i * WIDTH + v, mul(load_s8(keys + (32 * g + i) * WIDTH + v), scale));
+        for (int32_t i = 0; i < 32; ++i)
+          store(out + i * WIDTH + v, mul(load_s8(keys + (32 * g + i) * WIDTH + v), scale));
         continue;
       }
       for (int32_t i = 0; i < 16; ++i) {

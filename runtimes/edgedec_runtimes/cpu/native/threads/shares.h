@@ -1,5 +1,5 @@
-// Cutting the pieces of a stage into one share for each thread, as large as the thread is fast. Cores differ: there are fast
-// and slow ones in one processor, and one that another process keeps busy has half its speed.
+// Cutting the pieces of a stage into one share for each thread, as large as the thread is fast. Cores differ: there are
+// fast and slow ones in one processor, and one that another process keeps busy has half its speed.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -31,11 +31,13 @@ int64_t Stages::take(int share, uint32_t stage, int64_t n) {
     if (stage_of(seen) > stage) return -1;
     if (stage_of(seen) < stage) {  // the pieces are counted before the first can be taken
       uint64_t left = s.left.load(std::memory_order_acquire);
-      if (stage_of(left) < stage) s.left.compare_exchange_strong(left, word(stage, end - first), std::memory_order_acq_rel);
+      if (stage_of(left) < stage)
+        s.left.compare_exchange_strong(left, word(stage, end - first), std::memory_order_acq_rel);
     }
     const int64_t piece = stage_of(seen) < stage ? first : value_of(seen);
     if (piece == end) return -1;
-    if (s.next.compare_exchange_weak(seen, word(stage, piece + 1), std::memory_order_acq_rel, std::memory_order_acquire))
+    if (s.next.compare_exchange_weak(seen, word(stage, piece + 1), std::memory_order_acq_rel,
+                                     std::memory_order_acquire))
       return piece;
   }
 }

@@ -1,13 +1,15 @@
 // What the threads of a forward share: stages, which follow one another, and the pieces of each stage.
 //
-// Every thread calls the same stages in the same order with the same numbers of pieces. It takes the pieces of its own share,
-// which lie one behind the other, then those that are left of other shares. A stage is over when its pieces are done; a
-// thread that is late, because its core went to another process, finds nothing to do and goes on to where the others are.
+// Every thread calls the same stages in the same order with the same numbers of pieces. It takes the pieces of its own
+// share, which lie one behind the other, then those that are left of other shares. A stage is over when its pieces are
+// done; a thread that is late, because its core went to another process, finds nothing to do and goes on to where the
+// others are.
 //
-// Only a piece that such a thread has in its hands would keep the others waiting. So pieces that take long have two parts:
-// compute() writes to memory of the thread, write() to memory that the threads share. A thread that has waited computes the
-// piece once more, and whoever is first to have computed a piece writes it. What the late thread computes from then on may
-// come from memory that later stages write, and is thrown away. Each piece is written once, with the same bits by whomever.
+// Only a piece that such a thread has in its hands would keep the others waiting. So pieces that take long have two
+// parts: compute() writes to memory of the thread, write() to memory that the threads share. A thread that has waited
+// computes the piece once more, and whoever is first to have computed a piece writes it. What the late thread computes
+// from then on may come from memory that later stages write, and is thrown away. Each piece is written once, with the
+// same bits by whomever.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -97,7 +99,8 @@ class Stages {
         ++share;
       } else if (waiting.seconds() > patience) {
         for (int64_t piece = begin(share, n); piece < begin(share + 1, n); ++piece)
-          if (!is_done(share, stage, n) && written_[(size_t)piece].load(std::memory_order_relaxed) < stage) act(share, piece);
+          if (!is_done(share, stage, n) && written_[(size_t)piece].load(std::memory_order_relaxed) < stage)
+            act(share, piece);
         patience *= 2;
       } else {
         waiting.wait();

@@ -22,7 +22,8 @@ Number read(const uint8_t *p) {
   return x;
 }
 
-// --- blocks of files (ggml-common.h) ---------------------------------------------------------------------------------------
+// --- blocks of files (ggml-common.h)
+// ---------------------------------------------------------------------------------------
 
 // 16 bytes a block of 32 columns: the first 16 columns in the low halves, the others in the high ones.
 void read_nibbles(const uint8_t *in, int n_blocks, Block &b) {
@@ -55,8 +56,8 @@ void read_q2_k(const uint8_t *in, Block &b) {
   memcpy(b.halves, in + 80, 4);
 }
 
-// qs[48], qh[4], d: five digits of base 3 in a byte of qs, four in one of qh. A byte is a fraction of 256, whose digits come
-// out of multiplications by 3.
+// qs[48], qh[4], d: five digits of base 3 in a byte of qs, four in one of qh. A byte is a fraction of 256, whose digits
+// come out of multiplications by 3.
 void read_tq1_0(const uint8_t *in, Block &b) {
   const auto digit = [in](int byte, int n) {
     uint8_t x = in[byte];
@@ -73,7 +74,9 @@ void read_tq1_0(const uint8_t *in, Block &b) {
 }
 
 // Put number i of n scales' low 4 bits into a block.
-void put_scale(Block &b, int n, int i, uint32_t x) { b.scales[i % (n / 2)] |= (uint8_t)((x & 15) << (i < n / 2 ? 0 : 4)); }
+void put_scale(Block &b, int n, int i, uint32_t x) {
+  b.scales[i % (n / 2)] |= (uint8_t)((x & 15) << (i < n / 2 ? 0 : 4));
+}
 // The same for n scales of 4 bits, two to a byte of the file.
 void read_scales(const uint8_t *in, int n, Block &b) {
   for (int i = 0; i < n; ++i) put_scale(b, n, i, (uint32_t)in[i / 2] >> 4 * (i % 2));
@@ -197,9 +200,11 @@ void read_block(int32_t type, const uint8_t *in, Block &b) {
   }
 }
 
-// --- tiles -----------------------------------------------------------------------------------------------------------------
+// --- tiles
+// -----------------------------------------------------------------------------------------------------------------
 
-// Write the codes of 32 columns of row r, or read that of one. Lane r of a vector has 4 bytes, for a group of 4 columns.
+// Write the codes of 32 columns of row r, or read that of one. Lane r of a vector has 4 bytes, for a group of 4
+// columns.
 void put_codes(int bits, uint8_t *tile, int r, const uint8_t *codes) {
   tile += 4 * r;
   for (int k = 0; k < 4; ++k, ++codes, ++tile) {

@@ -2,19 +2,19 @@
 //
 //   weight = d * factor * s * (number[code] - bias) - dmin * m
 //
-// s and m are small integers of 16 or 32 columns. `number` is a table of 16, or the code itself. The tile of a block of these
-// types has, for each 32 columns, the codes of 16 rows, and then the scales of all its columns:
+// s and m are small integers of 16 or 32 columns. `number` is a table of 16, or the code itself. The tile of a block of
+// these types has, for each 32 columns, the codes of 16 rows, and then the scales of all its columns:
 //
-//   codes   4 bits: nibbles; 3 bits: two bits from bit 0, and the third as "fifth bits" are; 2 bits: two bits from bit 0
-//           (tiles.h has these vectors)
+//   codes   4 bits: nibbles; 3 bits: two bits from bit 0, and the third as "fifth bits" are; 2 bits: two bits from
+//           bit 0 (tiles.h has these vectors)
 //   scales  scale_bytes vectors of 16 bytes, d[16], dmin[16] (float16, as many as there are)
 #pragma once
 #include "weights/tensor_types.h"
 
 namespace edgedec {
 
-// What `scales` holds for a row. Of n small integers, the low 4 bits of number j are in the low half of byte j, those of number
-// j + n / 2 in its high half; two high bits of number p * n / 4 + k are in byte n / 2 + k from bit 2 p.
+// What `scales` holds for a row. Of n small integers, the low 4 bits of number j are in the low half of byte j, those
+// of number j + n / 2 in its high half; two high bits of number p * n / 4 + k are in byte n / 2 + k from bit 2 p.
 enum class ScaleBytes : int32_t {
   NONE,      // d scales all columns of the block
   EXPONENT,  // one byte e: d is 2^(e - 128)
@@ -34,8 +34,8 @@ struct Coding {
   float factor;
 };
 
-// The numbers have the bias added, so that none is negative. Those of the formats: IQ4_NL's and IQ4_XS's levels, E2M1 doubled,
-// magnitudes of grids, and eighths of -1, 0 and 1 plus or minus 1/8. The highest bit of a code is a sign.
+// The numbers have the bias added, so that none is negative. Those of the formats: IQ4_NL's and IQ4_XS's levels, E2M1
+// doubled, magnitudes of grids, and eighths of -1, 0 and 1 plus or minus 1/8. The highest bit of a code is a sign.
 constexpr uint8_t FOUR_BITS[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 constexpr uint8_t E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 constexpr uint8_t ODD[16] = {17, 19, 21, 23, 25, 27, 29, 31, 15, 13, 11, 9, 7, 5, 3, 1};
@@ -76,8 +76,8 @@ static inline uint64_t eight_bytes(const uint8_t *in, int word, int shift, uint8
   return x >> shift & mask * 0x0101010101010101u;
 }
 
-// Write the n small integers s of a block, [n][16 rows], and for Q2_K the m. `in` is where the scales begin. The function is
-// internal to each file (see kernels/kernels.cpp).
+// Write the n small integers s of a block, [n][16 rows], and for Q2_K the m. `in` is where the scales begin. The
+// function is internal to each file (see kernels/kernels.cpp).
 template <ScaleBytes SCALES, int N>
 static inline void unpack_scales(const uint8_t *in, int8_t *scales, [[maybe_unused]] int8_t *minimums) {
   constexpr uint64_t ones = 0x0101010101010101u;

@@ -23,8 +23,8 @@ constexpr uint64_t IO_ALIGNMENT = 4096;
 constexpr uint64_t io_floor(uint64_t n) { return n / IO_ALIGNMENT * IO_ALIGNMENT; }
 constexpr uint64_t io_ceil(uint64_t n) { return io_floor(n + IO_ALIGNMENT - 1); }
 
-// Memory that files are read to lies in huge pages where the system has them: a disk then writes to one piece of memory and
-// not to many, which took a virtual disk half the time.
+// Memory that files are read to lies in huge pages where the system has them: a disk then writes to one piece of memory
+// and not to many, which took a virtual disk half the time.
 constexpr uint64_t HUGE_PAGE = 2 << 20;
 struct AlignedDelete {
   void operator()(uint8_t *p) const { ::operator delete(p, std::align_val_t(HUGE_PAGE)); }
@@ -44,8 +44,8 @@ class File {
   // `file` is a descriptor, on Windows a handle, which the caller keeps open.
   File(int64_t file, uint64_t n_bytes) : file_(file), n_bytes_(n_bytes) {}
   uint64_t n_bytes() const { return n_bytes_; }
-  // Read the pages of the file that hold [offset, offset + n_bytes) to `out`, which has room for whole pages. Return false
-  // where `stop` became true first. Throws Unreadable.
+  // Read the pages of the file that hold [offset, offset + n_bytes) to `out`, which has room for whole pages. Return
+  // false where `stop` became true first. Throws Unreadable.
   bool read_pages(uint64_t offset, uint64_t n_bytes, uint8_t *out, const std::atomic<bool> *stop) const;
 
  private:

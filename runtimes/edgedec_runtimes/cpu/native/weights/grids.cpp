@@ -5,8 +5,9 @@
 namespace edgedec {
 namespace {
 
-// The grids are constants of the formats (ggml-common.h); tests compare them with those of the gguf package. Entries ascend:
-// the texts have the differences from entry to entry, in base 26, where a capital letter is the last digit of a number.
+// The grids are constants of the formats (ggml-common.h); tests compare them with those of the gguf package. Entries
+// ascend: the texts have the differences from entry to entry, in base 26, where a capital letter is the last digit of a
+// number.
 const char IQ1_ENTRIES[] =
     "ACDDCHELCGCbBMDCPbBCGCLLCGCdMBMDCDBLbCFDJDFHDCCbDMDCPdNCGCLLCGCbBMILFXCGCHEEHCGCnVDCPbCIMFKBbSIMdODBBPDCPXFFGBDBBD"
     "HCDDCXQEDCHDBBDeDFbODMCDDIBFDbCMDFnVCGCLLCGCbBMFPbBCGCLLCGCdNMDFLBbCPBEMDFbODCDMdNCGCLLCGCbBMIIEbBCDDCLLCGCcbEBDFL"
@@ -85,8 +86,9 @@ Grid grid(int32_t bits, int32_t elements, const char *text) {
 }  // namespace
 
 const Grid &grid_of(int32_t type) {
-  static const Grid iq1 = grid(2, 8, IQ1_ENTRIES), iq2_xxs = grid(2, 8, IQ2_XXS_ENTRIES), iq2_xs = grid(2, 8, IQ2_XS_ENTRIES),
-                    iq2_s = grid(2, 8, IQ2_S_ENTRIES), iq3_xxs = grid(3, 4, IQ3_XXS_ENTRIES), iq3_s = grid(3, 4, IQ3_S_ENTRIES);
+  static const Grid iq1 = grid(2, 8, IQ1_ENTRIES), iq2_xxs = grid(2, 8, IQ2_XXS_ENTRIES),
+                    iq2_xs = grid(2, 8, IQ2_XS_ENTRIES), iq2_s = grid(2, 8, IQ2_S_ENTRIES),
+                    iq3_xxs = grid(3, 4, IQ3_XXS_ENTRIES), iq3_s = grid(3, 4, IQ3_S_ENTRIES);
   switch (type) {
     case IQ2_XXS: return iq2_xxs;
     case IQ2_XS: return iq2_xs;

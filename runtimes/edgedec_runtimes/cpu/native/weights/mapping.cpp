@@ -1,8 +1,8 @@
 // The handler of SIGBUS, and the list of mappings in which it looks up a fault's address.
 //
-// At a fault inside of a mapping, the handler maps zeros over all of it and sets its flag: the thread goes on, and the next
-// check of the mapping fails. Any other SIGBUS goes to the handler that was there before, or ends the process as it would
-// have without this one.
+// At a fault inside of a mapping, the handler maps zeros over all of it and sets its flag: the thread goes on, and the
+// next check of the mapping fails. Any other SIGBUS goes to the handler that was there before, or ends the process as
+// it would have without this one.
 #include "weights/mapping.h"
 
 #if defined(_WIN32)
@@ -47,7 +47,8 @@ std::mutex registry;  // guards the list and the handler against changes; the ha
 std::atomic<MappedRange *> ranges{nullptr};
 int n_mappings = 0;
 
-// --- in the handler: nothing but lock-free atomics and system calls ---------------------------------------------------
+// --- in the handler: nothing but lock-free atomics and system calls
+// ---------------------------------------------------
 
 MappedRange *find(uintptr_t address) {
   for (MappedRange *range = ranges.load(std::memory_order_acquire); range != nullptr; range = range->next) {
@@ -73,9 +74,10 @@ bool put_zeros(const siginfo_t *info) {
               MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
 }
 
-// A handler calls the one that it was installed on top of. An application may install its own handler on top of this one,
-// keep this one as the next, and find this one on top again: with one function for all places in the stack of handlers, the
-// two would call each other for ever. So each place has a function of its own, and its predecessor never changes.
+// A handler calls the one that it was installed on top of. An application may install its own handler on top of this
+// one, keep this one as the next, and find this one on top again: with one function for all places in the stack of
+// handlers, the two would call each other for ever. So each place has a function of its own, and its predecessor never
+// changes.
 constexpr int N_PLACES = 16;
 struct sigaction before[N_PLACES];
 std::atomic<bool> once_called[N_PLACES];
@@ -104,7 +106,8 @@ void on_fault(int number, siginfo_t *info, void *context) {
   errno = saved;
 }
 
-// --- outside the handler ------------------------------------------------------------------------------------------------
+// --- outside the handler
+// ------------------------------------------------------------------------------------------------
 
 using Handler = void (*)(int, siginfo_t *, void *);
 

@@ -1,5 +1,6 @@
-// Mapped files whose pages may become unreadable, as another process cuts the file short or the disk fails. POSIX systems
-// send SIGBUS then, which ends a process. While a Mapping exists, a handler turns a fault inside of it into zeros and a flag.
+// Mapped files whose pages may become unreadable, as another process cuts the file short or the disk fails. POSIX
+// systems send SIGBUS then, which ends a process. While a Mapping exists, a handler turns a fault inside of it into
+// zeros and a flag.
 #pragma once
 #include <stdint.h>
 
@@ -12,14 +13,14 @@ struct MappedRange;
 // A mapped file, or a part of one. On Windows, where no process can cut a mapped file short, it does nothing.
 class Mapping {
  public:
-  // [data, data + n_bytes) begins at a page and stays mapped until the Mapping is destroyed. `file` is the descriptor, which
-  // the caller keeps open; with a negative one, a change of the file that causes no fault goes unnoticed.
+  // [data, data + n_bytes) begins at a page and stays mapped until the Mapping is destroyed. `file` is the descriptor,
+  // which the caller keeps open; with a negative one, a change of the file that causes no fault goes unnoticed.
   Mapping(const void *data, uint64_t n_bytes, int64_t file);
   ~Mapping();
   Mapping(const Mapping &) = delete;
   Mapping &operator=(const Mapping &) = delete;
-  // Throw Unreadable where a page could not be read, or where the file's size or modification time has changed. Also put the
-  // handler back on top of a handler that was installed after it.
+  // Throw Unreadable where a page could not be read, or where the file's size or modification time has changed. Also
+  // put the handler back on top of a handler that was installed after it.
   void check() const;
 
  private:

@@ -47,7 +47,8 @@ void write_block(const float *x, uint8_t *out) {
     if (found.error < best.error) best = found;
   }
   memcpy(out, &best.scale, sizeof best.scale);
-  for (int i = 0; i < BLOCK / 2; ++i) out[sizeof best.scale + i] = (uint8_t)(best.levels[i] | best.levels[i + BLOCK / 2] << 4);
+  for (int i = 0; i < BLOCK / 2; ++i)
+    out[sizeof best.scale + i] = (uint8_t)(best.levels[i] | best.levels[i + BLOCK / 2] << 4);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Rows of the embedding matrix that are read from the tile file one at a time. A forward needs next to nothing of the matrix;
-// if it were mapped, each row would bring the pages around it into memory.
+// Rows of the embedding matrix that are read from the tile file one at a time. A forward needs next to nothing of the
+// matrix; if it were mapped, each row would bring the pages around it into memory.
 #pragma once
 #include "kernels/kernels.h"
 #include "weights/file.h"

@@ -12,7 +12,7 @@ namespace {
 
 constexpr auto CANCEL_POLL = std::chrono::milliseconds(20);
 constexpr uint64_t ALIGNMENT = 64;  // of tiles
-constexpr int64_t PANEL_ROWS = 32;  // of the head that forward/forward.cpp multiplies at once
+constexpr int64_t PANEL_ROWS = 32;  // of the output matrix that forward/forward.cpp multiplies at once
 
 void require(bool holds, const char *message) {
   if (!holds) throw Invalid(message);
@@ -23,7 +23,7 @@ uint64_t pages(const ec_part &part) { return io_ceil(part.offset + part.n_bytes)
 struct Matrices {
   int32_t n, which[4];
 };
-constexpr Matrices MATRICES_OF[EC_PART_HEAD] = {{3, {EC_Q, EC_K, EC_V}},
+constexpr Matrices MATRICES_OF[EC_PART_OUTPUT] = {{3, {EC_Q, EC_K, EC_V}},
                                                 {1, {EC_ATTN_OUT}},
                                                 {4, {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER}},
                                                 {1, {EC_DOWN}}};  // experts: forward/expert_store.h
@@ -61,33 +61,35 @@ Matrix &Streamer::matrix(int32_t which, int32_t layer) {
 void Streamer::start(ec_model &model, int64_t file, uint64_t file_bytes, const ec_part *parts, int32_t n_parts,
                      uint64_t ring_bytes) {
   require(!started() && !model.finished, "the streaming has begun already");
-  n_of_layers_ = model.config.n_layer * EC_PART_HEAD;
+  n_of_layers_ = model.config.n_layer * EC_PART_OUTPUT;
   require(n_parts > n_of_layers_, "parts of the model are missing");
   model_ = &model;
   file_ = File(file, file_bytes);
-  head_matrix_ = model.output.n_rows != 0 ? EC_OUTPUT : EC_TOKEN_EMBD;
-  const Matrix &head = matrix(head_matrix_, 0);
+  output_matrix_ = model.output.n_rows != 0 ? EC_OUTPUT : EC_TOKEN_EMBD;
+  const Matrix &output = matrix(output_matrix_, 0);
   rows_.open(file_, placed(EC_TOKEN_EMBD, 0).offset, model.token_embd);
   int64_t n_rows = 0;
   uint64_t largest = 0;
   for (int32_t i = 0; i < n_parts; ++i) {
     const ec_part &part = parts[i];
     const bool of_layer = i < n_of_layers_;
-    require(part.stage == (of_layer ? i % EC_PART_HEAD : EC_PART_HEAD) && part.layer == (of_layer ? i / EC_PART_HEAD : 0),
+    require(part.stage == (of_layer ? i % EC_PART_OUTPUT : EC_PART_OUTPUT) &&
+                part.layer == (of_layer ? i / EC_PART_OUTPUT : 0),
             "the parts are not in order");
     if (!of_layer) {
-      require(part.row_begin == n_rows && part.row_begin % PANEL_ROWS == 0 && part.row_end > n_rows, "the head has gaps");
+      require(part.row_begin == n_rows && part.row_begin % PANEL_ROWS == 0 && part.row_end > n_rows,
+              "the parts of the output matrix have gaps");
       n_rows = part.row_end;
     }
-    check_part(head, part);
+    check_part(output, part);
     if (part.data == nullptr) largest = std::max(largest, pages(part));
   }
-  require(n_rows == head.n_rows, "the head has gaps");
+  require(n_rows == output.n_rows, "the parts of the output matrix have gaps");
   // While one part is in use, there is room for another one before or behind it in the ring.
   require(largest == 0 || ring_bytes / 3 >= largest, "the ring is smaller than three parts");
   ring_ = aligned_memory(n_ring_ = io_floor(ring_bytes));
   position_.resize((size_t)n_parts);
-  heads_.resize((size_t)(n_parts - n_of_layers_));
+  output_rows_.resize((size_t)(n_parts - n_of_layers_));
   parts_.assign(parts, parts + n_parts);
   for (int32_t i = 0; i < n_parts; ++i) bind(i, (const uint8_t *)parts_[(size_t)i].data);
   try {
@@ -98,16 +100,17 @@ void Streamer::start(ec_model &model, int64_t file, uint64_t file_bytes, const e
 }
 
 // Check that all that a part's stage reads lies within the part.
-void Streamer::check_part(const Matrix &head, const ec_part &part) const {
+void Streamer::check_part(const Matrix &output, const ec_part &part) const {
   require(part.offset % ALIGNMENT == 0 && part.offset <= file_.n_bytes() &&
               part.n_bytes <= file_.n_bytes() - part.offset && (part.n_bytes > 0 || part.data != nullptr),
           "a part lies beyond the end of the file");
   const auto contains = [&](uint64_t offset, uint64_t n_bytes) {
     require(offset >= part.offset && offset + n_bytes <= part.offset + part.n_bytes, "a matrix lies outside its part");
   };
-  if (part.stage == EC_PART_HEAD) {
-    const uint64_t before = tile_bytes(head.type, part.row_begin, head.n_cols);
-    contains(placed(head_matrix_, 0).offset + before, tile_bytes(head.type, part.row_end - part.row_begin, head.n_cols));
+  if (part.stage == EC_PART_OUTPUT) {
+    const uint64_t before = tile_bytes(output.type, part.row_begin, output.n_cols);
+    contains(placed(output_matrix_, 0).offset + before,
+             tile_bytes(output.type, part.row_end - part.row_begin, output.n_cols));
     return;
   }
   const Matrices &of = MATRICES_OF[part.stage];
@@ -122,24 +125,26 @@ void Streamer::check_part(const Matrix &head, const ec_part &part) const {
 // Point the model's matrices into a part that begins at `data`; with nullptr, point them nowhere.
 void Streamer::bind(int32_t number, const uint8_t *data) {
   const ec_part &part = parts_[(size_t)number];
-  if (part.stage == EC_PART_HEAD) {
-    const Matrix &whole = matrix(head_matrix_, 0);
-    const uint64_t offset = placed(head_matrix_, 0).offset + tile_bytes(whole.type, part.row_begin, whole.n_cols);
-    heads_[(size_t)(number - first_head_part())] = {whole.type, part.row_end - part.row_begin, whole.n_cols,
+  if (part.stage == EC_PART_OUTPUT) {
+    const Matrix &whole = matrix(output_matrix_, 0);
+    const uint64_t offset = placed(output_matrix_, 0).offset + tile_bytes(whole.type, part.row_begin, whole.n_cols);
+    output_rows_[(size_t)(number - first_output_part())] = {whole.type, part.row_end - part.row_begin, whole.n_cols,
                                                     data == nullptr ? nullptr : data + (offset - part.offset)};
     return;
   }
   const Matrices &of = MATRICES_OF[part.stage];
   for (int32_t i = 0; i < of.n; ++i) {
     Matrix &found = matrix(of.which[i], part.layer);
-    if (found.n_rows != 0) found.tiles = data == nullptr ? nullptr : data + (placed(of.which[i], part.layer).offset - part.offset);
+    if (found.n_rows != 0)
+      found.tiles = data == nullptr ? nullptr : data + (placed(of.which[i], part.layer).offset - part.offset);
   }
 }
 
 void Streamer::start_experts(int32_t n_slots) {
   const ec_config &c = model_->config;
   require(started() && !model_->finished && !model_->experts.started(), "experts are set up once, after the streaming");
-  require(n_slots >= c.n_expert_used && n_slots >= 1 && n_slots <= c.n_layer * c.n_expert, "the slots of experts are out of range");
+  require(n_slots >= c.n_expert_used && n_slots >= 1 && n_slots <= c.n_layer * c.n_expert,
+          "the slots of experts are out of range");
   std::vector<ExpertStore::LayerPlaces> places((size_t)c.n_layer);
   for (int32_t l = 0; l < c.n_layer; ++l)
     for (int part = 0; part < ExpertStore::PARTS; ++part) {
@@ -228,10 +233,10 @@ bool Streamer::end() {
 }
 
 void Streamer::embed(int32_t token, float *out) {
-  for (size_t i = 0; head_matrix_ == EC_TOKEN_EMBD && i < heads_.size(); ++i) {
-    const ec_part &part = parts_[(size_t)first_head_part() + i];
+  for (size_t i = 0; output_matrix_ == EC_TOKEN_EMBD && i < output_rows_.size(); ++i) {
+    const ec_part &part = parts_[(size_t)first_output_part() + i];
     if (part.data != nullptr && token >= part.row_begin && token < part.row_end)
-      return tile_row(heads_[i].type, heads_[i].n_cols, heads_[i].tiles, token - part.row_begin, out);
+      return tile_row(output_rows_[i].type, output_rows_[i].n_cols, output_rows_[i].tiles, token - part.row_begin, out);
   }
   rows_.read(token, out);
 }

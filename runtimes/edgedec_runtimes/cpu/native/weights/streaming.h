@@ -1,10 +1,11 @@
 // Weights that do not fit in memory: parts of them are read from their file in each forward.
 //
-// A part is what one stage of the forward reads: q, k and v of a layer, its attention output, gate and up, down, or some
-// rows of the head. A part stays in memory or is streamed, in all forwards alike: if the least recently used parts were
-// dropped instead, a pass over the layers in order would never find a part that it needs. A thread reads the streamed parts
-// ahead, in the order of the forward, into a ring of memory, and goes on with those that the next forward begins with. So no
-// more than the ring and the parts that stay are in memory, and the disk is always busy while it is the limit.
+// A part is what one stage of the forward reads: q, k and v of a layer, its attention output, gate and up, down, or
+// some rows of the output matrix. A part stays in memory or is streamed, in all forwards alike: if the least recently
+// used parts were dropped instead, a pass over the layers in order would never find a part that it needs. A thread
+// reads the streamed parts ahead, in the order of the forward, into a ring of memory, and goes on with those that the
+// next forward begins with. So no more than the ring and the parts that stay are in memory, and the disk is always busy
+// while it is the limit.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -45,8 +46,8 @@ class Streamer {
 
   // Note which parts the forward will fetch, by their numbers and in order.
   void begin(const std::vector<int32_t> &order);
-  // Wait until a part is in memory and the model's matrices point to it. Every thread calls this and gets the same answer:
-  // false where the part can't be read or *cancel stopped the forward, which then fetches no more.
+  // Wait until a part is in memory and the model's matrices point to it. Every thread calls this and gets the same
+  // answer: false where the part can't be read or *cancel stopped the forward, which then fetches no more.
   bool fetch(int thread, int32_t part, const volatile int32_t *cancel);
   // Give back a part that was fetched; parts are given back in the order of fetching.
   void release(int32_t part);
@@ -56,12 +57,12 @@ class Streamer {
   // Write a dequantized row of the embedding matrix to out[n_embd].
   void embed(int32_t token, float *out);
 
-  static int32_t part(int32_t stage, int32_t layer) { return layer * EC_PART_HEAD + stage; }
-  int32_t first_head_part() const { return n_of_layers_; }
+  static int32_t part(int32_t stage, int32_t layer) { return layer * EC_PART_OUTPUT + stage; }
+  int32_t first_output_part() const { return n_of_layers_; }
   int32_t n_parts() const { return (int32_t)parts_.size(); }
-  // The rows of the head that a part holds, once it was fetched.
-  const Matrix &head(int32_t part) const { return heads_[(size_t)(part - first_head_part())]; }
-  int64_t head_begin(int32_t part) const { return parts_[(size_t)part].row_begin; }
+  // The rows of the output matrix that a part holds, once it was fetched.
+  const Matrix &output(int32_t part) const { return output_rows_[(size_t)(part - first_output_part())]; }
+  int64_t output_begin(int32_t part) const { return parts_[(size_t)part].row_begin; }
   // Bytes of parts that were read so far.
   uint64_t bytes_read();
 
@@ -75,7 +76,7 @@ class Streamer {
     bool loaded;
   };
 
-  void check_part(const Matrix &head, const ec_part &part) const;
+  void check_part(const Matrix &output, const ec_part &part) const;
   void bind(int32_t number, const uint8_t *data);
   Matrix &matrix(int32_t which, int32_t layer);
   const Place &placed(int32_t which, int32_t layer) const;
@@ -87,8 +88,8 @@ class Streamer {
   std::map<std::pair<int32_t, int32_t>, Place> places_;  // by matrix and layer
   File file_;
   std::vector<ec_part> parts_;
-  int32_t n_of_layers_ = 0, head_matrix_ = EC_OUTPUT;
-  std::vector<Matrix> heads_;
+  int32_t n_of_layers_ = 0, output_matrix_ = EC_OUTPUT;
+  std::vector<Matrix> output_rows_;
   AlignedMemory ring_;
   RowFile rows_;
   uint64_t n_ring_ = 0;

@@ -1,8 +1,9 @@
 // Tiles: 16 rows of a matrix, their bits reordered so that one vector holds the same columns of all rows.
 //
-// A tile goes through the columns block by block. A block of a tile has 16 times the bytes of a GGUF block, and exactly its
-// bits, but for types with a look-up grid and TQ1_0: of these, tiles hold what the file's bits stand for (coding.h), from
-// which the bits can be made again. In 32 columns there are 8 groups of 4; lane r of a 64-byte vector holds 4 consecutive columns of row r.
+// A tile goes through the columns block by block. A block of a tile has 16 times the bytes of a GGUF block, and exactly
+// its bits, but for types with a look-up grid and TQ1_0: of these, tiles hold what the file's bits stand for
+// (coding.h), from which the bits can be made again. In 32 columns there are 8 groups of 4; lane r of a 64-byte vector
+// holds 4 consecutive columns of row r.
 //
 //   nibbles     4 vectors; vector j has group j in the low and group j + 4 in the high half of its bytes
 //   fifth bits  1 vector; bit g of a byte belongs to group g
@@ -27,7 +28,8 @@ namespace edgedec {
 // Return the bytes of the tiles of a matrix; 0 where there are none for its type or shape.
 uint64_t tile_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
 // Rearrange the rows [row_begin, row_end) of a matrix; `source` begins with row_begin, a multiple of 16.
-void pack_tiles(int32_t type, int64_t n_cols, int64_t row_begin, int64_t row_end, const uint8_t *source, uint8_t *tiles);
+void pack_tiles(int32_t type, int64_t n_cols, int64_t row_begin, int64_t row_end, const uint8_t *source,
+                uint8_t *tiles);
 // Write one row to out[n_cols], dequantized as by ggml.
 void tile_row(int32_t type, int64_t n_cols, const uint8_t *tiles, int64_t row, float *out);
 

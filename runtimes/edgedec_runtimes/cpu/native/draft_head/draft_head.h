@@ -1,7 +1,8 @@
 // A trained draft head of the EAGLE-3 kind (arXiv:2503.01840): its weights, and what it keeps of one session's text.
 //
-// The head is one decoder layer. It reads pairs: the feature of a position, which `fc` makes of hidden states of the target
-// (the taps), and the embedding of the token that follows. Its output for a pair scores the token after that one.
+// The head is one decoder layer. It reads pairs: the feature of a position, which `fc` makes of hidden states of the
+// target (the taps), and the embedding of the token that follows. Its output for a pair scores the token after that
+// one.
 #pragma once
 #include <memory>
 #include <string>
@@ -10,11 +11,11 @@
 #include "forward/model.h"
 #include "forward/plan.h"
 
-struct ec_head {
-  ec_head(ec_model &target, const ec_head_config &config, const int32_t *taps, const int32_t *tokens);
+struct ec_draft_head {
+  ec_draft_head(ec_model &target, const ec_draft_head_config &config, const int32_t *taps, const int32_t *tokens);
 
   ec_model &target;
-  ec_head_config config;
+  ec_draft_head_config config;
   std::vector<int32_t> taps;    // layers of the target, whose input is tapped
   std::vector<int32_t> tokens;  // the target's id of each token that the head can draft
   ec_model net;                 // the layer and the output matrix
@@ -43,16 +44,17 @@ struct ec_head {
 
 namespace edgedec {
 
-// What a head keeps of one session's text: the keys and values of its pairs, and the taps of rows that have no pair yet. The
-// rows of a forward become pairs when a later call says with its n_past that they are kept, so a rejected draft costs nothing.
-// Where the taps of a position are missing (the text was restored without them), the state begins anew behind it.
-class HeadState {
+// What a head keeps of one session's text: the keys and values of its pairs, and the taps of rows that have no pair
+// yet. The rows of a forward become pairs when a later call says with its n_past that they are kept, so a rejected
+// draft costs nothing. Where the taps of a position are missing (the text was restored without them), the state begins
+// anew behind it.
+class DraftHeadState {
  public:
-  HeadState(ec_head &head, int32_t n_ctx);
+  DraftHeadState(ec_draft_head &head, int32_t n_ctx);
   // Share the keys and values that belong to the first n_tokens of another state's text.
-  HeadState(const HeadState &other, int32_t n_tokens);
+  DraftHeadState(const DraftHeadState &other, int32_t n_tokens);
 
-  ec_head &head() const { return head_; }
+  ec_draft_head &head() const { return head_; }
 
   // --- around a forward of the target ---
 
@@ -67,18 +69,19 @@ class HeadState {
 
   // --- drafting: one state lays out pairs, then all of them are read together ---
 
-  // Lay out what must be read to score what follows `token`, which stands at position n_past. Return false where the text
-  // before it is not known. Throws Invalid, std::bad_alloc, Unreadable.
+  // Lay out what must be read to score what follows `token`, which stands at position n_past. Return false where the
+  // text before it is not known. Throws Invalid, std::bad_alloc, Unreadable.
   bool lay_out(int32_t n_past, int32_t token);
   // Lay out one more drafted token behind what was read last; return false where there is no room.
   bool lay_out_next(int32_t token);
-  // Read what each state has laid out, all states of one head, in as few forwards as their rows allow. Where `wanted`, return
-  // the scores of what follows each text, [n][n_vocab]; they stay until the next call. A row's result depends on its own
-  // text only, so that texts are drafted together to the same bits as alone.
-  static const float *read(const std::vector<HeadState *> &states, bool wanted = true);
-  // Write the scores of what follows each of the last n_new of n nodes to `scores`, [n_new][n_vocab]: a tree of drafted tokens
-  // behind what lay_out() laid out and read() read. The nodes before them are those of the last call, in their order. All nodes
-  // go through the layer again, as rows of one forward. Return false where there is no room. Throws as lay_out does, NotFinite.
+  // Read what each state has laid out, all states of one head, in as few forwards as their rows allow. Where `wanted`,
+  // return the scores of what follows each text, [n][n_vocab]; they stay until the next call. A row's result depends on
+  // its own text only, so that texts are drafted together to the same bits as alone.
+  static const float *read(const std::vector<DraftHeadState *> &states, bool wanted = true);
+  // Write the scores of what follows each of the last n_new of n nodes to `scores`, [n_new][n_vocab]: a tree of drafted
+  // tokens behind what lay_out() laid out and read() read. The nodes before them are those of the last call, in their
+  // order. All nodes go through the layer again, as rows of one forward. Return false where there is no room. Throws as
+  // lay_out does, NotFinite.
   bool read_branches(const int32_t *tokens, const int32_t *parents, int32_t n, int32_t n_new, float *scores);
 
   // --- the text's state as bytes ---
@@ -97,11 +100,11 @@ class HeadState {
   void absorb(int32_t n, int32_t last_token);
   void lay_out_rows(int32_t n, int32_t last_token);
   void settle(const float *last, bool wanted);
-  static void read_group(HeadState *const *states, size_t n, float *scores);
+  static void read_group(DraftHeadState *const *states, size_t n, float *scores);
   int32_t n_pending() const { return (int32_t)tokens_.size(); }
   int32_t end() const { return base_ + n_pairs_ + n_pending(); }  // the first position of which nothing is known
 
-  ec_head &head_;
+  ec_draft_head &head_;
   ec_session kv_;
   int32_t base_ = 0, n_pairs_ = 0;  // the pair of position base_ + i is in slot i
   std::vector<int32_t> tokens_;     // of the rows behind the pairs
@@ -111,11 +114,12 @@ class HeadState {
   std::vector<float> inputs_, outputs_;  // the pairs that are laid out, and what the layer made of the last one
   int32_t slot_ = 0, n_laid_ = 0;        // the first one's slot, and how many there are
   int32_t n_new_ = 0;                    // how many of them are pairs of the text whose features are still to be made
-  std::vector<float> branch_inputs_, branch_outputs_;  // by node of a tree, what the layer reads and what it made of that
+  std::vector<float> branch_inputs_, branch_outputs_;  // by node of a tree: what the layer reads and makes
   int32_t n_drafted_ = -1;  // drafted tokens that were read since begin(); -1 where there is nothing to go on from
 };
 
-// Draft a chain behind each text, all of them together: items of sessions that one head follows. Throws as lay_out does.
+// Draft a chain behind each text, all of them together: items of sessions that one head follows. Throws as lay_out
+// does.
 void draft_chains(ec_draft_item *items, int32_t n);
 
 }  // namespace edgedec

@@ -15,7 +15,7 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.target import Fitted
-from edgedec_runtimes.cpu.library import HeadConfig, address, check, native
+from edgedec_runtimes.cpu.library import DraftHeadConfig, address, check, native
 
 MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "output", "embedding")
 VECTORS = ("input_norm", "hidden_norm", "post_attention_norm", "output_norm", "fc_norm", "rope_divisors")
@@ -30,7 +30,7 @@ _PIECE_BYTES = 8 << 20
 U8 = NDArray[np.uint8]
 
 
-class CpuHead:
+class CpuDraftHead:
     """A head's weights in the native library, for the sessions of one model.
 
     Attributes:
@@ -39,7 +39,7 @@ class CpuHead:
         mark: 32 bytes that tell this head from others.
         n_bytes: Bytes of its weights.
         closed: Whether the weights were freed.
-        followers: What it knows of each session's text (CpuHeadState).
+        followers: What it knows of each session's text (CpuDraftHeadState).
         card: The facts of the head.
         notes: What the user should know of the head and its target, in sentences.
     """
@@ -71,11 +71,11 @@ class CpuHead:
         self.handle = ctypes.c_void_p()
         self.mark = _mark(head)
         config = _config(card)
-        code = native().ec_head_create(
+        code = native().ec_draft_head_create(
             *(model, ctypes.byref(config), address(taps), address(self.token_ids), ctypes.byref(self.handle))
         )
         check(code, f"the draft head {card.name}")
-        self._finalizer = weakref.finalize(self, native().ec_head_destroy, self.handle)
+        self._finalizer = weakref.finalize(self, native().ec_draft_head_destroy, self.handle)
         self._finalizer.atexit = False
         self.closed = False
         self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -91,8 +91,8 @@ class CpuHead:
         for which, name in enumerate(VECTORS):
             if name in head.tensors:
                 values = np.ascontiguousarray(head.tensors[name].floats())
-                check(native().ec_head_set_vector(self.handle, which, address(values), len(values)), name)
-        check(native().ec_head_finish(self.handle), f"the draft head {card.name}")
+                check(native().ec_draft_head_set_vector(self.handle, which, address(values), len(values)), name)
+        check(native().ec_draft_head_finish(self.handle), f"the draft head {card.name}")
         self.n_bytes = sum(tiles.nbytes for tiles in self._tiles)
 
     def _set_matrix(self, which: int, name: str, tensor: HeadTensor) -> None:
@@ -102,7 +102,7 @@ class CpuHead:
         rows = (int(tensor.type), n_rows, n_cols, 0, n_rows)
         check(native().ec_tile_pack(*rows, address(data), data.nbytes, address(tiles), tiles.nbytes), name)
         what = (which, int(tensor.type), n_rows, n_cols)
-        check(native().ec_head_set_matrix(self.handle, *what, address(tiles), tiles.nbytes), name)
+        check(native().ec_draft_head_set_matrix(self.handle, *what, address(tiles), tiles.nbytes), name)
         self._tiles.append(tiles)
         if name not in ("fc", "embedding"):
             self._level_bytes += tiles.nbytes
@@ -208,8 +208,8 @@ def output_bytes(card: HeadCard, type: GGMLType) -> int:
     return _row_bytes(_stored_type("output", type, card.n_embd, True), card.n_embd) * card.n_vocab_draft
 
 
-def _config(card: HeadCard) -> HeadConfig:
-    return HeadConfig(
+def _config(card: HeadCard) -> DraftHeadConfig:
+    return DraftHeadConfig(
         *(card.n_vocab_draft, card.n_embd, card.n_head, card.n_head_kv, card.head_dim, card.n_ff, len(card.taps)),
         *(_FC_NORMS[card.fc_norm], card.norm_before_residual, card.feeds_back_normed),
         *(card.rms_epsilon, card.rope_base),

@@ -1,4 +1,8 @@
-"""The queue: which requests run, wait or are refused, first come, first served. Used by one event loop."""
+"""The queue before a model: which requests run, wait or are refused, first come, first served. Used by one event loop.
+
+A request waits here before it has a thread. The threads of requests that have a place take turns on the sessions of the
+engine, of which there may be fewer than places (edgedec/decoding/session_pool.py): by what each session holds.
+"""
 
 import asyncio
 import math
@@ -13,7 +17,7 @@ _MOST_RETRY_S = 60
 _SHARE_OF_LATEST = 0.2
 
 
-class Slots:
+class RequestQueue:
     """A bounded number of places, in which requests run, and a bounded queue before them.
 
     Attributes:
@@ -60,7 +64,7 @@ class Slots:
             self.n_preparing -= 1
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[float]:
+    async def turn(self) -> AsyncIterator[float]:
         """Wait for a place and hold it inside the block; yields the seconds waited."""
         arrived = monotonic()
         if self.n_running < self.n_parallel:

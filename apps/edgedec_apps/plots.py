@@ -1,4 +1,4 @@
-"""Pictures of measurements, drawn with matplotlib (the extra `plot`) into a file: SVG or PNG, by the file's ending.
+"""Plots of measurements, drawn with matplotlib (the extra `plot`) into a file: SVG or PNG, by the file's ending.
 
 Texts in an SVG stay texts, and each drawn thing can have an id (`gid` in matplotlib), so that a test or a reader can
 find a figure again. All axes of quantities begin at zero and name their unit.

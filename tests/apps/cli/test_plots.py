@@ -240,6 +240,6 @@ def test_what_could_not_be_drawn_is_refused_first(
     """Another ending, a folder that is not there, and matplotlib that is not there, before any work."""
     run_here(command, model, "--plot", tmp_path / "a.pdf").failed(40, "a.pdf", "ends in .svg or .png")
     run_here(command, model, "--plot", tmp_path / "no" / "a.svg").failed(60, "no directory")
-    monkeypatch.setattr("edgedec_apps.pictures.find_spec", lambda name: None)
+    monkeypatch.setattr("edgedec_apps.plots.find_spec", lambda name: None)
     run_here(command, model, "--plot", tmp_path / "a.svg").failed(30, 'pip install "matplotlib>=3.8"')
     assert list(tmp_path.iterdir()) == []

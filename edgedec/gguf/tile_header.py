@@ -1,10 +1,10 @@
-"""The head of a tile file: which tensors' tiles the file holds, where, and of which model.
+"""The header of a tile file: which tensors' tiles the file holds, where, and of which model.
 
 A tile file holds the rearranged matrices of one model. It may also hold all else that the model's GGUF holds: the
 GGUF's header, under the name "", and the other tensors as they are there. Such a file can take the place of the GGUF,
 which can be made again from it.
 
-The file, little endian, holds: a magic, u32 version, u32 length of the head, u64 size of the file, the SHA-256 of all
+The file, little endian, holds: a magic, u32 version, u32 length of the header, u64 size of the file, the SHA-256 of all
 that and of the JSON; JSON {layout, header_hash, n_model_bytes, model_sha256, tensors: [[name, n_bytes, CRC-32], ...],
 n_plain}, filled up with spaces; the tensors in that order, each at the next multiple of 64 bytes. The last n_plain are
 as in the GGUF, the others tiles.
@@ -29,7 +29,7 @@ HEADER_NAME = ""
 
 _FIXED = struct.Struct("<16sIIQ32s")
 _N_SIGNED = _FIXED.size - 32
-_MAX_HEAD_BYTES = 1 << 27
+_MAX_HEADER_BYTES = 1 << 27
 REMEDY = "they are made anew when the model is loaded"
 
 
@@ -47,8 +47,8 @@ class TileTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class TileHead:
-    """The contents of a tile file's head.
+class TileHeader:
+    """The contents of a tile file's header.
 
     Attributes:
         layout: Version of the arrangement of the tiles.
@@ -88,7 +88,7 @@ class TileHead:
         return dict(zip((tensor.name for tensor in self.tensors), self.offsets(), strict=False))
 
     def encode(self) -> bytes:
-        """Return the head in bytes, as many whatever the SHA-256 and the CRCs are."""
+        """Return the header in bytes, as many whatever the SHA-256 and the CRCs are."""
         text = self._json()
         signed = _FIXED.pack(TILE_MAGIC, VERSION, _FIXED.size + len(text), self.offsets()[-1], bytes(32))[:_N_SIGNED]
         return signed + hashlib.sha256(signed + text).digest() + text
@@ -122,8 +122,8 @@ def place(tensors: Sequence[TileTensor], start: int = 0) -> tuple[int, ...]:
     return (*offsets, end)
 
 
-def read_tile_head(path: Path, label: str = "") -> TileHead:
-    """Return the head of a tile file, which was checked against the file's size.
+def read_tile_header(path: Path, label: str = "") -> TileHeader:
+    """Return the header of a tile file, which was checked against the file's size.
 
     Args:
         path: The file.
@@ -134,38 +134,38 @@ def read_tile_head(path: Path, label: str = "") -> TileHead:
         OSError: The file can't be read.
     """
     with path.open("rb") as file:
-        return read_head(file, label or path.name)
+        return checked_header(file, label or path.name)
 
 
 def damaged(label: str, what: str) -> ModelFormatError:
     return ModelFormatError(f"the tiles of {label} are damaged: {what}; {REMEDY}")
 
 
-def read_head(file: BinaryIO, label: str) -> TileHead:
+def checked_header(file: BinaryIO, label: str) -> TileHeader:
     n_file_bytes = os.fstat(file.fileno()).st_size
     fixed = file.read(_FIXED.size)
     if len(fixed) < _FIXED.size or not fixed.startswith(TILE_MAGIC):
         raise damaged(label, "their file does not begin as one")
-    _, version, n_head, n_bytes, digest = _FIXED.unpack(fixed)
+    _, version, n_header, n_bytes, digest = _FIXED.unpack(fixed)
     if version != VERSION:
         raise ModelFormatError(f"the tiles of {label} have the version {version}, expected {VERSION}; {REMEDY}")
     if n_bytes != n_file_bytes:
         raise damaged(label, f"their file has {n_file_bytes} bytes, expected {n_bytes}")
-    if not _FIXED.size <= n_head <= min(n_file_bytes, _MAX_HEAD_BYTES):
-        raise damaged(label, f"the length of their file's head is {n_head}")
-    text = file.read(n_head - _FIXED.size)
+    if not _FIXED.size <= n_header <= min(n_file_bytes, _MAX_HEADER_BYTES):
+        raise damaged(label, f"the length of their file's header is {n_header}")
+    text = file.read(n_header - _FIXED.size)
     if hashlib.sha256(fixed[:_N_SIGNED] + text).digest() != digest:
-        raise damaged(label, "their file's head has another checksum")
+        raise damaged(label, "their file's header has another checksum")
     try:
-        head = _decode(text)
+        header = _decode(text)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damaged(label, f"their file's head can't be read ({error})") from error
-    if head.offsets()[-1] != n_file_bytes:
-        raise damaged(label, f"their file has {n_file_bytes} bytes, expected {head.offsets()[-1]}")
-    return head
+        raise damaged(label, f"their file's header can't be read ({error})") from error
+    if header.offsets()[-1] != n_file_bytes:
+        raise damaged(label, f"their file has {n_file_bytes} bytes, expected {header.offsets()[-1]}")
+    return header
 
 
-def _decode(text: bytes) -> TileHead:
+def _decode(text: bytes) -> TileHeader:
     values = json.loads(text)
     rows = [(str(name), int(n_bytes), int(crc, 16)) for name, n_bytes, crc in values["tensors"]]
     if min((n_bytes for _, n_bytes, _ in rows), default=0) < 0:
@@ -173,7 +173,7 @@ def _decode(text: bytes) -> TileHead:
     n_plain = int(values["n_plain"])
     if not 0 <= n_plain <= len(rows) or (n_plain and rows[-n_plain][0] != HEADER_NAME):
         raise ValueError("the GGUF's header is not where it should be")
-    return TileHead(
+    return TileHeader(
         str(values["layout"]),
         str(values["header_hash"]),
         int(values["n_model_bytes"]),

@@ -18,7 +18,7 @@ from edgedec.head_state import ChainRules, DraftedChain
 from edgedec.logit_ops import LogitOps
 from edgedec.memory_plan import format_bytes
 from edgedec.trained_heads.acceptance import accepts_too_little
-from edgedec_runtimes.cpu.head import CpuHead
+from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.library import NOT_FINITE, Drafted, DraftItem, DraftRules, address, check, native
 
 _LONGEST_S = 3600.0
@@ -39,7 +39,7 @@ class CpuHeadCall:
 
     n_rows = 1
 
-    def __init__(self, state: "CpuHeadState", kind: str, item: DraftItem, *pointed_to: object) -> None:
+    def __init__(self, state: "CpuDraftHeadState", kind: str, item: DraftItem, *pointed_to: object) -> None:
         self.kind = kind
         self.item = item
         self._state = state
@@ -59,7 +59,7 @@ class CpuHeadCall:
                 call.item.n_found = item.n_found
 
 
-class CpuHeadState:
+class CpuDraftHeadState:
     """Implements edgedec_runtimes.shared.follower.Follower over a native session.
 
     Args:
@@ -75,7 +75,7 @@ class CpuHeadState:
 
     def __init__(
         self,
-        head: CpuHead,
+        head: CpuDraftHead,
         session: ctypes.c_void_p,
         using: Callable[[], AbstractContextManager[object]],
         ops: LogitOps,
@@ -162,7 +162,7 @@ class CpuHeadState:
                     state.rest()
                 self.head.close()
 
-    def _open_states(self, held: ExitStack) -> list["CpuHeadState"]:
+    def _open_states(self, held: ExitStack) -> list["CpuDraftHeadState"]:
         """Return the states of all sessions that are not closed, maybe without this one; `held` keeps them open."""
         found = []
         for state in list(self.head.followers):
@@ -261,7 +261,7 @@ class CpuHeadState:
 
     def seen_by(
         self, *, place: Callable[[int], int] | None = None, joined: JoinedCalls | None = None
-    ) -> "CpuHeadState":
+    ) -> "CpuDraftHeadState":
         """Return the same head for a session around the one that it follows; see HeadState."""
         twin = copy(self)
         twin._place = place or self._place

@@ -1,4 +1,4 @@
-#include "draft_head/head.h"
+#include "draft_head/draft_head.h"
 
 #include <math.h>
 #include <string.h>
@@ -23,10 +23,11 @@ void require(bool holds, const std::string &message) {
 }
 
 void require_shape(const Matrix &m, const char *name, int64_t rows, int64_t cols) {
-  require(m.n_rows == rows && m.n_cols == cols, std::string("the head's matrix ") + name + " is missing or has another shape");
+  require(m.n_rows == rows && m.n_cols == cols,
+          std::string("the head's matrix ") + name + " is missing or has another shape");
 }
 
-ec_config net_config(const ec_head_config &h) {
+ec_config net_config(const ec_draft_head_config &h) {
   ec_config c{};
   c.n_vocab = h.n_vocab, c.n_embd = h.n_embd, c.n_layer = 1, c.n_head = h.n_head, c.n_head_kv = h.n_head_kv;
   c.head_dim = h.head_dim, c.n_ff = h.n_ff, c.n_rot = h.head_dim;
@@ -37,7 +38,8 @@ ec_config net_config(const ec_head_config &h) {
 
 }  // namespace
 
-ec_head::ec_head(ec_model &model, const ec_head_config &c, const int32_t *tapped, const int32_t *drafted)
+ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, const int32_t *tapped,
+                             const int32_t *drafted)
     : target(model), config(c), net(net_config(c), model.pool.size(), model.max_rows, model.kernels) {
   net.paired = true;
   net.normed_residual = c.norm_before_residual != 0;
@@ -52,7 +54,7 @@ ec_head::ec_head(ec_model &model, const ec_head_config &c, const int32_t *tapped
   tokens.assign(drafted, drafted + c.n_vocab);
 }
 
-void ec_head::finish() {
+void ec_draft_head::finish() {
   const bool own = embedding.n_rows != 0;
   require_shape(fc, "fc", config.n_embd, n_tapped());
   if (own) require_shape(embedding, "embedding", target.config.n_vocab, config.n_embd);
@@ -74,7 +76,7 @@ void ec_head::finish() {
   finished = true;
 }
 
-void ec_head::embed(const int32_t *tokens, int32_t n, float *out, int64_t stride) {
+void ec_draft_head::embed(const int32_t *tokens, int32_t n, float *out, int64_t stride) {
   const bool own = embedding.n_rows != 0;
   if (!own && target.elsewhere && target.look_up(tokens, n, out, stride) != EC_OK)
     throw Unreadable("the embeddings that the draft head borrows can't be read");
@@ -82,15 +84,17 @@ void ec_head::embed(const int32_t *tokens, int32_t n, float *out, int64_t stride
     if (own) tile_row(embedding.type, config.n_embd, embedding.tiles, tokens[i], out);
     else if (target.streamer.started()) target.streamer.embed(tokens[i], out);
     else if (target.row_file.is_open()) target.row_file.read(tokens[i], out);
-    else if (!target.elsewhere) tile_row(target.token_embd.type, config.n_embd, target.token_embd.tiles, tokens[i], out);
+    else if (!target.elsewhere)
+      tile_row(target.token_embd.type, config.n_embd, target.token_embd.tiles, tokens[i], out);
     if (!own && target.config.embedding_scale != 1.0f)
       for (int32_t j = 0; j < config.n_embd; ++j) out[j] *= target.config.embedding_scale;
   }
 }
 
-void ec_head::fuse(const std::vector<Fused> &rows) {
+void ec_draft_head::fuse(const std::vector<Fused> &rows) {
   const Kernels &k = *net.kernels;
-  const int64_t n = (int64_t)rows.size(), width = n_tapped(), piece = config.fc_norm == EC_FC_NORM_EACH ? target.config.n_embd : width;
+  const int64_t n = (int64_t)rows.size(), width = n_tapped(),
+                piece = config.fc_norm == EC_FC_NORM_EACH ? target.config.n_embd : width;
   for (int64_t i = 0; i < n; ++i) {
     const float *row = rows[(size_t)i].taps;
     if (config.fc_norm != EC_FC_NORM_NONE)
@@ -103,13 +107,15 @@ void ec_head::fuse(const std::vector<Fused> &rows) {
   net.pool.run([&](int thread) {
     float *products = products_.data() + (int64_t)thread * BAND * PANEL_ROWS;
     for (int64_t panel; (panel = next.fetch_add(1, std::memory_order_relaxed)) < n_panels;) {
-      const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (fc.n_rows + TILE_ROWS - 1) / TILE_ROWS);
+      const int64_t tile = panel * PANEL_TILES,
+                    last = std::min(tile + PANEL_TILES, (fc.n_rows + TILE_ROWS - 1) / TILE_ROWS);
       const int64_t columns = std::min<int64_t>(PANEL_ROWS, fc.n_rows - panel * PANEL_ROWS);
       for (int64_t begin = 0; begin < n; begin += BAND) {
         const int64_t end = std::min<int64_t>(begin + BAND, n);
         k.matmul(fc, tile, last, joined_.view(), begin, end, products, PANEL_ROWS);
         for (int64_t r = begin; r < end; ++r)
-          memcpy(rows[(size_t)r].out + panel * PANEL_ROWS, products + (r - begin) * PANEL_ROWS, (size_t)columns * sizeof(float));
+          memcpy(rows[(size_t)r].out + panel * PANEL_ROWS, products + (r - begin) * PANEL_ROWS,
+                 (size_t)columns * sizeof(float));
       }
     }
   });
@@ -117,13 +123,13 @@ void ec_head::fuse(const std::vector<Fused> &rows) {
 
 namespace edgedec {
 
-HeadState::HeadState(ec_head &head, int32_t n_ctx)
+DraftHeadState::DraftHeadState(ec_draft_head &head, int32_t n_ctx)
     : head_(head),
       kv_(&head.net, KVCache({1, head.config.n_head_kv, head.config.head_dim, EC_KV_F16, 0}, n_ctx + DRAFT_SLOTS)),
       fused_((size_t)head.config.n_embd),
       outputs_((size_t)head.config.n_embd) {}
 
-HeadState::HeadState(const HeadState &other, int32_t n_tokens)
+DraftHeadState::DraftHeadState(const DraftHeadState &other, int32_t n_tokens)
     : head_(other.head_),
       kv_(&other.head_.net, KVCache(other.kv_.cache, other.n_pairs_)),
       base_(other.base_),
@@ -136,9 +142,9 @@ HeadState::HeadState(const HeadState &other, int32_t n_tokens)
   go_back(n_tokens);
 }
 
-// Keep what is known of the first n_past positions. The last pair stays although its token may change: it is one of many that
-// attention reads, and without the taps of its position it can't be made again.
-void HeadState::go_back(int32_t n_past) {
+// Keep what is known of the first n_past positions. The last pair stays although its token may change: it is one of
+// many that attention reads, and without the taps of its position it can't be made again.
+void DraftHeadState::go_back(int32_t n_past) {
   n_drafted_ = -1;
   if (n_past < base_ || n_past > end()) base_ = n_past, n_pairs_ = 0, tokens_.clear();
   else if (n_past < base_ + n_pairs_) n_pairs_ = n_past - base_, tokens_.clear();
@@ -147,7 +153,7 @@ void HeadState::go_back(int32_t n_past) {
 }
 
 // Make room for the taps of n_rows rows behind the first n_past tokens, and return where the first one's go.
-float *HeadState::room_for(int32_t n_past, int32_t n_rows) {
+float *DraftHeadState::room_for(int32_t n_past, int32_t n_rows) {
   go_back(n_past);
   if (n_pending() > LAZY_ROWS) absorb(n_pending() - 1, tokens_.back());
   const int64_t width = head_.n_tapped();
@@ -155,7 +161,7 @@ float *HeadState::room_for(int32_t n_past, int32_t n_rows) {
   return taps_.data() + n_pending() * width;
 }
 
-void HeadState::before(const ec_item &item, Plan &plan, int32_t first_row) {
+void DraftHeadState::before(const ec_item &item, Plan &plan, int32_t first_row) {
   if (item.tokens == nullptr) return go_back(item.n_past);
   float *out = room_for(item.n_past, item.n_rows);
   for (size_t t = 0; t < head_.taps.size(); ++t)
@@ -163,7 +169,7 @@ void HeadState::before(const ec_item &item, Plan &plan, int32_t first_row) {
         {head_.taps[t] - 1, first_row, item.n_rows, out + (int64_t)t * head_.target.config.n_embd, head_.n_tapped()});
 }
 
-void HeadState::take(const ec_item &item) {
+void DraftHeadState::take(const ec_item &item) {
   float *out = room_for(item.n_past, item.n_rows);
   const int64_t n_embd = head_.target.config.n_embd;
   for (int32_t r = 0; r < item.n_rows; ++r)
@@ -172,7 +178,7 @@ void HeadState::take(const ec_item &item) {
   after(item);
 }
 
-void HeadState::after(const ec_item &item) {
+void DraftHeadState::after(const ec_item &item) {
   if (item.tokens == nullptr) return;
   tokens_.insert(tokens_.end(), item.tokens, item.tokens + item.n_rows);
   // The rows of a draft all want logits; a chain that wants at most its last row's is a part of the text.
@@ -183,7 +189,7 @@ void HeadState::after(const ec_item &item) {
   }
 }
 
-void HeadState::move(const int32_t *source, int32_t n, int32_t start) {
+void DraftHeadState::move(const int32_t *source, int32_t n, int32_t start) {
   const int32_t first = base_ + n_pairs_;
   const size_t width = (size_t)head_.n_tapped();
   if (start < first || start + n > end() || (n > 0 && source[n - 1] >= end())) return go_back(std::min(start, end()));
@@ -196,7 +202,7 @@ void HeadState::move(const int32_t *source, int32_t n, int32_t start) {
 }
 
 // Make pairs of the first n rows; the last of them is followed by last_token.
-void HeadState::absorb(int32_t n, int32_t last_token) {
+void DraftHeadState::absorb(int32_t n, int32_t last_token) {
   const auto started = std::chrono::steady_clock::now();
   for (int32_t left = n; left > 0;) {
     const int32_t count = std::min(left, head_.net.max_rows);
@@ -215,20 +221,20 @@ struct SavedHead {
 
 }  // namespace
 
-uint64_t HeadState::saved_bytes(int32_t n_tokens) const {
+uint64_t DraftHeadState::saved_bytes(int32_t n_tokens) const {
   if (n_tokens < 0) return 0;
   const uint64_t floats = (uint64_t)(head_.n_tapped() + head_.config.n_embd) * sizeof(float);
   return sizeof(SavedHead) + (uint64_t)kv_.cache.token_bytes() * (uint64_t)n_tokens + floats;
 }
 
-uint64_t HeadState::state_bytes() const {
+uint64_t DraftHeadState::state_bytes() const {
   const int64_t n_pages = (n_pairs_ + PAGE_TOKENS - 1) / PAGE_TOKENS;
   return (uint64_t)(n_pages * kv_.cache.shape().page_bytes()) +
          sizeof(float) * (taps_.capacity() + fused_.size() + inputs_.capacity() + outputs_.size() +
                           branch_inputs_.capacity() + branch_outputs_.capacity());
 }
 
-void HeadState::save(int32_t n_tokens, uint8_t *target) {
+void DraftHeadState::save(int32_t n_tokens, uint8_t *target) {
   memset(target, 0, (size_t)saved_bytes(n_tokens));
   go_back(n_tokens);
   if (n_pending() > 1) absorb(n_pending() - 1, tokens_.back());
@@ -240,7 +246,7 @@ void HeadState::save(int32_t n_tokens, uint8_t *target) {
   memcpy(row + head_.n_tapped(), fused_.data(), fused_.size() * sizeof(float));
 }
 
-void HeadState::load(int32_t n_tokens, const uint8_t *source) {
+void DraftHeadState::load(int32_t n_tokens, const uint8_t *source) {
   SavedHead saved;
   memcpy(&saved, source, sizeof saved);
   require(saved.base >= 0 && saved.n_pairs >= 0 && (saved.n_pending == 0 || saved.n_pending == 1) &&
@@ -248,7 +254,8 @@ void HeadState::load(int32_t n_tokens, const uint8_t *source) {
           "the saved state of the draft head is damaged");
   kv_.cache.load(saved.n_pairs, source + sizeof saved);
   base_ = saved.base, n_pairs_ = saved.n_pairs, n_drafted_ = -1;
-  const uint8_t *row = source + saved_bytes(n_tokens) - (size_t)(head_.n_tapped() + head_.config.n_embd) * sizeof(float);
+  const uint8_t *row =
+      source + saved_bytes(n_tokens) - (size_t)(head_.n_tapped() + head_.config.n_embd) * sizeof(float);
   // the token of the last row is read when the next row tells it
   tokens_.assign((size_t)saved.n_pending, 0);
   taps_.resize((size_t)(KEPT_ROWS * head_.n_tapped()));

@@ -20,9 +20,9 @@ from edgedec.logit_ops import LogitOps
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.head import HeadTensor
 from edgedec.trained_heads.target import Fitted
-from edgedec_runtimes.cpu.head import CpuHead
-from edgedec_runtimes.cpu.head_check import require_runnable
-from edgedec_runtimes.cpu.head_state import CpuHeadState
+from edgedec_runtimes.cpu.draft_head.check import require_runnable
+from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
+from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.library import (
     KERNEL_ROWS,
     LOOK_UP,
@@ -90,7 +90,7 @@ class HeadBeside:
         self._target = _stand_in(target, n_threads, self._look_up)
         self._freed = weakref.finalize(self, native().ec_model_destroy, self._target)
         self._freed.atexit = False
-        self.head = CpuHead(self._target, fitted, target.output_rows, lambda: target.token_bytes)
+        self.head = CpuDraftHead(self._target, fitted, target.output_rows, lambda: target.token_bytes)
 
     def text(self, n_ctx: int) -> "TextBeside | None":
         """Return what the head will know of an empty text of at most `n_ctx` tokens; None where the head was freed."""
@@ -120,14 +120,14 @@ class TextBeside:
         self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
         self._finalizer.atexit = False
 
-    def state(self, using: Callable[[], AbstractContextManager[object]], ops: LogitOps) -> CpuHeadState:
+    def state(self, using: Callable[[], AbstractContextManager[object]], ops: LogitOps) -> CpuDraftHeadState:
         """Return the head's state of the text.
 
         Args:
             using: Holds the model's lock inside its block, and refuses a closed session.
             ops: Operations on a row of the target's logits.
         """
-        return CpuHeadState(self._beside.head, self._handle, using, ops)
+        return CpuDraftHeadState(self._beside.head, self._handle, using, ops)
 
     @property
     def layers(self) -> tuple[int, ...]:
