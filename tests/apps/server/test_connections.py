@@ -64,13 +64,12 @@ def is_closed(connection: socket.socket) -> bool:
 
 def test_half_headers_keep_nobody_out(chat_path: Path) -> None:
     """With 560 connections that send half a header and stop, without a key, others are answered at once."""
-    with started(chat_path, api_key="sesame") as running, connected(running, 560) as silent:
+    patient = {"header_timeout_s": 10 * PATIENCE_S}  # no connection is closed for its half header meanwhile
+    with started(chat_path, api_key="sesame", **patient) as running, connected(running, 560) as silent:
         for connection in silent:
             connection.sendall(HALF_HEADER)
-        begun = time.monotonic()
         assert running.client.post("/v1/chat/completions", content=ASKED).status_code == 200
         assert httpx.get(f"{running.url}/health", timeout=PATIENCE_S).status_code == 200
-        assert time.monotonic() - begun < running.service.settings.header_timeout_s
 
 
 def test_a_header_that_does_not_come(few: Running) -> None:
