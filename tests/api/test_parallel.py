@@ -219,7 +219,7 @@ def test_one_that_holds_something_does_not_wait_behind_all() -> None:
     def ask_again() -> None:
         with pool.turn(CancelToken()):
             holds.set()
-            while not pool._waiting:
+            while not pool.n_waiting:
                 threading.Event().wait(0.001)
             with pytest.raises(BusyError), pool.turn(CancelToken()):
                 pass
@@ -245,7 +245,7 @@ def test_one_that_is_interrupted_leaves_the_queue() -> None:
             release.wait(20)
 
     def interrupt() -> None:
-        while not pool._waiting:
+        while not pool.n_waiting:
             threading.Event().wait(0.001)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -286,13 +286,13 @@ def test_turns_are_fair_and_prefer_by_value() -> None:
 
     holder = threading.Thread(target=hold)
     holder.start()
-    while not pool._holders:
+    while not pool.n_held:
         threading.Event().wait(0.001)
     waiting = []
     for i in range(5):
         waiting.append(threading.Thread(target=take, args=(i,)))
         waiting[-1].start()
-        while len(pool._waiting) < i + 1:
+        while pool.n_waiting < i + 1:
             threading.Event().wait(0.001)
     release.set()
     for thread in (holder, *waiting):
