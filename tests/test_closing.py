@@ -16,7 +16,6 @@ import edgedec
 from edgedec.errors import CancelledError, SessionError
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.chat import budget as chat_budget
-from edgedec_runtimes.chat.template import ChatTemplate
 
 PROMPT = "Some text to go on from"
 LONG = "x" * 3000  # several reports of progress while it is read
@@ -316,20 +315,23 @@ def test_cancelling_between_two_pieces_of_a_prompt(tiny_path: Path) -> None:
         engine.close()
 
 
-def test_cancelling_while_the_template_is_rendered(tiny: edgedec.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("runtime", ["reference", "llamacpp", "cpu"])
+def test_cancelling_while_the_template_is_rendered(
+    tiny_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A chat whose template is still being rendered ends as a cancelled one, with nothing evaluated."""
     monkeypatch.setattr(chat_budget, "LIMIT_BYTES", 1 << 50)
     monkeypatch.setattr(chat_budget, "LIMIT_S", 60.0)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    monkeypatch.setattr(tiny, "_template", ChatTemplate(endless, bos_token="", eos_token=""))
     cancel = CancelToken()
     timer = threading.Timer(0.1, cancel.cancel)
-    timer.start()
-    result = tiny.chat([{"role": "user", "content": "x"}], cancel=cancel)
-    timer.join()
-    assert (result.finish_reason, result.text, result.stats.n_prompt_tokens) == ("cancelled", "", 0)
-    with pytest.raises(CancelledError):
-        tiny.chat_ids([{"role": "user", "content": "x"}], cancel=cancel)
+    with edgedec.load(tiny_path, runtime=runtime, n_ctx=256, chat_template=endless) as engine:
+        timer.start()
+        result = engine.chat([{"role": "user", "content": "x"}], cancel=cancel)
+        timer.join()
+        assert (result.finish_reason, result.text, result.stats.n_prompt_tokens) == ("cancelled", "", 0)
+        with pytest.raises(CancelledError):
+            engine.chat_ids([{"role": "user", "content": "x"}], cancel=cancel)
 
 
 def test_a_second_task_that_reads_an_async_stream_is_told(tiny: edgedec.Engine) -> None:

@@ -181,9 +181,6 @@ class _Held:
         self.begun, self.go = threading.Event(), threading.Event()
         self.cancel: CancelToken | None = None
 
-    source = ""
-    variables = ()
-
     def render(self, messages: Any, *, cancel: CancelToken | None = None, **options: Any) -> str:
         self.cancel = cancel
         self.begun.set()
@@ -191,14 +188,16 @@ class _Held:
         return "x"
 
 
-def test_a_client_that_leaves_while_its_template_runs_holds_nothing(chat_path: Path) -> None:
+def test_a_client_that_leaves_while_its_template_runs_holds_nothing(
+    chat_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prompt is rendered before its request has a place: others are answered, and who left counts no more."""
     body = json.dumps(SMALL).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     template = _Held()
     with started(chat_path, n_parallel=1, n_queue=1) as running:
         host, port = running.url.removeprefix("http://").split(":")
-        running.engine._template = template
+        monkeypatch.setattr(type(running.engine.template), "render", template.render)
         slots = running.slots
         try:
             with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
@@ -241,6 +240,6 @@ def test_a_body_waits_for_room_and_is_answered(narrow: Running) -> None:
             )
         )
         other.start()
-        wait_until(lambda: len(narrow.service.room._waiting) == 1, "nobody waits")
+        wait_until(lambda: narrow.service.room.n_waiting == 1, "nobody waits")
     other.join(PATIENCE_S)
     assert [answer.status_code for answer in answers] == [200]
