@@ -57,6 +57,7 @@ def loaded(path: Path, runtime: str = "cpu", **options: Any) -> Iterator[edgedec
     yield edgedec.load(path, runtime=runtime, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["reference", "llamacpp", "cpu"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_close_ends_a_paused_stream_of_another_thread(tiny_path: Path, runtime: str, chat: bool) -> None:
@@ -165,6 +166,7 @@ def test_the_draft_store_is_written_though_a_stream_is_paused(tiny_path: Path, t
         assert file.exists()
 
 
+@pytest.mark.slow
 def test_a_process_ends_though_a_stream_of_another_thread_is_paused(tiny_path: Path) -> None:
     """Leaving the with block, and then the interpreter, does not wait for a reader that never continues."""
     code = (
@@ -181,6 +183,7 @@ def test_a_process_ends_though_a_stream_of_another_thread_is_paused(tiny_path: P
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runtime", "n_parallel"), [("reference", 1), ("llamacpp", 1), ("cpu", 1), ("cpu", 2)])
 def test_close_within_a_callback_frees_the_model_after_the_step(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, n_parallel: int
@@ -209,6 +212,7 @@ def test_close_within_a_callback_frees_the_model_after_the_step(
             engine.session(16)
 
 
+@pytest.mark.slow
 def test_two_callbacks_that_close_do_not_wait_for_each_other(tiny_path: Path) -> None:
     """Two threads that close the model, each from a callback of its own stream, do not wait for each other."""
     together = threading.Barrier(2)
@@ -236,6 +240,7 @@ def test_two_callbacks_that_close_do_not_wait_for_each_other(tiny_path: Path) ->
 # Who reads.
 
 
+@pytest.mark.slow
 def test_a_second_reader_of_a_stream_is_told(tiny: edgedec.Engine) -> None:
     """While one thread reads, another one, and a callback of the first, get a SessionError; the text is the same."""
     expected = tiny.generate(PROMPT, temperature=0, max_tokens=8, ignore_end=True).text
@@ -315,6 +320,7 @@ def test_cancelling_between_two_pieces_of_a_prompt(tiny_path: Path) -> None:
         engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["reference", "llamacpp", "cpu"])
 def test_cancelling_while_the_template_is_rendered(
     tiny_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch

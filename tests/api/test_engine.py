@@ -32,6 +32,7 @@ from edgedec.errors import (
 PROMPT = "Some text to go on from"
 
 
+@pytest.mark.slow
 def test_same_seed_same_text(tiny: edgedec.Engine) -> None:
     """The text is a function of prompt, settings and seed, whatever ran before."""
     first = tiny.generate(PROMPT, seed=7, temperature=1.0, max_tokens=30)
@@ -42,12 +43,14 @@ def test_same_seed_same_text(tiny: edgedec.Engine) -> None:
     assert again.text == first.text
 
 
+@pytest.mark.slow
 def test_a_drawn_seed_is_told_and_reproduces_the_text(tiny: edgedec.Engine) -> None:
     """Without a seed one is drawn, and giving it back gives the text back."""
     first = tiny.generate(PROMPT, temperature=1.0, max_tokens=20)
     assert tiny.generate(PROMPT, temperature=1.0, max_tokens=20, seed=first.stats.seed).text == first.text
 
 
+@pytest.mark.slow
 def test_stream_gives_what_generate_gives(tiny: edgedec.Engine) -> None:
     """The streamed pieces add up to the text, one output a token."""
     whole = tiny.generate(PROMPT, seed=3, temperature=1.0, max_tokens=25, ignore_end=True)
@@ -77,6 +80,7 @@ def test_stop_string_across_tokens_ends_the_text_before_it(tiny: edgedec.Engine)
     assert cut.finish_reason == "stop"
 
 
+@pytest.mark.slow
 def test_max_tokens_and_context_end_with_length(tiny: edgedec.Engine) -> None:
     """max_tokens and a full context both end the text with "length", the latter with a reason."""
     assert len(tiny.generate(PROMPT, temperature=0, max_tokens=5, ignore_end=True).token_ids) == 5
@@ -212,6 +216,7 @@ def test_conversation_evaluates_only_new_tokens(tiny: edgedec.Engine) -> None:
     assert second.stats.n_reused_tokens == len(cached)
 
 
+@pytest.mark.slow
 def test_exact_reuse_leaves_the_bits_of_a_cold_start(tiny_path: Path) -> None:
     """On llama.cpp only whole prefill chunks are reused by default; "longest" takes all that is shared."""
     with edgedec.load(tiny_path, runtime="llamacpp", n_ctx=1500) as engine:
@@ -240,6 +245,7 @@ def test_fit_messages_drops_the_oldest_turns(tiny: edgedec.Engine) -> None:
     assert len(tiny.chat_ids(kept)) <= 256 - 1 - 32
 
 
+@pytest.mark.slow
 def test_prompt_cache_goes_on_where_it_was_saved(tiny_path: Path, tmp_path: Path) -> None:
     """A prompt cache spares a later process the prefill; a damaged or foreign file is refused."""
     file = tmp_path / "cache"
@@ -341,6 +347,7 @@ def test_a_memory_cap_refuses_before_loading(tiny_path: Path) -> None:
         assert engine.plan.total_bytes > 0
 
 
+@pytest.mark.slow
 def test_unknown_names_are_told(tiny_path: Path) -> None:
     """An unknown model, runtime or drafter is an error that says what there is."""
     with pytest.raises(ModelNotFoundError):
@@ -397,6 +404,7 @@ class RandomDrafter:
         return 8 * len(self._history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["reference", "llamacpp"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_drafting_never_changes_the_text(tiny_path: Path, runtime: str, temperature: float) -> None:
@@ -422,6 +430,7 @@ def test_importing_edgedec_imports_nothing_heavy() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_loading_is_silent(tiny_path: Path) -> None:
     """Loading and generating write nothing to either stream."""
     code = (
@@ -473,6 +482,7 @@ def test_leaving_the_with_block_inside_a_stream(tiny_path: Path) -> None:
     assert stream.generation.finish_reason == "cancelled"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one thread")
 def test_ctrl_c_in_an_application_leaves_the_model_usable(tiny_path: Path) -> None:
     """A KeyboardInterrupt between native calls ends the request, and the next one gives a cold start's text.

@@ -16,6 +16,8 @@ from edgedec.decoding.spans import starts_of
 from edgedec.errors import CancelledError, OptionError, PromptTooLongError, RequestError
 from edgedec.progress import CancelToken
 
+pytestmark = pytest.mark.slow
+
 PASSAGE = (
     "The café at the tower opened in 1889. It was named after Gustave Eiffel, whose company built it — for a fair."
 )

@@ -54,6 +54,7 @@ def texts(engine: edgedec.Engine, jobs: Sequence[tuple[str, float]]) -> list[tup
         return [future.result(120) for future in [pool.submit(ask, *job) for job in jobs]]
 
 
+@pytest.mark.slow
 def test_each_request_gets_the_text_of_being_alone(path: Path, engine: edgedec.Engine) -> None:
     """Six requests, greedy and sampled, three at a time with drafts: == plain decoding of one after the other."""
     jobs = [(prompt, temperature) for prompt in PROMPTS for temperature in (0.0, 0.9)]
@@ -134,6 +135,7 @@ def test_prompt_caches_and_forgetting_wait_for_all(path: Path, tmp_path: Path) -
     assert again.stats.n_reused_tokens == whole.stats.n_prompt_tokens - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_a_prompt_cache_holds_the_text_and_nothing_of_drafts(path: Path, tmp_path: Path, n_parallel: int) -> None:
     """Texts that a stop string ends within a draft, or an error after one, leave a cache that can be loaded again."""
@@ -152,6 +154,7 @@ def test_a_prompt_cache_holds_the_text_and_nothing_of_drafts(path: Path, tmp_pat
         engine.load_prompt_cache(tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_requests_take_turns_where_rows_depend_on_each_other(path: Path) -> None:
     """llama.cpp's rows do, so a text could depend on who else asks: one session, and equal texts."""
     pytest.importorskip("llama_cpp")

@@ -12,6 +12,8 @@ from edgedec.choosing.search_by import METHODS, SearchBy, search_named
 from edgedec.errors import CancelledError, CapabilityError, MemoryCapError, OptionError
 from edgedec.progress import Progress
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 SEED: dict[str, Any] = {"seed": 7, "ignore_end": True}
 

@@ -16,6 +16,8 @@ from edgedec.choosing.sampled_steps import write_steps
 from edgedec.errors import OptionError
 from edgedec.sampling import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 BOUND = 1e-4
 SCORES = {"": 0.5, "a": 0.9, "b": 0.3, "c": 0.6, "aa": 0.2, "ab": 0.95, "ba": 0.9, "bb": 0.5, "ca": 0.1, "cb": 0.8}

@@ -13,6 +13,8 @@ from edgedec.errors import OptionError, RequestError
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
 
+pytestmark = pytest.mark.slow
+
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 LENGTH = 6
 GRADING = Grading((2,), (1, 2, 3, 0))  # four digits are enough for a test: grades 0 to 3

@@ -69,6 +69,7 @@ def plain_cautious(table: Table, seed: int, caution: Caution) -> Ids:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_cautious_texts_are_those_of_trials_one_by_one(seed: int) -> None:
     """Forked trials in common forwards choose what trials one after another choose."""
@@ -80,6 +81,7 @@ def test_cautious_texts_are_those_of_trials_one_by_one(seed: int) -> None:
     assert not branches.held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("caution", [Caution(1), Caution(5, low=50.0, high=60.0)])
 def test_without_trials_it_is_plain_sampling(seed: int, caution: Caution) -> None:
@@ -118,6 +120,7 @@ def plain_reranked(table: Table, ahead: LookAhead) -> Ids:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("ahead", [LookAhead(1.2, 3, 3), LookAhead(0.0, 2, 5), LookAhead(1.9, 4, 2)])
 def test_reranked_texts_are_those_of_look_aheads_one_by_one(seed: int, ahead: LookAhead) -> None:
@@ -131,6 +134,7 @@ def test_reranked_texts_are_those_of_look_aheads_one_by_one(seed: int, ahead: Lo
     assert not branches.held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("ahead", [LookAhead(math.inf), LookAhead(0.0, n_candidates=1)])
 def test_without_look_aheads_it_is_greedy(seed: int, ahead: LookAhead) -> None:

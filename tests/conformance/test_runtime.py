@@ -47,6 +47,7 @@ def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Model]:
     return lambda: Reference().load(path, LoadOptions(n_ctx=128))
 
 
+@pytest.mark.slow
 def test_the_reference_passes_every_check(load: Callable[[], Model], path: Path) -> None:
     """Nothing fails, and only what it can't be asked is skipped; its memory is counted in another process."""
     told: list[CheckResult] = []
@@ -250,6 +251,7 @@ RUNTIME_FAULTS: dict[str, tuple[str, Patch]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", RUNTIME_FAULTS)
 def test_a_fault_of_a_runtime_fails_its_check(
     load: Callable[[], Model], monkeypatch: pytest.MonkeyPatch, fault: str

@@ -174,6 +174,7 @@ def test_a_cancelled_forward_leaves_the_branches_as_they_were(model: Model, sess
         assert all(np.array_equal(rows[name][0], alone(model, [1] * 180)) for name in names)
 
 
+@pytest.mark.slow
 def test_all_sessions_are_closed(model: Model, session: Session) -> None:
     """Leaving the block closes every fork, after an exception too; the session that read the prompt goes on."""
     opened: set[Any] = model._sessions  # type: ignore[attr-defined]

@@ -14,6 +14,8 @@ from edgedec.grammar import Grammar
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 WARM: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 60}
 PATTERN = "((abc){2,8}x|[a-c ]{5,30})*"

@@ -95,6 +95,7 @@ def _result(generation: Generation) -> tuple[object, ...]:
     return generation.text, generation.token_ids, generation.finish_reason, generation.outputs, generation.logprob_sum
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", list(DRAFTERS))
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_text_is_the_one_without_the_loss(
@@ -115,6 +116,7 @@ def test_the_text_is_the_one_without_the_loss(
     assert said[-1] == "the model is loaded again; the text goes on"
 
 
+@pytest.mark.slow
 def test_a_loss_while_a_branch_is_kept(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens of a tree stand, though the session that was to keep them is lost."""
     params = SamplingParams(temperature=0.9, max_tokens=30, ignore_end=True)

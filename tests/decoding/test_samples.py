@@ -58,6 +58,7 @@ def same(found: Generation, expected: Generation) -> None:
     assert found.stats.seed == expected.stats.seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -158,6 +159,7 @@ def test_texts_are_dropped_and_chosen(model: edgedec.Engine, plain: edgedec.Engi
     assert texts[0].token_ids == whole.token_ids[: len(texts[0].token_ids)]
 
 
+@pytest.mark.slow
 def test_a_callers_rule_ends_the_rest(model: edgedec.Engine) -> None:
     """`until` sees the texts that have ended, in that order; when it is content, the others are cancelled."""
     seen: list[int] = []
@@ -187,6 +189,7 @@ def n_sessions(engine: edgedec.Engine) -> int:
     return len(engine.model._sessions)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_cancelling_leaves_nothing_over(model: edgedec.Engine, plain: edgedec.Engine) -> None:
     """Cancelled in mid-text, dropped, closed, or ended by an error: all forks are closed, the next texts are right."""
     before = n_sessions(model)

@@ -45,6 +45,7 @@ def texts(engine: edgedec.Engine) -> list[tuple[int, ...]]:
     return [result.token_ids for result in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["suffix", "recycling", "trigram", "stand", "suffix+recycling+stand", "skip", "auto"])
 def test_drafts_change_no_text(path: Path, plain: list[tuple[int, ...]], draft: str) -> None:
     """Chains and trees of every length, accepted and rejected ones."""

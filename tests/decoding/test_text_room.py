@@ -17,6 +17,8 @@ from edgedec.sessions.forks import SessionForks
 from edgedec.sessions.item_session import OuterSession
 from edgedec.sessions.joined_work import n_rows_of, n_wanted_of
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 N_CTX = 129
 WAYS: dict[str, dict[str, Any]] = {

@@ -146,6 +146,7 @@ def ends(plain: edgedec.Engine) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize(("draft", "n_draft_max"), [("suffix+recycling+stand", 13), ("suffix", 2), ("auto", 15)])
 def test_drafts_do_not_change_where_a_text_ends(

@@ -18,6 +18,8 @@ from edgedec.sampling import Distribution
 from edgedec.tree_shapes import parse_shape
 from edgedec.verification import RULES
 
+pytestmark = pytest.mark.slow
+
 Nodes = tuple[tuple[int, ...], tuple[int, ...]]
 
 

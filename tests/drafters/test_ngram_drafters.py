@@ -11,6 +11,8 @@ from edgedec.drafters.ngram.recycling import RecyclingDrafter
 from edgedec.drafters.ngram.stand import StandDrafter
 from edgedec.drafters.ngram.trigram import TrigramDrafter
 
+pytestmark = pytest.mark.slow
+
 FACTORIES = {"recycling": RecyclingDrafter, "stand": StandDrafter, "trigram": TrigramDrafter}
 
 

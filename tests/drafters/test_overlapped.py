@@ -112,6 +112,7 @@ def text_of(engine: edgedec.Engine, n_tokens: int, **options: Any) -> Generation
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OverlappedModel, Patient])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_text_is_plain_decodings(target: Path, draft_model: Model, name: str, kind: Any) -> None:
@@ -122,6 +123,7 @@ def test_the_text_is_plain_decodings(target: Path, draft_model: Model, name: str
     assert found.stats.n_drafts > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "truncated"])
 def test_one_thread_reads_at_a_time_and_any_length_gives_the_text(target: Path, draft_model: Model, name: str) -> None:
     """For random lengths of texts and drafts, one after another on the same draft model; nothing fails."""

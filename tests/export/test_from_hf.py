@@ -84,6 +84,7 @@ def changed(folder: Path, file: str, change: dict[str, Any]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_logits_are_those_of_transformers_definition(tmp_path: Path, name: str) -> None:
     """The cpu runtime and llama.cpp give them for every architecture, dtype and form of the names."""
@@ -353,6 +354,7 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_fuzzed_settings_are_converted_or_refused(

@@ -313,6 +313,7 @@ def test_real_models_are_accepted(name: str) -> None:
     require_consistent(read_gguf(real_model(name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, tiny in ARCHITECTURES.items() if tiny.n_expert])
 def test_experts(tmp_path: Path, name: str) -> None:
     """A sound mixture of experts is taken; another number, width or place of experts than the metadata's is not."""
@@ -330,6 +331,7 @@ def test_experts(tmp_path: Path, name: str) -> None:
         require_consistent(changed(gguf, {f"{architecture}.expert_used_count": n + 1}))
 
 
+@pytest.mark.slow
 def test_short_convolutions(tmp_path: Path) -> None:
     """Kernels of one column, on which llama.cpp ends the process, and kernels that are no floats of 32 bits."""
     lfm2 = read_gguf(write_tiny(tmp_path / "m.gguf", ARCHITECTURES["lfm2"]))

@@ -127,6 +127,7 @@ def test_the_header_hash_is_that_of_the_header_bytes(tmp_path: Path) -> None:
     assert gguf.header_hash != read_gguf(other_name).header_hash
 
 
+@pytest.mark.slow
 def test_a_header_larger_than_the_first_read_is_whole(tmp_path: Path) -> None:
     """Strings and arrays across the borders of the pieces that are read come back whole."""
     tokens = [f"token {i}" * (i % 50) for i in range(20_000)]

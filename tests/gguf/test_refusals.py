@@ -192,6 +192,7 @@ def test_damaged_values_are_refused(tmp_path: Path, data: bytes, message: str) -
         read_gguf(tmp_path / "m.gguf")
 
 
+@pytest.mark.slow
 def test_more_nested_arrays_than_any_model_are_refused(tmp_path: Path) -> None:
     """The number of nested arrays is bounded, as each costs a loop in Python."""
     nested = Typed(ValueType.ARRAY, [[]] * (2**16 + 1), ValueType.ARRAY)
@@ -218,6 +219,7 @@ def test_a_header_larger_than_any_model_is_refused(tmp_path: Path) -> None:
         read_soon(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_left", range(0, 700, 7))
 def test_every_truncation_is_refused(tmp_path: Path, n_left: int) -> None:
     """A model cut anywhere before its last tensor's end is refused as damaged."""
@@ -231,6 +233,7 @@ def test_every_truncation_is_refused(tmp_path: Path, n_left: int) -> None:
 TINY = build_gguf(*tiny_text_model())
 
 
+@pytest.mark.slow
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_header_gives_an_answer_or_an_edgedec_error(tmp_path: Path, data: st.DataObject) -> None:
@@ -258,6 +261,7 @@ def test_a_damaged_header_gives_an_answer_or_an_edgedec_error(tmp_path: Path, da
         assert len(gguf.read_tensor_bytes(name)) == tensor.n_bytes
 
 
+@pytest.mark.slow
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300), start=st.sampled_from([b"", b"GGUF", b"GGUF\x03\0\0\0"]))
 def test_arbitrary_bytes_are_refused(tmp_path: Path, content: bytes, start: bytes) -> None:

@@ -78,6 +78,7 @@ def test_without_llama_cpp_the_refusal_names_the_extra(tmp_path: Path, monkeypat
         choosing.choose_runtime(model, "auto")
 
 
+@pytest.mark.slow
 def test_a_load_parses_the_header_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choosing a runtime, planning and loading share one header, which is freed when the model is open."""
     model, parsed = tiny_llama(tmp_path / "m.gguf"), []

@@ -195,6 +195,7 @@ def test_the_probe_for_equal_bits_is_made_where_the_choice_depends_on_it(
         assert found.n_bytes is not None
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize(("n_threads", "n_exact"), [(1, 8), (2, 1)])
 def test_rows_count_where_they_are_bit_equal_in_contexts_of_the_usual_length(
@@ -207,6 +208,7 @@ def test_rows_count_where_they_are_bit_equal_in_contexts_of_the_usual_length(
     assert found.n_exact == n_exact
 
 
+@pytest.mark.slow
 def test_a_real_comparison_tells_both_figures(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics say what was found, when there is time for both; a second load finds it in the cache."""
     pytest.importorskip("llama_cpp")

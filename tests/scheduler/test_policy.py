@@ -50,6 +50,7 @@ def simulated(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says", [None, 0.9, 0.1])
 @pytest.mark.parametrize("p", [0.02, 0.2, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("name", CURVES)

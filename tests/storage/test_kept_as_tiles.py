@@ -126,6 +126,7 @@ def test_tiles_are_turned_back(kind: GGMLType, n_rows: int) -> None:
     np.testing.assert_array_equal(untiled(kind, tiles, n_cols)[:n_rows], rows)
 
 
+@pytest.mark.slow
 def test_tiles_take_the_place_of_the_file(fetched: Fetched, data: bytes, tmp_path: Path) -> None:
     """After the first load one file is there; header and tensors read as before, and all texts are the same."""
     own = tmp_path / "own.gguf"
@@ -145,6 +146,7 @@ def test_tiles_take_the_place_of_the_file(fetched: Fetched, data: bytes, tmp_pat
     assert resolve(fetched.url, ResolveOptions(fetched.root, offline=True)) == fetched.path
 
 
+@pytest.mark.slow
 def test_the_file_is_made_again(fetched: Fetched, data: bytes) -> None:
     """The GGUF has the bytes that were fetched; with `keep`, tiles do not take its place again."""
     fetched.text()
@@ -159,6 +161,7 @@ def test_the_file_is_made_again(fetched: Fetched, data: bytes) -> None:
     assert is_tiled(fetched.path)
 
 
+@pytest.mark.slow
 def test_a_header_that_was_read_before_stays_valid(fetched: Fetched, data: bytes) -> None:
     """What holds a header of the GGUF reads the same tensors after tiles took its place, and after it is back."""
     before = read_gguf(fetched.path)
@@ -170,6 +173,7 @@ def test_a_header_that_was_read_before_stays_valid(fetched: Fetched, data: bytes
     assert all(tiled.read_tensor_bytes(name) == each for name, each in expected.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["no record", "changed", "own folder", "link", "elsewhere", "a copy uses the tiles"])
 def test_other_files_are_never_touched(
     fetched: Fetched, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
@@ -197,6 +201,7 @@ def test_other_files_are_never_touched(
     assert path.read_bytes() == fetched.path.read_bytes() == data
 
 
+@pytest.mark.slow
 def test_types_that_cannot_be_turned_back_keep_their_file(tmp_path: Path) -> None:
     """A model with a type of look-up grids has its file and its tiles."""
     data = write_tiny(tmp_path / "tiny.gguf", Tiny(types=("IQ4_XS",))).read_bytes()
@@ -206,6 +211,7 @@ def test_types_that_cannot_be_turned_back_keep_their_file(tmp_path: Path) -> Non
     assert [name for name in fetched.files() if name.endswith(".tiles")]
 
 
+@pytest.mark.slow
 def test_a_file_that_tiles_do_not_stand_for_is_kept(tmp_path: Path, data: bytes) -> None:
     """A GGUF with something between its tensors is compared once, and kept for good."""
     path = tmp_path / "odd.gguf"
@@ -221,6 +227,7 @@ def test_a_file_that_tiles_do_not_stand_for_is_kept(tmp_path: Path, data: bytes)
     assert fetched.path.read_bytes() == odd
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["tiles", "verify", "record", "restore"])
 def test_a_kill_loses_nothing(fetched: Fetched, data: bytes, at: str) -> None:
     """Killed while tiles are written, compared, about to take the file's place, or turned back: all is there."""

@@ -53,6 +53,7 @@ def test_a_drawn_chain_keeps_the_distribution(name: str, n_vocab: int, depth: in
     check_exact(name, paths(q, n_vocab, depth, 1), target, n_vocab, depth + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PATH_RULES)
 @pytest.mark.parametrize(("n_vocab", "depth", "k"), [(4, 1, 2), (3, 2, 2), (2, 3, 2), (3, 1, 3), (2, 2, 3)])
 def test_independent_paths_keep_the_distribution(name: str, n_vocab: int, depth: int, k: int) -> None:
@@ -61,6 +62,7 @@ def test_independent_paths_keep_the_distribution(name: str, n_vocab: int, depth:
     check_exact(name, paths(q, n_vocab, depth, k), target, n_vocab, depth + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_vocab", "branching"), [(4, [3]), (3, [2, 2]), (3, [3, 1]), (3, [1, 2]), (2, [2, 1, 1])])
 def test_siblings_without_replacement_keep_the_distribution(n_vocab: int, branching: list[int]) -> None:
     """Trees of several shapes under recursive rejection."""
@@ -76,6 +78,7 @@ def test_a_tree_goes_to_recursive_rejection(name: str) -> None:
     assert check_exact(name, drawings, target, 3, 3) == check_exact("recursive", drawings, target, 3, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize(
     "draft",
@@ -153,6 +156,7 @@ def test_siblings_from_two_drafters_mix(name: str) -> None:
     check_exact(name, drawings, target, 3, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_where_a_path_ends_may_depend_on_its_tokens(name: str) -> None:
     """A drafter that stops after token 0 biases nothing."""
@@ -233,6 +237,7 @@ def test_block_accepts_its_weights_and_never_less_than_tokenwise(seed: int) -> N
     assert block >= integrate(RULES["tokenwise"], drawings, target, 3, 4).n_accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_choosing_among_paths_accepts_more_than_one_path(seed: int) -> None:
     """On these models; that it is so on all of them is not proven."""
@@ -240,6 +245,7 @@ def test_choosing_among_paths_accepts_more_than_one_path(seed: int) -> None:
     assert integrate(RULES["multipath"], paths(q, 3, 2, 2), target, 3, 3).n_accepted > block_length(target, q, 3, 2)
 
 
+@pytest.mark.slow
 def test_kseq_accepts_as_its_equation_says() -> None:
     """rho solves 1 - (1 - b)^k = rho b; one stands at least that often, and no oftener than one could."""
     target, q = models(43, 4, 2)

@@ -88,6 +88,7 @@ def drafters(request: pytest.FixtureRequest, source: DraftModel) -> dict[str, Dr
     return {request.param: made[request.param]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("rule", [COUPLED, *RULES])
 def test_every_rule_keeps_the_distribution(

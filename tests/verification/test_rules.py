@@ -37,6 +37,7 @@ def verify(name: str, draft: Draft, seed: int) -> Verification:
     return RULES[name](draft, drawn_from(draft), lambda row, accepted: sparse(TARGET(accepted)), uniform)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_sampled_outcomes_fit_the_exact_ones(name: str) -> None:
     """Over 4,000 seeds, each outcome of one draft comes as often as its probability says (chi-square)."""
@@ -70,6 +71,7 @@ def drafts(draw: st.DrawFn) -> Draft:
     return tree(tokens, [draw(st.integers(-1, i - 1)) for i in range(len(tokens))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 @given(drafts(), st.lists(st.integers(0, 2), min_size=11, max_size=11))
 def test_a_greedy_target_says_its_text_under_any_looked_up_draft(name: str, draft: Draft, text: list[int]) -> None:

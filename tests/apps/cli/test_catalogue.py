@@ -14,6 +14,8 @@ from edgedec_apps.cli import bandwidth
 from edgedec_apps.cli.expectations import of_entry
 from edgedec_models.catalogue import load_catalogue
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 FOUND = {
     "id": "someone/tiny-GGUF",

@@ -27,6 +27,7 @@ def scorer(code: str) -> str:
     return f'{sys.executable} -c "{code}"'
 
 
+@pytest.mark.slow
 def test_the_chosen_text_is_printed_and_the_reason_said(model: Path) -> None:
     """Standard output has the chosen text alone; --explain shows the others on standard error; JSON has all."""
     several = json.loads(run_here("run", model, "Hello", *WARM, "-k", "4", "--json").out)["texts"]
@@ -132,6 +133,7 @@ def test_a_scorer_that_fails_costs_no_text(model: Path, code: str, words: str) -
     assert found.out == several.out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals as POSIX has them")
 def test_ctrl_c_ends_the_scorer_too(model: Path, tmp_path: Path) -> None:
     """While a command scores texts, Ctrl-C ends it and prints a text; nothing that was started goes on."""

@@ -201,6 +201,7 @@ def test_too_little_memory_is_refused_with_the_table(model: Path, runtime: str, 
     assert run_here("run", model, "hi", "-n", "1", "--memory", "4GB", "--runtime", runtime).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -233,6 +234,7 @@ def test_contradictions_are_refused(model: Path) -> None:
     run_here("chat", model, "--json").failed(40, "--json")
 
 
+@pytest.mark.slow
 def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception that nobody foresaw is one line and exit code 70, and a traceback with EDGEDEC_DEBUG."""
 
@@ -245,6 +247,7 @@ def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
         run_here("list", env={"EDGEDEC_DEBUG": "1"})
 
 
+@pytest.mark.slow
 def test_running_the_module_is_running_the_command(model: Path) -> None:
     """python -m edgedec_apps.cli is edgedec, as a process of its own."""
     run_process("run", model, "hi", "-n", "0").failed(40, "--max-tokens")

@@ -17,6 +17,7 @@ def own_models(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return model.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [("info", "tiny"), ("show", "tiny"), ("doctor",), ("list",)])
 def test_reports_come_as_text_and_as_json(own_models: Path, args: tuple[str, ...]) -> None:
     """A report is lines for a person, or one JSON object with --json; standard error stays empty."""
@@ -27,6 +28,7 @@ def test_reports_come_as_text_and_as_json(own_models: Path, args: tuple[str, ...
     assert isinstance(json.loads(as_json.out), dict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pages", "told"),
     [
@@ -86,12 +88,14 @@ def test_info_of_a_gguf_says_what_the_runtimes_of_exports_take(own_models: Path)
     ]
 
 
+@pytest.mark.slow
 def test_info_of_a_model_to_pull_is_the_catalogues() -> None:
     """A catalogue model that is not on this machine is described without touching the network."""
     found = json.loads(run_here("info", "smollm2-135m", "--json").out)
     assert (found["path"], found["architecture"]) == (None, "llama")
 
 
+@pytest.mark.slow
 def test_the_list_has_the_persons_own_models(own_models: Path) -> None:
     """NAME.gguf in EDGEDEC_MODELS is listed as NAME; the rest of the catalogue is there to pull."""
     found = json.loads(run_here("list", "--json").out)

@@ -62,6 +62,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_half_headers_keep_nobody_out(chat_path: Path) -> None:
     """With 560 connections that send half a header and stop, without a key, others are answered at once."""
     patient = {"header_timeout_s": 10 * PATIENCE_S}  # no connection is closed for its half header meanwhile
@@ -132,6 +133,7 @@ def started_requests(running: Running, n: int, data: bytes) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_where_all_are_busy_a_new_one_is_refused(chat_path: Path) -> None:
     """With a whole request on every connection, one more is told so with a 503 and when to ask again."""
     with started(chat_path, load_options={"n_ctx": 100_000}, n_connections=2, n_per_address=2) as running:
@@ -167,6 +169,7 @@ def trickled(connection: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads(few: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that asks and reads nothing of its answers is dropped when its time is over."""
     monkeypatch.setattr("edgedec_apps.server.connections._SLACK_S", 0.5)
@@ -220,6 +223,7 @@ def test_half_a_request_and_the_end(server: Running) -> None:
     wait_until(lambda: server.service.room.n_taken == 0, "it is not given back")
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_altogether_is_noticed(endless: Running) -> None:
     """One that closes its connection, which begins as a closed half does, stops its text, or waits no longer."""
     body = json.dumps(ENDLESS | {"stream": False}).encode()

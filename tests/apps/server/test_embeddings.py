@@ -148,6 +148,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
+@pytest.mark.slow
 def test_an_encoder(encoder: Running) -> None:
     """A BERT has the vectors of numpy at all three addresses; long texts are cut or refused, and it writes nothing."""
     weights, texts = TinyBert().weights(), ["some words", "of a text"]
@@ -171,6 +172,7 @@ def test_an_encoder(encoder: Running) -> None:
     client._client.close()
 
 
+@pytest.mark.slow
 def test_an_encoder_is_unloaded_and_loaded_again(encoder: Running) -> None:
     """keep_alive unloads it, the next request loads it, and its capability is told."""
     client = ollama.Client(host=encoder.url, timeout=60)

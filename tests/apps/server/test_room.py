@@ -18,6 +18,8 @@ from edgedec.progress import CancelToken
 from edgedec_apps.server.errors import ApiError
 from edgedec_apps.server.room import Room, Share
 
+pytestmark = pytest.mark.slow
+
 ROOM_BYTES = 4_000_000
 SMALL = {"messages": messages("x"), "max_tokens": 2}
 

@@ -14,6 +14,8 @@ from support.running_server import PATIENCE_S, Running, started, wait_until
 
 from edgedec_apps.server import pdf_text, uploads
 
+pytestmark = pytest.mark.slow
+
 PAGES = ("The first page.\nIts second (line).", "", "The last page.")
 
 

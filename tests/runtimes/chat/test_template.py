@@ -356,6 +356,7 @@ def test_parts_go_to_a_template_that_takes_them() -> None:
 # Templates that do not compile.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
@@ -497,6 +498,7 @@ TOO_MUCH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_budget")
 @pytest.mark.parametrize("source", TOO_MUCH, ids=lambda source: source[-60:])
 def test_templates_that_want_too_much(source: str) -> None:
@@ -516,6 +518,7 @@ TEST_USES = [f"{{% set y = {use} %}}" for name in TESTS for use in (f"ns.x is {n
 METHOD_USES = [f"{{% set y = {use} %}}" for _, names in METHODS for name in names for use in (f"'a'.{name}(ns.x)",)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_budget")
 @pytest.mark.parametrize("use", FILTER_USES + TEST_USES + METHOD_USES)
 def test_nothing_walks_through_endless_lists_unpaid(use: str) -> None:
@@ -586,6 +589,7 @@ def test_templates_that_reach_too_far(source: str, complaint: str) -> None:
         rendered(source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
     ["[ns.x] | map('default')", "namespace(a=ns.x)"],
@@ -602,6 +606,7 @@ MANY_EQUAL_HASHES = " + ".join(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILTERS)
 def test_numbers_with_equal_hashes_cost_no_more_than_others(name: str) -> None:
     """Every filter ends for 360,000 numbers that all have the hash 0; a set of them would take a quarter of an hour."""
@@ -611,6 +616,7 @@ def test_numbers_with_equal_hashes_cost_no_more_than_others(name: str) -> None:
         rendered(f"{x}{{% set y = x | {name} %}}{{% set z = x | join | {name} %}}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int", "float"])
 def test_unique_keeps_numbers_with_equal_hashes(kind: str) -> None:
     """They are all different, and come out once each."""
@@ -618,6 +624,7 @@ def test_unique_keeps_numbers_with_equal_hashes(kind: str) -> None:
     assert rendered(source) == "60000"
 
 
+@pytest.mark.slow
 def test_deep_tuples_do_not_overflow_the_stack() -> None:
     """Python hashes tuples in tuples without a limit of depth; what would end the process is a TemplateError."""
     source = (

@@ -26,6 +26,8 @@ from edgedec.sampling import Place, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
 
+pytestmark = pytest.mark.slow
+
 PROMPT = (BOS, *byte_ids("abcab-abd-abeab-cab"))
 PARAMS = SamplingParams(temperature=3.0, top_p=1.0, max_tokens=6)
 GRAMMAR = Grammar.regex("[ab]([cd]-[abd]|-[ab]{1,2})")
