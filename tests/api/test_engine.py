@@ -305,6 +305,7 @@ def test_cancelling_the_task_stops_the_generation(tiny_path: Path, runtime: str)
         assert engine.generate(PROMPT, max_tokens=1, ignore_end=True).stats.n_generated_tokens == 1
 
 
+@pytest.mark.slow
 def test_use_after_close_raises(tiny_path: Path) -> None:
     """A closed model says so, and closing twice is fine."""
     engine = edgedec.load(tiny_path, runtime="llamacpp", n_ctx=64)
@@ -314,6 +315,7 @@ def test_use_after_close_raises(tiny_path: Path) -> None:
         engine.generate(PROMPT)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_use_after_fork_raises(tiny_path: Path) -> None:
@@ -336,6 +338,7 @@ def test_use_after_fork_raises(tiny_path: Path) -> None:
         assert engine.generate(PROMPT, max_tokens=2, ignore_end=True).stats.n_generated_tokens == 2
 
 
+@pytest.mark.slow
 def test_a_memory_cap_refuses_before_loading(tiny_path: Path) -> None:
     """load(memory=...) raises with the table of terms when the plan is over, and loads when it is not."""
     for runtime, term in (("cpu", "KV cache"), ("llamacpp", "vocabulary")):
@@ -358,6 +361,7 @@ def test_unknown_names_are_told(tiny_path: Path) -> None:
         edgedec.load(tiny_path, draft="no-such-drafter")
 
 
+@pytest.mark.slow
 def test_a_file_that_shrinks_while_loaded_is_an_error(tiny_path: Path, tmp_path: Path) -> None:
     """A model file cut short under the mapped weights raises instead of killing the process."""
     path = tmp_path / "shrinking.gguf"
@@ -450,6 +454,7 @@ def test_every_public_name_exists() -> None:
         _ = edgedec.no_such_name
 
 
+@pytest.mark.slow
 def test_closing_stops_a_stream_in_another_thread(tiny_path: Path) -> None:
     """close() ends what is running elsewhere before it frees the model; later requests are refused."""
     engine = edgedec.load(tiny_path, runtime="llamacpp", n_ctx=100_000)
@@ -472,6 +477,7 @@ def test_closing_stops_a_stream_in_another_thread(tiny_path: Path) -> None:
         engine.generate([1, 2])
 
 
+@pytest.mark.slow
 def test_leaving_the_with_block_inside_a_stream(tiny_path: Path) -> None:
     """Breaking out of a stream's loop and the with block frees the model; the stream is over."""
     with edgedec.load(tiny_path, runtime="llamacpp", n_ctx=256) as engine:

@@ -60,6 +60,7 @@ def test_the_reference_passes_every_check(load: Callable[[], Model], path: Path)
     assert all(result.holds.endswith(".") for result in results)
 
 
+@pytest.mark.slow
 def test_llamacpp_passes_what_it_declares(path: Path) -> None:
     """The production runtime fails nothing on the tiny model."""
     raise_failures(check_runtime(lambda: LlamaCpp().load(path, LoadOptions(n_ctx=128, n_parallel=4, n_threads=1))))

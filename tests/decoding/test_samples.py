@@ -227,6 +227,7 @@ def test_cancelling_leaves_nothing_over(model: edgedec.Engine, plain: edgedec.En
     same(model.samples(PROMPT, 2, max_tokens=20, **WARM)[1], alone(plain, PROMPT, 1, max_tokens=20, **WARM))
 
 
+@pytest.mark.slow
 def test_wrong_requests_are_clear_errors(model: edgedec.Engine) -> None:
     """Wrong numbers, types and prompts are refused before anything is read."""
     for n in (0, -1, 257, 10**6, True, 2.0, "3", None):
@@ -283,6 +284,7 @@ def test_closing_the_model_ends_the_texts(tiny_path: Path) -> None:
     assert [len(text.token_ids) for text in stream.generations] == [2, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"runtime": "llamacpp"}, {"runtime": "cpu", "slide": True}])
 def test_without_common_forwards_texts_come_one_after_another(tiny_path: Path, options: dict[str, Any]) -> None:
     """The texts are the same ones, their statistics say why, and forking says what to do."""

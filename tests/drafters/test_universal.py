@@ -216,6 +216,7 @@ def test_the_conformance_suite_passes(tmp_path: Path) -> None:
     assert [(result.name, result.detail) for result in results if result.status != "passed"] == []
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_does_not_spell_is_refused(tmp_path: Path) -> None:
     """Drafting through the text takes two tokenizers that make tokens of a text and the text of the tokens."""
     odd = Spelled(["a"])

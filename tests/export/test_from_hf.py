@@ -174,6 +174,7 @@ def test_recommended_sampling_is_kept(tmp_path: Path) -> None:
             convert(folder, tmp_path / "m.gguf", force=True)
 
 
+@pytest.mark.slow
 def test_byte_level_tokens(tmp_path: Path) -> None:
     """Merges, added tokens and BOS are those of tokenizer.json; llama.cpp's tokenizer of the file agrees with ours."""
     gguf = converted(tmp_path)
@@ -192,6 +193,7 @@ def test_byte_level_tokens(tmp_path: Path) -> None:
         assert differing_tokens(tokenizer, theirs) == []
 
 
+@pytest.mark.slow
 def test_sentencepiece_tokens(tmp_path: Path) -> None:
     """Merges become scores: the same pairs are merged first, and unknown characters become bytes."""
     write_sentencepiece(tmp_path / "hf", sentencepiece_tokenizer())

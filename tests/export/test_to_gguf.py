@@ -79,6 +79,7 @@ def test_quantized_matrices_are_quantized_again_only_when_allowed(tmp_path: Path
     assert types_of(requantize(path, tmp_path / "m.gguf", "Q4_0", allow_requantize=True)) == {"Q4_0", "Q6_K"}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused_before_anything_runs(
     tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
 posix = pytest.mark.skipif(os.name != "posix", reason="a shell script stands for the interpreter")
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
     ("code", "error", "reason"),
@@ -136,6 +138,7 @@ def test_an_end_of_the_quantizer_is_an_error_here(
     assert not list(tmp_path.glob("m.gguf*"))
 
 
+@pytest.mark.slow
 @posix
 def test_a_full_disk_is_named(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the quantizer fails and almost no space is free, the error names the disk."""
@@ -145,6 +148,7 @@ def test_a_full_disk_is_named(tmp_path: Path, floats: Path, monkeypatch: pytest.
         requantize(floats, tmp_path / "m.gguf", "Q8_0")
 
 
+@pytest.mark.slow
 @posix
 def test_cancelling_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the error is raised, the quantizer has ended and its file is gone."""
@@ -164,6 +168,7 @@ def test_cancelling_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: 
     assert not list(tmp_path.glob("m.gguf*"))
 
 
+@pytest.mark.slow
 @posix
 def test_ctrl_c_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C reaches this process only, which ends the quantizer and cleans up."""

@@ -295,6 +295,7 @@ def test_experts_in_groups(llama: GGUF) -> None:
             require_consistent(renamed(llama, "deepseek2", **experts, expert_group_count=n_groups))
 
 
+@pytest.mark.slow
 def test_the_runtime_asks_first(tmp_path: Path) -> None:
     """Each way into the llamacpp runtime checks before llama.cpp gets the file, which would refuse this one, too."""
     path = write_gguf(tmp_path / "parts.gguf", *tiny_text_model())

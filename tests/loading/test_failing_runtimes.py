@@ -67,6 +67,7 @@ def test_a_runtime_that_fails_to_judge_is_passed_over(tmp_path: Path, monkeypatc
     assert str(refused.value).endswith(f"broken: {reason}; unready: {unready}")
 
 
+@pytest.mark.slow
 def test_without_llama_cpp_the_refusal_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that only llama.cpp runs is refused, where that is not installed, with what to install."""
     metadata, tensors = tiny_text_model()

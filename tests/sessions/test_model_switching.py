@@ -430,6 +430,7 @@ def test_other_refusals(paths: tuple[Path, Path], models: Models, tmp_path: Path
     run_here("run", paths[LARGE], "abc", "--entropy", "1").failed(40, "--small-model")
 
 
+@pytest.mark.slow
 def test_a_runtime_whose_rows_depend_on_chunks_is_refused(paths: tuple[Path, Path]) -> None:
     """There a text would depend on which model read what in which piece."""
     with pytest.raises(CapabilityError, match="the llamacpp runtime a text depends on how its prompt is cut"):

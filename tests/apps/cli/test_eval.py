@@ -315,6 +315,7 @@ def test_the_default_text_is_long_enough() -> None:
     assert 8000 < len(DEFAULT_TEXT.read_text(encoding="utf-8")) < 10000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [

@@ -107,6 +107,7 @@ def test_a_load_tells_its_stages(model: Path, tmp_path: Path) -> None:
     assert len(measured) > 3
 
 
+@pytest.mark.slow
 def test_comparing_two_runtimes_is_told(model: Path, tmp_path: Path) -> None:
     """The first load of a model compares two runtimes, and says so."""
     told: list[Progress] = []

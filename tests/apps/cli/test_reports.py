@@ -65,6 +65,7 @@ def test_info_has_the_memory_of_the_plan(own_models: Path, monkeypatch: pytest.M
     assert planned["total_bytes"] == json.loads(run_here("plan", "tiny", "--json").out)["total_bytes"]
 
 
+@pytest.mark.slow
 def test_info_tells_what_the_header_says(own_models: Path) -> None:
     """Shape, context and defaults are the file's; both runtimes take it."""
     found = json.loads(run_here("info", "tiny", "--json").out)
@@ -132,6 +133,7 @@ def broken_plugins(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_broken_plug_ins_are_lines_in_reports(own_models: Path, broken_plugins: Path) -> None:
     """What fails to import, or to answer, is listed with its package and reason, and nothing else suffers."""
     env = {"PYTHONPATH": str(broken_plugins)}

@@ -92,6 +92,7 @@ def test_quiet_says_nothing(model: Path) -> None:
     assert result.out
 
 
+@pytest.mark.slow
 def test_verbose_shows_the_runtimes_log(model: Path) -> None:
     """-v shows llama.cpp's log on standard error, and not on standard output."""
     result = run_here("run", model, "Hello", *GREEDY, "-v", "--runtime", "llamacpp")

@@ -294,6 +294,7 @@ def test_saved_state_of_another_model_is_refused(tmp_path: Path, model: Model) -
             other.session(16).load(data, 4)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_is_llama_cpps(path: Path, model: Model) -> None:
     """Text becomes the same ids, and ids the same text, as in llama.cpp."""
     texts = ["Hello  world", "naïve 東京\n\t🙂", "</s> is text", "", " a"]
