@@ -293,6 +293,7 @@ def test_a_stream_can_be_closed_by_its_own_callback(tiny_path: Path) -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_cancelling_a_stream_leaves_others_of_the_same_token(tiny: edgedec.Engine) -> None:
     """stream.cancel() ends that stream only; the token that it was made with ends both."""
     cancel = CancelToken()

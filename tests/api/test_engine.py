@@ -62,6 +62,7 @@ def test_stream_gives_what_generate_gives(tiny: edgedec.Engine) -> None:
     assert whole.stats.n_generated_tokens == 25
 
 
+@pytest.mark.slow
 def test_token_ids_are_a_prompt_too(tiny: edgedec.Engine) -> None:
     """Token ids give what the text they stand for gives."""
     ids = tiny.tokenizer.encode(PROMPT)

@@ -185,6 +185,7 @@ def test_several_texts_of_a_prompt_begin_with_the_prefix_of_another_request(
         assert stream.generation.token_ids == alone[0]
 
 
+@pytest.mark.slow
 def test_a_head_can_be_shed_after_the_first_session_took_a_prefix(
     files: dict[str, Path], alone: list[tuple[int, ...]]
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_loss_while_a_branch_is_kept(machine: Machine, monkeypatch: pytest.Mon
     assert stream.generation.token_ids == undisturbed.generation.token_ids
 
 
+@pytest.mark.slow
 def test_waiting_in_vain(machine: Machine) -> None:
     """When the time is over the error says what was lost and what is missing, and has the tokens so far."""
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_end=True)
@@ -166,6 +167,7 @@ def test_cancelling_ends_the_waiting(machine: Machine) -> None:
     assert machine.n_refusals == 0
 
 
+@pytest.mark.slow
 def test_what_is_reported(machine: Machine) -> None:
     """The waiting begins and ends as a phase of progress."""
     assert machine.model is not None

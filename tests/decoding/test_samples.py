@@ -101,6 +101,7 @@ def test_streams_yield_each_texts_tokens(plain: edgedec.Engine) -> None:
     assert stream.live == ()
 
 
+@pytest.mark.slow
 def test_a_forked_text_goes_on_as_its_own_seed_would(model: edgedec.Engine, plain: edgedec.Engine) -> None:
     """A fork has its parent's tokens, then those that the next seed draws behind them; the others don't change."""
     options: dict[str, Any] = {**WARM, "max_tokens": 30, "ignore_end": True}
@@ -125,6 +126,7 @@ def test_a_forked_text_goes_on_as_its_own_seed_would(model: edgedec.Engine, plai
         assert texts[k].logprob_sum == pytest.approx(sum(p for p in logprobs if p is not None), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_forked_text_keeps_to_its_grammar(model: edgedec.Engine) -> None:
     """A fork knows what its grammar has taken before: the whole text matches, with the beginning of its parent."""
     pattern = "a[bc]{4}d[ef]{40}g"
@@ -345,6 +347,7 @@ def test_texts_and_other_requests_share_forwards(tiny_path: Path, plain: edgedec
         assert other[0].token_ids == plain.generate("xyz", max_tokens=60, **WARM).token_ids
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_room_for_texts(tiny_path: Path) -> None:
     """n_texts is a term of the plan; with it, so many texts of the context's length are written to their ends."""
     options: dict[str, Any] = {"runtime": "cpu", "n_ctx": 256, "draft": None, "memory": "2GB"}

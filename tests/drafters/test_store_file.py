@@ -314,6 +314,7 @@ def test_an_engine_writes_when_asked_and_when_it_closes(model: Path, tmp_path: P
         engine.close()
 
 
+@pytest.mark.slow
 def test_closing_frees_everything_before_it_says_that_nothing_was_written(model: Path, tmp_path: Path) -> None:
     """The error is the second thing."""
     folder = tmp_path / "folder"

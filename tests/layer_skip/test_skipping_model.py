@@ -188,6 +188,7 @@ def test_a_tuned_set_is_taken_where_it_reads_as_few_bytes(share: float, taken: b
     assert found.share == (share if taken else 0.76)
 
 
+@pytest.mark.slow
 def test_the_set_that_was_tuned_is_found(path: Path, model: Model, tmp_path: Path) -> None:
     """By the whole model's fingerprint, below the cache folder."""
     layers = without(N_LAYER, [(1, 1), (4, 1), (3, 0)])

@@ -242,6 +242,7 @@ def test_a_kill_loses_nothing(fetched: Fetched, data: bytes, at: str) -> None:
     assert fetched.files() == []
 
 
+@pytest.mark.slow
 def test_processes_at_once(fetched: Fetched, data: bytes) -> None:
     """Processes that load the model for the first time at once write the same text; one file is left."""
     command = [sys.executable, "-c", LOAD, str(fetched.path), str(fetched.root), ""]
@@ -255,6 +256,7 @@ def test_processes_at_once(fetched: Fetched, data: bytes) -> None:
     assert fetched.whole() == data
 
 
+@pytest.mark.slow
 def test_a_model_in_use_goes_on(fetched: Fetched, data: bytes) -> None:
     """A model whose file is made again, or deleted, while it is loaded writes on."""
     with fetched.load() as engine:
@@ -265,6 +267,7 @@ def test_a_model_in_use_goes_on(fetched: Fetched, data: bytes) -> None:
         assert engine.generate([1, 2, 3], max_tokens=8, temperature=0).token_ids == first
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_tiles(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room for the file, the error says how much is needed; what is there stays, and nothing beside it."""
     first = fetched.text()
@@ -282,6 +285,7 @@ def test_a_full_disk_keeps_the_tiles(fetched: Fetched, monkeypatch: pytest.Monke
     assert fetched.text() == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["verify", "restore"])
 def test_cancelling_leaves_what_was_there(fetched: Fetched, data: bytes, phase: str) -> None:
     """Cancelled while the tiles are compared, or turned back, the file that was there stays and works."""
@@ -300,6 +304,7 @@ def test_cancelling_leaves_what_was_there(fetched: Fetched, data: bytes, phase: 
     assert fetched.whole() == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["head", "matrix", "header", "end"])
 def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where: str) -> None:
     """A tile file that is all there is of a model is not deleted for damage: `pull --force` fetches the model again."""
@@ -327,6 +332,7 @@ def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where:
     assert fetched.text() == first
 
 
+@pytest.mark.slow
 def test_tiles_that_were_touched_are_read_once(fetched: Fetched) -> None:
     """A tile file with another time is compared with its checksums, and is known again afterwards."""
     first = fetched.text()
@@ -339,6 +345,7 @@ def test_tiles_that_were_touched_are_read_once(fetched: Fetched) -> None:
     assert "verify" not in phases
 
 
+@pytest.mark.slow
 def test_another_layout_is_made_from_the_old_tiles(
     fetched: Fetched, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +360,7 @@ def test_another_layout_is_made_from_the_old_tiles(
     assert fetched.whole() == data
 
 
+@pytest.mark.slow
 def test_pull_compares_what_the_tiles_stand_for(fetched: Fetched, data: bytes) -> None:
     """`pull --force` finds right tiles to be right, and downloads nothing."""
     fetched.text()
@@ -366,6 +374,7 @@ def test_pull_compares_what_the_tiles_stand_for(fetched: Fetched, data: bytes) -
     assert fetched.path.stat().st_ino == before
 
 
+@pytest.mark.slow
 def test_commands_say_what_is_on_the_disk(fetched: Fetched, data: bytes) -> None:
     """`list` has the sum, `pull` says the sizes before it downloads, `--keep-file` makes the file again, `rm` all."""
     fetched.text()
@@ -400,6 +409,7 @@ def test_llamacpp_gets_the_file(fetched: Fetched, data: bytes) -> None:
     assert fetched.path.read_bytes() == data
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_real_model_is_made_again(tmp_path: Path) -> None:
     """SmolLM2 135M, kept as tiles, is made again to the bit."""

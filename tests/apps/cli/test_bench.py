@@ -315,6 +315,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress]
     monkeypatch.setattr(CancelToken, "cancel", note)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [

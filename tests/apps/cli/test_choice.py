@@ -60,6 +60,7 @@ def test_votes_and_scores(model: Path) -> None:
     assert document["choice"]["place"] == scores.index(max(scores))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", METHODS)
 def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
     """Each prints one text; one beam is greedy decoding."""
@@ -111,6 +112,7 @@ def test_what_is_refused(model: Path, args: tuple[str, ...], words: str) -> None
     run_here("run", model, "Hello", "-n", "4", "--runtime", "cpu", "-q", *args).failed(40, words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -73,6 +73,7 @@ def test_half_headers_keep_nobody_out(chat_path: Path) -> None:
         assert httpx.get(f"{running.url}/health", timeout=PATIENCE_S).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_header_that_does_not_come(few: Running) -> None:
     """After its time a connection without a whole header is closed, however slowly more of it comes."""
     with connected(few) as (silent,), connected(few) as (slow,):
@@ -81,6 +82,7 @@ def test_a_header_that_does_not_come(few: Running) -> None:
         assert rest(silent).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.slow
 def test_a_second_header_that_does_not_come(few: Running) -> None:
     """The same for a second request on a connection."""
     with connected(few) as (connection,):
@@ -153,6 +155,7 @@ def test_where_all_are_busy_a_new_one_is_refused(chat_path: Path) -> None:
     assert b'"code":"busy"' in answer
 
 
+@pytest.mark.slow
 def test_a_body_that_nobody_reads_comes_to_an_end(few: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that was refused by its header keeps no connection by sending its body forever."""
     monkeypatch.setattr("edgedec_apps.server.connections._SLACK_S", 0.5)

@@ -663,6 +663,7 @@ def test_a_rendering_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
         rendered(CHATML, parts, cancel=cancel)
 
 
+@pytest.mark.slow
 def test_an_endless_loop_spends_the_whole_budget() -> None:
     """An endless loop on the real budget ends, at 2,097,152 steps or 5 s."""
     with pytest.raises(TemplateError, match=r"more than 64 MiB or 2,097,152 steps|more than 5 s"):
