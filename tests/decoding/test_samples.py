@@ -14,6 +14,7 @@ import edgedec
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
+from edgedec_runtimes.shared.library_model import LibraryModel
 
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 CHAT = [{"role": "user", "content": "abcabcabc"}]
@@ -188,7 +189,8 @@ def test_a_callers_rule_ends_the_rest(model: edgedec.Engine) -> None:
 def n_sessions(engine: edgedec.Engine) -> int:
     """Return how many sessions of the engine's model are open."""
     gc.collect()
-    return len(engine.model._sessions)  # type: ignore[attr-defined]
+    assert isinstance(engine.model, LibraryModel)
+    return engine.model.n_sessions
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_ollamas_suffix(running: Running) -> None:
     assert (reply.response, reply.prompt_eval_count) == ("a + b", len(running.engine.infill_ids("return ", "\n")))
     assert client.generate("fim", "", suffix="\n").response == "a + b"
     assert "insert" in client.show("fim").capabilities
-    client._client.close()
+    client.close()
 
 
 def test_llama_servers_infill(running: Running) -> None:

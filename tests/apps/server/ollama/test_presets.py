@@ -38,7 +38,7 @@ def client(running: Running) -> Iterator[Any]:
     """ollama's client, pointed at the server."""
     client = ollama.Client(host=running.url, timeout=60)
     yield client
-    client._client.close()
+    client.close()
 
 
 def test_a_preset_answers_as_it_was_made(client: Any, running: Running, home: Path) -> None:

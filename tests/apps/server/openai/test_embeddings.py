@@ -41,7 +41,7 @@ def ollama_client(running: Running) -> Iterator[Any]:
     """ollama's client, pointed at the server."""
     client = ollama.Client(host=running.url, timeout=60)
     yield client
-    client._client.close()
+    client.close()
 
 
 def test_openai(client: Any, running: Running) -> None:
@@ -169,7 +169,7 @@ def test_an_encoder(encoder: Running) -> None:
     assert client.embed("bert", "a " * 200).prompt_eval_count == 127
     with pytest.raises(ollama.ResponseError, match="the context of 128"):
         client.embed("bert", "a " * 200, truncate=False)
-    client._client.close()
+    client.close()
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_an_encoder_is_unloaded_and_loaded_again(encoder: Running) -> None:
     assert "bert" not in [entry.model for entry in client.ps().models]
     assert client.show("bert").capabilities == ["embedding"]
     assert client.embed("bert", "a").embeddings == first
-    client._client.close()
+    client.close()
 
 
 def test_a_reranker_is_refused_by_name(running: Running) -> None:
