@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from edgedec import plugins
 from edgedec.counted import counted
 from edgedec.errors import PromptTooLongError, RequestError
 from edgedec.progress import CancelToken
@@ -51,8 +52,24 @@ class ChatTemplate(Protocol):
 class ChatTemplateFactory(Protocol):
     """What an entry point of `edgedec.templates` names."""
 
-    def __call__(self, source: str, *, bos_token: str, eos_token: str) -> ChatTemplate:
-        """Return the template of a model: `source` is its text, and the tokens' texts are what it may insert."""
+    def __call__(self, source: str, *, bos_token: str, eos_token: str) -> ChatTemplate | None:
+        """Return the template of a model, or None for one that the plug-in leaves to others.
+
+        Args:
+            source: The template's text.
+            bos_token: The text of the token that begins a text, which the template may insert.
+            eos_token: The text of the token that ends one.
+        """
+
+
+def open_template(source: str, *, bos_token: str, eos_token: str) -> ChatTemplate:
+    """Return the template of a model, made by another package's plug-in where one takes it (ChatTemplateFactory).
+
+    Raises:
+        TemplateError: The template does not compile.
+    """
+    template: ChatTemplate = plugins.first_made(plugins.TEMPLATES, source, bos_token=bos_token, eos_token=eos_token)
+    return template
 
 
 def may_think(source: str) -> bool:

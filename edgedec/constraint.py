@@ -1,12 +1,12 @@
 """Which tokens a grammar allows after a text, and after each path of a draft."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.sampling import Place
+from edgedec.sampling import Place, SamplingParams
 
 _FORBIDDEN = np.float32(-np.inf)
 
@@ -196,6 +196,30 @@ class Constraint:
                 return False
             self._ahead.append(token_id)
         return True
+
+
+@runtime_checkable
+class EarlierTexts(Protocol):
+    """What earlier texts of prompts taught about a grammar: the request option `futures`; any thread may use it.
+
+    Attributes:
+        plain_draw: Options of the draw, and the values that they have in place of the model's own defaults.
+    """
+
+    @property
+    def plain_draw(self) -> Mapping[str, float]: ...
+
+    def require(self, params: SamplingParams) -> None:
+        """Raise RequestError where the texts can't be drawn by these parameters."""
+
+    def open(self, state: GrammarState, key: Hashable, temperature: float) -> Constraint:
+        """Return the constraint of one text, which may be added to what is known at its end.
+
+        Args:
+            state: The grammar's state before the first token.
+            key: What the law of the texts depends on, but for the limit of tokens: model, prompt, grammar, temperature.
+            temperature: Divides the logits; above 0.
+        """
 
 
 def _log_sum(row: NDArray[np.float32]) -> float:

@@ -1,26 +1,20 @@
-"""Grammars: what a text may be, and how decoding keeps to it.
+"""Grammars: what a text may be; edgedec.decoding.grammars keeps to them.
 
 Before a token is drawn, the grammar rules tokens out: their logits become -inf, as with a logit bias, before every
 other transform. So penalties, top-k, top-p and the temperature see the allowed tokens only, and the token is drawn from
 p, renormalised over them. Which tokens are allowed after a text depends on the text alone, so drafts change nothing:
 the mask of a draft's node is that of the path to it.
 
-A plug-in (`edgedec.grammars`) compiles and matches grammars; the first installed one is used.
+A plug-in (`edgedec.grammars`) compiles and matches grammars: another package's, where one takes the vocabulary.
 """
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, Literal, Protocol, get_args
 
-from edgedec import plugins
-from edgedec.closing import ClosingConstraint, ClosingTokens
-from edgedec.constraint import Constraint, GrammarState, Predicate
+from edgedec.constraint import GrammarState
 from edgedec.errors import OptionError, RequestError, argument
-from edgedec.futures import AlignedConstraint, Futures, require_plain_draw
-from edgedec.predicate import AnyText, PredicateConstraint, both
-from edgedec.sampling import SamplingParams
 from edgedec.tokenizer import Tokenizer
 
 JsonSchema = Mapping[str, Any] | str
@@ -151,26 +145,6 @@ def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None, *, c
     return Grammar.json_schema(json_schema)
 
 
-def require_aligned(
-    futures: object, grammar: Grammar | None, predicate: Predicate | None, params: SamplingParams, *, close: bool
-) -> Grammar:
-    """Return the grammar of a text that is drawn with Futures.
-
-    Raises:
-        RequestError: There is no grammar, or an option is set that does not go with Futures.
-    """
-    if not isinstance(futures, Futures):
-        name = type(futures).__name__
-        raise RequestError(f"{argument('futures')} is a {name}; it must be a Futures of edgedec.futures")
-    if grammar is None:
-        raise RequestError(f"{argument('futures')} needs a grammar or a JSON schema, found neither; give one")
-    if predicate is not None or close:
-        other = argument("json_close" if close else "predicate")
-        raise RequestError(f"{argument('futures')} can't be combined with {other}; leave one of them out")
-    require_plain_draw(params)
-    return grammar
-
-
 class GrammarCompiler(Protocol):
     """Compiles grammars for the vocabulary of one model; called from one thread at a time."""
 
@@ -185,7 +159,7 @@ class GrammarCompiler(Protocol):
 class GrammarCompilerFactory(Protocol):
     """What an entry point of `edgedec.grammars` names."""
 
-    def __call__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> GrammarCompiler:
+    def __call__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> GrammarCompiler | None:
         """Return a compiler for a tokenizer's vocabulary.
 
         Args:
@@ -195,93 +169,3 @@ class GrammarCompilerFactory(Protocol):
         Raises:
             RuntimeUnavailableError: The plug-in's library is missing.
         """
-
-
-class Grammars:
-    """Opens grammars for one model; tables of the vocabulary are built for the first grammar and kept."""
-
-    def __init__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> None:
-        self._tokenizer = tokenizer
-        self._n_bytes = n_bytes
-        self._compiler: GrammarCompiler | None = None
-        self._closing_tokens: ClosingTokens | None = None
-        self._any_text: AnyText | None = None
-        self._lock = Lock()
-
-    def open(self, grammar: Grammar, bias: Mapping[int, float] | None = None, *, close: bool = False) -> Constraint:
-        """Compile a grammar for one generation.
-
-        Args:
-            grammar: The grammar that the text keeps to.
-            bias: The request's logit bias; no text is closed by a token that it rules out.
-            close: Whether the text must be whole when its tokens are used up.
-
-        Raises:
-            RequestError: As GrammarCompiler.compile.
-            RuntimeUnavailableError: The plug-in's library is missing.
-            PluginError: The plug-in does not import.
-        """
-        state = self._compiled(grammar)
-        if close and state.predicate is not None:
-            raise RequestError(
-                f"{argument('json_close')} can't close the texts of this schema in time, as its uniqueItems is checked "
-                f"item by item; leave {argument('json_close')} or uniqueItems out"
-            )
-        if state.predicate is not None:
-            return PredicateConstraint(state, state.predicate, self._tokenizer)
-        if not close:
-            return Constraint(state)
-        with self._lock:
-            if self._closing_tokens is None:
-                self._closing_tokens = ClosingTokens(self._tokenizer)
-            return ClosingConstraint(state, self._closing_tokens, bias)
-
-    def open_constraint(
-        self,
-        grammar: Grammar | None,
-        predicate: Predicate | None,
-        bias: Mapping[int, float] | None = None,
-        *,
-        close: bool = False,
-    ) -> Constraint | None:
-        """Return the constraint of a grammar, of a predicate, or of both; None for neither (raises what open raises).
-
-        Raises:
-            RequestError: The predicate can't be called, or is combined with `close`.
-        """
-        if predicate is None:
-            return None if grammar is None else self.open(grammar, bias, close=close)
-        if not callable(predicate):
-            raise RequestError(
-                f"{argument('predicate')} is a {type(predicate).__name__}; it must be a function of a text and a bool"
-            )
-        if close:
-            raise RequestError(f"{argument('json_close')} can't close a text that a predicate judges; leave one out")
-        with self._lock:
-            self._any_text = self._any_text or AnyText(self._tokenizer)
-        state = self._any_text if grammar is None else self._compiled(grammar)
-        asked = predicate if state.predicate is None else both(state.predicate, predicate)
-        return PredicateConstraint(state, asked, self._tokenizer)
-
-    def open_aligned(self, grammar: Grammar, futures: Futures, key: Hashable, temperature: float) -> Constraint:
-        """Return the constraint of a grammar that knows what became of earlier texts; see AlignedConstraint.
-
-        Raises:
-            RequestError: The grammar needs a predicate beside its masks; or as open.
-        """
-        state = self._compiled(grammar)
-        if state.predicate is not None:
-            raise RequestError(
-                f"{argument('futures')} needs masks that say all, and uniqueItems of this schema is checked item by "
-                f"item; leave {argument('futures')} or uniqueItems out"
-            )
-        return AlignedConstraint(state, futures, (grammar, key, temperature), temperature)
-
-    def _compiled(self, grammar: Grammar) -> GrammarState:
-        """Return a compiled grammar's state before the first token."""
-        with self._lock:
-            if self._compiler is None:
-                name = next(iter(plugins.plugins(plugins.GRAMMARS)))
-                factory: GrammarCompilerFactory = plugins.load_plugin(plugins.GRAMMARS, name)
-                self._compiler = factory(self._tokenizer, self._n_bytes)
-            return self._compiler.compile(grammar)

@@ -63,8 +63,8 @@ class Capabilities:
         layers: `layers` may be a subset of the layers.
         taps: Hidden states after given layers can be returned.
         hidden_input: A forward can start from hidden states instead of tokens.
-        final_states: The model was trained to embed texts and has no logits: its sessions have `final_states` in place
-            of forwards.
+        final_states: The model was trained to embed texts and has no logits: each of its sessions is an EncoderSession,
+            whose evaluate() refuses.
         max_rows: Most rows of logits that one forward returns for one session; means the same as in LoadOptions.
         prefill_chunk: A prefill is evaluated in chunks that end at multiples of this many positions, so that a prefix
             reused up to such a multiple has a cold start's bits. 1 where the bits don't depend on the chunks.
@@ -178,7 +178,8 @@ class ForwardItem:
 class Session(Protocol):
     """One sequence's KV cache. One thread at a time uses a session; any thread may call cancel().
 
-    A class that derives from it inherits the methods that have a body here.
+    A class that derives from it inherits the methods that have a body here. A runtime implements evaluate();
+    edgedec.sessions.outer_session has the base of sessions around another one.
     """
 
     @property
@@ -220,10 +221,6 @@ class Session(Protocol):
         """Add to the statistics what the session knows of the latest text's first `n_generated` generated tokens."""
         return
 
-    def open(self, n_ctx: int) -> "Session":
-        """Open an empty session on the same model, whose forwards are shared with others' where this one's are."""
-        return self.model.session(n_ctx)
-
     def forward(
         self,
         tokens: NDArray[np.int32] | None = None,
@@ -237,10 +234,15 @@ class Session(Protocol):
         taps: tuple[int, ...] = (),
         on_progress: OnProgress | None = None,
     ) -> Forward:
-        """Evaluate new rows after the first `n_past` cached tokens; Model.forward with one item.
+        """Evaluate new rows; evaluate() with an item of these attributes."""
+        item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps)
+        return self.evaluate(item, on_progress)
 
-        The parameters are the attributes of ForwardItem; `on_progress` is called with the tokens of a long prefill.
-        After a forward with `parents` the session is branched: call keep(), or go back to its n_past or below.
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
+        """Evaluate an item of this session: new rows after the first `item.n_past` cached tokens.
+
+        `on_progress` is called with the tokens of a long prefill. After an item with `parents` the session is branched:
+        call keep(), or go back to its n_past or below.
 
         Raises:
             ContextFullError: n_past and the rows together are over n_ctx; nothing was evaluated.
@@ -249,13 +251,6 @@ class Session(Protocol):
             RequestError: A token id is outside the vocabulary, or `parents` or `rows` are malformed.
             CancelledError: cancel() was called; n_cached counts the chunks that were completed.
         """
-
-    def together(self, items: Sequence[ForwardItem]) -> list[Forward]:
-        """Evaluate items of this session and of its forks in one forward, and return their results in the same order.
-
-        No session has two items. Raises what forward() raises.
-        """
-        return self.model.forward(items)
 
     def answer(self, calls: Sequence[tuple["Session", DraftCall]]) -> list[SharedForward]:
         """Answer calls of one kind, which drafters make for this session's text and for those of forks of it.
@@ -268,30 +263,24 @@ class Session(Protocol):
         n_rows = sum(call.n_rows for _, call in calls)
         return [SharedForward(perf_counter() - begun, n_rows, len(calls))] * len(calls)
 
-    def final_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return f32[n, n_embd], what an embedding model makes of each token of a text; the cache is empty afterwards.
-
-        Raises:
-            CapabilityError: The runtime does not declare `final_states`.
-            SessionError: The session is closed.
-            CancelledError: cancel() was called.
-        """
-        self.model.capabilities.require("final_states", self.model.card.runtime)
-        raise NotImplementedError("a runtime that declares final_states implements it")
-
     def exact_rows(self, n_past: int) -> int | None:
         """Return how many rows of a forward at `n_past` may have the bits of single steps, as far as is known.
 
-        None where no two rows have them, neither at `n_past` nor in a longer context. Evaluates nothing.
+        None where no two rows have them, neither at `n_past` nor in a longer context. Evaluates nothing. By default it
+        is what the model says for contexts of any length.
         """
+        claim, most = self.model.batch_invariant, self.model.capabilities.max_rows
+        exact = most if claim is True else min(claim, most)
+        return exact if exact > 1 else None
 
     def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Return whether `n_rows` rows of a forward at `n_past`, and steps after them, have the bits of single steps.
 
         A runtime that has to measure this measures it here, once for contexts of about this length, with forwards of
         its own at `n_past` (raises what they raise). With `measure` False it evaluates nothing: what is not known yet
-        is False.
+        is False. By default it is what exact_rows() says.
         """
+        return n_rows <= (self.exact_rows(n_past) or 1)
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree (a root first, each row the parent of the next); drop its other rows.
@@ -304,14 +293,6 @@ class Session(Protocol):
     def fork(self) -> "Session":
         """Open a second session that shares this one's cached prefix (CapabilityError where that can't be done)."""
 
-    def take_prefix(self, other: "Session", n_tokens: int) -> bool:
-        """Hold the first `n_tokens` cached tokens of another session in place of what this one holds, as a fork does.
-
-        Any thread may be using the other session, which stays as it is. Returns whether it was done; this default
-        refuses. Raises what other.fork() raises; nothing has changed then.
-        """
-        return False
-
     def save(self) -> bytes:
         """Return the cached KV as bytes, which only the same model, runtime version and options can load."""
 
@@ -323,6 +304,18 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free the KV cache; calling it again does nothing."""
+
+
+class EncoderSession(Session, Protocol):
+    """A session of a model that declares `final_states`."""
+
+    def final_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return f32[n, n_embd], what the model makes of each token of a text; the cache is empty afterwards.
+
+        Raises:
+            SessionError: The session is closed.
+            CancelledError: cancel() was called.
+        """
 
 
 class Model(Protocol):
@@ -357,7 +350,7 @@ class Model(Protocol):
         """Open an empty session of that many tokens (MemoryCapError when the system refuses the memory)."""
 
     def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
-        """Evaluate rows of several sessions; return a result for each item (raises what Session.forward raises)."""
+        """Evaluate rows of several sessions; return a result for each item (raises what Session.evaluate raises)."""
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""

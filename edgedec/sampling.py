@@ -76,7 +76,7 @@ class SamplingParams:
             the model gives them (before bias, penalties and truncation); None returns none.
         ignore_end: Go on past the model's end tokens (for benchmarks).
         stop_unsure: End the text before the first token whose estimated chance to be right is below this; None never
-            does (edgedec.decoding.unsure).
+            does (edgedec_methods.unsure).
     """
 
     temperature: float = 0.7

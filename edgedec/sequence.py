@@ -12,7 +12,7 @@ from edgedec.stats import DecodeStats
 
 FinishReason = Literal["stop", "length", "unsure", "cancelled"]
 COUPLED = "coupled"
-"""The default verification rule, edgedec.verification.coupled; edgedec.verification.RULES names the others."""
+"""The default verification rule, edgedec.verification.coupled; edgedec.verification.rules finds the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class Request:
         reuse: How much of the KV cache may be reused: "exact" only what a cold start would compute to the same
             bits, "longest" the longest common prefix (the same where the runtime is batch-invariant).
         draft: Whether drafts may be verified; the text is the same either way, unless `rule` says otherwise.
-        rule: How drafts are verified: "coupled", which gives the same text, or one of edgedec.verification.RULES, which
-            give the same distribution.
+        rule: How drafts are verified: "coupled", which gives the same text, or an opt-in rule
+            (edgedec.verification.rules), which gives the same distribution.
         record: `(half-layers)` -> the share of a token's bytes that these half-layers of the target read. With
             this function, the proposals of the drafters at every position are recorded, and no draft is verified. With
             None, nothing is recorded.
@@ -104,7 +104,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Sequence:
+class TextState:
     """The state of one generation.
 
     Attributes:
@@ -170,7 +170,7 @@ class Generation:
         text: The text, without the stop string that ended it.
         token_ids: The generated tokens without end tokens; where a stop string ended the text, up to the token that
             completed the stop string.
-        finish_reason: As in Sequence.
+        finish_reason: As in TextState.
         stats: Counts and times.
         outputs: The output of every token, with its log-probabilities.
         proposals: What drafters proposed after each token, where that was recorded.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgedec import plugins
+from edgedec.chat import open_template
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec_models.cache import list_models
 from edgedec_models.presets import Preset, find_preset
@@ -33,5 +33,5 @@ def new_preset(name: str, base: str, texts: Mapping[str, str | None], options: M
     changes = {key: text for key, text in texts.items() if text is not None}
     preset = replace(start, **changes, options={**start.options, **options})
     if preset.template:
-        plugins.load_plugin(plugins.TEMPLATES, "jinja")(preset.template, bos_token="", eos_token="")
+        open_template(preset.template, bos_token="", eos_token="")
     return preset

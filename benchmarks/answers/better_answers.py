@@ -24,9 +24,9 @@ from made_searches import SEARCHES, Setting
 from made_table import CURVE, draw, measures_of, of_search, of_texts
 
 import edgedec
-from edgedec.choosing.judgement import judged
-from edgedec.choosing.sampled_steps import seeds_from, write_steps
 from edgedec_apps.bench.provenance import provenance
+from edgedec_methods.judgement import judged
+from edgedec_methods.sampled_steps import seeds_from, write_steps
 
 REFERENCES = {
     "arithmetic": [("likely", 8), ("likely", 4)],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from made_table import choices, cost, lockstep, summed
 
-from edgedec.choosing.compute_optimal import fitted, method_for
+from edgedec_methods.compute_optimal import fitted, method_for
 
 Row = Mapping[str, Any]
 FIRST = 4
@@ -96,7 +96,7 @@ def auroc_of(groups: Sequence[Sequence[tuple[float, bool]]]) -> dict[str, float 
 
 
 def _pooled(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
-    """Return what edgedec.choosing.self_evaluation.auroc does, by sorting: it is asked thousands of times."""
+    """Return what edgedec_methods.self_evaluation.auroc does, by sorting: it is asked thousands of times."""
     right, wrong = (np.sort([score for group in groups for score, yes in group if yes == wanted]) for wanted in (1, 0))
     if not len(right) or not len(wrong):
         return None

@@ -9,11 +9,11 @@ from time import monotonic
 from typing import Any
 
 import edgedec
-from edgedec.choosing.judgement import Question, question_of, turn_after_answer
 from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.decoding.branches import Branches
 from edgedec_apps.evaluation.function_runner import n_passed
 from edgedec_apps.evaluation.made_tasks import MadeTask, given_answer, is_right, made_tasks
+from edgedec_methods.judgement import Question, question_of, turn_after_answer
 
 N_CTX = 2048
 STOPS = {"functions": ("\n```",)}

@@ -7,22 +7,23 @@ from typing import Any
 from made_runs import figures, question, texts_of
 
 import edgedec
-from edgedec.choosing.a_star import a_star
-from edgedec.choosing.adadec import LookAhead, reranked
 from edgedec.choosing.beam import beam_search
-from edgedec.choosing.cntp import Caution, cautious
-from edgedec.choosing.judgement import judged, question_of, turn_after_answer
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.choosing.particles import Steps, filtered
-from edgedec.choosing.planning import Planning, planned
-from edgedec.choosing.sampled_steps import seeds_from, write_steps
-from edgedec.choosing.scorer import JudgeScorer, TextScorer
-from edgedec.choosing.self_evaluation import RESTART
-from edgedec.choosing.spec_reason import GRADING, grading_of, spec_reason
+from edgedec.choosing.scorer import TextScorer
 from edgedec.choosing.vote import voted
 from edgedec.sampling import SamplingParams
 from edgedec_apps.evaluation.function_runner import n_passed
 from edgedec_apps.evaluation.made_tasks import MadeTask, given_answer
+from edgedec_methods.a_star import a_star
+from edgedec_methods.adadec import LookAhead, reranked
+from edgedec_methods.cntp import Caution, cautious
+from edgedec_methods.diverse_beams import diverse_beams
+from edgedec_methods.judgement import JudgeScorer, judged, question_of, turn_after_answer
+from edgedec_methods.particles import filtered
+from edgedec_methods.planning import Planning, planned
+from edgedec_methods.sampled_steps import Steps, seeds_from, write_steps
+from edgedec_methods.self_evaluation import RESTART
+from edgedec_methods.spec_reason import GRADING, grading_of, spec_reason
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ Search = Callable[[Setting, PartialTexts], tuple[str, dict[str, Any]]]
 """-> the text that is chosen, and further figures."""
 
 
-def _beam(n: int, n_groups: int = 1, penalty: float = 0.0) -> Search:
+def _beam(n: int, n_groups: int = 1) -> Search:
     def search(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
-        found = [texts.text(each.text) for each in beam_search(texts, n, n_groups=n_groups, penalty=penalty)]
+        beams = diverse_beams(texts, n, n_groups=n_groups) if n_groups > 1 else beam_search(texts, n)
+        found = [texts.text(each.text) for each in beams]
         place = setting.place(found) if n_groups > 1 else 0
         return found[place], {"any": any(figures(setting.task, text)["right"] for text in found)}
 
@@ -148,11 +150,11 @@ SEARCHES: Mapping[str, Search] = {
     "greedy": _beam(1),
     "beam4": _beam(4),
     "beam8": _beam(8),
-    "diverse4": _beam(4, 4, 0.5),
+    "diverse4": _beam(4, 4),
     "cntp": _cntp,
     "adadec": _adadec,
-    "diverse8": _beam(8, 8, 0.5),
-    "diverse16": _beam(16, 16, 0.5),
+    "diverse8": _beam(8, 8),
+    "diverse16": _beam(16, 16),
     "particles4": _particles(4),
     "particles8": _particles(8),
     "particles16": _particles(16),

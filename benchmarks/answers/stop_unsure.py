@@ -5,7 +5,7 @@
 
 `read` lets a model read Python source files: of the standard library, of installed packages, and of this repository,
 which no model was trained on. At every position it notes the token that greedy decoding writes there and the one that
-default sampling draws, what the row of logits says about each (edgedec.decoding.unsure), and the file's own token.
+default sampling draws, what the row of logits says about each (edgedec_methods.unsure), and the file's own token.
 
 `fit` fits the logistic function on the greedy tokens of two of three files of the standard library and of the
 packages, for each model and for all together, and judges it on the other files. It reports how well single tokens are
@@ -29,11 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import edgedec
-from edgedec.decoding.unsure import Doubt, Fit
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
 from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.bench.provenance import provenance
+from edgedec_methods.unsure import Doubt, Fit
 
 _PACKAGES = "jinja2", "huggingface_hub", "starlette", "rich", "matplotlib", "click", "httpx", "networkx", "uvicorn"
 _FILES = {"library": 48, "packages": 30, "repository": 24}

@@ -24,8 +24,7 @@ from edgedec.decoding.step import Decoder, step
 from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
-from edgedec.sequence import Request
-from edgedec.sequence import Sequence as TokenSequence
+from edgedec.sequence import Request, TextState
 from edgedec.sessions.model_switching import LARGE, SMALL, SwitchingSession
 from edgedec_apps.bench.provenance import provenance
 
@@ -54,7 +53,7 @@ def write(
     session: Session, engine: edgedec.Engine, prompt: Sequence[int], n_tokens: int
 ) -> tuple[list[int], list[float]]:
     """Return the tokens that are written after a prompt, and the processor seconds of each step after the first."""
-    sequence = TokenSequence(Request(tuple(prompt), _PARAMS, 0), list(prompt))
+    sequence = TextState(Request(tuple(prompt), _PARAMS, 0), list(prompt))
     decoder, seconds = Decoder(session, Noise(0), None), list[float]()
     while sequence.n_generated < n_tokens:
         begun = process_time()

@@ -34,8 +34,9 @@ from rich.progress import track
 
 import edgedec
 from edgedec.constraint import Constraint
+from edgedec.decoding.grammars import Grammars
 from edgedec.errors import RequestError
-from edgedec.grammar import Grammar, Grammars
+from edgedec.grammar import Grammar
 from edgedec.loading.resolve import resolve
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.provenance import provenance

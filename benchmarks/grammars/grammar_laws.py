@@ -5,8 +5,8 @@
 
 The grammar has few texts, so every law is enumerated: the logits after each of its beginnings are computed once, and
 all draws below read them. KL is that of the law of the texts from the model's own law, in nats: for a mask alone; for
-edgedec.choosing.constrained with n texts (the mean of the weights of many runs, so a little too large); and for
-edgedec.futures after some texts (exact, mean of several runs).
+edgedec_methods.constrained with n texts (the mean of the weights of many runs, so a little too large); and for
+edgedec_methods.futures after some texts (exact, mean of several runs).
 """
 
 import argparse
@@ -21,14 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 import edgedec
-from edgedec.choosing.constrained import constrained
 from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.constraint import Constraint
-from edgedec.futures import Futures
-from edgedec.grammar import Grammar, Grammars
+from edgedec.decoding.grammars import Grammars
+from edgedec.grammar import Grammar
 from edgedec.noise import Noise
 from edgedec.sampling import Place, SamplingParams, distribution
 from edgedec_apps.bench.provenance import provenance
+from edgedec_methods.constrained import constrained
+from edgedec_methods.futures import Futures
 
 CASES = {
     "capital": ("The capital of France is", r" (Paris, Texas|Paris, Ontario|Lyon|Marseille|London|Rome|Nice)\."),

@@ -25,8 +25,9 @@ from json_schemas import _judge
 
 import edgedec
 from edgedec.constraint import Constraint
+from edgedec.decoding.grammars import Grammars
 from edgedec.errors import RequestError
-from edgedec.grammar import Grammar, Grammars
+from edgedec.grammar import Grammar
 from edgedec.noise import Noise
 from edgedec.sampling import Place, SamplingParams
 from edgedec.tokenizer import Tokenizer

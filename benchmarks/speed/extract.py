@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 import edgedec
-from edgedec.api.extraction import Extraction, question_text
-from edgedec.decoding.spans import starts_of
+from edgedec.extraction import Extraction
 from edgedec_apps.bench.provenance import provenance
+from edgedec_methods.extraction import question_text
+from edgedec_methods.spans import starts_of
 
 PASSAGE = (
     "The lighthouse at Cape Orin was built between 1871 and 1874 by the engineer Marta Lindqvist, after three "

@@ -57,7 +57,9 @@ class Jacobi:
         self._step: Draft | None = None  # of a recording
         self._n_accepted = 0  # tokens of that step
         self._n_read = 0  # tokens of the text that the recording's session holds
-        self._session = context.target.open(context.target.n_ctx) if redraw and context.recorder is not None else None
+        self._session = (
+            context.target.model.session(context.target.n_ctx) if redraw and context.recorder is not None else None
+        )
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt."""

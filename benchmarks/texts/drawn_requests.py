@@ -16,8 +16,8 @@ from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import N_VOCAB, tiny_llama
 from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
-from edgedec.futures import PLAIN_DRAW
 from edgedec.grammar import Grammar
+from edgedec_methods.futures import PLAIN_DRAW
 
 Kind = Literal["one", "parallel", "samples", "until", "forks", "best", "search", "cancel", "resume", "chat"]
 KINDS: tuple[Kind, ...] = ("one", "parallel", "samples", "until", "forks", "best", "search", "cancel", "resume", "chat")

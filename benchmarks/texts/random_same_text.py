@@ -35,10 +35,10 @@ import edgedec
 from edgedec.api.best_text import BestOf
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import EdgedecError
-from edgedec.futures import Futures
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
 from edgedec_apps.bench.provenance import report
+from edgedec_methods.futures import Futures
 
 REAL, CRASHED = "smollm2-135m", "crashed"
 Seen = tuple[Any, ...]
@@ -170,7 +170,7 @@ class Asker:
         return () if found == expected else (f"the fork has {found}, plain decoding {expected}",)
 
     def _best(self, asked: Asked, options: dict[str, Any]) -> Seen:
-        how = BestOf(n=asked.n, choose=asked.choose, answer=r"[a-z1]+")  # type: ignore[arg-type]
+        how = BestOf(n=asked.n, choose=asked.choose, answer=r"[a-z1]+")
         found = self._engine.best(asked.prompt, how, **options)
         self.texts = found.texts
         return found.place, found.answers, found.scores, found.why

@@ -1,46 +1,32 @@
-"""The best of several texts of one prompt: written together, then chosen by one of the methods of edgedec.choosing."""
+"""The best of several texts of one prompt: written together, then chosen by a chooser of edgedec.choosing.choice."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack
 
 from edgedec.api.request_options import RequestOptions, SamplingOptions
 from edgedec.chat import Message
-from edgedec.choosing.choice import (
-    NEEDS_JUDGE,
-    Choose,
-    Chosen,
-    chosen_among,
-    may_stop,
-    require_choose,
-    require_logprobs,
-)
+from edgedec.choosing.asked_prompt import AskedPrompt, BranchingEngine
+from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
 from edgedec.choosing.command_scorer import SCORER_S
-from edgedec.choosing.judgement import Question, chance_yes, question_of
+from edgedec.choosing.likelihood import require_logprobs
 from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
 from edgedec.choosing.scorer import Scorer, require_scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
-from edgedec.decoding.branches import Branches
 from edgedec.decoding.samples import Until
 from edgedec.errors import CancelledError, OptionError, argument
-from edgedec.model import Model, ModelCard
+from edgedec.model import ModelCard
 from edgedec.noise import SEED_LIMIT
-from edgedec.progress import CancelToken, OnProgress
+from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation
-from edgedec.sessions.forks import require_forks
-from edgedec.tokenizer import Tokenizer
 
 ROUND = 4
 """Texts of a round of n="auto"."""
 MOST_AUTO = 32
 EPS = 0.02
 """n="auto" ends when another text is expected to add less than this to the chance of the right answer."""
-
-Write = Callable[[int, int, Until], tuple[Generation, ...]]
-"""`(first text, how many, until)` -> these texts; text k draws with the first seed plus k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,83 +35,47 @@ class BestOf:
 
     Attributes:
         n: How many texts, or "auto" for as many as TTSPM (arXiv:2505.20522) expects to help, at most MOST_AUTO.
-        choose: The method.
+        choose: The chooser, a plug-in of `edgedec.choosers`.
         answer: The regular expression of an answer.
         scorer: For "score": a function `(prefix, steps) -> scores`, or the argument list of a command.
         scorer_seconds: Most seconds of a call of the scorer.
+
+    Raises:
+        OptionError: The chooser is unknown, a value is out of range, or the scorer is missing or not wanted.
+        PluginError: The chooser does not import.
     """
 
     n: int | Literal["auto"] = 8
-    choose: Choose = "vote"
+    choose: str = "vote"
     answer: str = ANSWER
     scorer: Scorer | Sequence[str] | None = None
     scorer_seconds: float = SCORER_S
 
     def __post_init__(self) -> None:
-        require_choose(self.choose)
+        chooser = self.chooser
         answer_pattern(self.answer)
         require_scorer(self.scorer, self.scorer_seconds)
-        if (self.choose == "score") != (self.scorer is not None):
+        if chooser.takes_scorer and self.scorer is None:
+            raise OptionError("scorer", None, f"{argument('choose')}={self.choose!r} needs one; give a function")
+        if self.scorer is not None and not chooser.takes_scorer:
             raise OptionError("scorer", self.scorer, f"it goes with {argument('choose')}='score', and only with that")
         if isinstance(self.n, str) and self.n != "auto":
             raise OptionError("n", self.n, "it must be a whole number, or 'auto'")
-        if self.n == "auto" and self.choose not in ("vote", "bag"):
-            raise OptionError("n", self.n, "'auto' counts the texts that agree, so it goes with 'vote' and 'bag'")
+        if self.n == "auto" and not chooser.votes:
+            raise OptionError("n", self.n, f"'auto' counts the texts that agree, which is nothing to {self.choose!r}")
+
+    @property
+    def chooser(self) -> Chooser:
+        """The chooser itself."""
+        return chooser_named(self.choose)
 
 
-def written(write: Write, how: BestOf) -> tuple[Generation, ...]:
-    """Return the texts that are chosen among; those that can't matter any more are stopped early."""
-    if how.n != "auto":
-        n = how.n
-        return write(0, n, lambda ended: may_stop(how.choose, ended, n, how.answer))
-    texts: tuple[Generation, ...] = ()
-    while True:
-        texts += write(len(texts), ROUND, lambda ended: False)
-        answers = [answer_of(text.text, how.answer) for text in texts]
-        is_cancelled = any(text.finish_reason == "cancelled" for text in texts)
-        if is_cancelled or not another_is_wanted(n_agreeing(answers), len(answers), EPS, MOST_AUTO):
-            return texts
-
-
-def scored(
-    texts: Sequence[Generation],
-    how: BestOf,
-    prefix: str,
-    judge: Callable[[Sequence[Generation]], list[float]],
-    cancel: CancelToken | None,
-) -> list[float]:
-    """Return the scores that the method needs, by text; none where it needs none.
-
-    Args:
-        texts: The texts.
-        how: The method.
-        prefix: The prompt as text, for the caller's scorer.
-        judge: `(texts)` -> the judged chance of each to be right.
-        cancel: Ends a call of the scorer.
-    """
-    if how.choose in NEEDS_JUDGE:
-        return judge(texts)
-    if how.scorer is None:
-        return []
-    return scores_of(how.scorer, prefix, [text.text for text in texts], how.scorer_seconds, cancel)
-
-
-class ManyTexts(Protocol):
-    """What choosing needs of an engine.
-
-    Attributes:
-        model: The runtime's model.
-    """
-
-    model: Model
+class ManyTexts(BranchingEngine, Protocol):
+    """What choosing and searching need of an engine."""
 
     @property
     def card(self) -> ModelCard:
         """The facts of the model."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
 
     def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """Return sampling parameters: the options given, then the defaults."""
@@ -144,77 +94,61 @@ class ManyTexts(Protocol):
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
         """Raise MemoryCapError unless the memory plan has room for n texts of a prompt."""
 
-    def branches(
-        self,
-        prompt: Sequence[int],
-        *,
-        most: int,
-        cancel: CancelToken | None,
-        on_progress: OnProgress | None = None,
-    ) -> AbstractContextManager[Branches]:
-        """Open branches of a prompt inside the block."""
 
-
-def best_of(
-    engine: ManyTexts,
-    prompt_ids: Sequence[int],
-    how: BestOf,
-    words: tuple[str, str],
-    cancel: CancelToken | None,
-    options: RequestOptions,
-) -> Chosen:
-    """Write texts, score them where the method needs it, and return the choice.
+def best_of(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: RequestOptions) -> ChosenText:
+    """Write texts, score them where the chooser needs it, and return the choice.
 
     Args:
         engine: Writes the texts.
-        prompt_ids: The prompt.
+        asked: The prompt.
         how: How many, and how one is chosen.
-        words: The prompt as text, for the caller's scorer; and what the model reads after a text before it judges that
-            text, with control tokens spelled out.
-        cancel: Stops all texts and the scorer.
         options: The options of the texts.
 
     Raises:
-        CapabilityError: A judgement was asked for, and the runtime can't fork; nothing was written.
-        OptionError: The method needs log-probabilities, and the options leave them out; nothing was written.
+        OptionError: The chooser needs log-probabilities, and the options leave them out; nothing was written.
+        What the chooser's open_scorer() raises; nothing was written.
         What samples() and scores_of() raise.
     """
-    prefix, turn = words
-    if how.choose in ("likely", "bag") and options.get("logprobs", 0) is None:
+    if how.chooser.needs_logprobs and options.get("logprobs", 0) is None:
         require_logprobs(None)
-    asked = None
-    if how.choose in NEEDS_JUDGE:
-        require_forks(engine.model)
-        asked = question_of(engine.tokenizer, turn, parse_special=True)
-    seed = options.get("seed")
-    first_seed = secrets.randbits(62) if seed is None else seed
-
-    def write(first: int, n: int, until: Until) -> tuple[Generation, ...]:
-        more: RequestOptions = {**options, "seed": (first_seed + first) % SEED_LIMIT}
-        return engine.samples(prompt_ids, n, until=until, cancel=cancel, **more)
-
-    def judge(texts: Sequence[Generation]) -> list[float]:
-        assert asked is not None, "a method that needs a judgement has a question"
-        with engine.branches(prompt_ids, most=2, cancel=cancel) as branches:
-            return judged_texts(branches, texts, asked)
-
-    texts = written(write, how)
+    score = _scoring(asked, how)
+    texts = _written(engine, asked, how, options)
     try:
-        scores = scored(texts, how, prefix, judge, cancel)
+        scores = score(texts)
     except CancelledError:  # the texts are there: the likeliest is chosen, or the first without log-probabilities
         return chosen_among(texts, "likely" if texts[0].logprob_sum is not None else "vote", answer=how.answer)
     return chosen_among(texts, how.choose, answer=how.answer, scores=scores)
 
 
-def judged_texts(branches: Branches, texts: Sequence[Generation], question: Question) -> list[float]:
-    """Return the judged chance of each text to be right; each is read again, behind the prompt that is read once."""
-    found: list[float] = []
-    for text in texts:
-        (branch,) = branches.fork(branches.root)
-        logits = branches.forward({branch: [*text.token_ids, *question.token_ids]})[branch]
-        found.append(chance_yes(logits[-1], question))
-        branches.drop(branch)
-    return found
+def _scoring(asked: AskedPrompt, how: BestOf) -> ScoreTexts:
+    """Return what scores texts for a chooser; nothing does where it needs no scores."""
+    scorer, open_scorer = how.scorer, how.chooser.open_scorer
+    if scorer is not None:
+        return lambda texts: scores_of(
+            scorer, asked.prefix, [text.text for text in texts], how.scorer_seconds, asked.cancel
+        )
+    return (lambda texts: []) if open_scorer is None else open_scorer(asked)
+
+
+def _written(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: RequestOptions) -> tuple[Generation, ...]:
+    """Return the texts that are chosen among; those that can't matter any more are stopped early."""
+    seed = options.get("seed")
+    first_seed = secrets.randbits(62) if seed is None else seed
+
+    def write(first: int, n: int, until: Until) -> tuple[Generation, ...]:
+        more: RequestOptions = {**options, "seed": (first_seed + first) % SEED_LIMIT}
+        return engine.samples(asked.token_ids, n, until=until, cancel=asked.cancel, **more)
+
+    if how.n != "auto":
+        n, may_stop = how.n, how.chooser.may_stop
+        return write(0, n, lambda ended: may_stop(ended, n - len(ended), how.answer))
+    texts: tuple[Generation, ...] = ()
+    while True:
+        texts += write(len(texts), ROUND, lambda ended: False)
+        answers = [answer_of(text.text, how.answer) for text in texts]
+        is_cancelled = any(text.finish_reason == "cancelled" for text in texts)
+        if is_cancelled or not another_is_wanted(n_agreeing(answers), len(answers), EPS, MOST_AUTO):
+            return texts
 
 
 def prompt_text(prompt: str | Sequence[int] | Sequence[Message]) -> str:

@@ -7,23 +7,23 @@ from typing import Any, TypeGuard, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec import plugins
 from edgedec.api import async_api as aio
 from edgedec.api.best_text import BestOf, best_of, prompt_text
 from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.embedding import Embedder
-from edgedec.api.extraction import Extraction, Wanted, extract, question_text
 from edgedec.api.request_options import Prompt, RequestOptions
 from edgedec.api.search_text import searched
-from edgedec.api.text_engine import TextEngine, finished
+from edgedec.api.text_engine import TextEngine
 from edgedec.chat import ChatTemplate, Message, thinking_variables
-from edgedec.choosing.choice import Chosen
-from edgedec.choosing.judgement import QUESTION, turn_after_answer
+from edgedec.choosing.asked_prompt import AskedPrompt
+from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.search_by import SearchBy
 from edgedec.decoding.embedding import require_dimensions, require_pooling
-from edgedec.decoding.generate import SessionSlot, TokenStream
-from edgedec.decoding.infill import Gap, gap_ids
+from edgedec.decoding.generate import SessionSlot, TokenStream, finished
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.errors import CancelledError, RequestError, TemplateError, argument
+from edgedec.extraction import Extraction
 from edgedec.gguf.pooling import Pooling
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.memory_plan import MemoryPlan
@@ -111,13 +111,11 @@ class Engine(TextEngine):
             CapabilityError: The runtime can't go back in a text, or the model has no end token.
             CancelledError: `cancel` stopped the work.
         """
-        text = question_text(question, passage)
-        if self.can_chat:
-            prompt_ids, lead = tuple(self.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
-        else:
-            prompt_ids, lead = self.prompt_ids(f"{text}\nAnswer:"), " "
-        wanted = Wanted(passage, prompt_ids, lead, n, max_tokens)
-        return extract(self._pool, wanted, CancelToken() if cancel is None else cancel, on_progress)
+        task = plugins.load_plugin(plugins.TASKS, "extract")
+        return cast(
+            Extraction,
+            task(self, question, passage, n=n, max_tokens=max_tokens, cancel=cancel, on_progress=on_progress),
+        )
 
     def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
         """Return a prompt, as token ids, that makes the model write what belongs between two texts.
@@ -131,7 +129,7 @@ class Engine(TextEngine):
             RequestError: The model has no tokens for filling in the middle.
             PromptTooLongError: The prompt does not fit the context.
         """
-        return gap_ids(self.tokenizer, Gap(before, after, files=tuple(files)), self.n_prompt_max)
+        return cast(list[int], plugins.load_plugin(plugins.TASKS, "infill")(self, before, after, files))
 
     def chat(
         self,
@@ -317,7 +315,7 @@ class Engine(TextEngine):
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
-    ) -> Chosen:
+    ) -> ChosenText:
         """Choose among several texts of a prompt, or search for the best one; docs/better-answers.md says how.
 
         When `cancel` stops the writing, the choice is among the texts so far; a search ends with CancelledError.
@@ -334,18 +332,15 @@ class Engine(TextEngine):
             ScorerError: The scorer raised an error, took too long, or returned something else than scores.
             What samples() and branches() raise.
         """
-        ids = (
-            self._chat_prompt(prompt, cancel, think, {})[0]
-            if _is_chat(prompt)
-            else self.prompt_ids(cast(Prompt, prompt))
-        )
-        turn = turn_after_answer(self.render) if _is_chat(prompt) else f"\n\n{QUESTION}\n"
+        ids: Sequence[int]
         if _is_chat(prompt):
-            options = {"reuse": "longest", **options}
-        words = prompt_text(prompt), turn
+            ids, options = self._chat_prompt(prompt, cancel, think, options)
+        else:
+            ids = self.prompt_ids(cast(Prompt, prompt))
+        asked = AskedPrompt(self, ids, prompt_text(prompt), self.render if _is_chat(prompt) else None, cancel)
         if isinstance(how, SearchBy):
-            return searched(self, ids, how, words, cancel, options)
-        return best_of(self, ids, BestOf() if how is None else how, words, cancel, options)
+            return searched(self, asked, how, options)
+        return best_of(self, asked, BestOf() if how is None else how, options)
 
     async def asamples(
         self,

@@ -12,7 +12,7 @@ from edgedec.api.engine import Engine
 from edgedec.api.open_drafters import open_drafters
 from edgedec.api.options import LIBRARY, Application, EngineOptions, HugePagesMode, ModelName, Numerics
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
-from edgedec.chat import ChatTemplate, ChatTemplateFactory
+from edgedec.chat import ChatTemplate, open_template
 from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.shared_prefix import SharedPrefixes
 from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
@@ -35,7 +35,6 @@ from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 from edgedec.sessions.model_switching import SwitchingSession
-from edgedec.sessions.padded_steps import with_padded_steps
 from edgedec.sessions.sliding_window import SlidingSession
 
 # The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
@@ -210,11 +209,12 @@ def _load_model(
     undo.callback(model.close)
     if wishes.layer_sizes is not None and options.layer_skip is not None:
         model = leave_out(model, wishes.layer_sizes, options.layer_skip, load_options.cache_dir)
-    if options.draft_numerics != "padded":
+    if options.draft_numerics in ("strict", "loose"):
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
     with stage(options.on_progress, "looking for numbers of rows that have the bits of each other"):
-        model, note = with_padded_steps(model, n_ctx, load_options.cache_dir)
+        numerics = plugins.load_plugin(plugins.NUMERICS, options.draft_numerics)
+        model, note = numerics(model, n_ctx, load_options.cache_dir)
     return model, () if note is None else (note,)
 
 
@@ -279,6 +279,4 @@ def _template(model: Model, source: str | None) -> ChatTemplate | None:
     source = model.card.chat_template if source is None else source
     if source is None:
         return None
-    factory: ChatTemplateFactory = plugins.load_plugin(plugins.TEMPLATES, "jinja")
-    tokenizer = model.tokenizer
-    return factory(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+    return open_template(source, bos_token=model.tokenizer.bos_token, eos_token=model.tokenizer.eos_token)

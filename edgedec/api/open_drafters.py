@@ -11,6 +11,7 @@ from edgedec.api.wishes import Wishes
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot
 from edgedec.draft import DrafterFactory
+from edgedec.drafters.shape_names import parse_shape
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.drafters.suffix.learned import NAME as LEARNED
 from edgedec.drafters.suffix.learned import LearnedDrafter
@@ -30,7 +31,6 @@ from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sorted_text import SortedText
 from edgedec.storage.probe_cache import cache_folder
-from edgedec.tree_shapes import parse_shape
 
 Factories = Mapping[str, DrafterFactory]
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from edgedec.decoding.lost import require_wait
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
+from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import OptionError
 from edgedec.loading.other_machines import addresses_of
 from edgedec.memory_plan import parse_size
@@ -16,7 +17,6 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.resolver import ResolveOptions
 from edgedec.sessions.model_switching import require_pair
 from edgedec.storage.probe_cache import cache_folder
-from edgedec.tree_shapes import parse_shape
 
 ModelName = str | os.PathLike[str]
 """A path, a name of the catalogue, hf:owner/repo[:quantization or file][@revision], or ollama:name."""
@@ -70,7 +70,7 @@ class EngineOptions:
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         draft_numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "padded"
             gives every step the few rows that longer forwards share their bits with, where a runtime has such
-            (edgedec.sessions.padded_steps): drafts change no bit there either, but the text is that of padded steps.
+            (edgedec_methods.padded_steps): drafts change no bit there either, but the text is that of padded steps.
             "loose" verifies longer drafts; the text may then differ where two tokens are nearly as probable.
         draft_store: A file in which the suffix drafter keeps the token ids of earlier texts from process to process. It
             is read now, and written by Engine.close(). Only models of one vocabulary can share a file.

@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Literal, TypedDict
 
-from edgedec.constraint import Predicate
+from edgedec.constraint import EarlierTexts, Predicate
 from edgedec.errors import OptionError, RequestError
-from edgedec.futures import Futures
 from edgedec.grammar import Grammar, JsonSchema
 from edgedec.progress import OnProgress
 from edgedec.sequence import COUPLED
 from edgedec.tokenizer import Tokenizer
-from edgedec.verification import RULES
+from edgedec.verification.rules import rule_names
 
 _PREDICTED_CHARACTERS = 16  # of a prediction, for each token of the context: more would hardly be looked up
 Prompt = str | Sequence[int]
@@ -54,12 +53,12 @@ class RequestOptions(SamplingOptions, total=False):
             The text is the same as without, as long as the shortest completion found still fits.
         prediction: What much of the text is expected to be, such as the file that it changes, as text or token ids: the
             suffix drafter looks drafts up in its first n_ctx tokens. The text is the same with any prediction.
-        predicate: A function of a text and of whether it ends there, which says whether that is allowed
-            (edgedec.predicate): for what no grammar says. It is asked about tokens in the order of the draw, so a few
-            questions a token are enough where most tokens are allowed.
-        futures: What earlier texts of the prompt taught about where a grammar leads (edgedec.futures). With it, texts
-            are drawn nearer to the model's own law; a text then depends on what this object held when it began. Of the
-            options of the draw only the temperature is left: the model's defaults of the others are off.
+        predicate: A function of a text and of whether it ends there, which says whether that is allowed: for what
+            no grammar says. It is asked about tokens in the order of the draw, so a few questions a token are enough
+            where most tokens are allowed.
+        futures: What earlier texts of the prompt taught about where a grammar leads, such as an installed method keeps
+            it. Texts are drawn nearer to the model's own law; a text then depends on what this object held when it
+            began. Of the options of the draw only the temperature is left: the model's defaults of the others are off.
         resume: The token ids of an interrupted text of the same prompt, options and seed (RuntimeLostError.token_ids):
             the text goes on behind them, and is the one that it would have been. They come first in a stream.
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
@@ -73,15 +72,15 @@ class RequestOptions(SamplingOptions, total=False):
     json_close: bool
     prediction: Prompt | None
     predicate: Predicate | None
-    futures: Futures | None
+    futures: EarlierTexts | None
     resume: Sequence[int]
     on_progress: OnProgress | None
 
 
 def require_rule(name: str) -> None:
     """Raise RequestError unless `name` is a verification rule."""
-    if not isinstance(name, str) or (name != COUPLED and name not in RULES):
-        raise OptionError("verify", name, f"it must be one of {', '.join([COUPLED, *RULES])}")
+    if not isinstance(name, str) or (name != COUPLED and name not in rule_names()):
+        raise OptionError("verify", name, f"it must be one of {', '.join(rule_names())}")
 
 
 def predicted_ids(tokenizer: Tokenizer, prediction: Prompt | None, most: int) -> tuple[int, ...]:

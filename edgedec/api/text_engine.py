@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, cast
@@ -22,16 +22,17 @@ from edgedec.closeable import Closeable
 from edgedec.constraint import Predicate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.branches import Branches, branches_on
-from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.generate import SessionSlot, TokenStream, finished
+from edgedec.decoding.grammars import Grammars, plain_draw_of, require_aligned
 from edgedec.decoding.prompt_length import encode_prompt
+from edgedec.decoding.prompt_read import PromptRead, prompt_read
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.text_batch import OpenConstraint
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import RequestError, argument
 from edgedec.further_processes import processes_of
-from edgedec.futures import PLAIN_DRAW
-from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar, require_aligned
+from edgedec.grammar import GRAMMAR_BYTES, Grammar, JsonSchema, chosen_grammar
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
@@ -108,7 +109,7 @@ class TextEngine(Closeable):
 
     def session(self, n_ctx: int | None = None) -> Session:
         """Open a session of `n_ctx` tokens, the engine's by default, for forwards without sampling; you close it."""
-        return self._slot.session.open(n_ctx or self.n_ctx)
+        return self._slot.session.model.session(n_ctx or self.n_ctx)
 
     def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
@@ -175,7 +176,6 @@ class TextEngine(Closeable):
             self._pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress
         )
 
-    @contextmanager
     def branches(
         self,
         prompt: Prompt,
@@ -183,7 +183,7 @@ class TextEngine(Closeable):
         most: int = MOST_FORKS,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Iterator[Branches]:
+    ) -> AbstractContextManager[Branches]:
         """Open branches of a prompt inside the block, for decoding of one's own; see edgedec.decoding.branches.
 
         The block waits for its turn as a request does. The model's other requests share forwards with it where the
@@ -201,9 +201,14 @@ class TextEngine(Closeable):
             PromptTooLongError, ContextFullError: The prompt does not fit the context.
             CancelledError: `cancel` was cancelled before the prompt was read.
         """
-        request = self._request(prompt, {})
-        with branches_on(self._pool, request, cancel or CancelToken(), most=most, on_progress=on_progress) as opened:
-            yield opened
+        request, stop = self._request(prompt, {}), cancel or CancelToken()
+        return branches_on(self._pool, request, stop, most=most, on_progress=on_progress)
+
+    def prompt_read(
+        self, prompt: Prompt, *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
+    ) -> AbstractContextManager[PromptRead]:
+        """Read a prompt, and hold its session inside the block, for forwards of one's own; raises as branches()."""
+        return prompt_read(self._pool, self._request(prompt, {}), cancel or CancelToken(), on_progress)
 
     @contextmanager
     def partial_texts(
@@ -248,8 +253,7 @@ class TextEngine(Closeable):
         futures = options.pop("futures", None)
         predicted = predicted_ids(self.tokenizer, options.pop("prediction", None), self.n_ctx)
         begun_ids = as_token_ids(options.pop("resume", ()))
-        plain = {} if futures is None else PLAIN_DRAW
-        request = self._request(prompt, cast(SamplingOptions, {**plain, **options}))
+        request = self._request(prompt, cast(SamplingOptions, {**plain_draw_of(futures), **options}))
         require_rule(rule)
         request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids)
         chosen = chosen_grammar(*grammar, close=close)
@@ -270,7 +274,7 @@ class TextEngine(Closeable):
         json_schema: JsonSchema | None = None,
         predicate: Predicate | None = None,
     ) -> OpenConstraint:
-        """Return what opens the constraint of one text, as edgedec.choosing.constrained takes it.
+        """Return what opens the constraint of one text, as searches under a constraint take it.
 
         Raises:
             RequestError: Both a grammar and a schema are given, or one of them is invalid.
@@ -391,10 +395,3 @@ class TextEngine(Closeable):
         self.model.close()
         if drafting is not None and os.getpid() == self._slot.pid:
             drafting.save()
-
-
-def finished(stream: TokenStream) -> Generation:
-    """Read a stream to its end and return what it generated."""
-    for _ in stream:
-        pass
-    return stream.generation

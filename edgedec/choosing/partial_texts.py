@@ -1,6 +1,6 @@
 """Texts of one prompt that are being written side by side: they fork, grow by a token each, and are dropped.
 
-Every search of this room moves texts through `PartialTexts`, so that one place counts what a search costs, looks at the
+Every search moves texts through `PartialTexts`, so that one place counts what a search costs, looks at the
 cancel token, and frees the branches when the search ends, however it ends.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.closeable import Closeable
-from edgedec.progress import CancelToken, check_cancelled
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.sampling import log_probs
 
 Ended = Literal["stop", "length"]
@@ -88,6 +88,7 @@ class PartialTexts(Closeable):
         max_tokens: int,
         stop: Sequence[str] = (),
         cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         """Hold the branches of a prompt, of which only the root is open.
 
@@ -99,12 +100,14 @@ class PartialTexts(Closeable):
             max_tokens: Most tokens of a text after the prompt.
             stop: Strings, each of which ends a text.
             cancel: Ends the search with CancelledError before its next forward.
+            on_progress: Called with the number of tokens evaluated so far, after each forward.
         """
         self.prompt_ids = tuple(prompt_ids)
         self.decode = decode
         self.cancel = cancel
         self.forwards: Counter[int] = Counter()
         self._branches = branches
+        self._on_progress = on_progress
         self._open = {branches.root}
         self._is_end = is_end
         self._max_tokens = max_tokens
@@ -189,7 +192,9 @@ class PartialTexts(Closeable):
         if not rows:
             return {}
         self.forwards[sum(map(len, rows.values()))] += 1
-        return {branch: found[-1] for branch, found in self._branches.forward(rows).items()}
+        found = self._branches.forward(rows)
+        report_progress(self._on_progress, "searching", self.n_tokens, None, "tokens")
+        return {branch: logits[-1] for branch, logits in found.items()}
 
     def _with(self, text: PartialText, token_id: int, logits: NDArray[np.float32] | None) -> PartialText:
         """Return a text with a token more; without new logits the token ends the text and is no part of it."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgedec.choosing.command_scorer import SCORER_S, CommandScorer
-from edgedec.choosing.judgement import Question, judged
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.errors import EdgedecError, OptionError, PluginError, ScorerError, argument
 from edgedec.progress import CancelToken, check_cancelled
@@ -90,21 +89,6 @@ def scores_of(
         return checked_scores(found, len(steps))
     except PluginError as error:
         raise ScorerError(error.marked, tuple(steps)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeScorer:
-    """Implements TextScorer by a one-token judgement in a fork of each text.
-
-    Attributes:
-        question: What the model is asked.
-    """
-
-    question: Question
-
-    def __call__(self, texts: PartialTexts, live: Sequence[PartialText], /) -> list[float]:
-        """Return the judged chance that each text is right so far, all in one forward."""
-        return judged(texts, live, self.question)
 
 
 def checked_scores(found: object, n: int) -> list[float]:

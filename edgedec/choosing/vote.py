@@ -3,6 +3,7 @@ r"""Majority vote on the answers that texts state (self-consistency; Wang et al.
 import re
 from collections.abc import Sequence
 
+from edgedec.counted import counted
 from edgedec.errors import OptionError
 
 ANSWER = r"(?:[Aa]nswer|ANSWER)\W*?[:=]\W*(\S.*\S|\S)"
@@ -69,6 +70,19 @@ def voted(answers: Sequence[str | None], weights: Sequence[float] | None = None)
     if not by_answer:
         return 0
     return answers.index(max(by_answer, key=by_answer.__getitem__))
+
+
+def votes_said(answers: Sequence[str | None], place: int) -> str:
+    """Return how many votes the answer of a text has, as part of a sentence.
+
+    >>> votes_said(["4", "5", None, "4"], 0), votes_said([None], 0)
+    ('its answer, 4, has 2 of 3 votes', 'no text states an answer')
+    """
+    answer = answers[place]
+    if answer is None:
+        return "no text states an answer"
+    n_voters = sum(each is not None for each in answers)
+    return f"its answer, {answer:.60}, has {answers.count(answer)} of {counted(n_voters, 'vote')}"
 
 
 def is_decided(answers: Sequence[str | None], n_more: int) -> bool:

@@ -19,8 +19,7 @@ from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
-from edgedec.sequence import Request
-from edgedec.sequence import Sequence as TokenSequence
+from edgedec.sequence import Request, TextState
 
 SEED = 11
 GREEDY = SamplingParams(temperature=0, seed=SEED)
@@ -142,7 +141,7 @@ class DrafterSubject(HeldSessions):
         Raises:
             ConformanceError: The drafter failed, and decoding went on without it.
         """
-        sequence = TokenSequence(Request(prompt, params, SEED), list(prompt))
+        sequence = TextState(Request(prompt, params, SEED), list(prompt))
         policy = None
         if drafter is not None:
             drafter.begin(prompt)

@@ -21,8 +21,7 @@ from edgedec.decoding.text_room import tokens_behind
 from edgedec.errors import CancelledError, ContextFullError, RequestError
 from edgedec.model import ForwardItem, Session
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.sequence import Request
-from edgedec.sequence import Sequence as TextState
+from edgedec.sequence import Request, TextState
 from edgedec.sessions.forks import MOST_FORKS, ForkedSession, SessionForks, require_count, require_forks
 
 
@@ -232,29 +231,29 @@ def branches_on(
         What Branches raises.
     """
     prompt, n_prompt = TextState(request, list(request.prompt_ids)), len(request.prompt_ids)
-    with session_for(pool, request.prompt_ids, cancel, None) as target:
-        if target is None:
+    with session_for(pool, request.prompt_ids, cancel, None) as slot:
+        if slot is None:
             raise CancelledError("the branches of a prompt were cancelled before the prompt was read")
         if n_prompt:
-            reuse_prefix(target, prompt)
-        n_held = target.session.n_cached
+            reuse_prefix(slot, prompt)
+        n_held = slot.session.n_cached
         try:
-            with target.session.generating(n_prompt):
+            with slot.session.generating(n_prompt):
                 branches = Branches(
-                    target.session,
+                    slot.session,
                     request.prompt_ids,
                     n_past=prompt.n_cached,
                     most=most,
-                    most_tokens=tokens_behind(target, n_prompt),
-                    most_rows=target.text_rows,
+                    most_tokens=tokens_behind(slot, n_prompt),
+                    most_rows=slot.text_rows,
                     on_progress=on_progress,
                 )
             prompt.n_cached = n_prompt
         except BaseException:  # KeyboardInterrupt too
-            if target.session.n_cached != n_held:  # else nothing was read
-                prompt.n_cached = min(target.session.n_cached, n_prompt)
+            if slot.session.n_cached != n_held:  # else nothing was read
+                prompt.n_cached = min(slot.session.n_cached, n_prompt)
             raise
         finally:
-            remember_cached(target, prompt)
+            remember_cached(slot, prompt)
         with branches, cancel.calling(branches.cancel):
             yield branches

@@ -1,6 +1,7 @@
 """Embeddings: one vector for a text, of the hidden states that a model has after its last layer."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.prompt_length import too_long
 from edgedec.errors import OptionError, RequestError, SessionError, argument
 from edgedec.gguf.pooling import POOLINGS, FinalNorm, Pooling
-from edgedec.model import ModelCard, Session
+from edgedec.model import EncoderSession, ModelCard, Session
 
 _ROWS = 64  # of one forward: always the same cuts, so that a vector does not depend on what else is embedded
 _NO_ROWS = np.empty(0, np.int32)
@@ -76,7 +77,7 @@ def embed_on(
     tokens = np.array(token_ids, np.int32)
     with slot.session.generating(len(token_ids)):
         if norm is None:  # an encoder, which keeps nothing
-            return _pooled(iter([slot.session.final_states(tokens)]), len(tokens), pooling)
+            return _pooled(iter([cast(EncoderSession, slot.session).final_states(tokens)]), len(tokens), pooling)
         pooled = _pooled(_states(slot.session, tokens, norm), len(tokens), pooling)
         slot.cached_ids = list(token_ids)  # n_exact is 0, as it was read in pieces of another length than a prompt
         return pooled

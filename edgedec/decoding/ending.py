@@ -1,16 +1,20 @@
 """Where a text ends: by an end token, a stop string, its grammar, max_tokens, doubt, or because the context is full."""
 
 import sys
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec import plugins
 from edgedec.constraint import Constraint
 from edgedec.decoding.detokenizer import TextStream
-from edgedec.decoding.unsure import UnsureStop, unsure_stop
 from edgedec.draft import Verification
+from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, Session
-from edgedec.sequence import FinishReason, Request, Sequence
+from edgedec.sequence import FinishReason, Request, TextState
 
 
 def _never(token_id: int) -> bool:
@@ -19,6 +23,24 @@ def _never(token_id: int) -> bool:
 
 def _no_bytes(token_id: int) -> bytes:
     return b""
+
+
+class UnsureStop(Protocol):
+    """Ends a text before a token that is too likely to be wrong; a plug-in of the group `edgedec.stops` makes it."""
+
+    @property
+    def least(self) -> float:
+        """The least chance to be right that a token of the text has."""
+
+    @property
+    def note(self) -> str:
+        """What a person should know of the estimate; may be empty."""
+
+    def chance(self, row: NDArray[np.float32], token_id: int, ops: LogitOps) -> float:
+        """Return the estimated chance that a token, drawn from a row of logits, is right; NaN for logits that are."""
+
+    def sentence(self, chance: float) -> str:
+        """Return why a text ends before a token with this chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +108,8 @@ class TextEnd:
     def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
         """Return what decides about the text of a request on a session."""
         is_end = _never if request.sampling.ignore_end else session.model.tokenizer.is_end
-        unsure = unsure_stop(request.sampling.stop_unsure, session.model.card)
+        least, card = request.sampling.stop_unsure, session.model.card
+        unsure = None if least is None else plugins.load_plugin(plugins.STOPS, "unsure")(least, card)
         temperature, n_most = request.sampling.temperature or 1.0, session.n_text_max
         if request.sampling.max_tokens is not None:
             n_most = min(n_most, len(request.prompt_ids) + request.sampling.max_tokens)
@@ -122,7 +145,7 @@ class TextEnd:
                 break
         return Added(verification, tuple(texts), tuple(logprobs), before, reason)
 
-    def begin(self, token_ids: SequenceOf[int], n_before: int) -> Added:
+    def begin(self, token_ids: Sequence[int], n_before: int) -> Added:
         """Return what tokens add to a text that is begun with them, up to where it ends; the grammar takes them."""
         texts, reason = list[str](), None
         for token_id in token_ids:
@@ -159,22 +182,22 @@ class TextEnd:
             return "stop"
         return "length" if n_tokens >= self.n_most else None
 
-    def note(self, sequence: Sequence, added: Added) -> None:
-        """Note in a sequence how it ended with a step."""
+    def note(self, text: TextState, added: Added) -> None:
+        """Note in the state of a text how it ended with a step."""
         if added.before is not None:
-            sequence.stats.chance_right = added.before.chance
+            text.stats.chance_right = added.before.chance
             if added.before.note:
-                sequence.stats.add_reason(added.before.note)
+                text.stats.add_reason(added.before.note)
         elif self.text.stopped is not None:
             return  # what stands before a stop string need not be a text of the grammar
-        elif added.reason == "length" and sequence.n_generated != self.max_tokens:
-            sequence.stats.add_reason(f"the text ends because the context of {self.n_most} tokens is full")
+        elif added.reason == "length" and text.n_generated != self.max_tokens:
+            text.stats.add_reason(f"the text ends because the context of {self.n_most} tokens is full")
         if added.reason is not None:
-            self.note_grammar(sequence, added.reason)
+            self.note_grammar(text, added.reason)
 
-    def note_grammar(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Note in a sequence that ends for this reason whether its text is one of its grammar's, and how that came."""
+    def note_grammar(self, text: TextState, reason: FinishReason) -> None:
+        """Note in a text that ends for this reason whether it is one of its grammar's, and how that came."""
         if self.constraint is not None:
-            sequence.is_whole = reason == "stop" or self.constraint.may_end
+            text.is_whole = reason == "stop" or self.constraint.may_end
             if self.constraint.note:
-                sequence.stats.add_reason(self.constraint.note)
+                text.stats.add_reason(self.constraint.note)

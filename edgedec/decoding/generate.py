@@ -13,11 +13,11 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import TextEnd
 from edgedec.decoding.lost import Waiting
 from edgedec.decoding.prompt_length import too_long
-from edgedec.decoding.resumed import reread
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.shared_prefix import SharedPrefixes, n_common
-from edgedec.decoding.step import Decoder, step
+from edgedec.decoding.step import Decoder
 from edgedec.decoding.stream import Stream
+from edgedec.decoding.text_loop import TextLoop
 from edgedec.decoding.text_run import TextRun, generation_of
 from edgedec.errors import (
     CancelledError,
@@ -34,7 +34,7 @@ from edgedec.noise import Noise
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.jump_forward import ForcedDrafts
-from edgedec.sequence import COUPLED, Generation, Request, Sequence, TokenOutput
+from edgedec.sequence import COUPLED, Generation, Request, TextState, TokenOutput
 from edgedec.stats import DecodeStats
 
 
@@ -103,12 +103,12 @@ class TokenStream(Stream[TokenOutput]):
         constraint: Constraint | None = None,
     ) -> None:
         super().__init__(cancel)
-        target = pool.slots[0]
+        slot = pool.slots[0]
         if request.prompt_ids or cancel is None or not cancel.cancelled:  # else it was cancelled during rendering
-            check_request(request, target.session, constraint)
-        self._sequence = begun(request, target, constraint)
+            check_request(request, slot.session, constraint)
+        self._text = begun(request, slot, constraint)
         self._outputs: list[TokenOutput] = []
-        self.read_from(_run(pool, self._sequence, self.stop, on_progress, constraint, weakref.ref(self)))
+        self.read_from(_run(pool, self._text, self.stop, on_progress, constraint, weakref.ref(self)))
 
     def _note(self, item: TokenOutput) -> None:
         self._outputs.append(item)
@@ -116,22 +116,29 @@ class TokenStream(Stream[TokenOutput]):
     @property
     def generation(self) -> Generation:
         """What was generated so far; the finish_reason is "cancelled" until the stream has ended."""
-        return generation_of(self._sequence, self._outputs)
+        return generation_of(self._text, self._outputs)
 
 
-def begun(request: Request, target: SessionSlot, constraint: Constraint | None) -> Sequence:
+def finished(stream: TokenStream) -> Generation:
+    """Read a stream to its end and return what it generated."""
+    for _ in stream:
+        pass
+    return stream.generation
+
+
+def begun(request: Request, slot: SessionSlot, constraint: Constraint | None) -> TextState:
     """Return the state of a text before its first token, and tell its grammar how long the text may be."""
     if constraint is not None:
-        room, max_tokens = target.session.n_text_max - len(request.prompt_ids), request.sampling.max_tokens
+        room, max_tokens = slot.session.n_text_max - len(request.prompt_ids), request.sampling.max_tokens
         constraint.begin(room if max_tokens is None else min(room, max_tokens))
-    card = target.session.model.card
-    stats = DecodeStats(card.runtime, target.runtime_reason, request.seed, lossy_note(card))
+    card = slot.session.model.card
+    stats = DecodeStats(card.runtime, slot.runtime_reason, request.seed, lossy_note(card))
     stats.n_prompt_tokens = len(request.prompt_ids)
-    for note in (stats.lossy, *target.notes):
+    for note in (stats.lossy, *slot.notes):
         if note:
             stats.add_reason(note)
     is_whole = None if constraint is None else False
-    return Sequence(request, [*request.prompt_ids, *request.begun_ids], stats=stats, is_whole=is_whole)
+    return TextState(request, [*request.prompt_ids, *request.begun_ids], stats=stats, is_whole=is_whole)
 
 
 def check_request(request: Request, session: Session, constraint: Constraint | None) -> None:
@@ -155,7 +162,7 @@ def check_request(request: Request, session: Session, constraint: Constraint | N
 
 def _run(
     pool: SessionPool[SessionSlot],
-    sequence: Sequence,
+    text: TextState,
     cancel: CancelToken,
     on_progress: OnProgress | None,
     constraint: Constraint | None,
@@ -163,12 +170,12 @@ def _run(
 ) -> Generator[TokenOutput]:
     """Wait for a session, the one that holds most of the prompt, and yield tokens until something ends the text."""
     started = perf_counter()
-    with session_for(pool, sequence.request.prompt_ids, cancel, stream) as target:
-        if target is None:
-            sequence.finish_reason = "cancelled"
-            sequence.stats.total_s = perf_counter() - started
+    with session_for(pool, text.request.prompt_ids, cancel, stream) as slot:
+        if slot is None:
+            text.finish_reason = "cancelled"
+            text.stats.total_s = perf_counter() - started
         else:
-            yield from decoded(target, sequence, cancel, on_progress, constraint, started)
+            yield from decoded(slot, text, cancel, on_progress, constraint, started)
 
 
 @contextmanager
@@ -186,23 +193,23 @@ def session_for(
     """
     if os.getpid() != pool.slots[0].pid:
         raise SessionError("the model was loaded before fork(); a child process must load its own")
-    with pool.turn(cancel, lambda target: _n_shared(target, prompt)) as target:
-        if target is None:
+    with pool.turn(cancel, lambda slot: _n_shared(slot, prompt)) as slot:
+        if slot is None:
             yield None
             return
         try:
-            target.stream = stream  # first: whoever closes the model sets `closing`, then looks for streams
-            if target.closing:
+            slot.stream = stream  # first: whoever closes the model sets `closing`, then looks for streams
+            if slot.closing:
                 raise SessionError("the model is closed; load it again")
-            with cancel.calling(target.session.cancel):
-                yield target
+            with cancel.calling(slot.session.cancel):
+                yield slot
         finally:
-            target.stream = None
+            slot.stream = None
 
 
 def decoded(
-    target: SessionSlot,
-    sequence: Sequence,
+    slot: SessionSlot,
+    text: TextState,
     cancel: CancelToken,
     on_progress: OnProgress | None,
     constraint: Constraint | None,
@@ -210,137 +217,125 @@ def decoded(
 ) -> Generator[TokenOutput]:
     """Yield the tokens of a generation on a session; in the end note what happened to the session and the drafters."""
     try:
-        _begin_reading(target, sequence.request, cancel)
-        with target.session.generating(len(sequence.request.prompt_ids)):
-            reuse_prefix(target, sequence)
-            noted = _noting(target, sequence.request.prompt_ids, on_progress)
-            run = open_run(target, sequence, target.session, target.curve, constraint, on_progress=noted)
+        _begin_reading(slot, text.request, cancel)
+        with slot.session.generating(len(text.request.prompt_ids)):
+            reuse_prefix(slot, text)
+            noted = _noting(slot, text.request.prompt_ids, on_progress)
+            run = open_run(slot, text, slot.session, slot.curve, constraint, on_progress=noted)
             try:
-                yield from _steps(target, run, cancel, started)
+                yield from _steps(slot, run, cancel, started)
             finally:
-                remember_cached(target, sequence)
+                remember_cached(slot, text)
                 run.close()
     finally:
-        target.reading = ()
-        sequence.stats.total_s = perf_counter() - started
-        sequence.stats.n_generated_tokens = sequence.n_generated
+        slot.reading = ()
+        text.stats.total_s = perf_counter() - started
+        text.stats.n_generated_tokens = text.n_generated
 
 
-def _begin_reading(target: SessionSlot, request: Request, cancel: CancelToken) -> None:
+def _begin_reading(slot: SessionSlot, request: Request, cancel: CancelToken) -> None:
     """Wait until a prefix that another slot reads can be taken over, and let others wait for this prompt.
 
     They don't wait for a text that was begun earlier: it yields those tokens before its prompt is read.
     """
-    if target.prefixes is not None and not request.begun_ids:
-        target.prefixes.begin(target, request.prompt_ids, cancel)
+    if slot.prefixes is not None and not request.begun_ids:
+        slot.prefixes.begin(slot, request.prompt_ids, cancel)
 
 
-def _noting(target: SessionSlot, prompt: tuple[int, ...], on_progress: OnProgress | None) -> OnProgress | None:
+def _noting(slot: SessionSlot, prompt: tuple[int, ...], on_progress: OnProgress | None) -> OnProgress | None:
     """Return what takes the progress of a prompt: it notes what is read, where others may take that over.
 
     It does not matter there how a prompt is cut (Capabilities.prefill_chunk is 1).
     """
-    if target.prefixes is None:
+    if slot.prefixes is None:
         return on_progress
 
     def note(progress: Progress) -> None:
-        is_exact = target.n_exact == len(target.cached_ids)
-        target.cached_ids = list(prompt[: progress.done])
+        is_exact = slot.n_exact == len(slot.cached_ids)
+        slot.cached_ids = list(prompt[: progress.done])
         if is_exact:
-            target.n_exact = progress.done
+            slot.n_exact = progress.done
         if on_progress is not None:
             on_progress(progress)
 
     return note
 
 
-def _steps(target: SessionSlot, run: TextRun, cancel: CancelToken, started: float) -> Iterator[TokenOutput]:
+def _steps(slot: SessionSlot, run: TextRun, cancel: CancelToken, started: float) -> Iterator[TokenOutput]:
     """Yield the tokens of step after step, until something ends the text; the generation was `started` then."""
-    sequence = run.sequence
-    waiting = Waiting(target.wait_s, cancel, run.decoder.on_progress)
+    text, loop = run.text, TextLoop(slot.watch, started, [run])
+    waiting = Waiting(slot.wait_s, cancel, run.decoder.on_progress)
     yield from run.outputs_begun()
-    while sequence.finish_reason is None:
+    while text.finish_reason is None:
         if cancel.cancelled:
-            sequence.finish_reason = "cancelled"
+            text.finish_reason = "cancelled"
             break
-        if target.watch is not None:
-            for sentence in target.watch.check():
-                sequence.stats.add_reason(sentence)
-        n_before = len(sequence.token_ids)
+        is_first = len(text.token_ids) == len(text.request.prompt_ids)
         try:
-            reread(sequence, run.decoder)
-            step(sequence, run.decoder)
-            waiting.over()
+            for _, outputs in loop.stepped():
+                waiting.over()
+                if is_first:
+                    remember_cached(slot, text)  # now, as others may take the prompt over
+                    slot.reading = ()
+                for output in outputs:
+                    yield output
+                    if cancel.cancelled and text.finish_reason is None:  # the rest of the step is no longer wanted
+                        text.finish_reason = "cancelled"
+                        break
         except RuntimeLostError as error:
-            sequence.n_cached = min(sequence.n_cached, target.session.n_cached)
-            sequence.stats.n_reused_tokens = min(sequence.stats.n_reused_tokens, sequence.n_cached)
+            text.n_cached = min(text.n_cached, slot.session.n_cached)
+            text.stats.n_reused_tokens = min(text.stats.n_reused_tokens, text.n_cached)
             try:
                 waiting.pause(error)
             except RuntimeLostError as final:
-                final.token_ids = tuple(sequence.token_ids[len(sequence.request.prompt_ids) :])
+                final.token_ids = tuple(text.token_ids[len(text.request.prompt_ids) :])
                 raise
-            continue
-        except CancelledError:
-            sequence.finish_reason = "cancelled"
-            break
-        except ContextFullError:  # other sessions on the same KV pool have taken the cells, and it was no draft's fault
-            if sequence.n_generated == 0:
-                raise
-            run.end_full("the text ends because the KV cache is full")
-            break
-        if n_before == len(sequence.request.prompt_ids):
-            sequence.stats.first_token_s = perf_counter() - started
-            remember_cached(target, sequence)  # now, as others may take the prompt over
-            target.reading = ()
-        for output in run.outputs(n_before):
-            yield output
-            if cancel.cancelled and sequence.finish_reason is None:  # the rest of the step is no longer wanted
-                sequence.finish_reason = "cancelled"
-                break
+        except (CancelledError, ContextFullError) as error:  # of what a loss made to be read again
+            loop.end([run], error)
     yield from run.held_output()
 
 
-def _n_shared(target: SessionSlot, prompt: tuple[int, ...]) -> float:
+def _n_shared(slot: SessionSlot, prompt: tuple[int, ...]) -> float:
     """Return how many tokens of a prompt a session holds already; of equals the emptier counts as more."""
-    held = target.cached_ids
+    held = slot.cached_ids
     return n_common(held, prompt, len(held)) - len(held) / (len(held) + 1)
 
 
-def reuse_prefix(target: SessionSlot, sequence: Sequence) -> None:
+def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
     """Count how much of the KV cache the prompt shares; its last token is always evaluated, for the logits.
 
     First it takes over what another slot holds, where that is more. The rest of the KV cache counts as dropped.
     """
-    prompt, capabilities = sequence.request.prompt_ids, target.session.model.capabilities
-    if target.prefixes is not None:
-        target.prefixes.take(target, prompt, exact=sequence.request.reuse == "exact")
-    limit = min(len(prompt) - 1, target.session.n_cached)
+    prompt, capabilities = text.request.prompt_ids, slot.session.model.capabilities
+    if slot.prefixes is not None:
+        slot.prefixes.take(slot, prompt, exact=text.request.reuse == "exact")
+    limit = min(len(prompt) - 1, slot.session.n_cached)
     chunk = 1
-    if sequence.request.reuse == "exact":
-        limit, chunk = min(limit, target.n_exact), capabilities.prefill_chunk
-    n = n_common(target.cached_ids, prompt, limit) // chunk * chunk
-    if not capabilities.rollback and n != target.session.n_cached:
+    if text.request.reuse == "exact":
+        limit, chunk = min(limit, slot.n_exact), capabilities.prefill_chunk
+    n = n_common(slot.cached_ids, prompt, limit) // chunk * chunk
+    if not capabilities.rollback and n != slot.session.n_cached:
         n = 0
-    sequence.n_cached = sequence.stats.n_reused_tokens = n
-    target.cached_ids, target.n_exact = list(prompt[:n]), min(target.n_exact, n)
+    text.n_cached = text.stats.n_reused_tokens = n
+    slot.cached_ids, slot.n_exact = list(prompt[:n]), min(slot.n_exact, n)
 
 
-def remember_cached(target: SessionSlot, sequence: Sequence) -> None:
+def remember_cached(slot: SessionSlot, text: TextState) -> None:
     """Note what the KV cache holds now, and how much of that a cold start would compute to the same bits."""
-    n_start, n_prompt = sequence.stats.n_reused_tokens, len(sequence.request.prompt_ids)
-    chunk = target.session.model.capabilities.prefill_chunk
-    target.cached_ids = sequence.token_ids[: sequence.n_cached]
-    n_cached = len(target.cached_ids)
-    if n_start <= target.n_exact and n_start % chunk == 0:
+    n_start, n_prompt = text.stats.n_reused_tokens, len(text.request.prompt_ids)
+    chunk = slot.session.model.capabilities.prefill_chunk
+    slot.cached_ids = text.token_ids[: text.n_cached]
+    n_cached = len(slot.cached_ids)
+    if n_start <= slot.n_exact and n_start % chunk == 0:
         whole = n_cached if chunk == 1 else min(n_cached, n_prompt)
-        target.n_exact = whole // chunk * chunk
+        slot.n_exact = whole // chunk * chunk
     else:
-        target.n_exact = min(target.n_exact, n_start)
+        slot.n_exact = min(slot.n_exact, n_start)
 
 
 def open_run(
-    target: SessionSlot,
-    sequence: Sequence,
+    slot: SessionSlot,
+    text: TextState,
     session: Session,
     curve: CostCurve,
     constraint: Constraint | None,
@@ -350,14 +345,14 @@ def open_run(
     """Return a text that is about to be written, its drafters opened.
 
     Args:
-        target: The slot whose turn it is.
-        sequence: The text.
+        slot: The slot whose turn it is.
+        text: The text.
         session: The session that it is written on: the slot's, or a fork of it.
         curve: The measured cost of that session's forwards.
         constraint: The grammar that the text keeps to, or None.
         on_progress: Called during the prefill.
     """
-    request, drafting = sequence.request, target.drafting
+    request, drafting = text.request, slot.drafting
     decoder = Decoder(
         session,
         Noise(request.seed),
@@ -365,20 +360,18 @@ def open_run(
         ending=TextEnd.of(request, session, constraint),
         on_progress=on_progress,
         constraint=constraint,
-        forward_rows=target.forward_rows,
+        forward_rows=slot.forward_rows,
     )
     if request.rule != COUPLED:
-        sequence.stats.add_reason(
-            f"verified by {request.rule}: a text of the same distribution, not plain decoding's own"
-        )
+        text.stats.add_reason(f"verified by {request.rule}: a text of the same distribution, not plain decoding's own")
         if drafting is None or not request.draft:
-            sequence.stats.add_reason(f"the rule {request.rule} gains nothing: nothing is drafted")
+            text.stats.add_reason(f"the rule {request.rule} gains nothing: nothing is drafted")
     if decoder.ending.unsure is not None and decoder.ending.unsure.note:
-        sequence.stats.add_reason(decoder.ending.unsure.note)
+        text.stats.add_reason(decoder.ending.unsure.note)
     if drafting is not None and request.draft:
         decoder.strict = drafting.strict
-        decoder.policy = open_policy(drafting, session, curve, sequence, decoder.noise, constraint)
+        decoder.policy = open_policy(drafting, session, curve, text, decoder.noise, constraint)
         if decoder.policy is not None and constraint is not None:
             prices = None if drafting.always else curve
             decoder.forced = ForcedDrafts(constraint, drafting.n_max, prices, coupled=request.rule == COUPLED)
-    return TextRun(sequence, decoder, drafting)
+    return TextRun(text, decoder, drafting)

@@ -1,10 +1,10 @@
 """Drafts of several texts for one step: the models that draft for them are called once for all of the texts."""
 
-from collections.abc import Sequence as Values
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from edgedec.decoding.step import Decoder, Prepared, prepare
-from edgedec.sequence import Sequence
+from edgedec.sequence import TextState
 from edgedec.sessions.forks import SessionForks
 from edgedec.sessions.joint_calls import JointCalls
 
@@ -24,7 +24,7 @@ class JointDrafting:
         self._forks = forks
         self._threads: ThreadPoolExecutor | None = None
 
-    def prepared(self, texts: Values[tuple[Sequence, Decoder]]) -> list[Prepared]:
+    def prepared(self, texts: Sequence[tuple[TextState, Decoder]]) -> list[Prepared]:
         """Return what the next forward of each text evaluates (raises what prepare() raises)."""
         policies = [decoder.policy for _, decoder in texts if decoder.policy is not None]
         if sum([policy.will_call for policy in policies]) < 2:
@@ -34,7 +34,7 @@ class JointDrafting:
             found += self._in_threads(texts[begin : begin + MOST_THREADS])
         return found
 
-    def _in_threads(self, texts: Values[tuple[Sequence, Decoder]]) -> list[Prepared]:
+    def _in_threads(self, texts: Sequence[tuple[TextState, Decoder]]) -> list[Prepared]:
         """Prepare texts in a thread each; where the system has no more threads, the others follow in this one."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(MOST_THREADS, "edgedec-draft")
@@ -59,8 +59,8 @@ class JointDrafting:
             self._threads = None
 
 
-def _prepared(joint: JointCalls, sequence: Sequence, decoder: Decoder) -> Prepared:
+def _prepared(joint: JointCalls, text: TextState, decoder: Decoder) -> Prepared:
     try:
-        return prepare(sequence, decoder)
+        return prepare(text, decoder)
     finally:
         joint.leave()

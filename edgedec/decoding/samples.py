@@ -15,8 +15,7 @@ from edgedec.decoding.text_room import require_room
 from edgedec.decoding.text_run import generation_of
 from edgedec.errors import CancelledError, CapabilityError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.sequence import Generation, Request, TokenOutput
-from edgedec.sequence import Sequence as TextState
+from edgedec.sequence import Generation, Request, TextState, TokenOutput
 from edgedec.sessions.forks import require_count
 from edgedec.stats import DecodeStats
 
@@ -66,7 +65,7 @@ class SampleStream(Stream[SampleOutput]):
     @property
     def live(self) -> tuple[int, ...]:
         """The numbers of the texts that are being written together; none before the first token is read."""
-        return () if self._writing.batch is None else self._writing.batch.live
+        return () if self._writing.batch is None else tuple(run.number for run in self._writing.batch.live)
 
     def has_ended(self, text: int) -> bool:
         """Tell whether a text is complete, and its last token was read."""
@@ -75,7 +74,7 @@ class SampleStream(Stream[SampleOutput]):
     def stats(self, text: int) -> DecodeStats:
         """Return the statistics of a text, which grow while it is written (RequestError: no token of it was read)."""
         batch, alone = self._writing.batch, self._writing.alone
-        if not 0 <= text < (len(alone) if batch is None else batch.n_texts):
+        if not 0 <= text < (len(alone) if batch is None else len(batch.outputs)):
             raise RequestError(f"there is no text {text!r:.40} yet; read its first token before")
         return alone[text][0].stats if batch is None else batch.stats(text)
 
@@ -130,12 +129,12 @@ class SampleStream(Stream[SampleOutput]):
             self.reader.leave(visit)
 
 
-def _check(target: SessionSlot, request: Request, open_constraint: OpenConstraint) -> None:
+def _check(slot: SessionSlot, request: Request, open_constraint: OpenConstraint) -> None:
     """Raise at once what the texts of a request would raise before their first token."""
     constraint = open_constraint()
     try:
-        check_request(request, target.session, constraint)
-        begun(request, target, constraint)
+        check_request(request, slot.session, constraint)
+        begun(request, slot, constraint)
     finally:
         if constraint is not None:
             constraint.close()
@@ -210,26 +209,27 @@ class _Writing:
             now, outputs = self.n_settled, batch.outputs
             writing = [k for k in batch.unsettled if self.forked_at.get(k, 0) < now <= len(outputs[k])]
             found += [SampleOutput(k, outputs[k][now - 1]) for k in writing]
-            new = [k for k in batch.unsettled if k not in batch.live and batch.n_drawn(k) <= now]
+            live = {run.number for run in batch.live}
+            new = [k for k in batch.unsettled if k not in live and batch.n_drawn(k) <= now]
             batch.settle(new)
             self.ended += new
             if new and batch.unsettled and until([batch.generations[k] for k in self.ended]):
                 return found + batch.end_at(now)
         return found
 
-    def one_by_one(self, target: SessionSlot, on_progress: OnProgress | None, why: str) -> Iterator[SampleOutput]:
+    def one_by_one(self, slot: SessionSlot, on_progress: OnProgress | None, why: str) -> Iterator[SampleOutput]:
         """Yield the tokens of text after text."""
         done: list[Generation] = []
         for k in range(self.n):
             constraint = self.open_constraint()
-            state = begun(self.request.text(k), target, constraint)
+            state = begun(self.request.text(k), slot, constraint)
             state.stats.add_reason(f"the texts are written one after another: {why}")
             outputs: list[TokenOutput] = []
             self.alone.append((state, outputs))
             if self.stop.cancelled or (done and self.until is not None and self.until(done)):
                 state.finish_reason = "cancelled"
                 continue
-            for output in decoded(target, state, self.stop, on_progress, constraint, perf_counter()):
+            for output in decoded(slot, state, self.stop, on_progress, constraint, perf_counter()):
                 outputs.append(output)
                 yield SampleOutput(k, output)
             if state.finish_reason != "cancelled":
@@ -239,7 +239,7 @@ class _Writing:
 def _n_certain(batch: TextBatch) -> int:
     """Return after how many tokens drawn for each text it is certain which texts of a batch have ended."""
     if batch.live:
-        return min(map(batch.n_drawn, batch.live))
+        return min(run.text.n_drawn for run in batch.live)
     return max(map(batch.n_drawn, batch.unsettled), default=0)
 
 
@@ -251,10 +251,10 @@ def _written(
 ) -> Generator[SampleOutput]:
     """Wait for a session and yield the tokens of a stream's texts."""
     request, stop, started = writing.request, writing.stop, perf_counter()
-    with session_for(pool, request.prompt_ids, stop, stream) as target:
-        if target is None:
+    with session_for(pool, request.prompt_ids, stop, stream) as slot:
+        if slot is None:
             return
-        batch = TextBatch(target, request, writing.open_constraint, started)
+        batch = TextBatch(slot, request, writing.open_constraint, started)
         try:
             with stop.calling(batch.forks.cancel):
                 batch.read_prompt(writing.n, on_progress)
@@ -268,4 +268,4 @@ def _written(
             why = str(error)
         finally:
             batch.close()
-        yield from writing.one_by_one(target, on_progress, why)
+        yield from writing.one_by_one(slot, on_progress, why)

@@ -14,6 +14,7 @@ from typing import Protocol
 from edgedec.errors import EdgedecError, SessionError
 from edgedec.model import Session
 from edgedec.progress import CancelToken
+from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.forks import PAGE_TOKENS
 
 _LEAST = PAGE_TOKENS  # a shorter prefix fills no page that could be shared
@@ -115,7 +116,7 @@ def _taken(session: Session, other: Session, n_tokens: int) -> bool:
     """
     for i in range(_TRIES):
         try:
-            return session.take_prefix(other, n_tokens)
+            return isinstance(session, BatchedSession) and session.take_prefix(other, n_tokens)
         except SessionError:
             sleep(0.0005 * i)
         except EdgedecError:

@@ -3,7 +3,7 @@
 A plain step is the same code with an empty draft.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter, thread_time
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import Added, TextEnd
+from edgedec.decoding.reading import evaluate
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.errors import ContextFullError, MemoryCapError, RuntimeLostError
 from edgedec.logit_ops import LogitOps
@@ -24,9 +25,10 @@ from edgedec.sampling import Distribution, Place, distribution, log_probs
 from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.time_saved import TimeSaved
-from edgedec.sequence import COUPLED, Sequence
-from edgedec.verification import RULES, uniform_source
+from edgedec.sequence import COUPLED, TextState
 from edgedec.verification.coupled import verify_coupled
+from edgedec.verification.rules import find_rule
+from edgedec.verification.uniform import uniform_source
 
 _INEXACT = (
     "drafting off in a context of this length: on the {runtime} runtime the rows of one forward are not bit-equal to "
@@ -44,10 +46,10 @@ class ChosenLogprobs:
 
 @dataclass(slots=True)
 class Decoder:
-    """What a sequence is decoded with.
+    """What a text is decoded with.
 
     Attributes:
-        session: The target's session; it holds the first n_cached tokens of the sequence.
+        session: The target's session; it holds the first n_cached tokens of the text.
         noise: The random numbers of this generation.
         curve: Takes the measured time of every forward, or None.
         policy: Decides what to verify; None for plain decoding.
@@ -79,14 +81,18 @@ class Decoder:
 
 @dataclass(slots=True)
 class Prepared:
-    """What the next forward of a sequence evaluates.
+    """What the next forward of a text evaluates.
 
     Attributes:
+        text: The text.
+        decoder: What it is decoded with.
         pending: The tokens that the KV cache does not hold yet.
         draft: The draft behind them; empty in a plain step.
         draft_s: Seconds that proposing took.
     """
 
+    text: TextState
+    decoder: Decoder
     pending: list[int]
     draft: Draft
     draft_s: float
@@ -95,69 +101,81 @@ class Prepared:
         """Return the plain step in its place, where there is no room for the rows of a draft."""
         return replace(self, draft=EMPTY_DRAFT)
 
+    def item(self) -> ForwardItem:
+        """Return the rows: the last pending token's logits are wanted; with a draft, those of all rows.
 
-def step(sequence: Sequence, decoder: Decoder) -> Verification:
-    """Extend the sequence by at least one token and return what was accepted.
+        A draft comes only where one token is pending, which is then row 0; node i is row i + 1.
+        """
+        draft, policy = self.draft, self.decoder.policy
+        return ForwardItem(
+            self.decoder.session,
+            self.text.n_cached,
+            np.array([*self.pending, *draft.tokens], np.int32),
+            parents=None if draft.is_chain else _rows_above(draft),
+            rows="all" if draft.tokens else "last",
+            taps=policy.drafters.needs.taps if policy is not None else (),
+        )
+
+
+def step(text: TextState, decoder: Decoder) -> Verification:
+    """Extend a text by at least one token and return what was accepted.
 
     The tokens that the KV cache does not hold yet are evaluated together: the rest of the prompt in the first step, the
     latest token in every later one. Only a single token can have a draft behind it.
 
     Raises:
-        What Session.forward raises. The sequence has no new token then; n_cached counts what was evaluated.
+        What Session.evaluate raises. The text has no new token then; n_cached counts what was evaluated.
     """
-    prepared = prepare(sequence, decoder)
+    prepared = [prepare(text, decoder)]
     begun = perf_counter()
+    (its,), (forward,) = evaluated(prepared, alone)
+    return take(its, forward, perf_counter() - begun)
+
+
+def prepare(text: TextState, decoder: Decoder) -> Prepared:
+    """Propose a draft for the next step of a text."""
+    pending = text.token_ids[text.n_cached :]
+    begun = perf_counter()
+    n_generated = len(text.token_ids) - len(text.request.prompt_ids)
+    draft = _propose(text, decoder, n_generated) if len(pending) == 1 else EMPTY_DRAFT
+    return Prepared(text, decoder, pending, draft, perf_counter() - begun)
+
+
+def evaluated(
+    steps: list[Prepared], forward: Callable[[list[Prepared]], list[Forward]]
+) -> tuple[list[Prepared], list[Forward]]:
+    """Return steps with the results of their common forward; without drafts where there is no room for those."""
     try:
-        forward = _forward(sequence, decoder, prepared)
+        return steps, forward(steps)
     except (ContextFullError, MemoryCapError):
-        if not prepared.draft.tokens:
+        if not any(its.draft.tokens for its in steps):
             raise
-        prepared = prepared.without_draft()
-        forward = _forward(sequence, decoder, prepared)
-    return take(sequence, decoder, prepared, forward, perf_counter() - begun)
+    steps = [its.without_draft() for its in steps]
+    return steps, forward(steps)
 
 
-def prepare(sequence: Sequence, decoder: Decoder) -> Prepared:
-    """Propose a draft for the next step of a sequence; the forward of item_of() evaluates it."""
-    pending = sequence.token_ids[sequence.n_cached :]
-    begun = perf_counter()
-    n_generated = len(sequence.token_ids) - len(sequence.request.prompt_ids)
-    draft = _propose(sequence, decoder, n_generated) if len(pending) == 1 else EMPTY_DRAFT
-    return Prepared(pending, draft, perf_counter() - begun)
+def alone(steps: list[Prepared]) -> list[Forward]:
+    """Evaluate the step of a single text, whose n_cached counts what was evaluated where that fails."""
+    (its,) = steps
+    on_progress = None if its.draft.tokens else its.decoder.on_progress
+    return [evaluate(its.text, its.item(), its.text.n_cached + len(its.pending) - 1, on_progress)]
 
 
-def item_of(sequence: Sequence, decoder: Decoder, prepared: Prepared) -> ForwardItem:
-    """Return the rows of a prepared step: the last pending token's logits are wanted; with a draft, those of all rows.
-
-    A draft comes only where one token is pending, which is then row 0; node i is row i + 1.
-    """
-    draft, policy = prepared.draft, decoder.policy
-    return ForwardItem(
-        decoder.session,
-        sequence.n_cached,
-        np.array([*prepared.pending, *draft.tokens], np.int32),
-        parents=None if draft.is_chain else _rows_above(draft),
-        rows="all" if draft.tokens else "last",
-        taps=policy.drafters.needs.taps if policy is not None else (),
-    )
-
-
-def take(sequence: Sequence, decoder: Decoder, prepared: Prepared, forward: Forward, forward_s: float) -> Verification:
-    """Extend a sequence by what its forward says, learn from it, and return what was accepted.
+def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification:
+    """Extend a text by what its forward says, learn from it, and return what was accepted.
 
     Args:
-        sequence: The text.
-        decoder: What it is decoded with.
         prepared: What the forward evaluated.
-        forward: The result for the sequence's rows.
-        forward_s: Seconds that the forward took, other sequences' rows in it included.
+        forward: The result for the text's rows.
+        forward_s: Seconds that the forward took, other texts' rows in it included.
     """
-    stats, draft, n_past = sequence.stats, prepared.draft, sequence.n_cached
-    n_generated = len(sequence.token_ids) - len(sequence.request.prompt_ids)
+    text, decoder, draft = prepared.text, prepared.decoder, prepared.draft
+    stats, n_past = text.stats, text.n_cached
+    n_generated = len(text.token_ids) - len(text.request.prompt_ids)
     evaluated, alone = perf_counter(), thread_time()  # of this thread, as others' steps go on meanwhile
     skips = decoder.policy is not None and decoder.policy.skips and not draft.tokens
     curve = None if skips else decoder.curve  # a step that is not looked at is not timed, either
-    verification, keep_s = _accept(sequence, decoder, draft, forward)
+    verification, keep_s = _accept(text, decoder, draft, forward)
     accepted, plain_s = perf_counter(), None
     if not n_generated:
         stats.prefill_s += forward_s
@@ -167,7 +185,7 @@ def take(sequence: Sequence, decoder: Decoder, prepared: Prepared, forward: Forw
         plain_s = _plain_s(decoder.curve, forward_s) if not draft.tokens and len(prepared.pending) == 1 else None
         if curve is not None:
             curve.observe(len(prepared.pending) + len(draft.tokens), forward_s, n_past, keep_s)
-    _learn(sequence, decoder, draft, forward, verification)
+    _learn(text, decoder, draft, forward, verification)
     if n_generated and curve is not None:
         beside_s = thread_time() - alone - (keep_s or 0.0)  # below 0 where keep() waited for others
         curve.observe_beside(1 + len(draft.tokens), max(0.0, beside_s))
@@ -192,31 +210,31 @@ def _plain_s(curve: CostCurve | None, forward_s: float) -> float | None:
     return forward_s / (1 + curve.resuming.share) if curve.resuming.after_draft else forward_s
 
 
-def _propose(sequence: Sequence, decoder: Decoder, n_generated: int) -> Draft:
+def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
     """Return the draft to verify, which may be empty.
 
     Its nodes promise more than they cost, the KV cache and the text have room for them, and their rows have the bits of
     single steps where the generation is strict.
     """
-    policy, session, n_past = decoder.policy, decoder.session, sequence.n_cached
+    policy, session, n_past = decoder.policy, decoder.session, text.n_cached
     if policy is None:
         return EMPTY_DRAFT
     room = min(session.room(n_past + 1), session.model.capabilities.max_rows - 1)
     if decoder.forward_rows is not None:
         room = min(room, decoder.forward_rows - 1)
-    max_tokens = sequence.request.sampling.max_tokens
+    max_tokens = text.request.sampling.max_tokens
     if max_tokens is not None:
         room = min(room, max_tokens - n_generated - 1)
     if decoder.strict and room >= 1:
         exact = session.exact_rows(n_past)
         if exact is None:
-            sequence.stats.add_reason(_INEXACT.format(runtime=session.model.card.runtime))
+            text.stats.add_reason(_INEXACT.format(runtime=session.model.card.runtime))
         room = min(room, (exact or 1) - 1)
     if room < 1:
         return EMPTY_DRAFT
-    draft = policy.propose(sequence.stats, n_past, room)
+    draft = policy.propose(text.stats, n_past, room)
     if decoder.forced is not None:
-        draft = decoder.forced.add_to(draft, sequence.stats, n_past, room)
+        draft = decoder.forced.add_to(draft, text.stats, n_past, room)
     n = len(draft.tokens)
     if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n, measure=False):
         measured = policy.pays_to_measure(n_past, n) and session.has_exact_rows(n_past, 1 + n)
@@ -224,47 +242,27 @@ def _propose(sequence: Sequence, decoder: Decoder, n_generated: int) -> Draft:
     return draft
 
 
-def _forward(sequence: Sequence, decoder: Decoder, prepared: Prepared) -> Forward:
-    """Evaluate a prepared step by itself."""
-    session, n_held = decoder.session, decoder.session.n_cached
-    item = item_of(sequence, decoder, prepared)
-    plain = not prepared.draft.tokens
-    try:
-        return session.forward(
-            item.tokens,
-            n_past=item.n_past,
-            parents=item.parents,
-            rows=item.rows,
-            taps=item.taps,
-            on_progress=decoder.on_progress if plain else None,
-        )
-    except BaseException:  # KeyboardInterrupt too
-        if session.n_cached != n_held:  # else the session still holds what it held before
-            sequence.n_cached = min(session.n_cached, item.n_past + len(prepared.pending) - 1)
-        raise
-
-
 def _rows_above(draft: Draft) -> NDArray[np.int32]:
     """Return the row that each row of a forward follows, where the last token is row 0 and node i is row i + 1."""
     return np.array([-1, *(parent + 1 for parent in draft.parents)], np.int32)
 
 
-def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> tuple[Verification, float | None]:
-    """Extend the sequence by the tokens that the model draws, for as long as the draft holds them, and by one more.
+def _accept(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -> tuple[Verification, float | None]:
+    """Extend the text by the tokens that the model draws, for as long as the draft holds them, and by one more.
 
     The session keeps the accepted nodes. Returns the outcome, and the seconds that keeping one branch of a tree took;
     None for a chain, where n_past of the next forward says how much of it stays.
     """
-    found = _verify(sequence, decoder, draft, forward)
-    decoder.added = decoder.ending.cut(found, forward, len(sequence.token_ids))
+    found = _verify(text, decoder, draft, forward)
+    decoder.added = decoder.ending.cut(found, forward, len(text.token_ids))
     verification = decoder.added.verification
-    n_top = sequence.request.sampling.logprobs
+    n_top = text.request.sampling.logprobs
     if n_top is not None:
         rows = forward.logits[[0, *(node + 1 for node in verification.path)]]
         chosen = zip(rows, verification.token_ids, strict=True)
         decoder.logprobs = [_logprobs(row, token, n_top, forward.ops) for row, token in chosen]
     keep_s = None
-    n_cached = len(sequence.token_ids) + len(verification.path)  # all but the last of the new tokens
+    n_cached = len(text.token_ids) + len(verification.path)  # all but the last of the new tokens
     if len(draft.tokens) and not draft.is_chain:
         begun = perf_counter()
         try:
@@ -272,38 +270,36 @@ def _accept(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward
         except RuntimeLostError:  # the tokens stand: the grammar has them already; all of them are to be read again
             n_cached = 0
         keep_s = perf_counter() - begun
-    sequence.n_cached = n_cached
-    sequence.token_ids.extend(verification.token_ids)
+    text.n_cached = n_cached
+    text.token_ids.extend(verification.token_ids)
     return verification, keep_s
 
 
-def _verify(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward) -> Verification:
+def _verify(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -> Verification:
     """Choose tokens along a path of the draft, by the rule that the request names."""
-    rule, best = sequence.request.rule, forward.best
+    rule, best = text.request.rule, forward.best
     if rule == COUPLED:
-        if best and sequence.request.sampling.takes_best and decoder.constraint is None:
+        if best and text.request.sampling.takes_best and decoder.constraint is None:
             return verify_coupled(draft, lambda row, accepted: best[row])
-        return verify_coupled(draft, partial(_choose_token, sequence, decoder, forward))
+        return verify_coupled(draft, partial(_choose_token, text, decoder, forward))
     q = draft.q if draft.q is not None else (None,) * len(draft.tokens)
-    uniform = uniform_source(decoder.noise, len(sequence.token_ids))
-    return RULES[rule](draft, q, partial(_target, sequence, decoder, forward), uniform)
+    uniform = uniform_source(decoder.noise, len(text.token_ids))
+    return find_rule(rule).verify(draft, q, partial(_law, text, decoder, forward), uniform)
 
 
-def _choose_token(sequence: Sequence, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> int:
-    """Return the token that plain decoding draws after a row, where `accepted` follows the sequence."""
-    params, logits, constraint = sequence.request.sampling, forward.logits[row], decoder.constraint
-    seen = [*sequence.token_ids, *accepted] if params.has_penalties else ()
-    place = Place(logits, params, seen, decoder.noise, len(sequence.token_ids) + len(accepted), forward.ops)
+def _choose_token(text: TextState, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> int:
+    """Return the token that plain decoding draws after a row, where `accepted` follows the text."""
+    params, logits, constraint = text.request.sampling, forward.logits[row], decoder.constraint
+    seen = [*text.token_ids, *accepted] if params.has_penalties else ()
+    place = Place(logits, params, seen, decoder.noise, len(text.token_ids) + len(accepted), forward.ops)
     return place.draw(logits) if constraint is None else constraint.choose(place, accepted)
 
 
-def _target(
-    sequence: Sequence, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]
-) -> Distribution:
-    """Return the distribution that plain decoding draws from after a row, where `accepted` follows the sequence."""
+def _law(text: TextState, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> Distribution:
+    """Return the distribution that plain decoding draws from after a row, where `accepted` follows the text."""
     logits, constraint = forward.logits[row], decoder.constraint
     scores = logits if constraint is None else constraint.masked(logits, accepted)
-    return distribution(scores, sequence.request.sampling, [*sequence.token_ids, *accepted], forward.ops)
+    return distribution(scores, text.request.sampling, [*text.token_ids, *accepted], forward.ops)
 
 
 def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: LogitOps) -> ChosenLogprobs:
@@ -314,9 +310,9 @@ def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: LogitOps) -
     return ChosenLogprobs(own, dict(zip(best.tolist(), top, strict=True)))
 
 
-def _learn(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward, verification: Verification) -> None:
+def _learn(text: TextState, decoder: Decoder, draft: Draft, forward: Forward, verification: Verification) -> None:
     """Count what became of the draft, and let the drafters learn from what came."""
-    n_draft, stats, policy = len(draft.tokens), sequence.stats, decoder.policy
+    n_draft, stats, policy = len(draft.tokens), text.stats, decoder.policy
     if n_draft:
         stats.count_draft(n_draft, len(verification.path))
         if decoder.forced is not None:
@@ -329,7 +325,7 @@ def _learn(sequence: Sequence, decoder: Decoder, draft: Draft, forward: Forward,
         rows = [*range(n_pending), *(n_pending + node for node in verification.path)]
         hidden = {layer: states[rows] for layer, states in hidden.items()}
     if needs.candidates:
-        last = sequence.token_ids[-len(verification.token_ids) - 1]
+        last = text.token_ids[-len(verification.token_ids) - 1]
         tokens = np.array([last, *draft.tokens], np.int32)
         found = _candidates(forward, tokens, _rows_above(draft), needs.candidates)
         verification = replace(verification, candidates=found)

@@ -10,52 +10,52 @@ from edgedec.errors import MemoryCapError, argument
 from edgedec.sessions.forks import PAGE_TOKENS, are_together, n_pages
 
 
-def tokens_behind(target: SessionSlot, n_held: int) -> int | None:
+def tokens_behind(slot: SessionSlot, n_held: int) -> int | None:
     """Return how many tokens the texts of a prompt may hold beside the first `n_held`, which the session holds.
 
     They are counted in whole pages of the KV cache. None where no memory is planned.
     """
-    if target.fork_tokens is None:
+    if slot.fork_tokens is None:
         return None
-    return max(0, target.fork_tokens // PAGE_TOKENS - n_pages(0, n_held)) * PAGE_TOKENS
+    return max(0, slot.fork_tokens // PAGE_TOKENS - n_pages(0, n_held)) * PAGE_TOKENS
 
 
-def text_end(target: SessionSlot, n_prompt: int, max_tokens: int | None) -> int:
+def text_end(slot: SessionSlot, n_prompt: int, max_tokens: int | None) -> int:
     """Return the most tokens that the KV cache holds of a text, its prompt and what is drafted for it included.
 
     The last token of a text is never evaluated, but a draft may take its place.
     """
-    n_ctx = target.session.n_ctx
+    n_ctx = slot.session.n_ctx
     return n_ctx if max_tokens is None else min(n_ctx, n_prompt + max_tokens - 1)
 
 
-def require_room(target: SessionSlot, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
+def require_room(slot: SessionSlot, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
     """Raise MemoryCapError where the memory plan has no room for `n` texts of a prompt, each of them to its end.
 
     Texts that are written one after another always have room.
 
     Args:
-        target: The slot whose session reads the prompt.
+        slot: The slot whose session reads the prompt.
         n: How many texts.
         n_prompt: Tokens of the prompt.
         max_tokens: Most tokens of a text behind the prompt; None for as many as the context has room for.
         rows_each: Rows of logits that are kept for each text, as a search does.
     """
     n_held = n_prompt - 1  # each text evaluates the prompt's last token
-    room = tokens_behind(target, n_held)
-    end = text_end(target, n_prompt, max_tokens)
+    room = tokens_behind(slot, n_held)
+    end = text_end(slot, n_prompt, max_tokens)
     n_each = n_pages(n_held, end) * PAGE_TOKENS
-    if room is None or not are_together(target.session):
+    if room is None or not are_together(slot.session):
         return
 
     def fits(n_texts: int, n_tokens: int) -> bool:
-        n_rows = max(0, rows_each * n_texts - target.kept_rows)
-        return n_texts * n_tokens + n_rows * target.row_tokens <= room
+        n_rows = max(0, rows_each * n_texts - slot.kept_rows)
+        return n_texts * n_tokens + n_rows * slot.row_tokens <= room
 
     if fits(n, n_each):
         return
     n_fitting = max((few for few in range(1, n) if fits(few, n_each)), default=0)
-    n_most = min(target.session.n_ctx - n_prompt, end - n_held)
+    n_most = min(slot.session.n_ctx - n_prompt, end - n_held)
     pages = max((few for few in range(n_each // PAGE_TOKENS) if fits(n, few * PAGE_TOKENS)), default=0)
     n_longest = (n_held // PAGE_TOKENS + pages) * PAGE_TOKENS - n_held
     shorter = f", {n} of at most {counted(n_longest, 'token')} ({argument('max_tokens')})" if n_longest > 0 else ""

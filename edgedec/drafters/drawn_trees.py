@@ -1,9 +1,8 @@
 """Growing trees from a model's distributions, level by level: all nodes of a level need one forward of the model.
 
-Five ways, by edgedec.tree_shapes: independent paths (SpecTr, Sun et al. 2023, arXiv:2310.15141); siblings drawn without
-replacement (RSD-C) and beams of them (RSD-S, both Jeon et al. 2024, arXiv:2402.14160); and growth where the path
-probability is above a threshold (DySpec, Xiong et al. 2024, arXiv:2410.11744), of drawn siblings or of the most
-probable tokens. Tokens are drawn without replacement by Gumbel top-k (Kool et al. 2019, arXiv:1903.06059).
+Which nodes a level gets is a matter of the shape, a plug-in of the group `edgedec.tree_shapes`. The shape here, "grow",
+adds them where the path probability is above a threshold (DySpec, Xiong et al. 2024, arXiv:2410.11744): drawn siblings,
+or the most probable tokens. Tokens are drawn without replacement by Gumbel top-k (Kool et al. 2019, arXiv:1903.06059).
 
 How many siblings a node gets, and whether it gets children, may depend on tokens that were drawn before, never on a
 token that is still to be drawn: this is what the rules are exact for.
@@ -11,17 +10,18 @@ token that is still to be drawn: this is what the rules are exact for.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush, merge
-from itertools import islice
-from math import inf, log
+from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 
+from edgedec import plugins
 from edgedec.draft import Draft
 from edgedec.drafters.draft_builder import DraftBuilder, Level
+from edgedec.errors import PluginError
 from edgedec.noise import gumbel
 from edgedec.sampling import Distribution
-from edgedec.tree_shapes import BEAM, GROW, PATHS, SIBLINGS, TreeShape
+from edgedec.tree_shapes import Siblings, TreeShape
 
 _MOST_SIBLINGS = 32  # of a node; a further one is hardly ever right
 
@@ -43,6 +43,18 @@ class Place:
     chance: float = 1.0
     log_p: float = 0.0
     key: float = 0.0
+
+    def behind(self, node: int, token: int, chance: float, log_q: float = 0.0, key: float = 0.0) -> "Place":
+        """Return the place behind a node that was added here.
+
+        Args:
+            node: The node's index.
+            token: The node's token.
+            chance: The estimated chance that the node is accepted if this place is reached.
+            log_q: The logarithm of the token's probability under the drafter, for shapes whose paths compete.
+            key: The path's key, for the same.
+        """
+        return Place(node, (*self.tokens, token), self.chance * chance, self.log_p + log_q, key)
 
 
 LawsAfter = Callable[[Sequence[tuple[int, ...]]], Sequence[Distribution | None]]
@@ -76,8 +88,64 @@ def drawn_without_replacement(law: Distribution, place: Place, key: int) -> Iter
     yield from zip(law.token_ids[order].tolist(), lowered.tolist(), strict=True)
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnLevel:
+    """A level of a tree that is being drawn.
+
+    Attributes:
+        nodes: The draft, to which nodes are added.
+        known: The places that may get children, each with the drafter's distribution there. Behind the text it is one.
+        drawn: Draws from a distribution.
+        agreement: q -> an estimate of the chance that a token drawn from it is accepted.
+        depth: How many levels the tree has: 0 behind the text.
+        widths: The numbers that the shape's name has.
+        least: Places of a smaller chance get no children.
+    """
+
+    nodes: DraftBuilder
+    known: Sequence[tuple[Place, Distribution]]
+    drawn: Drawn
+    agreement: Callable[[Distribution], float]
+    depth: int
+    widths: tuple[int, ...]
+    least: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnShape:
+    """A shape of drawn trees, as an entry point of `edgedec.tree_shapes` names one.
+
+    Attributes:
+        add: Adds the nodes of a level, as many as there is room for, and returns the places behind those that may get
+            children.
+        siblings: How the children of a node are drawn; a rule verifies the shapes that draw as it assumes.
+        n_widths: How many numbers the shape's name may have, as "siblings:3-2" has two; 0 for none.
+    """
+
+    add: Callable[[DrawnLevel], Sequence[Place]]
+    siblings: Siblings
+    n_widths: int = 0
+
+
+def find_shape(kind: str) -> DrawnShape:
+    """Return the shape of that name, which is not "chain".
+
+    Raises:
+        PluginError: No such shape is installed, it does not import, or it is no DrawnShape.
+    """
+    shape = plugins.load_plugin(plugins.TREE_SHAPES, kind)
+    if not isinstance(shape, DrawnShape):
+        raise PluginError(f"the shape {kind!r} is a {type(shape).__name__}, not a DrawnShape; remove its package")
+    return shape
+
+
 def draw_tree(
-    shape: TreeShape, laws: LawsAfter, drawn: Drawn, n_max: int, least_path: float, agreement: Callable[..., float]
+    shape: TreeShape,
+    laws: LawsAfter,
+    drawn: Drawn,
+    n_max: int,
+    least_path: float,
+    agreement: Callable[[Distribution], float],
 ) -> Draft:
     """Return a drawn tree of at most `n_max` nodes, each with its q.
 
@@ -89,20 +157,13 @@ def draw_tree(
         least_path: Places of a smaller chance get no children.
         agreement: q -> an estimate of the chance that a token drawn from it is accepted.
     """
-    nodes = DraftBuilder(n_max)
-    places, depth = [Place()] * (shape.widths[0] if shape.kind == PATHS else 1), 0
-    add = {PATHS: _add_paths, SIBLINGS: _add_siblings, BEAM: _add_beam, GROW: _add_grown}[shape.kind]
-    least = max(least_path, least_grown(n_max)) if shape.kind == GROW else least_path
+    nodes, add = DraftBuilder(n_max), find_shape(shape.kind).add
+    places, depth = [Place()], 0
     while places and nodes.n_left:
-        known = [
-            (place, law)
-            for place, law in zip(places, laws([place.tokens for place in places]), strict=True)
-            if law is not None
-        ]
-        width = shape.widths[min(depth, len(shape.widths) - 1)] if shape.widths else 0
-        if shape.kind == SIBLINGS and depth >= len(shape.widths):
-            width = 1
-        places = [place for place in add(nodes, known, drawn, width, least, agreement) if place.chance >= least]
+        found = zip(places, laws([place.tokens for place in places]), strict=True)
+        known = [(place, law) for place, law in found if law is not None]
+        level = DrawnLevel(nodes, known, drawn, agreement, depth, shape.widths, least_path)
+        places = [place for place in add(level) if place.chance >= least_path]
         depth += 1
     return nodes.build()
 
@@ -112,71 +173,15 @@ def least_grown(n_max: int) -> float:
     return 0.5 / n_max
 
 
-Known = Sequence[tuple[Place, Distribution]]
-
-
-def _below(place: Place, node: int, token: int, p: float, log_q: float = 0.0, key: float = 0.0) -> Place:
-    return Place(node, (*place.tokens, token), place.chance * p, place.log_p + log_q, key)
-
-
-def _add_paths(
-    nodes: DraftBuilder, known: Known, drawn: Drawn, width: int, least: float, agreement: Callable[..., float]
-) -> list[Place]:
-    """Add the next token of each path, a draw of its own."""
-    found: list[Place] = []
-    n_tried: dict[tuple[int, ...], int] = {}
-    for place, law in known[: nodes.n_left]:
-        token, _ = next(drawn(law, place))
-        p, nth = agreement(law), n_tried.get(place.tokens, 0)
-        n_tried[place.tokens] = nth + 1
-        node = nodes.add(token, place.node, p * (1 - p) ** nth, law)
-        found.append(_below(place, node, token, p))
-    return found
-
-
-def _add_siblings(
-    nodes: DraftBuilder, known: Known, drawn: Drawn, width: int, least: float, agreement: Callable[..., float]
-) -> list[Place]:
-    """Add as many children to each place."""
-    found = []
-    for place, law in known:
-        p = agreement(law)
-        for nth, (token, _) in enumerate(islice(drawn(law, place), min(width, nodes.n_left))):
-            chance = p * (1 - p) ** nth
-            found.append(_below(place, nodes.add(token, place.node, chance, law), token, chance))
-    return found
-
-
-def _add_beam(
-    nodes: DraftBuilder, known: Known, drawn: Drawn, width: int, least: float, agreement: Callable[..., float]
-) -> list[Place]:
-    """Add the children with the largest keys, of all places together."""
-
-    def keyed(family: int) -> Iterator[tuple[float, int, int]]:
-        place, law = known[family]
-        for token, key in drawn(law, place):
-            yield -key, family, token
-
-    found, n_tried = [], [0] * len(known)
-    for negative, family, token in islice(merge(*map(keyed, range(len(known)))), min(width, nodes.n_left)):
-        place, law = known[family]
-        p = agreement(law)
-        chance = p * (1 - p) ** n_tried[family]
-        n_tried[family] += 1
-        node = nodes.add(token, place.node, chance, law)
-        found.append(_below(place, node, token, chance, log(_mass(law, token)), -negative))
-    return found
-
-
-def _add_grown(
-    nodes: DraftBuilder, known: Known, drawn: Drawn, width: int, least: float, agreement: Callable[..., float]
-) -> list[Place]:
+def _add_grown(level: DrawnLevel) -> list[Place]:
     """Add children wherever the chance that one is reached is at least `least`, the greatest chance first.
 
     A child is reached when its place was and the siblings before it were rejected; it is taken to be accepted as
     often as the drafter draws it.
     """
-    found, families = [], [drawn(law, place) for place, law in known]
+    nodes, known = level.nodes, level.known
+    least = max(level.least, least_grown(nodes.n_max))
+    found, families = [], [level.drawn(law, place) for place, law in known]
     left = [1.0] * len(known)  # of each law, the mass that was not drawn yet
     waiting = [(-place.chance, family) for family, (place, _) in enumerate(known)]
     waiting.sort()
@@ -186,17 +191,21 @@ def _add_grown(
         token = next(families[family], (None, -inf))[0]
         if token is None:
             continue
-        mass = _mass(law, token)
+        mass = mass_of(law, token)
         share = min(1.0, mass / left[family])
         node = nodes.add(token, place.node, min(1.0, -negative * share / place.chance), law)
-        found.append(replace(_below(place, node, token, 1.0), chance=-negative * share))
+        found.append(replace(place.behind(node, token, 1.0), chance=-negative * share))
         left[family] -= mass
         if left[family] > 1e-9:
             heappush(waiting, (negative * (1 - share), family))
-    return found
+    return [place for place in found if place.chance >= least]
 
 
-def _mass(law: Distribution, token: int) -> float:
+GROWN = DrawnShape(_add_grown, siblings="without replacement")
+
+
+def mass_of(law: Distribution, token: int) -> float:
+    """Return the probability of a token that the distribution holds."""
     return float(law.probs[np.searchsorted(law.token_ids, token)])
 
 

@@ -10,15 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgedec.errors import CapabilityError, ModelFormatError, SessionError, argument
+from edgedec.errors import CapabilityError, SessionError, argument
 from edgedec.layer_skip.layer_sets import Half, left_out
-from edgedec.model import Forward, ForwardItem, LayerSet, Model, ModelCard, Session
+from edgedec.model import Forward, ForwardItem, LayerSet, Model, ModelCard
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import OuterSession
 from edgedec.sessions.outer_model import OuterModel
+from edgedec.sessions.outer_session import OuterSession
 
 
 class LossyModel(OuterModel):
@@ -50,84 +47,40 @@ class LossyModel(OuterModel):
 
     def session(self, n_ctx: int) -> "LossySession":
         """Open an empty session of that many tokens (raises what Model.session raises)."""
-        return LossySession(self, self.inner.session(n_ctx))
+        return LossySession(self.inner.session(n_ctx), self)
 
     def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
         """Evaluate rows of several sessions of this model together (raises what Session.forward raises)."""
-        return self.inner.forward([self._inner_item(item) for item in items])
+        return self.inner.forward([self.inner_item(item) for item in items])
 
-    def _inner_item(self, item: ForwardItem) -> ForwardItem:
-        """Return the item for the whole model's session, through this set of layers."""
+    def inner_item(self, item: ForwardItem) -> ForwardItem:
+        """Return the item for the whole model's session, through this set of layers.
+
+        Raises:
+            SessionError: The session is another model's.
+            CapabilityError: The item names layers of its own, or begins between two.
+        """
         session: Any = item.session
         if session.model is not self:
             raise SessionError(
                 "a forward was given a session of another model; it takes sessions that this model opened"
             )
-        self.check_layers(item.layers, item.hidden)
-        return replace(item, session=session.inner, layers=self.layers)
-
-    def check_layers(self, layers: LayerSet | None, hidden: NDArray[np.float32] | None) -> None:
-        """Raise CapabilityError where a forward names layers of its own, or begins between two."""
-        if layers is not None or hidden is not None:
+        if item.layers is not None or item.hidden is not None:
             raise CapabilityError(
                 "every forward of this model leaves out the same layers, so it takes no other set of layers and no "
                 f"hidden states; load the model without {argument('layer_skip')}"
             )
+        return replace(item, session=session.inner, layers=self.layers)
 
 
 class LossySession(OuterSession):
-    """Implements edgedec.model.Session: the runtime's session, with the model's set of layers in every forward.
+    """Implements edgedec.model.Session: the runtime's session, with the model's set of layers in every forward."""
 
-    Attributes:
-        inner: The runtime's session.
-    """
+    model: LossyModel
 
-    def __init__(self, model: LossyModel, inner: Session) -> None:
-        super().__init__(inner)
-        self._model = model
-
-    @property
-    def model(self) -> LossyModel:
-        """The model this session belongs to."""
-        return self._model
-
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
-        """Evaluate an item through the model's set of layers; see Session.forward."""
-        self._model.check_layers(item.layers, item.hidden)
-        return self.inner.forward(
-            item.tokens,
-            n_past=item.n_past,
-            resume_after=item.resume_after,
-            parents=item.parents,
-            layers=self._model.layers,
-            rows=item.rows,
-            taps=item.taps,
-            on_progress=on_progress,
-        )
-
-    def fork(self) -> "LossySession":
-        """Open a second session that shares this one's cached prefix."""
-        return LossySession(self._model, self.inner.fork())
-
-    def open(self, n_ctx: int) -> "LossySession":
-        """Open an empty session of the same model."""
-        return self._model.session(n_ctx)
-
-    def save(self) -> bytes:
-        """Return the cached KV as bytes, marked with the set of layers that made it."""
-        return self._mark + self.inner.save()
-
-    def load(self, data: bytes, n_tokens: int) -> None:
-        """Restore what save() returned (raises ModelFormatError where another set of layers made it)."""
-        if not data.startswith(self._mark):
-            raise ModelFormatError(
-                "the saved state was made with other layers, or by another model; evaluate the tokens again"
-            )
-        self.inner.load(data[len(self._mark) :], n_tokens)
-
-    @property
-    def _mark(self) -> bytes:
-        return self._model.card.fingerprint.encode()
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
+        """Evaluate an item through the model's set of layers; see edgedec.model.Session."""
+        return self.inner.evaluate(self.model.inner_item(item), on_progress)
 
 
 def variant(out: Sequence[Half]) -> str:

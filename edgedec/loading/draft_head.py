@@ -6,7 +6,7 @@ A head is looked for in this order:
    NAME.head, so that the cache keeps it there.)
 2. In the folder `heads` of the cache: heads that lie there, and those that `remember_head` noted there, as
    `edgedec train-drafter` does with what it trained, and `edgedec pull` with what it fetched.
-3. In the folders that plug-ins of the group `edgedec.folders` return, of those whose names begin with "heads".
+3. In the folders that plug-ins of the group `edgedec.head_folders` return, that of edgedec's own heads among them.
 
 In 2 and 3 a head is taken only if its record names this very model by hashes: first one that learned from these
 weights, else one that learned from another quantization of them.
@@ -215,10 +215,9 @@ def _gguf_target(gguf: GGUF) -> Target | None:
 def _folders(cache_dir: Path | None) -> Iterator[Path]:
     if cache_dir is not None:
         yield cache_dir / HEADS
-    for name, plugin in plugins.plugins(plugins.FOLDERS).items():
+    for plugin in plugins.plugins(plugins.HEAD_FOLDERS).values():
         folder: Any = None
-        if name.startswith(HEADS):
-            with suppress(Exception):  # one plug-in's fault must not keep a model from loading
-                folder = plugin.load()()
+        with suppress(Exception):  # one plug-in's fault must not keep a model from loading
+            folder = plugin.load()()
         if isinstance(folder, Path):
             yield folder

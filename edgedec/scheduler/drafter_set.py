@@ -16,6 +16,7 @@ from edgedec.drafters.draft_model.overlapped import OverlappedDrafter
 from edgedec.drafters.head.head import HeadDrafter
 from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.drafters.self_speculation.skip import SkipDrafter
+from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import MemoryCapError, PluginError
@@ -31,10 +32,10 @@ from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
 from edgedec.scheduler.rule_notes import rule_notes
-from edgedec.sequence import COUPLED, Sequence
+from edgedec.sequence import COUPLED, TextState
 from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats
-from edgedec.tree_shapes import TreeShape, shape_for
+from edgedec.tree_shapes import TreeShape
 
 _HEAD_SHARE = 0.07  # of a plain step: what a token of a head is expected to take before one was timed
 
@@ -141,7 +142,7 @@ def open_policy(
     drafting: Drafting,
     session: Session,
     curve: CostCurve,
-    sequence: Sequence,
+    sequence: TextState,
     noise: Noise,
     constraint: Constraint | None = None,
 ) -> Policy | None:
@@ -196,7 +197,7 @@ def open_policy(
 
 
 def _open_all(
-    drafting: Drafting, context: DraftContext, session: Session, curve: CostCurve, sequence: Sequence
+    drafting: Drafting, context: DraftContext, session: Session, curve: CostCurve, sequence: TextState
 ) -> list[ActiveDrafter]:
     """Return the drafters of a generation that open and fit the memory; the statistics name the others."""
     drafters, left, greedy = [], drafting.budget_bytes, sequence.request.sampling.greedy
@@ -211,7 +212,7 @@ def _open_all(
 
 
 def _open(
-    name: str, factory: DrafterFactory, context: DraftContext, sequence: Sequence, most_bytes: int | None
+    name: str, factory: DrafterFactory, context: DraftContext, sequence: TextState, most_bytes: int | None
 ) -> tuple[Drafter, int] | None:
     """Make a drafter, give it the prompt, and return it with the bytes that it holds; None where that fails.
 

@@ -10,8 +10,7 @@ from edgedec.drafters.self_speculation.self_draft import SelfDrafter
 from edgedec.scheduler.plugin_guard import Guarded
 from edgedec.sequence import COUPLED
 from edgedec.tree_shapes import CHAIN, TreeShape
-
-_AS_CHAIN = {"recursive": "tokenwise", "kseq": "tokenwise", "multipath": "block"}
+from edgedec.verification.rules import find_rule
 
 
 def rule_notes(rule: str, shape: TreeShape, drafters: Iterable[Drafter], *, greedy: bool) -> list[str]:
@@ -23,20 +22,19 @@ def rule_notes(rule: str, shape: TreeShape, drafters: Iterable[Drafter], *, gree
         drafters: The drafters of the generation; what another package's drafters draw is not known.
         greedy: Whether tokens are drawn at temperature 0.
     """
-    drafters = tuple(drafters)
+    drafters, on_chains = tuple(drafters), None if rule == COUPLED else find_rule(rule).on_chains
     named = f"the rule {rule}"
     if rule != COUPLED and greedy:
         return [f"{named} changes nothing at temperature 0: the most probable token is taken under every rule"]
     if any(isinstance(drafter, Guarded) for drafter in drafters):
         return []
     if any(isinstance(drafter, ModelDrafter | CascadeDrafter | HeadDrafter) for drafter in drafters):
-        same = _AS_CHAIN.get(rule) if shape.kind == CHAIN else None
+        same = on_chains if shape.kind == CHAIN else None
         return [f"{named} does what {same} does, as drafts are chains"] if same is not None else []
     who = "only a draft model with the target's tokenizer and a trained head draft trees of a shape"
     if any(isinstance(drafter, SelfDrafter) for drafter in drafters):
-        same = _AS_CHAIN.get(rule)
-        if same is not None:
-            return [f"{named} does what {same} does: {who}, other drafters a chain"]
+        if on_chains is not None:
+            return [f"{named} does what {on_chains} does: {who}, other drafters a chain"]
         return [] if shape.kind == CHAIN else [f"the shape {shape} has no effect: {who}"]
     if rule != COUPLED:
         return [

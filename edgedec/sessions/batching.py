@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic, perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +25,9 @@ from edgedec.errors import CancelledError, SessionError
 from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
-from edgedec.sessions.item_session import OuterSession
 from edgedec.sessions.joined_work import Result, Work, evaluated, groups, kind_of, n_rows_of
+from edgedec.sessions.outer_model import OuterModel
+from edgedec.sessions.outer_session import OuterSession
 
 PIECE_ROWS = 32
 """Rows of a prompt that one joined forward reads."""
@@ -60,19 +62,17 @@ class _Ticket:
     shared: SharedForward | None = None
 
 
-class Batcher:
-    """Joins the forwards of the sessions that it opened on a model; one thread at a time uses each session.
+class Batcher(OuterModel):
+    """Implements edgedec.model.Model: joins the forwards of its sessions; one thread at a time uses each session.
 
     Attributes:
-        model: The model.
         joins: Whether forwards are joined and prompts cut; False where rows depend on what else is in a forward.
         lock: Held by whatever reads or changes who waits for what.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.joins = model.batch_invariant is True
-        self._most_rows = model.capabilities.max_rows
+    def __init__(self, inner: Model) -> None:
+        super().__init__(inner, inner.card, inner.capabilities)
+        self.joins = inner.batch_invariant is True
         self._pid = os.getpid()
         self.lock = threading.RLock()
         self._waiting: list[_Ticket] = []
@@ -83,7 +83,7 @@ class Batcher:
 
     def session(self, n_ctx: int) -> "BatchedSession":
         """Open a session whose forwards are joined with the others' (raises what Model.session raises)."""
-        return BatchedSession(self, self.model.session(n_ctx))
+        return BatchedSession(self.inner.session(n_ctx), self)
 
     @contextmanager
     def taking_part(self, session: "BatchedSession") -> Iterator[None]:
@@ -106,25 +106,47 @@ class Batcher:
         """Return how many rows of a session's prompt one forward reads."""
         return PIECE_ROWS if self._due - {session} else LONE_PIECE_ROWS
 
-    def forwards(self, items: Sequence[tuple["BatchedSession", ForwardItem]]) -> list[Forward]:
+    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Evaluate items of sessions of this model in one forward, with the items of others that come then."""
+        sessions: list[Any] = [item.session for item in items]
+        for session in sessions:
+            session.cancelled = False
+        return self.joined(items)
+
+    def joined(self, items: Sequence[ForwardItem]) -> list[Forward]:
         """Evaluate an item of each of some sessions, together with the items of others that come at the same time.
+
+        Where the forward is given up, what lies beyond the items' n_past counts as dropped: else the caller would take
+        what is still there of an older text for the tokens of an item.
 
         Returns:
             The items' results, in arrays of their own.
 
         Raises:
-            What Session.forward raises. An item that is refused does not affect the other sessions.
+            What Session.evaluate raises. An item that is refused does not affect the other sessions.
         """
-        tickets = [_Ticket(session, item, monotonic()) for session, item in items]
-        self._wait_for_all(tickets)
-        forwards = []
+        tickets: list[_Ticket] = []
+        for item in items:
+            session = item.session
+            assert isinstance(session, BatchedSession), "a model's forward takes sessions that the model opened"
+            tickets.append(_Ticket(session, replace(item, session=session.inner), monotonic()))
+        try:
+            self._wait_for_all(tickets)
+            forwards = []
+            for ticket in tickets:
+                ticket.session.shared = ticket.shared or ticket.session.shared
+                forward = _result_of(ticket)
+                assert isinstance(forward, Forward), "the result of an item is a forward"
+                forwards.append(forward)
+            if any(ticket.cancelled and item.parents is None for ticket, item in zip(tickets, items, strict=True)):
+                raise CancelledError("a forward was cancelled")  # of a tree, rows are still to be chosen, or dropped
+        except BaseException as error:
+            if isinstance(error, CancelledError) or not isinstance(error, Exception):
+                for ticket, item in zip(tickets, items, strict=True):
+                    ticket.session.n_valid = item.n_past
+            raise
         for ticket in tickets:
-            ticket.session.shared = ticket.shared or ticket.session.shared
-            forward = _result_of(ticket)
-            assert isinstance(forward, Forward), "the result of an item is a forward"
-            forwards.append(forward)
-        if any(ticket.cancelled and item.parents is None for ticket, (_, item) in zip(tickets, items, strict=True)):
-            raise CancelledError("a forward was cancelled")  # of a tree, rows are still to be chosen from, or dropped
+            ticket.session.n_valid = None
         return forwards
 
     def answer(self, calls: Sequence[tuple["BatchedSession", DraftCall]]) -> list[SharedForward]:
@@ -227,7 +249,9 @@ class Batcher:
         for first in kinds:
             if first is not None:
                 return [ticket for ticket, kind in zip(tickets, kinds, strict=True) if kind == first]
-        fitting = groups([ticket.item for ticket in tickets if isinstance(ticket.item, ForwardItem)], self._most_rows)
+        fitting = groups(
+            [ticket.item for ticket in tickets if isinstance(ticket.item, ForwardItem)], self.capabilities.max_rows
+        )
         return tickets[: len(fitting[0])] if fitting else []
 
     def _lead(self, batch: list[_Ticket]) -> None:
@@ -241,7 +265,7 @@ class Batcher:
         started = perf_counter()
         self.lock.release()
         try:
-            results = evaluated(self.model, [ticket.item for ticket in batch])
+            results = evaluated(self.inner, [ticket.item for ticket in batch])
         finally:
             seconds = perf_counter() - started
             self.lock.acquire()
@@ -272,7 +296,7 @@ class BatchedSession(OuterSession):
     """Implements edgedec.model.Session over the runtime's.
 
     Attributes:
-        batcher: Joins the session's forwards with others'.
+        model: Joins the session's forwards with others'.
         shared: The latest forward; others may have had rows in it.
         changed: Wakes the thread that waits for a result.
         taking_part: Whether a generation is running on the session.
@@ -281,12 +305,12 @@ class BatchedSession(OuterSession):
         n_valid: How many of the tokens inside count, after a forward that was given up, or of a prefix; None for all.
     """
 
+    model: Batcher
     shared = SharedForward()
 
-    def __init__(self, batcher: Batcher, inner: Session) -> None:
-        super().__init__(inner)
-        self.batcher = batcher
-        self.changed = threading.Condition(batcher.lock)
+    def __init__(self, inner: Session, model: Batcher) -> None:
+        super().__init__(inner, model)
+        self.changed = threading.Condition(model.lock)
         self.taking_part = False
         self.ticket: _Ticket | None = None
         self.cancelled = False
@@ -305,81 +329,54 @@ class BatchedSession(OuterSession):
 
     def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
         """Answer calls of drafters, together with those for other sessions where they come at the same time."""
-        return self.batcher.answer([(session, call) for session, call in calls if isinstance(session, BatchedSession)])
+        return self.model.answer([(session, call) for session, call in calls if isinstance(session, BatchedSession)])
 
     @contextmanager
     def generating(self, n_prompt: int) -> Iterator[None]:
         """Let other sessions wait for this session's forwards inside the block."""
         self.taking_part = True
         try:
-            with self.batcher.taking_part(self):
+            with self.model.taking_part(self):
                 yield
         finally:
             self.taking_part = False
 
-    def open(self, n_ctx: int) -> "BatchedSession":
-        """Open another session whose forwards are joined with the others'."""
-        return self.batcher.session(n_ctx)
-
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item, together with other sessions' items where they come at the same time."""
-        item = replace(item, session=self.inner)
         self.cancelled = False
         if item.tokens is not None and self._is_cut(item):
             n_past, tokens, n_end = item.n_past, item.tokens, item.n_past + len(item.tokens)
-            while len(tokens) > (n_rows := self.batcher.piece_rows(self)):
-                self._joined([(self, replace(item, n_past=n_past, tokens=tokens[:n_rows], rows=_NO_ROWS))])
+            while len(tokens) > (n_rows := self.model.piece_rows(self)):
+                self.model.joined([replace(item, n_past=n_past, tokens=tokens[:n_rows], rows=_NO_ROWS)])
                 n_past, tokens = n_past + n_rows, tokens[n_rows:]
                 if on_progress is not None:
                     on_progress(Progress("prefill", n_past, n_end, "tokens"))
                 if self.cancelled:  # between two pieces: no forward was there to cancel
                     raise CancelledError("a forward was cancelled")
             item = replace(item, n_past=n_past, tokens=tokens)
-        return self._joined([(self, item)])[0]
-
-    def together(self, items: Sequence[ForwardItem]) -> list[Forward]:
-        """Evaluate items of this session and of its forks in one forward, with other sessions' items that come then."""
-        found = []
-        for item in items:
-            session = item.session
-            assert isinstance(session, BatchedSession), "a fork of a batched session is one, too"
-            session.cancelled = False
-            found.append((session, replace(item, session=session.inner)))
-        return self._joined(found)
-
-    def _joined(self, items: Sequence[tuple["BatchedSession", ForwardItem]]) -> list[Forward]:
-        """Evaluate items in a joined forward; where it is given up, what lies beyond their n_past counts as dropped.
-
-        Else the caller would take what is still there of an older text for the tokens of an item.
-        """
-        try:
-            forwards = self.batcher.forwards(items)
-        except BaseException as error:
-            if isinstance(error, CancelledError) or not isinstance(error, Exception):
-                for session, item in items:
-                    session.n_valid = item.n_past
-            raise
-        for session, _ in items:
-            session.n_valid = None
-        return forwards
+        return self.model.joined([item])[0]
 
     def _is_cut(self, item: ForwardItem) -> bool:
         """Tell whether an item may be read in pieces: a prompt that fits, of which the last row is wanted."""
         plain = item.parents is None and not item.taps and isinstance(item.rows, str)
-        return plain and item.rows == "last" and self.batcher.joins and item.n_past + n_rows_of(item) <= self.n_ctx
+        return plain and item.rows == "last" and self.model.joins and item.n_past + n_rows_of(item) <= self.n_ctx
 
     def fork(self) -> "BatchedSession":
         """Open a second session that shares this one's cached prefix."""
-        twin = BatchedSession(self.batcher, self.inner.fork())
+        twin = BatchedSession(self.inner.fork(), self.model)
         twin.n_valid = self.n_valid
         return twin
 
     def take_prefix(self, other: Session, n_tokens: int) -> bool:
-        """Go on with a fork of the runtime's session of another one; see edgedec.model.Session."""
+        """Hold the first `n_tokens` cached tokens of another session in place of what this one holds, by a fork of it.
+
+        Any thread may be using the other session, which stays as it is. Returns whether it was done: only sessions of
+        the same model can. Raises what other.fork() raises; nothing has changed then.
+        """
         if not isinstance(other, BatchedSession) or other.inner.model is not self.inner.model:
             return False
         fork, before = other.inner.fork(), self.inner
-        with self.batcher.lock:  # as cancel() looks at the session inside
+        with self.model.lock:  # as cancel() looks at the session inside
             self.inner, self.n_valid = fork, n_tokens
         before.close()
         return True
@@ -397,4 +394,4 @@ class BatchedSession(OuterSession):
 
     def cancel(self) -> None:
         """Stop the forward that is running or waited for, from any thread; without one, nothing happens."""
-        self.batcher.cancel(self)
+        self.model.cancel(self)

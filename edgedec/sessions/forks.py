@@ -12,9 +12,9 @@ from edgedec.errors import CapabilityError, MemoryCapError, RequestError, Sessio
 from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import OuterSession, UnsavedSession
 from edgedec.sessions.joined_work import groups, n_rows_of
 from edgedec.sessions.joint_calls import JointCalls
+from edgedec.sessions.outer_session import OuterSession, UnsavedSession
 
 MOST_FORKS = 256
 """Most forks of a session at a time."""
@@ -121,7 +121,7 @@ class SessionForks:
         for group in self.groups(items):
             begun = perf_counter()
             inner = [replace(item, session=_inner(item)) for item in group]
-            found += inner[0].session.together(inner)
+            found += inner[0].session.model.forward(inner)
             shared = SharedForward(perf_counter() - begun, sum(map(n_rows_of, group)), len(group))
             for item, its in zip(group, inner, strict=True):
                 if isinstance(item.session, ForkedSession):
@@ -136,14 +136,15 @@ class SessionForks:
         most = items[0].session.model.capabilities.max_rows if items else 0
         return groups(items, most if self.most_rows is None else min(most, self.most_rows))
 
-    def n_tokens_after(self, spans: Sequence[tuple["ForkedSession", int, int]]) -> int:
+    def n_tokens_after(self, spans: Sequence[tuple[Session, int, int]]) -> int:
         """Return the tokens in all pages beside those of the session once each of some forks has written a span.
 
         Args:
             spans: A fork, which may come twice where another is about to be opened from it, and the span's begin and
                 end. What a fork holds behind the begin is no longer wanted.
         """
-        earlier = {page for fork, begin, _ in spans for i, page in fork.pages.items() if i < begin // PAGE_TOKENS}
+        begins = [(fork.pages, begin) for fork, begin, _ in spans if isinstance(fork, ForkedSession)]
+        earlier = {page for pages, begin in begins for i, page in pages.items() if i < begin // PAGE_TOKENS}
         return PAGE_TOKENS * (len(earlier) + sum(n_pages(begin, end) for _, begin, end in spans))
 
     @property
@@ -203,7 +204,7 @@ class ForkedSession(OuterSession):
         self.pages = dict(pages)
         self._forks = forks
 
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item of this fork alone; SessionForks.forward evaluates those of several together."""
         return self._forks.forward([item])[0]
 

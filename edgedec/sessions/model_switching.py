@@ -23,7 +23,7 @@ from edgedec.errors import CapabilityError, RequestError, SessionError, argument
 from edgedec.logit_ops import entropy_of
 from edgedec.model import Forward, ForwardItem, Model, Rows, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import UnsavedSession
+from edgedec.sessions.outer_session import UnsavedSession
 from edgedec.stats import DecodeStats
 
 LARGE, SMALL = 0, 1
@@ -108,7 +108,7 @@ class SwitchingSession(UnsavedSession):
         self.begin(n_prompt)
         yield
 
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
 
         Raises:

@@ -17,7 +17,8 @@ from edgedec.errors import CapabilityError, ContextFullError, RequestError, Sess
 from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import OuterSession, UnsavedSession
+from edgedec.sessions.joined_work import own
+from edgedec.sessions.outer_session import OuterSession, UnsavedSession
 
 N_SINKS = 4
 """How many tokens from the beginning of the text stay in the window."""
@@ -85,7 +86,7 @@ class SlidingSession(UnsavedSession, OuterSession):
         """Return how many rows after a text of `n_tokens` tokens see the same window as the text's last token."""
         return _next_move(n_tokens - 1, self.n_ctx) - n_tokens
 
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item, whose n_past counts the text's tokens; see Session.forward.
 
         Raises:
@@ -124,13 +125,12 @@ class SlidingSession(UnsavedSession, OuterSession):
         elif rows == "last":
             wanted = wanted[-1:]
         earlier = replace(item, tokens=tokens[:n_first], rows=wanted[wanted < n_first])
-        first = self.evaluate(earlier, None)
-        logits, hidden = first.logits.copy(), {layer: states.copy() for layer, states in first.hidden.items()}
+        first = own(self.evaluate(earlier))
         later = wanted[wanted >= n_first] - np.int32(n_first)
-        second = self.evaluate(replace(item, n_past=n_past + n_first, tokens=tokens[n_first:], rows=later), None)
+        second = self.evaluate(replace(item, n_past=n_past + n_first, tokens=tokens[n_first:], rows=later))
         return Forward(
-            np.concatenate([logits, second.logits]),
-            {layer: np.concatenate([hidden[layer], states]) for layer, states in second.hidden.items()},
+            np.concatenate([first.logits, second.logits]),
+            {layer: np.concatenate([first.hidden[layer], states]) for layer, states in second.hidden.items()},
             second.ops,
         )
 
@@ -160,15 +160,7 @@ class SlidingSession(UnsavedSession, OuterSession):
         n_past, n_before = item.n_past, self.inner.n_cached
         n_held = _n_held(n_past, self._begin)
         try:
-            forward = self.inner.forward(
-                tokens,
-                n_past=n_held,
-                parents=item.parents,
-                layers=item.layers,
-                rows=item.rows,
-                taps=item.taps,
-                on_progress=on_progress,
-            )
+            forward = super().evaluate(replace(item, n_past=n_held, tokens=tokens), on_progress)
         except BaseException:
             if self.inner.n_cached != n_before:
                 n_new = max(self.inner.n_cached - n_held, 0)

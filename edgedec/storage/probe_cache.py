@@ -80,7 +80,7 @@ def named_cpu(lines: Iterable[str]) -> str:
 
 def cache_folder(cache_dir: Path | None) -> Path:
     """Return the root of the cache: `cache_dir`, or for None this installation's default."""
-    root: Path = plugins.load_plugin(plugins.FOLDERS, "cache")() if cache_dir is None else cache_dir
+    root: Path = plugins.load_plugin(plugins.OWN, "cache_folder")() if cache_dir is None else cache_dir
     return root
 
 

@@ -1,12 +1,14 @@
 """The contract of a verification rule: it is given the target, the drafter's distributions and random numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
 from edgedec.draft import Draft, Verification
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
+from edgedec.tree_shapes import CHAIN, Siblings
 from edgedec.verification.distributions import point_mass, probability
 
 TargetRow = Callable[[int, tuple[int, ...]], Distribution]
@@ -16,12 +18,35 @@ Uniform = Callable[[int], float]
 """`k` -> the k-th random number of this step, above 0 and below 1."""
 
 
-class Rule(Protocol):
-    """A verification rule: a pure function of its arguments, which calls `target` at most once for a row."""
+class Verify(Protocol):
+    """Verifies a draft: a pure function of its arguments, which calls `target` at most once for a row.
+
+    It returns a path of the draft, root first, with the tokens of that path and one more token, drawn from p.
+    """
 
     def __call__(
         self, draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform, /
     ) -> Verification: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A verification rule, as an entry point of `edgedec.rules` names one.
+
+    Attributes:
+        verify: Verifies a draft. Over all drafts that a drafter may draw, and all random numbers, the text that follows
+            must have the target's distribution.
+        siblings: How the siblings of a drawn tree must be drawn, so that the rule is exact; None for a rule that only
+            verifies chains.
+        shape: The name of the shape that drafts have under this rule, unless the user names another one: "chain", or a
+            plug-in of `edgedec.tree_shapes` with its numbers.
+        on_chains: The name of the rule that does the same on a chain; None where no other rule does.
+    """
+
+    verify: Verify
+    siblings: Siblings | None = None
+    shape: str = CHAIN
+    on_chains: str | None = None
 
 
 def laws_of(draft: Draft, q: Sequence[Distribution | None]) -> list[Distribution]:

@@ -59,20 +59,7 @@ def without(q: Distribution, token: int) -> Distribution:
     return Distribution(q.token_ids[kept], q.probs[kept] / total if total > 0 else q.probs[kept])
 
 
-def same(first: Distribution, second: Distribution) -> bool:
-    """Return whether two distributions hold the same tokens with the same probabilities."""
-    return first is second or (
-        np.array_equal(first.token_ids, second.token_ids) and np.array_equal(first.probs, second.probs)
-    )
-
-
 def sample(dist: Distribution, number: float) -> int:
     """Return the token at which the distribution's running sum passes a number between 0 and 1."""
     # The last sum is left out: it may be rounded to below the number.
     return int(dist.token_ids[bisect_right(np.cumsum(dist.probs)[:-1], number)])
-
-
-def geometric(ratio: NDArray[np.float64] | float, n: int) -> NDArray[np.float64]:
-    """Return 1 + ratio + ... + ratio^(n - 1): the mean number of n tries that are made if each fails with `ratio`."""
-    powers: NDArray[np.float64] = np.power.outer(np.asarray(ratio, np.float64), np.arange(n))
-    return np.asarray(powers.sum(axis=-1))

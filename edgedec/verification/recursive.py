@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from edgedec.draft import Draft, Verification
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import TargetRow, Uniform, in_turn, laws_of
+from edgedec.tree_shapes import GROW
+from edgedec.verification.contract import Rule, TargetRow, Uniform, in_turn, laws_of
 from edgedec.verification.distributions import probability, residual, sample, without
 from edgedec.verification.walk import walk
 
@@ -44,8 +45,8 @@ def verify_recursive(
             drawn = probability(law, token)
             if drawn == 0:
                 raise PluginError(
-                    f"node {node} repeats token {token} of a sibling with the same q; the rules tokenwise, block and "
-                    "recursive expect siblings drawn without replacement: for independent draws choose kseq"
+                    f"node {node} repeats token {token} of a sibling with the same q; the rule expects siblings drawn "
+                    "without replacement: for independent draws choose one such as kseq"
                 )
             if next(numbers) < probability(p, token) / drawn:
                 return int(token)
@@ -53,3 +54,6 @@ def verify_recursive(
         return sample(p, next(numbers))
 
     return walk(draft, draw_token)
+
+
+RULE = Rule(verify_recursive, siblings="without replacement", shape=GROW, on_chains="tokenwise")

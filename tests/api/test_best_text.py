@@ -11,16 +11,14 @@ from support.real_models import real_model
 import edgedec
 from edgedec.api.best_text import EPS, MOST_AUTO, ROUND, BestOf
 from edgedec.choosing.beam import beam_search
-from edgedec.choosing.choice import chosen_among, may_stop, mean_logprob
-from edgedec.choosing.first_finish import first_finish
-from edgedec.choosing.judgement import question_of, turn_after_answer
-from edgedec.choosing.particles import Steps, filtered
-from edgedec.choosing.reward_scorer import RewardScorer
+from edgedec.choosing.choice import chooser_named, chosen_among
 from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
-from edgedec.choosing.sampled_steps import seeds_from, write_steps
-from edgedec.choosing.scorer import CallerScorer, JudgeScorer
+from edgedec.choosing.scorer import CallerScorer
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import CancelledError, ContextFullError, OptionError, PluginError, RequestError, ScorerError
+from edgedec_methods.first_finish import first_finish
+from edgedec_methods.particles import filtered
+from edgedec_methods.sampled_steps import Steps, write_steps
 
 CHAT = [{"role": "user", "content": "How much is 2 + 3? End with 'Answer: ' and the number."}]
 OPTIONS: dict[str, Any] = {"seed": 5, "temperature": 0.9, "max_tokens": 24}
@@ -46,7 +44,7 @@ def test_each_method_chooses_among_the_texts_of_the_seeds(engine: edgedec.Engine
         assert found.place == again.place
         assert found.text == texts[found.place].text
     for choose in ("first", "vote"):
-        found = engine.best(CHAT, BestOf(4, choose, answer=r"\d+"), **OPTIONS)  # type: ignore[arg-type]
+        found = engine.best(CHAT, BestOf(4, choose, answer=r"\d+"), **OPTIONS)
         for mine, whole in zip(found.texts, texts, strict=True):
             assert mine.token_ids == whole.token_ids[: len(mine.token_ids)]
 
@@ -56,23 +54,6 @@ def test_one_text_is_the_plain_one(engine: edgedec.Engine) -> None:
     plain = engine.chat(CHAT, **OPTIONS)
     for how in (BestOf(1), BestOf(1, "likely"), BestOf(1, "judge"), BestOf(1, "first"), BestOf(1, "bag")):
         assert engine.best(CHAT, how, **OPTIONS).text == plain.text
-
-
-def test_judging_texts_again_is_judging_them_in_their_forks(engine: edgedec.Engine) -> None:
-    """The chances of whole texts equal those that a fork of each unfinished text gives: the same bits."""
-    found = engine.best(CHAT, BestOf(3, "judge"), **OPTIONS)
-    asked = question_of(engine.tokenizer, turn_after_answer(engine.render), parse_special=True)
-    params = engine.sampling(temperature=0.9, max_tokens=24)
-    with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=24) as texts:
-        root = texts.begin()
-        live = [root, texts.fork(root), texts.fork(root)]
-        written = write_steps(texts, live, params, seeds_from(5, 3), separator=None)
-        assert [text.token_ids for text in written] == [each.token_ids for each in found.texts]
-        assert JudgeScorer(asked)(texts, written) == list(found.scores)
-        means = [mean_logprob(each) for each in found.texts]
-        for text, mean in zip(written, means, strict=True):
-            if text.ended == "length":
-                assert text.mean_logprob == pytest.approx(mean, abs=1e-5)
 
 
 def test_auto_goes_on_in_rounds(engine: edgedec.Engine) -> None:
@@ -134,7 +115,7 @@ def test_cancelling_chooses_among_what_there_is(engine: edgedec.Engine) -> None:
     threading.Timer(0.3, cancel.cancel).start()
     found = engine.best(CHAT, BestOf(4), cancel=cancel, **(OPTIONS | {"max_tokens": 180, "ignore_end": True}))
     assert {each.finish_reason for each in found.texts} == {"cancelled"}
-    assert may_stop("likely", found.texts, 4) is False
+    assert chooser_named("likely").may_stop(found.texts, 0, "x") is False
 
 
 def test_searches_on_a_real_model(engine: edgedec.Engine) -> None:
@@ -168,21 +149,6 @@ def test_a_search_that_is_cancelled_or_has_no_room_leaves_nothing(engine: edgede
     with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=10**6) as texts, pytest.raises(ContextFullError):
         texts.extend(texts.begin(), [1] * 250, 0.0)
     assert engine.chat(CHAT, **OPTIONS).token_ids == plain.token_ids
-
-
-def test_a_reward_model_scores_by_a_token(engine: edgedec.Engine) -> None:
-    """Texts that begin alike are read once; the scores are those of reading each from its beginning."""
-    asked = question_of(engine.tokenizer, " Right?", "yes", "no")
-    session = engine.session(128)
-    reward = RewardScorer(session, asked)
-    steps = ["2 + 3 is 5.", "2 + 3 is 7.", "2 + 3"]
-    together = list(reward("How much is 2 + 3?", steps))
-    for step, score in zip(steps, together, strict=True):
-        assert list(RewardScorer(session, asked)("How much is 2 + 3?", [step])) == [score]
-    assert all(0 < score < 1 for score in together)
-    with pytest.raises(RequestError, match="128"):
-        reward("x", ["word " * 200])
-    session.close()
 
 
 def test_a_search_by_its_name(engine: edgedec.Engine) -> None:

@@ -527,7 +527,7 @@ def test_a_forward_that_was_refused_leaves_no_tokens_to_reuse(
         raise MemoryCapError("no memory for a forward's results")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tiny._slot.session, "forward", refused)
+        patch.setattr(tiny._slot.session, "evaluate", refused)
         with pytest.raises(MemoryCapError):
             tiny.generate(other, temperature=0, max_tokens=12)
     assert tiny.generate(other, temperature=0, max_tokens=12).token_ids == expected

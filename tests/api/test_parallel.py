@@ -173,7 +173,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(path: Path) -> None:
         assert isinstance(session, BatchedSession)
 
         def hold() -> None:
-            with session.batcher.lock:
+            with session.model.lock:
                 held.set()
                 done.wait(30)
 

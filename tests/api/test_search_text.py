@@ -8,14 +8,16 @@ import pytest
 
 import edgedec
 from edgedec.api.best_text import BestOf
-from edgedec.choosing.search_by import METHODS, SearchBy, search_named
+from edgedec.choosing.search_by import SearchBy, search_named
 from edgedec.errors import CancelledError, CapabilityError, MemoryCapError, OptionError
+from edgedec.plugins import SEARCHES, load_plugin, plugins
 from edgedec.progress import Progress
 
 pytestmark = pytest.mark.slow
 
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 SEED: dict[str, Any] = {"seed": 7, "ignore_end": True}
+METHODS = {name: load_plugin(SEARCHES, name) for name in plugins(SEARCHES)}
 
 
 @pytest.fixture(scope="module")

@@ -245,7 +245,7 @@ def test_what_changed_while_it_was_taken_counts_for_nothing(files: dict[str, Pat
 
     with Cpu().load(files["target"], LoadOptions(n_ctx=1024, n_parallel=2, n_threads=1)) as model:
         batcher = Batcher(model)
-        slots = [SessionSlot(batcher.session(1024)), SessionSlot(Late(batcher, model.session(1024)))]
+        slots = [SessionSlot(batcher.session(1024)), SessionSlot(Late(model.session(1024), batcher))]
         slots[0].session.forward(np.array(SYSTEM, np.int32), n_past=0)
         slots[0].cached_ids, slots[1].cached_ids = list(SYSTEM), [1]
         SharedPrefixes(slots).take(slots[1], PROMPTS[0], exact=False)

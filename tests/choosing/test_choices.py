@@ -1,20 +1,12 @@
-"""Choosing among whole texts: votes, likelihood, the first that ends, the combination, and how many are enough."""
+"""Choosing among whole texts: votes, likelihood, and how many are enough."""
 
 import numpy as np
 import pytest
-from support.table_branches import random_table, table_texts
 
-from edgedec.choosing.bag_of_tricks import combined
-from edgedec.choosing.first_finish import first_finish, first_finished
-from edgedec.choosing.judgement import log_odds, turn_after_answer
 from edgedec.choosing.likelihood import most_likely
 from edgedec.choosing.sample_count import another_is_wanted, enough, n_agreeing
-from edgedec.choosing.sampled_steps import seeds_from, write_steps
 from edgedec.choosing.vote import answer_of, is_decided, shares, voted
 from edgedec.errors import OptionError
-from edgedec.sampling import SamplingParams
-
-PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 
 
 def test_answers_of_texts() -> None:
@@ -55,36 +47,9 @@ def test_a_decided_vote_stays_decided(seed: int) -> None:
         assert not same
 
 
-def test_likelihood_and_first_finish() -> None:
-    """The greatest mean; the shortest text that ended by itself."""
+def test_likelihood() -> None:
+    """The greatest mean."""
     assert most_likely([-2.0, -0.5, -1.0]) == 1
-    assert first_finished([False, True, True], [2, 9, 5]) == 2
-    assert first_finished([False, False], [2, 1]) == 0
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_first_finish_search_is_the_choice_among_whole_texts(seed: int) -> None:
-    """It returns what choosing the shortest of all whole texts would, with the steps of that text only."""
-    table = random_table(seed, n_vocab=4, length=6)
-    whole, search = table_texts(table, max_tokens=6)[0], table_texts(table, max_tokens=6)[0]
-    with whole, search:
-        root = whole.begin()
-        live = [root, *(whole.fork(root) for _ in range(3))]
-        written = write_steps(whole, live, PARAMS, seeds_from(seed, 4), separator=None)
-        lengths = [text.n_scored for text in written]
-        place = first_finished([text.ended == "stop" for text in written], lengths)
-        root = search.begin()
-        live = [root, *(search.fork(root) for _ in range(3))]
-        found = first_finish(search, live, PARAMS, seeds_from(seed, 4))
-        assert found.token_ids == written[place].token_ids
-        assert sum(search.forwards.values()) <= len(found.token_ids) + 1
-
-
-def test_the_combination() -> None:
-    """Chances weigh the votes, likelihood decides within the winning answer; without answers chances decide."""
-    assert combined(["1", "2", "1"], [-3.0, -1.0, -2.0], [0.4, 0.7, 0.4]) == 2
-    assert combined(["1", "2", "1"], [-3.0, -1.0, -2.0], [0.2, 0.7, 0.2]) == 1
-    assert combined([None, None], [-1.0, -2.0], [0.3, 0.9]) == 1
 
 
 @pytest.mark.parametrize("p", [0.0, 0.02, 0.3, 0.5, 0.77, 0.999, 1.0])
@@ -107,16 +72,3 @@ def test_auto_stops() -> None:
     for wrong in ({"p": 2.0, "eps": 0.1}, {"p": 0.5, "eps": 0.0}, {"p": 0.5, "eps": 0.1, "f_max": 0.0}):
         with pytest.raises(OptionError):
             enough(**wrong)
-
-
-def test_the_turn_after_an_answer() -> None:
-    """What a template puts between an answer and the reply to the next turn, the user's words included."""
-
-    def render(messages: object) -> str:
-        assert isinstance(messages, list)
-        return "".join(f"<{each['role']}>{each['content']}<end>" for each in messages) + "<assistant>"
-
-    assert turn_after_answer(render, "Right?") == "<end><user>Right?<end><assistant>"
-    assert turn_after_answer(lambda messages: "a template that drops answers", "Right?") == "\n\nRight?\n"
-    assert log_odds(0.9) == pytest.approx(np.log(9))
-    assert (log_odds(0.0), log_odds(1.0)) == (-30.0, 30.0)

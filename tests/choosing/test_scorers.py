@@ -11,27 +11,32 @@ import pytest
 from support.table_branches import letters, random_table, table_texts
 
 from edgedec.choosing.command_scorer import CommandScorer
-from edgedec.choosing.judgement import Question, chance_yes
-from edgedec.choosing.particles import Steps, filtered
-from edgedec.choosing.scorer import CallerScorer, JudgeScorer, Scorer, checked_scores
+from edgedec.choosing.partial_texts import best_tokens
+from edgedec.choosing.scorer import CallerScorer, Scorer, checked_scores
 from edgedec.errors import CancelledError, OptionError, PluginError, RequestError
 from edgedec.progress import CancelToken
-from edgedec.sampling import SamplingParams
 
-PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
-STEPS = Steps(PARAMS, separator=None, most=1)
 COUNTS_A = (
     "import json, sys; given = json.load(sys.stdin); print(json.dumps([s.count('a') / 9 for s in given['steps']]))"
 )
 
 
 def run(scorer: Scorer, seconds: float = 60.0, cancel: CancelToken | None = None) -> str:
-    """Return what particle filtering writes with a scorer; check that no branch is left."""
+    """Return the best of four texts, which are scored after each token; check that no branch is left."""
     texts, branches = table_texts(random_table(4, n_vocab=3, length=3), max_tokens=3)
     texts.cancel = cancel
+    ask, scores = CallerScorer(scorer, "prompt", seconds), [0.0] * 4
     try:
         with texts:
-            return texts.text(filtered(texts, 4, STEPS, CallerScorer(scorer, "prompt", seconds)).best)
+            root = texts.begin()
+            live = [root, *(texts.fork(root) for _ in scores[1:])]
+            while going := [i for i, text in enumerate(live) if text.ended is None]:
+                tokens = [best_tokens(live[i].logits, 3)[i % 3] for i in going]
+                grown = texts.advance([(live[i], token) for i, token in zip(going, tokens, strict=True)])
+                for i, text in zip(going, grown, strict=True):
+                    live[i] = text
+                scores = ask(texts, live)
+            return texts.text(live[max(range(4), key=scores.__getitem__)])
     finally:
         assert not branches.held
 
@@ -140,20 +145,6 @@ def test_a_command_that_is_none() -> None:
         CommandScorer(["x"], seconds=0)
     with pytest.raises(PluginError, match="does not start"):
         run(CommandScorer(["no-such-program-at-all"]))
-
-
-def test_a_judgement_compares_two_tokens() -> None:
-    """The chance is P(yes) over P(yes) + P(no), in a fork that is dropped; the text keeps its tokens."""
-    table = random_table(4, n_vocab=4, length=3)
-    question = Question((1, 2), (1,), (2, 3))
-    texts, branches = table_texts(table, max_tokens=3)
-    with texts:
-        root = texts.begin()
-        (found,) = JudgeScorer(question)(texts, [root])
-        row = np.exp(table[(1, 2)].astype(np.float64))
-        assert found == pytest.approx(row[1] / (row[1] + row[2] + row[3]))
-        assert list(branches.held.values()) == [()]
-    assert chance_yes(np.array([0, -np.inf, -np.inf], np.float32), Question((1,), (1,), (2,))) == 0.5
 
 
 def test_checked_scores_are_floats() -> None:

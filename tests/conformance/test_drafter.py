@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
+from support.installed import with_plugin
 from support.tiny_models import tiny_llama
 
 from edgedec import plugins
@@ -41,10 +42,10 @@ def load(path: Path) -> Callable[[], Model]:
 
 
 @pytest.fixture
-def lookup(monkeypatch: pytest.MonkeyPatch) -> DrafterFactory:
+def lookup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DrafterFactory:
     """The example drafter."""
     monkeypatch.syspath_prepend(EXAMPLE)
-    monkeypatch.setitem(plugins._BUILT_IN[plugins.DRAFTERS], "lookup", "edgedec_lookup:Lookup")
+    with_plugin(monkeypatch, tmp_path, plugins.DRAFTERS, "lookup", "edgedec_lookup:Lookup")
     found: DrafterFactory = plugins.load_plugin(plugins.DRAFTERS, "lookup")
     return found
 
@@ -218,9 +219,7 @@ def test_the_command_line_ends_with_the_errors_status(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """54 for a failed check, which is printed; a name or a file that is not there has its own."""
-    monkeypatch.setitem(plugins._BUILT_IN[plugins.DRAFTERS], "faulty", f"{__name__}:FAULTY")
-    real = plugins.Plugin.load
-    monkeypatch.setattr(plugins.Plugin, "load", lambda self: FAULTY if self.name == "faulty" else real(self))
+    with_plugin(monkeypatch, tmp_path, plugins.DRAFTERS, "faulty", f"{__name__}:FAULTY")
     assert main(["drafter", "faulty", str(path), "--runtime", "reference"]) == 54
     printed = capsys.readouterr()
     assert "FAIL  empty_histories_are_fine: IndexError" in printed.out

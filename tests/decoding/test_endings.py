@@ -8,11 +8,10 @@ import pytest
 
 import edgedec
 from edgedec.api.best_text import BestOf
-from edgedec.choosing.choice import Choose
-from edgedec.futures import Futures
 from edgedec.grammar import Grammar
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
+from edgedec_methods.futures import Futures
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +113,7 @@ def test_a_caller_that_stops_the_texts_sees_the_same_ends(pair: tuple[edgedec.En
 
 
 @pytest.mark.parametrize("choose", ["first", "vote"])
-def test_the_choice_is_that_of_plain_decoding(pair: tuple[edgedec.Engine, edgedec.Engine], choose: Choose) -> None:
+def test_the_choice_is_that_of_plain_decoding(pair: tuple[edgedec.Engine, edgedec.Engine], choose: str) -> None:
     """The chosen text, those that were counted and where the others end do not depend on drafts."""
     for seed in range(12):
         how = BestOf(n=5, choose=choose, answer="(ab.)x")

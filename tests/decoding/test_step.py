@@ -21,8 +21,7 @@ from edgedec.sampling import SamplingParams, log_probs
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
-from edgedec.sequence import Request
-from edgedec.sequence import Sequence as TokenSequence
+from edgedec.sequence import Request, TextState
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.shared.session_state import SessionState
 
@@ -89,7 +88,7 @@ class Run:
 
     token_ids: list[int]
     logprobs: list[ChosenLogprobs]
-    sequence: TokenSequence
+    sequence: TextState
     decoder: Decoder
 
 
@@ -117,7 +116,7 @@ def run(
 ) -> Run:
     """Decode until max_tokens, checking after every step that session and sequence agree."""
     session = model.session(64)
-    sequence = TokenSequence(Request(prompt, params, params.seed or 0), list(prompt))
+    sequence = TextState(Request(prompt, params, params.seed or 0), list(prompt))
     decoder = Decoder(session, Noise(params.seed or 0), CostCurve(), pinned(drafter, n_draft_max, session))
     if drafter is not None:
         drafter.begin(prompt)
@@ -276,7 +275,7 @@ def test_drafts_stay_within_the_context(model: Model, plain: dict[str, list[int]
     """Near the end of the context drafts shrink, and the last token fills it."""
     n_ctx = len(PROMPT) + 8
     session = model.session(n_ctx)
-    sequence = TokenSequence(Request(PROMPT, replace(GREEDY, max_tokens=None), 3), list(PROMPT))
+    sequence = TextState(Request(PROMPT, replace(GREEDY, max_tokens=None), 3), list(PROMPT))
     drafter = Scripted(oracle(plain["greedy"]))
     drafter.begin(PROMPT)
     decoder = Decoder(session, Noise(3), CostCurve(), pinned(drafter, 5, session))
@@ -371,7 +370,7 @@ def test_accept_gets_the_hidden_states_of_the_rows_kept(
 
 def test_a_prompt_over_the_context_changes_nothing(model: Model) -> None:
     """The error comes through, and the sequence is as it was."""
-    sequence = TokenSequence(Request(PROMPT, GREEDY, 3), list(PROMPT))
+    sequence = TextState(Request(PROMPT, GREEDY, 3), list(PROMPT))
     with pytest.raises(ContextFullError):
         step(sequence, Decoder(model.session(len(PROMPT) - 1), Noise(3), CostCurve()))
     assert (sequence.token_ids, sequence.n_cached, sequence.stats.n_steps) == (list(PROMPT), 0, 0)
@@ -380,7 +379,7 @@ def test_a_prompt_over_the_context_changes_nothing(model: Model) -> None:
 def test_a_cancelled_prefill_goes_on_where_it_stopped(model: Model, plain: dict[str, list[int]]) -> None:
     """n_cached is what was evaluated, and the next step ends in the same token."""
     session = model.session(64)
-    sequence = TokenSequence(Request(PROMPT, GREEDY, 3), list(PROMPT))
+    sequence = TextState(Request(PROMPT, GREEDY, 3), list(PROMPT))
 
     def cancel_at_5(progress: Progress) -> None:
         if progress.done == 5:
@@ -401,7 +400,7 @@ def test_a_cancelled_tree_is_dropped(
     session = model.session(64)
     drafter = Scripted(late_siblings(plain["greedy"]))
     drafter.begin(PROMPT)
-    sequence = TokenSequence(Request(PROMPT, GREEDY, 3), list(PROMPT))
+    sequence = TextState(Request(PROMPT, GREEDY, 3), list(PROMPT))
     decoder = Decoder(session, Noise(3), CostCurve(), pinned(drafter, 6, session))
     step(sequence, decoder)
     before = list(sequence.token_ids)

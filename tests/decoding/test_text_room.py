@@ -14,8 +14,8 @@ from edgedec.errors import ContextFullError, MemoryCapError
 from edgedec.model import Forward, ForwardItem
 from edgedec.progress import OnProgress
 from edgedec.sessions.forks import SessionForks
-from edgedec.sessions.item_session import OuterSession
 from edgedec.sessions.joined_work import n_rows_of, n_wanted_of
+from edgedec.sessions.outer_session import OuterSession
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ def test_forks_have_their_logits_in_the_planned_rows(plain: edgedec.Engine) -> N
         session.forward(tokens, n_past=0)
     forks = [sessions[0].fork() for _ in range(3)]
     items = [ForwardItem(fork, 4, tokens[:1]) for fork in forks]
-    assert not any(forward.is_own for forward in forks[0].together(items))
+    assert not any(forward.is_own for forward in forks[0].model.forward(items))
     assert all(forward.is_own for forward in plain.model.forward([items[0], ForwardItem(sessions[1], 4, tokens[:1])]))
     for each in (*forks, *sessions):
         each.close()
@@ -158,11 +158,10 @@ class _Pool(OuterSession):
 
     n_cells = 0
 
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         if item.n_past + n_rows_of(item) > self.n_cells:
             raise ContextFullError("no cells are free")
-        inner = ForwardItem(self.inner, item.n_past, item.tokens, parents=item.parents, rows=item.rows, taps=item.taps)
-        return self.inner.together([inner])[0]
+        return super().evaluate(item, on_progress)
 
 
 @pytest.mark.parametrize("draft", [None, "suffix", "recycling"])

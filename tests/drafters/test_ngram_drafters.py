@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
-from edgedec.drafters.ngram.stand import StandDrafter
-from edgedec.drafters.ngram.trigram import TrigramDrafter
+from edgedec_methods.stand import StandDrafter
+from edgedec_methods.trigram import TrigramDrafter
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,7 @@ from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.scheduler.cost_probe import part_cost
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
-from edgedec.sequence import Request, Sequence
+from edgedec.sequence import Request, TextState
 from edgedec_runtimes.cpu.runtime import Cpu
 
 GREEDY = SamplingParams(temperature=0)
@@ -212,10 +212,10 @@ def test_a_runtime_that_runs_all_layers_is_refused(model: Model, monkeypatch: py
 FLAT = CostCurve({1: 0.100, 2: 0.101, 4: 0.102, 8: 0.104})
 
 
-def policy_for(model: Model, drafting: Drafting, curve: CostCurve = FLAT) -> tuple[Policy, Sequence]:
+def policy_for(model: Model, drafting: Drafting, curve: CostCurve = FLAT) -> tuple[Policy, TextState]:
     """Return a generation's policy, and the generation."""
     request = Request(tuple(PROMPT), GREEDY, 1)
-    sequence = Sequence(request, list(PROMPT))
+    sequence = TextState(request, list(PROMPT))
     policy = open_policy(drafting, model.session(256), curve, sequence, Noise(1))
     assert policy is not None
     return policy, sequence

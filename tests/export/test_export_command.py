@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support.command_line import PATIENCE_S, run_here
 from support.gguf_writer import RawTensor, write_gguf
+from support.installed import with_plugin
 from support.rights import as_anybody
 from support.tiny_models import tiny_llama
 from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
@@ -241,9 +242,12 @@ def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
         assert names(tmp_path) == ["m.gguf"]
 
 
-def test_what_graphs_do_not_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_graphs_do_not_have_is_refused(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Divisors for short and long contexts, sinks, experts, a later switch."""
-    monkeypatch.setitem(plugins._BUILT_IN[plugins.ARCHITECTURES], "sunken", f"{__name__}:SUNKEN")
+    folder = tmp_path_factory.mktemp("plugins")
+    with_plugin(monkeypatch, folder, plugins.ARCHITECTURES, "sunken", f"{__name__}:SUNKEN")
     monkeypatch.setattr(positions, "_HONOURED", positions._HONOURED - {"residual_scale"})
     for tiny, words in (
         (ARCHITECTURES["phi3"], r"it has 'rope_factors_short\.weight', by which positions turn otherwise"),

@@ -1,8 +1,10 @@
 """The draft head of a model is found beside it, among those trained here, and among the shipped ones."""
 
+import sys
 from pathlib import Path
 
 import pytest
+from support.installed import with_plugin
 from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import tiny_llama
 
@@ -16,6 +18,7 @@ from edgedec.trained_heads.target import target_of
 from edgedec_export.head_to_gguf import write_head_gguf
 
 TINY = TinyHead(n_embd=64, n_embd_target=64, head_dim=16, taps=(0, 2, 4), n_vocab_target=260)
+FOLDER = Path()
 
 
 @pytest.fixture
@@ -29,6 +32,11 @@ def model(tmp_path: Path) -> Path:
 def cache(tmp_path: Path) -> Path:
     """Return the root of a cache without heads."""
     return tmp_path / "cache"
+
+
+def folder() -> Path:
+    """What another package's entry point names."""
+    return FOLDER
 
 
 def _head(folder: Path, target: Target | None) -> Path:
@@ -80,13 +88,23 @@ def test_a_head_is_found_where_it_was_noted(model: Path, cache: Path, tmp_path: 
 
 
 def test_a_shipped_head_is_found(model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is the plug-in "heads"; a GGUF in it names its target, too."""
+    """The folder is the plug-in "shipped"; a GGUF in it names its target, too."""
     source = load_head(_head(tmp_path / "source", target_of(read_gguf(model))))
     (tmp_path / "shipped").mkdir()
     file = write_head_gguf(source, read_gguf(model), tmp_path / "shipped" / "m.gguf")
     monkeypatch.setattr("edgedec_models.folders.shipped_heads", lambda: tmp_path / "shipped")
-    assert plugins.FOLDERS == "edgedec.folders"
     assert find_head(model, cache) == FoundHead(file, beside=False)
+
+
+def test_a_head_in_a_folder_of_another_package_is_found(
+    model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package names a function that returns its folder."""
+    head = _head(tmp_path / "strangers" / "own", target_of(read_gguf(model)))
+    monkeypatch.setattr(sys.modules[__name__], "FOLDER", head.parent)
+    assert find_head(model, cache) is None
+    with_plugin(monkeypatch, tmp_path, plugins.HEAD_FOLDERS, "strangers", f"{__name__}:folder")
+    assert find_head(model, cache) == FoundHead(head, beside=False)
 
 
 def test_a_broken_plug_in_is_passed_over(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,6 @@ from edgedec.draft import EMPTY_DRAFT, Draft, DrafterFactory, DrafterNeeds, Veri
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
-from edgedec.drafters.ngram.stand import StandDrafter
-from edgedec.drafters.ngram.trigram import TrigramDrafter
 from edgedec.drafters.suffix.corpus import CommonDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
@@ -29,6 +27,8 @@ from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.plugin_guard import guarded
 from edgedec.sequence import Generation, Request
+from edgedec_methods.stand import StandDrafter
+from edgedec_methods.trigram import TrigramDrafter
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference

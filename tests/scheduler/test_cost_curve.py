@@ -13,10 +13,11 @@ from support.simulation import Clock, Oracle, a_text, member, policy_of
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft
-from edgedec.model import Capabilities, Forward, Session
+from edgedec.model import Capabilities, Forward, ForwardItem, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
-from edgedec.sequence import Request, Sequence
+from edgedec.sequence import Request, TextState
+from edgedec.sessions.joined_work import n_rows_of
 from edgedec.stats import DecodeStats
 
 MEASURED = {1: 0.010, 2: 0.012, 4: 0.013, 8: 0.020}
@@ -196,10 +197,10 @@ class Slow:
         self.kept: list[list[int]] = []
         self._clock = clock
 
-    def forward(self, tokens: NDArray[np.int32], **_: object) -> Forward:
+    def evaluate(self, item: ForwardItem, _: object) -> Forward:
         """Let the time pass."""
         self._clock.now += 0.010
-        return Forward(np.tile(np.eye(9, dtype=np.float32)[7], (len(tokens), 1)))
+        return Forward(np.tile(np.eye(9, dtype=np.float32)[7], (n_rows_of(item), 1)))
 
     def room(self, n_tokens: int) -> int:
         """Say how many rows fit."""
@@ -228,7 +229,7 @@ def test_a_step_tells_the_curve_what_keeping_took(parents: list[int], monkeypatc
     drafter = Oracle([], 1.0)
     monkeypatch.setattr(Oracle, "draft", lambda *_: Draft.tree([3, 7], parents, [0.5, 0.5]))
     params = SamplingParams(temperature=0)
-    sequence = Sequence(Request((1,), params, 0), [1])
+    sequence = TextState(Request((1,), params, 0), [1])
     fake = cast(Session, session)
     decoder = Decoder(fake, Noise(0), curve, policy_of([member(drafter)], CostCurve(), always=True, n_max=2))
     step(sequence, decoder)  # with a prompt of one token the prefill is a draft, too, and no cost

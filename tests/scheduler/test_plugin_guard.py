@@ -20,8 +20,7 @@ from edgedec.noise import Noise
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.plugin_guard import Guarded, guarded
 from edgedec.scheduler.policy import Policy
-from edgedec.sequence import Request
-from edgedec.sequence import Sequence as TokenSequence
+from edgedec.sequence import Request, TextState
 
 TEXT = a_text(60)
 SECONDS = 60.0  # long enough for any machine; nothing waits for it where all goes well
@@ -65,9 +64,9 @@ class Foreign:
         return cast(int, self.held)
 
 
-def opened(drafter: Foreign, *, budget: int | None = None, always: bool = True) -> tuple[Policy | None, TokenSequence]:
+def opened(drafter: Foreign, *, budget: int | None = None, always: bool = True) -> tuple[Policy | None, TextState]:
     """Open a policy as a generation does."""
-    sequence = TokenSequence(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
+    sequence = TextState(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
     drafting = Drafting({"foreign": guarded(lambda context: cast(Drafter, drafter))}, 15, always, budget)
     return open_policy(drafting, fake_session(taps=True), CostCurve(), sequence, Noise(0)), sequence
 
@@ -263,7 +262,7 @@ def test_memory_beyond_the_budget_is_refused(held: Any) -> None:
 
 def test_one_that_does_not_fit_leaves_its_memory_to_the_next() -> None:
     """The budget is that of those that draft."""
-    sequence = TokenSequence(Request((1,), GREEDY, 0), [1])
+    sequence = TextState(Request((1,), GREEDY, 0), [1])
 
     def holding(n_bytes: int) -> DrafterFactory:
         def make(context: DraftContext) -> Drafter:
@@ -338,9 +337,9 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
     join(before)
 
 
-def opened_with(factory: Any, *, guard: bool = True) -> tuple[Policy | None, TokenSequence]:
+def opened_with(factory: Any, *, guard: bool = True) -> tuple[Policy | None, TextState]:
     """Open a policy with a drafter of that factory."""
-    sequence = TokenSequence(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
+    sequence = TextState(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
     drafting = Drafting({"foreign": guarded(factory) if guard else factory}, 15, True)
     return open_policy(drafting, fake_session(), CostCurve(), sequence, Noise(0)), sequence
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification import Rule
+from edgedec.verification.contract import Verify
 
 Law = Callable[[tuple[int, ...]], NDArray[np.float64]]
 """A model: text -> f64[n_vocab], the probabilities of the next token."""
@@ -61,7 +61,7 @@ class Number:
 
 
 def outcomes(
-    rule: Rule, draft: Draft, q: Sequence[Distribution | None], law: Law
+    rule: Verify, draft: Draft, q: Sequence[Distribution | None], law: Law
 ) -> Iterator[tuple[float, Verification]]:
     """Yield what a rule may make of a draft, with probabilities; check which rows of p it asks for."""
     waiting: list[tuple[bool, ...]] = [()]
@@ -110,7 +110,7 @@ class Result:
     n_accepted: float
 
 
-def integrate(rule: Rule, drawings: Sequence[Drawing], law: Law, n_vocab: int, length: int) -> Result:
+def integrate(rule: Verify, drawings: Sequence[Drawing], law: Law, n_vocab: int, length: int) -> Result:
     """Sum over every draft and every case; a text that ends early goes on as the target says."""
     truth, result = joint_of(law, n_vocab, length), Result(np.zeros((n_vocab,) * length), 0.0)
     assert abs(sum(weight for weight, _, _ in drawings) - 1) < 1e-12

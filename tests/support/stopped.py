@@ -1,14 +1,14 @@
 """A session whose forwards are interrupted in the middle, as by Ctrl-C."""
 
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
+from edgedec.model import Forward, ForwardItem, Session
+from edgedec.progress import OnProgress
+from edgedec.sessions.joined_work import n_rows_of
+from edgedec.sessions.outer_session import OuterSession
 
-from edgedec.model import Forward, Session
 
-
-class Stopped:
+class Stopped(OuterSession):
     """A session whose forwards of more than a token are interrupted in the middle, as often as it is told to.
 
     Attributes:
@@ -16,15 +16,13 @@ class Stopped:
     """
 
     def __init__(self, inner: Session) -> None:
-        self._inner, self.n_times = inner, 0
+        super().__init__(inner)
+        self.n_times = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def forward(self, tokens: NDArray[np.int32], *, n_past: int, **options: Any) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate half of the tokens and raise, or all of them."""
-        if self.n_times and len(tokens) > 1:
+        if self.n_times and item.tokens is not None and (n := n_rows_of(item)) > 1:
             self.n_times -= 1
-            self._inner.forward(tokens[: len(tokens) // 2], n_past=n_past)
+            super().evaluate(replace(item, tokens=item.tokens[: n // 2], parents=None, rows="last", taps=()))
             raise KeyboardInterrupt
-        return self._inner.forward(tokens, n_past=n_past, **options)
+        return super().evaluate(item, on_progress)

@@ -2,15 +2,16 @@
 
 import shlex
 import shutil
-from typing import Any, get_args
+from typing import Any
 
 from edgedec.api.best_text import ROUND, BestOf
-from edgedec.choosing.choice import Choose, Chosen
+from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.search_by import SearchBy, search_named
 from edgedec.choosing.vote import ANSWER
 from edgedec.counted import counted
 from edgedec.errors import OptionError, RequestError
+from edgedec.plugins import CHOOSERS, plugins
 from edgedec.sequence import Generation
 from edgedec.sessions.forks import require_count
 from edgedec_apps.cli.choice_options import ChoiceFlags
@@ -54,13 +55,12 @@ def way_of(flags: ChoiceFlags) -> BestOf | SearchBy | None:
     if flags.choose is None:
         for given, name in ((command, "--scorer"), (flags.texts == AUTO, "--texts auto")):
             if given:
-                raise RequestError(f"{name} needs a way to choose; add --choose ({', '.join(get_args(Choose))})")
+                raise RequestError(f"{name} needs a way to choose; add --choose ({', '.join(plugins(CHOOSERS))})")
         return None
     if flags.texts is None:
         raise RequestError("--choose needs several texts; say how many with --texts, such as -k 8")
     many: Any = AUTO if flags.texts == AUTO else n
-    choose: Any = flags.choose  # BestOf checks it
-    return BestOf(many, choose, answer=answer, scorer=command, scorer_seconds=seconds)
+    return BestOf(many, flags.choose, answer=answer, scorer=command, scorer_seconds=seconds)
 
 
 def n_texts_of(way: BestOf | SearchBy | None, flags: ChoiceFlags) -> int:
@@ -81,7 +81,7 @@ def _command(words: str) -> list[str]:
     return found
 
 
-def say_choice(chosen: Chosen, *, others: bool) -> None:
+def say_choice(chosen: ChosenText, *, others: bool) -> None:
     """Say on standard error which text was chosen and why; where `others` is true, show the other texts, too."""
     n = len(chosen.texts)
     say(f"chosen: text {chosen.place + 1} of {n}: {chosen.why}")
@@ -94,7 +94,7 @@ def say_choice(chosen: Chosen, *, others: bool) -> None:
                 say(f"    {line}")
 
 
-def _facts(chosen: Chosen, place: int, text: Generation) -> str:
+def _facts(chosen: ChosenText, place: int, text: Generation) -> str:
     facts = [f"{counted(len(text.token_ids), 'token')} ({text.finish_reason})"]
     if (answer := chosen.answers[place]) is not None:
         facts.append(f"answer {answer:.60}")
@@ -105,7 +105,7 @@ def _facts(chosen: Chosen, place: int, text: Generation) -> str:
     return ", ".join(facts)
 
 
-def choice_document(chosen: Chosen) -> dict[str, Any]:
+def choice_document(chosen: ChosenText) -> dict[str, Any]:
     """Return the choice as plain types for JSON."""
     return {
         "place": chosen.place,

@@ -27,18 +27,18 @@ class ChoiceFlags:
         str | None,
         choice_option(
             "--choose",
-            help="Print one of the texts: by vote, likely, judge, first, bag or score (docs/better-answers.md).",
+            help="Print one of the texts: by vote, likely, score, or another way of docs/better-answers.md.",
             metavar="METHOD",
-            complete=completion.one_of("vote", "likely", "judge", "first", "bag", "score"),
+            complete=completion.chooser,
         ),
     ] = None
     search: Annotated[
         str | None,
         choice_option(
             "--search",
-            help="Search for one text: beam, diverse, cntp, adadec, particles, a-star or planned, and its size.",
+            help="Search for one text: beam, or another search of docs/better-answers.md, and its size.",
             metavar="METHOD[:N]",
-            complete=completion.one_of("beam:4", "diverse:4", "cntp", "adadec", "particles:8", "a-star:4", "planned:8"),
+            complete=completion.search,
         ),
     ] = None
     answer: Annotated[

@@ -89,6 +89,26 @@ def drafter(incomplete: str) -> list[str]:
     return _fitting(incomplete, known)
 
 
+def rule(incomplete: str) -> list[str]:
+    """Return the names of the verification rules that begin so."""
+    return _fitting(incomplete, lambda: ["coupled", *_plugins("edgedec.rules")])
+
+
+def tree_shape(incomplete: str) -> list[str]:
+    """Return the names of the shapes of drafted trees that begin so."""
+    return _fitting(incomplete, lambda: ["chain", *_plugins("edgedec.tree_shapes")])
+
+
+def chooser(incomplete: str) -> list[str]:
+    """Return the names of the ways to choose among texts that begin so."""
+    return _fitting(incomplete, lambda: _plugins("edgedec.choosers"))
+
+
+def search(incomplete: str) -> list[str]:
+    """Return the names of the searches that begin so."""
+    return _fitting(incomplete, lambda: _plugins("edgedec.searches"))
+
+
 def machine(incomplete: str) -> list[str]:
     """Return the names of the machines that a memory plan can be made for."""
     from edgedec.memory.machines import MACHINES

@@ -164,7 +164,7 @@ class LoadFlags:
             "--draft-tree",
             help="How a draft model or head branches: chain, grow, siblings:K, beam:K, paths:K (default: by --verify).",
             metavar="SHAPE",
-            complete=completion.one_of("chain", "grow", "siblings:2", "beam:2", "paths:2"),
+            complete=completion.tree_shape,
         ),
     ] = None
     draft_max: Annotated[int, model_option("--draft-max", help="Most tokens of a draft.", metavar="N")] = N_DRAFT_MAX
@@ -350,7 +350,7 @@ class SamplingFlags:
             "--verify",
             help="coupled (default) keeps the text; tokenwise, block, recursive, kseq, multipath its distribution.",
             metavar="RULE",
-            complete=completion.one_of("coupled", "tokenwise", "block", "recursive", "kseq", "multipath"),
+            complete=completion.rule,
         ),
     ] = None
     ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Continue past end tokens.")] = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from time import sleep
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgedec.errors import CancelledError, EdgedecError
 from edgedec.load_options import LoadOptions
 from edgedec.memory.system import return_free_memory
-from edgedec.model import Capabilities, Forward, ForwardItem, Model, ModelCard, Session
+from edgedec.model import Capabilities, EncoderSession, Forward, ForwardItem, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.child.messages import LOAD, Answer, Ask, Cancel, Channel, Failure, GoOn, Message, Report
 from edgedec_runtimes.child.rows import SharedRows
@@ -159,7 +159,7 @@ class Calls:
 
     def final_states(self, number: int, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return the final states of a text's tokens."""
-        return np.array(self.sessions[number].final_states(tokens))
+        return np.array(cast(EncoderSession, self.sessions[number]).final_states(tokens))
 
     def exact_rows(self, number: int, n_past: int) -> int | None:
         """Return how many rows of a forward may have the bits of single steps."""

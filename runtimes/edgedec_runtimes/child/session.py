@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import SessionError
-from edgedec.model import Forward, ForwardItem, Model
+from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import ItemSession
 from edgedec_runtimes.child.process import Child
 
 
@@ -35,7 +34,7 @@ class Hosted(Model, Protocol):
         """Close a session in the child."""
 
 
-class ChildSession(ItemSession):
+class ChildSession(Session):
     """Implements edgedec.model.Session. Its KV cache is lost with the child; it then begins empty in the next one.
 
     Attributes:
@@ -73,7 +72,7 @@ class ChildSession(ItemSession):
         if self.is_closed:
             raise SessionError("the session is closed; open another with model.session()")
 
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item; see edgedec.model.Session."""
         return self._model.evaluate((item,), on_progress)[0]
 

@@ -90,7 +90,7 @@ class EncoderSession(OwnSession):
         with self.using():
             return self._model.final_states(self, tokens)
 
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Raise CapabilityError: an embedding model has no logits."""
         raise CapabilityError(
             f"{self._model.card.name!r} is an embedding model, which has no logits; use embed(), or load another model"

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
-from edgedec.model import Forward, ForwardItem
+from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.item_session import ItemSession
 from edgedec_runtimes.shared.follower import Follower
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import SessionState
@@ -23,7 +22,7 @@ _HEAD = struct.Struct("<64sI")
 _BESIDE = b"beside keys and values:"
 
 
-class OwnSession(ItemSession):
+class OwnSession(Session):
     """The part of edgedec.model.Session that does not depend on where keys and values lie.
 
     A runtime's session implements `_fork`, `_arrays`, `_take` and `_free`, and `_move` where it has trees.
@@ -67,7 +66,7 @@ class OwnSession(ItemSession):
         """Tokens in the KV cache, counted along the prefix."""
         return self.state.n_cached
 
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None) -> Forward:
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item; see edgedec.model.Session."""
         return self._model.forward_with_progress((item,), on_progress)[0]
 

@@ -7,13 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from support.command_line import run_here
 
-from edgedec.choosing.choice import Choose
-from edgedec.choosing.search_by import METHODS
+from edgedec.plugins import CHOOSERS, SEARCHES, load_plugin, plugins
 from edgedec_apps.cli.choice_options import ChoiceFlags
 
 WARM = ("-t", "1", "-n", "8", "--ignore-end", "--draft", "off", "--runtime", "cpu", "--seed", "5")
@@ -61,11 +59,11 @@ def test_votes_and_scores(model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", METHODS)
+@pytest.mark.parametrize("search", plugins(SEARCHES))
 def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
     """Each prints one text; one beam is greedy decoding."""
     args = ("-n", "6", "--ignore-end", "--draft", "off", "--runtime", "cpu")
-    more = ("--scorer", scorer(LONG_IS_GOOD)) if METHODS[search].scored in ("judge", "must") else ()
+    more = ("--scorer", scorer(LONG_IS_GOOD)) if load_plugin(SEARCHES, search).scored != "no" else ()
     found = run_here("run", model, "Hello", *args, "--search", f"{search}:2", *more, "--json")
     assert found.code == 0, found.err
     document = json.loads(found.out)
@@ -88,7 +86,7 @@ def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
         (("--choose", "vote", "-k", "2", "--answer", "("), "--answer is '('"),
         (("--choose", "score", "-k", "2"), "--scorer is None"),
         (("--choose", "vote", "-k", "2", "--scorer", "true"), "only with that"),
-        (("--choose", "likely", "-k", "auto"), "goes with 'vote' and 'bag'"),
+        (("--choose", "likely", "-k", "auto"), "which is nothing to 'likely'"),
         (("-k", "auto"), "--texts auto needs a way to choose"),
         (("-k", "2", "--scorer", "true"), "--scorer needs a way to choose"),
         (("--scorer", "'", "-k", "2", "--choose", "score"), "its quotes must close"),
@@ -160,5 +158,5 @@ def test_the_completion_knows_every_way() -> None:
     hints: dict[str, list[str]] = {
         name: ChoiceFlags.__annotations__[name].__metadata__[0].autocompletion("") for name in ("choose", "search")
     }
-    assert {word.partition(":")[0] for word in hints["search"]} == {*METHODS}
-    assert {*hints["choose"]} == {*get_args(Choose)}
+    assert {word.partition(":")[0] for word in hints["search"]} == {*plugins(SEARCHES)}
+    assert {*hints["choose"]} == {*plugins(CHOOSERS)}

@@ -11,8 +11,7 @@ import pytest
 from support.command_line import run_here, run_process
 
 from edgedec.plugins import DRAFTERS, RUNTIMES, plugins
-from edgedec.sequence import COUPLED
-from edgedec.verification import RULES
+from edgedec.verification.rules import rule_names
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.commands import SUMMARIES
 
@@ -71,7 +70,7 @@ def completed(*words: str) -> list[str]:
         (("run", "x", "--runtime", ""), ["auto", *plugins(RUNTIMES)]),
         (("run", "x", "--kv-type", "q"), ["q8_0", "q4_0"]),
         (("run", "x", "--kv-t"), ["--kv-type"]),
-        (("run", "x", "--verify", ""), [COUPLED, *RULES]),
+        (("run", "x", "--verify", ""), rule_names()),
         (("export", "x", "--type", "q4_k"), ["q4_k_M", "q4_k_S"]),
         (("run", "h"), [f"{REPOSITORY}:tiny-Q4_K_M.gguf"]),
         (("run", "hf", ":"), ["someone/tiny-GGUF:tiny-Q4_K_M.gguf"]),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.gguf_writer import RawTensor, write_gguf
+from support.installed import with_plugin
 from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
 
 from edgedec import plugins
@@ -29,8 +30,8 @@ NONE = "no architecture"
 
 
 @pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="the sources are not beside the tests")
-def test_the_packages_entry_points_are_the_built_in_ones() -> None:
-    """The two lists of architectures are the same, and each has its file."""
+def test_the_packages_entry_points_are_those_that_are_found() -> None:
+    """The architectures that the sources declare are those of the installed metadata, and each has its file."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
     own = {name: plugin.target for name, plugin in plugins.plugins(plugins.ARCHITECTURES).items()}
     assert declared["edgedec.architectures"] == own
@@ -50,14 +51,14 @@ def test_an_architecture_of_another_package(tmp_path: Path, monkeypatch: pytest.
     reason = Cpu().accepts(path)
     assert reason is not None
     assert "the architecture is 'other'; the cpu runtime runs llama, qwen2, " in reason
-    monkeypatch.setitem(plugins._BUILT_IN[plugins.ARCHITECTURES], "other", f"{__name__}:OTHER")
+    with_plugin(monkeypatch, tmp_path / "plugins", plugins.ARCHITECTURES, "other", f"{__name__}:OTHER")
     assert Cpu().accepts(path) is None
     llama = write_tiny(tmp_path / "l.gguf", Tiny("qwen3"))
     network = read_network(read_gguf(path))
     assert (network.switches.residual_scale, read_network(read_gguf(llama)).switches.residual_scale) == (0.5, 1.0)
     with Cpu().load(path, LoadOptions(n_ctx=64)) as model:
         assert np.isfinite(model.session(64).forward(np.arange(5, dtype=np.int32), n_past=0).logits).all()
-    monkeypatch.setitem(plugins._BUILT_IN[plugins.ARCHITECTURES], "other", f"{__name__}:NONE")
+    with_plugin(monkeypatch, tmp_path / "later", plugins.ARCHITECTURES, "other", f"{__name__}:NONE")
     with pytest.raises(PluginError, match="'other' is no architecture but of the type str"):
         read_network(read_gguf(path))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.gguf_writer import RawTensor, write_gguf
+from support.installed import with_plugin
 from support.tiny_quantized import TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec import plugins
@@ -26,9 +27,9 @@ TOKENS = np.random.default_rng(5).integers(0, 260, 250).astype(np.int32)
 
 
 @pytest.fixture(autouse=True)
-def architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+def architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install the architecture `sunken`."""
-    monkeypatch.setitem(plugins._BUILT_IN[plugins.ARCHITECTURES], "sunken", f"{__name__}:WITH_SINKS")
+    with_plugin(monkeypatch, tmp_path / "plugins", plugins.ARCHITECTURES, "sunken", f"{__name__}:WITH_SINKS")
 
 
 def write(path: Path, sinks: float | None, types: tuple[str, ...] = ("F32",)) -> Path:

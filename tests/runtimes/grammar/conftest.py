@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.tiny_models import tiny_llama
 
-from edgedec.grammar import Grammars
+from edgedec.decoding.grammars import Grammars
 from edgedec.model import LoadOptions, Model
 from edgedec_runtimes.cpu.runtime import Cpu
 

@@ -9,10 +9,11 @@ from support.decoding_loop import Text, p_value, plugin, two_paths
 from support.tiny_models import BOS, EOS, byte_ids
 
 from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.grammar import Grammar, Grammars
+from edgedec.grammar import Grammar
 from edgedec.model import Model, Session
 from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting

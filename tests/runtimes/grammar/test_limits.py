@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from support.tiny_models import FIRST_BYTE
 
+from edgedec.decoding.grammars import Grammars
 from edgedec.errors import RequestError
-from edgedec.grammar import Grammar, Grammars
+from edgedec.grammar import Grammar
 from edgedec_runtimes.grammar.certain import regex_bytes, schema_bytes
 from edgedec_runtimes.grammar.limits import MOST_BYTES, require_modest
 

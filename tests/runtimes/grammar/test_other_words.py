@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import edgedec
+from edgedec.decoding.grammars import Grammars
 from edgedec.errors import RequestError
-from edgedec.grammar import Grammar, Grammars
+from edgedec.grammar import Grammar
 from edgedec_runtimes.grammar.negation import Lookup, TooManyPartsError, negated, other_words
 from edgedec_runtimes.grammar.rewriting import other_words as in_other_words
 from edgedec_runtimes.grammar.rewriting import rewritten

@@ -11,20 +11,21 @@ from support.decoding_loop import Text
 from support.tiny_models import BOS, EOS, byte_ids
 
 import edgedec
-from edgedec.choosing.constrained import constrained
 from edgedec.constraint import Constraint
 from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.grammars import Grammars
+from edgedec.decoding.predicate import AnyText, PredicateConstraint
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
-from edgedec.futures import Futures
-from edgedec.grammar import Grammar, Grammars
+from edgedec.grammar import Grammar
 from edgedec.model import Model, Session
 from edgedec.noise import Noise
-from edgedec.predicate import AnyText, PredicateConstraint
 from edgedec.sampling import Place, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
+from edgedec_methods.constrained import constrained
+from edgedec_methods.futures import Futures
 
 pytestmark = pytest.mark.slow
 

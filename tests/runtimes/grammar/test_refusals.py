@@ -10,8 +10,9 @@ import pytest
 from support.tiny_models import FIRST_BYTE
 
 import edgedec
+from edgedec.decoding.grammars import Grammars
 from edgedec.errors import RequestError, RuntimeUnavailableError
-from edgedec.grammar import MAX_SOURCE_BYTES, Grammar, Grammars
+from edgedec.grammar import MAX_SOURCE_BYTES, Grammar
 from edgedec.model import Model
 from edgedec_runtimes.grammar.compiler import Llguidance
 
@@ -67,7 +68,7 @@ def test_what_cant_be_kept_to_is_refused_first(
         raise AssertionError("something was evaluated")
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgedec.decoding.generate.step", fail)
+        patch.setattr("edgedec.decoding.text_loop.prepare", fail)
         with pytest.raises(RequestError) as refused:
             engine.stream("x", grammar=grammar)
     message = str(refused.value)

@@ -12,8 +12,9 @@ from support.tiny_models import BOS, EOS, FIRST_BYTE, SPACE, UNK, byte_ids
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
+from edgedec.decoding.grammars import Grammars
 from edgedec.draft import EMPTY_DRAFT, Draft
-from edgedec.grammar import Grammar, Grammars
+from edgedec.grammar import Grammar
 from edgedec.model import Model
 from edgedec.sampling import Distribution
 from edgedec.scheduler.jump_forward import ForcedDrafts

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from edgedec.grammar import Grammar, Grammars
+from edgedec.decoding.grammars import Grammars
+from edgedec.grammar import Grammar
 
 PIECES = ("", "", *map(chr, range(0x20, 0x7F)), "\n", '{"', '": "', '"}', "name", " na", "me")
 END = 1

@@ -2,7 +2,7 @@
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from edgedec.errors import (
     SessionError,
     UnsupportedModelError,
 )
-from edgedec.model import LoadOptions
+from edgedec.model import EncoderSession, LoadOptions
 from edgedec.progress import CancelToken
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
@@ -109,7 +109,7 @@ def test_cancelling_and_closing(model: Path, tmp_path: Path) -> None:
     with pytest.raises(SessionError):
         engine.embed(["a"])
     with pytest.raises(SessionError):
-        session.final_states(np.array([2, 3], np.int32))
+        cast(EncoderSession, session).final_states(np.array([2, 3], np.int32))
 
 
 def test_the_runtime_alone(model: Path) -> None:

@@ -24,7 +24,8 @@ from edgedec.errors import (
     SessionError,
     UnsupportedModelError,
 )
-from edgedec.model import Forward, LayerSet, LoadOptions, Model, Runtime
+from edgedec.model import Forward, ForwardItem, LayerSet, LoadOptions, Model, Runtime
+from edgedec.progress import OnProgress
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx.feeds import CHUNK, Padding
 from edgedec_runtimes.onnx.graph_model import Opened
@@ -214,13 +215,13 @@ def test_drafts_leave_the_text_of_a_long_prompt_as_it_is(exported: Exporter, n_p
 def test_trees_are_sent_in_loose_numerics_only(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter of trees has them verified as chains where the text is to stay the same."""
     shapes: list[bool] = []
-    forward = OnnxSession.forward
+    evaluate = OnnxSession.evaluate
 
-    def noted(session: OnnxSession, *arguments: Any, **options: Any) -> Forward:
-        shapes.append(options.get("parents") is not None)
-        return forward(session, *arguments, **options)
+    def noted(session: OnnxSession, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
+        shapes.append(item.parents is not None)
+        return evaluate(session, item, on_progress)
 
-    monkeypatch.setattr(OnnxSession, "forward", noted)
+    monkeypatch.setattr(OnnxSession, "evaluate", noted)
     both: tuple[Numerics, ...] = ("strict", "loose")
     for numerics in both:
         shapes.clear()

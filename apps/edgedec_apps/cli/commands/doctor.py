@@ -175,8 +175,7 @@ def _plugins() -> dict[str, str]:
                 state = f"ok ({plugin.package})"
             except EdgedecError as error:
                 state = str(error)
-            kind = group.removeprefix("edgedec.").removesuffix("s")
-            states[f"{kind} {name}"] = state
+            states[f"{plugins.kind_of(group)} {name}"] = state
     return states
 
 

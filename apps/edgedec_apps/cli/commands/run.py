@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from edgedec.api.best_text import BestOf
     from edgedec.api.engine import Engine
     from edgedec.chat import Message
-    from edgedec.choosing.choice import Chosen
+    from edgedec.choosing.choice import ChosenText
     from edgedec.choosing.search_by import SearchBy
     from edgedec.sequence import Generation
 
-    Written = tuple[Generation, ...] | Chosen
+    Written = tuple[Generation, ...] | ChosenText
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ from typing import Any
 
 from edgedec.api.engine import Engine
 from edgedec.api.request_options import Reuse
-from edgedec.decoding.infill import Gap
 from edgedec.decoding.samples import SampleStream
 from edgedec.errors import MemoryCapError
 from edgedec.progress import CancelToken
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
+from edgedec_apps.infill import Gap
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.tools import Tools

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgedec.api.engine import Engine
-from edgedec.decoding.infill import Gap, gap_ids
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.progress import CancelToken
+from edgedec_apps.infill import Gap, gap_ids
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import Prompt, TextRequest
 from edgedec_apps.server.core.room import Share

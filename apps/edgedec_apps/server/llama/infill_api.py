@@ -8,8 +8,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from edgedec.api.engine import Engine
-from edgedec.decoding.infill import Gap
 from edgedec.sequence import Generation
+from edgedec_apps.infill import Gap
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Begun, Finished, Piece, TextRequest

@@ -12,11 +12,11 @@ from starlette.routing import BaseRoute, Route
 
 import edgedec
 from edgedec.chat import may_think
-from edgedec.decoding.infill import can_infill
 from edgedec.errors import ModelNotFoundError
 from edgedec.gguf.model_info import ModelInfo
 from edgedec.sampling import SamplingParams
 from edgedec.storage.file_record import read_record
+from edgedec_apps.infill import can_infill
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.core.web import endpoint

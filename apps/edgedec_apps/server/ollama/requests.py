@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgedec.api.engine import Engine
-from edgedec.decoding.infill import Gap
 from edgedec.noise import SEED_LIMIT
+from edgedec_apps.infill import Gap
 from edgedec_apps.server.core.fields import Fields, checked
 from edgedec_apps.server.core.generation import Prompt, TextRequest
 from edgedec_apps.server.core.messages import read_messages

@@ -1,0 +1,143 @@
+"""Base classes of sessions around another session: what they do not change is the inner session's own."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.cost_curve import SharedForward
+from edgedec.draft_call import DraftCall
+from edgedec.errors import CapabilityError, ModelFormatError, argument
+from edgedec.head_state import HeadState
+from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.progress import OnProgress
+from edgedec.stats import DecodeStats
+
+
+class OuterSession(Session):
+    """A session around another one, to which it passes on what its subclasses do not change.
+
+    Where the model is another one than the inner session's (edgedec.sessions.outer_model.OuterModel), its fingerprint
+    marks what save() returns, so that no other model loads it.
+
+    Attributes:
+        inner: The session inside.
+    """
+
+    def __init__(self, inner: Session, model: Model | None = None) -> None:
+        """Stand around `inner`, as a session of `model`; None for the inner session's model."""
+        self.inner = inner
+        self._model = inner.model if model is None else model
+
+    @property
+    def model(self) -> Model:
+        """The model this session belongs to."""
+        return self._model
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens that the KV cache holds."""
+        return self.inner.n_ctx
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens in the KV cache, counted along the prefix."""
+        return self.inner.n_cached
+
+    @property
+    def shared(self) -> SharedForward | None:
+        """The latest forward, where it may have been shared with other sessions."""
+        return self.inner.shared
+
+    @property
+    def draft_head(self) -> HeadState | None:
+        """The draft head that follows the session inside."""
+        return self.inner.draft_head
+
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
+        """Let the session inside evaluate an item; see edgedec.model.Session."""
+        return self.inner.evaluate(replace(item, session=self.inner), on_progress)
+
+    def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
+        """Let the session inside answer calls for its text, and those for texts of other sessions of this kind."""
+        inner = [(session.inner if isinstance(session, OuterSession) else session, call) for session, call in calls]
+        return self.inner.answer(inner)
+
+    def exact_rows(self, n_past: int) -> int | None:
+        """Return what the session inside says."""
+        return self.inner.exact_rows(n_past)
+
+    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
+        """Tell what the session inside says."""
+        return self.inner.has_exact_rows(n_past, n_rows, measure=measure)
+
+    def generating(self, n_prompt: int) -> AbstractContextManager[None]:
+        """Begin a text that ends with the block; see edgedec.model.Session."""
+        return self.inner.generating(n_prompt)
+
+    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+        """Let the session inside add what it knows of the text."""
+        self.inner.count_text(stats, n_generated)
+
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Keep the path `rows` of the last tree and drop its other rows."""
+        self.inner.keep(rows)
+
+    def fork(self) -> Session:
+        """Open a second session that shares this one's cached prefix, around a fork of the session inside."""
+        return type(self)(self.inner.fork(), self.model)
+
+    def save(self) -> bytes:
+        """Serialize the cached KV, marked where the model is another one than the inner session's."""
+        return self._mark + self.inner.save()
+
+    def load(self, data: bytes, n_tokens: int) -> None:
+        """Restore what save() returned (ModelFormatError where a session of another model returned it)."""
+        mark = self._mark
+        if not data.startswith(mark):
+            raise ModelFormatError(
+                "the saved state was made by another model, or with other layers; evaluate the tokens again"
+            )
+        self.inner.load(data[len(mark) :], n_tokens)
+
+    @property
+    def _mark(self) -> bytes:
+        own, inner = self.model.card.fingerprint, self.inner.model.card.fingerprint
+        return b"" if own == inner else own.encode()
+
+    def cancel(self) -> None:
+        """Stop the forward that is running, from any thread; without one, nothing happens."""
+        self.inner.cancel()
+
+    def close(self) -> None:
+        """Free the KV cache; calling it again does nothing."""
+        self.inner.close()
+
+
+class UnsavedSession(Session):
+    """A session whose state is more than a KV cache: it can't be forked, saved or restored.
+
+    Attributes:
+        what: What holds that state, for the message.
+        option: The option of edgedec.load to leave out instead.
+    """
+
+    what: str
+    option: str
+
+    def fork(self) -> Session:
+        """Refuse (CapabilityError)."""
+        raise self._refusal("forked")
+
+    def save(self) -> bytes:
+        """Refuse (CapabilityError)."""
+        raise self._refusal("saved")
+
+    def load(self, data: bytes, n_tokens: int) -> None:
+        """Refuse (CapabilityError)."""
+        raise self._refusal("restored")
+
+    def _refusal(self, action: str) -> CapabilityError:
+        return CapabilityError(f"{self.what} can't be {action}; load the model without {argument(self.option)}")

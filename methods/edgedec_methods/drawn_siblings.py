@@ -1,0 +1,32 @@
+"""Siblings without replacement: a drafter draws K children of the text, L of each of them, and so on, then one each.
+
+The shape is RSD-C of its paper.
+
+Paper: Jeon et al. 2024, arXiv:2402.14160
+Option: `--draft-tree siblings:K-L`, with `--verify recursive`
+For: comparing shapes of drawn trees
+Measured: 51.5 tokens/s with a head at temperature 1, where `coupled` has 61.5 with its trees, and `grow` 60.5 (`python
+    benchmarks/studies/drawn_trees.py qwen2.5-coder-1.5b --rows 6 --per-task 1 --max-tokens 40 --draft-head HEAD`)
+Status: study
+"""
+
+from itertools import islice
+
+from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, Place
+
+_MOST_LEVELS = 64  # that branch
+
+
+def _add(level: DrawnLevel) -> list[Place]:
+    """Add as many children to each place: the number of the level or, below the last one, a single child."""
+    width = level.widths[level.depth] if level.depth < len(level.widths) else 1
+    found = []
+    for place, law in level.known:
+        p = level.agreement(law)
+        for nth, (token, _) in enumerate(islice(level.drawn(law, place), min(width, level.nodes.n_left))):
+            chance = p * (1 - p) ** nth
+            found.append(place.behind(level.nodes.add(token, place.node, chance, law), token, chance))
+    return found
+
+
+SIBLINGS = DrawnShape(_add, siblings="without replacement", n_widths=_MOST_LEVELS)

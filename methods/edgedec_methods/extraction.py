@@ -1,0 +1,145 @@
+"""Extraction: the stretches of a passage that most probably answer a question, found exactly, with probabilities.
+
+`Engine.extract` and `edgedec extract` find this by the entry point `extract` of the group `edgedec.tasks`. A quotation
+is the model's whole answer; span_search.py has the search, which evaluates a small part of all quotations.
+
+Paper: none; a search for the best path of a trie with an exact bound
+Option: `edgedec extract MODEL QUESTION`
+For: quotations that are certain to stand in the text
+Measured: nothing yet
+Status: opt-in
+"""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from edgedec.api.engine import Engine
+from edgedec.decoding.prompt_length import too_long
+from edgedec.decoding.prompt_read import PromptRead
+from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError
+from edgedec.extraction import MOST_SPAN_TOKENS, MOST_SPANS, Extraction, Span
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.tokenizer import Tokenizer
+from edgedec_methods.span_search import SpanSearch
+from edgedec_methods.spans import Start, starts_of
+
+INSTRUCTION = "Answer the question with the exact words of the text above, and nothing else."
+
+
+def question_text(question: str, passage: str) -> str:
+    """Return what a model is asked: the passage first, so that its KV cache serves further questions.
+
+    Raises:
+        RequestError: One of the two is no text, or empty.
+    """
+    for name, text in (("question", question), ("passage", passage)):
+        if not isinstance(text, str) or not text.strip():
+            raise RequestError(f"the {name} is empty or no text; give a str with at least one character")
+    return f"{passage}\n\n{INSTRUCTION}\nQuestion: {question.strip()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is looked for.
+
+    Attributes:
+        passage: The text that is quoted.
+        prompt_ids: What the model reads before it answers.
+        lead: What stands before a quotation in the model's text.
+        n: How many quotations.
+        max_tokens: Most tokens of one.
+    """
+
+    passage: str
+    prompt_ids: tuple[int, ...]
+    lead: str
+    n: int
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        for name, most in (("n", MOST_SPANS), ("max_tokens", MOST_SPAN_TOKENS)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise OptionError(name, value, f"it must be a whole number from 1 to {most}")
+
+
+def extract(
+    engine: Engine,
+    question: str,
+    passage: str,
+    *,
+    n: int = 3,
+    max_tokens: int = 64,
+    cancel: CancelToken | None = None,
+    on_progress: OnProgress | None = None,
+) -> Extraction:
+    """Return the quotations; edgedec.Engine.extract says what the arguments are, and what is raised."""
+    text, cancel = question_text(question, passage), CancelToken() if cancel is None else cancel
+    if engine.can_chat:
+        prompt_ids, lead = tuple(engine.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
+    else:
+        prompt_ids, lead = engine.prompt_ids(f"{text}\nAnswer:"), " "
+    wanted = Wanted(passage, prompt_ids, lead, n, max_tokens)
+    tokenizer = engine.tokenizer
+    engine.model.capabilities.require("rollback", engine.card.runtime)
+    end_ids = [i for i in range(tokenizer.n_vocab) if tokenizer.is_end(i)]
+    if not end_ids:
+        raise CapabilityError("the model has no end token, so no answer of it has an end; use another model")
+    began = perf_counter()
+    starts = _starts(tokenizer, wanted, engine.n_ctx)
+    if cancel.cancelled:
+        raise CancelledError("the extraction was cancelled")
+    with engine.prompt_read(prompt_ids, cancel=cancel, on_progress=on_progress) as prompt:
+        return _searched(prompt, wanted, starts, np.array(end_ids, np.int64), began)
+
+
+def _starts(tokenizer: Tokenizer, wanted: Wanted, n_ctx: int) -> list[Start]:
+    """Return the places where quotations begin.
+
+    Raises:
+        PromptTooLongError: The prompt leaves no room in the context.
+        OptionError: The prompt leaves less room than the longest quotation takes.
+        CapabilityError: The tokenizer does not keep the passage's text.
+    """
+    room = n_ctx - len(wanted.prompt_ids)
+    if room < 1:
+        raise too_long(len(wanted.prompt_ids), n_ctx - 1)
+    starts = starts_of(tokenizer, wanted.passage, wanted.lead, wanted.max_tokens)
+    if not starts:
+        raise CapabilityError("the model's tokenizer does not keep the text of the passage, so nothing can be quoted")
+    if max(len(start.token_ids) for start in starts) > room:
+        why = f"the context of {n_ctx} tokens has no more room behind the passage and the question"
+        raise OptionError("max_tokens", wanted.max_tokens, f"it must be at most {room}: {why}")
+    return starts
+
+
+def _searched(
+    prompt: PromptRead,
+    wanted: Wanted,
+    starts: list[Start],
+    end_ids: np.ndarray[tuple[int], np.dtype[np.int64]],
+    began: float,
+) -> Extraction:
+    """Search behind the prompt."""
+    read, n_prompt = perf_counter(), len(wanted.prompt_ids)
+    search = SpanSearch(prompt.session, n_prompt, end_ids, wanted.n, prompt.most_rows)
+    found = search.run(starts, prompt.forward.logits[0], prompt.forward.ops)
+    data = wanted.passage.encode()
+    spans = []
+    for logprob, node in found:
+        first, end = len(data[: node.starts[0].at].decode()), len(data[: node.end].decode())
+        ids = tuple(each.token for each in node.path())
+        spans.append(Span(wanted.passage[first:end], first, end, logprob, ids))
+    return Extraction(
+        tuple(spans),
+        n_prompt_tokens=n_prompt,
+        n_reused_tokens=prompt.n_reused,
+        n_starts=len(starts),
+        n_span_tokens=sum(len(start.token_ids) for start in starts),
+        n_forwards=search.n_forwards,
+        n_rows=search.n_rows,
+        prompt_s=read - began,
+        total_s=perf_counter() - began,
+    )

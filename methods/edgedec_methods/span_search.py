@@ -1,0 +1,168 @@
+"""The search of edgedec_methods.extraction: the most probable verbatim spans of a passage, found exactly.
+
+A span is the model's whole answer: its probability is that of its tokens, one after the other, and of an end behind
+them. Over the tokens of a span log p only falls, so what the first tokens have bounds every span that begins with them.
+The search evaluates the tokens with the highest bound as rows of a tree, and ends when no bound is above the n-th best
+span that is known. So the result is that of scoring every span, for a small part of its rows.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.logit_ops import LogitOps
+from edgedec.model import Forward, Session
+from edgedec.sampling import log_probs
+from edgedec_methods.spans import Node, Start
+
+_ROWS = 16  # of one forward: on two cores 16 rows take about as long as 3 single ones
+_LOOK_AHEAD = 0.5  # nats that a token not evaluated yet is expected to lose
+_LEAST_SHARED = 4  # tokens in the KV cache for which a forward leaves spans with other beginnings out
+
+
+@dataclass(slots=True)
+class SpanSearch:
+    """Looks for the n most probable spans, after a prompt that the session's KV cache holds.
+
+    Args:
+        session: Its KV cache holds the prompt.
+        n_prompt: Tokens of the prompt.
+        end_ids: The tokens that end an answer.
+        n: How many spans are wanted.
+        most_rows: Most rows of a forward, where memory is planned; None for as many as pay.
+
+    Attributes:
+        n_forwards: Forwards made after the prompt.
+        n_rows: Their rows.
+    """
+
+    session: Session
+    n_prompt: int
+    end_ids: NDArray[np.int64]
+    n: int
+    most_rows: int | None = None
+    n_forwards: int = 0
+    n_rows: int = 0
+    _n_ranked: int = 0
+    _branched: bool = False
+
+    def run(self, starts: Sequence[Start], row: NDArray[np.float32], ops: LogitOps) -> list[tuple[float, Node]]:
+        """Return the log-probabilities and the last nodes of the best spans, the best first.
+
+        Args:
+            starts: The places where spans begin.
+            row: f32[n_vocab], the logits after the prompt.
+            ops: Of that forward.
+
+        Raises:
+            What Session.forward raises.
+        """
+        root = Node(None, -1, 0, starts)
+        best: list[_Ranked] = []
+        open_nodes = self._taken(root, row, ops, best)
+        held: list[Node] = []
+        while open_nodes := _live(open_nodes, self._least(best)):
+            base = _n_common(held, open_nodes[0].path()[:-1])
+            base = base if base >= _LEAST_SHARED else 0
+            chosen = self._chosen(open_nodes, held[:base], self._least(best))
+            forward = self._forward(chosen, base)
+            open_nodes = [node for node in open_nodes if not any(node is each for each in chosen)]
+            for node, logits in zip([node for node in chosen if not node.evaluated], forward.logits, strict=True):
+                open_nodes += self._taken(node, logits, forward.ops, best)
+            held = self._kept(chosen, held[:base], _live(open_nodes, self._least(best))[:1])
+        return [(value, node) for value, _, node in sorted(best, key=lambda entry: (-entry[0], -entry[1]))]
+
+    def _least(self, best: "list[_Ranked]") -> float:
+        """Return the log-probability that a span must exceed to be among the n best of those known."""
+        return best[0][0] if len(best) == self.n else -math.inf
+
+    def _taken(self, node: Node, logits: NDArray[np.float32], ops: LogitOps, best: "list[_Ranked]") -> list[Node]:
+        """Note what a node's logits say: its span's log-probability, and the bounds of its children, returned."""
+        children = node.grow()
+        tokens = np.array([*self.end_ids, *(child.token for child in children)], np.int64)
+        logprobs = log_probs(logits, tokens, ops)
+        n_ends = len(self.end_ids)
+        for child, logprob in zip(children, logprobs[n_ends:].tolist(), strict=True):
+            child.logprob = node.logprob + logprob
+        node.evaluated = True
+        if node.parent is not None and node.end >= 0:
+            value = node.logprob + float(np.logaddexp.reduce(logprobs[:n_ends]))
+            self._n_ranked += 1
+            heapq.heappush(best, (value, -self._n_ranked, node))
+            if len(best) > self.n:
+                heapq.heappop(best)
+        return children
+
+    def _chosen(self, open_nodes: list[Node], base: list[Node], least: float) -> list[Node]:
+        """Return the nodes of the next forward, each behind its parent: the highest bounds, and what may follow them.
+
+        Args:
+            open_nodes: The nodes that may be evaluated next, the highest bound first.
+            base: The nodes that the KV cache holds behind the prompt; only what follows them is chosen.
+            least: A bound must be above this.
+        """
+        capabilities = self.session.model.capabilities
+        room = min(_ROWS, capabilities.max_rows, self.most_rows or _ROWS)
+        under = (node for node in open_nodes if _n_common(base, node.path()) == len(base))
+        queue = [(-node.logprob, i, node) for i, node in enumerate(under)]
+        n_queued, chosen = len(queue), list[Node]()
+        while queue:
+            cost, _, node = heapq.heappop(queue)
+            missing = [each for each in node.path()[len(base) :] if not any(each is other for other in chosen)]
+            is_branch = node.parent is not chosen[-1] if chosen else False
+            is_too_much = len(chosen) + len(missing) > min(room, self.session.room(self.n_prompt + len(base)))
+            if -cost <= least or (chosen and is_too_much):
+                break
+            if is_branch and not capabilities.trees:
+                continue
+            chosen += missing
+            children = node.grow()
+            for child in children:
+                heapq.heappush(queue, (cost + _LOOK_AHEAD + math.log(len(children)), n_queued, child))
+                n_queued += 1
+        return chosen
+
+    def _forward(self, chosen: list[Node], base: int) -> Forward:
+        """Evaluate nodes behind the prompt and `base` nodes; the logits are those of the nodes not evaluated before."""
+        row_of = {id(node): i for i, node in enumerate(chosen)}
+        parents = np.array([row_of.get(id(node.parent), -1) for node in chosen], np.int32)
+        self._branched = bool((parents != np.arange(-1, len(chosen) - 1)).any())
+        self.n_forwards += 1
+        self.n_rows += len(chosen)
+        return self.session.forward(
+            np.array([node.token for node in chosen], np.int32),
+            n_past=self.n_prompt + base,
+            parents=parents if self._branched else None,
+            rows=np.array([i for i, node in enumerate(chosen) if not node.evaluated], np.int32),
+        )
+
+    def _kept(self, chosen: list[Node], base: list[Node], following: list[Node]) -> list[Node]:
+        """Have the session keep the path that is likely to be gone on with, and return the nodes of what it holds."""
+        if not self._branched:
+            return [*base, *chosen]
+        path = following[0].path()[:-1] if following else []
+        rows = [i for i, node in enumerate(chosen) if any(node is each for each in path)]
+        rows = rows or [0]
+        self.session.keep(np.array(rows, np.int32))
+        return [*base, *(chosen[i] for i in rows)]
+
+
+_Ranked = tuple[float, int, Node]
+"""The log-probability of a span, less the number of spans known before it, its last node."""
+
+
+def _live(nodes: list[Node], least: float) -> list[Node]:
+    """Return the nodes whose bound is above `least`, the highest first."""
+    return sorted((node for node in nodes if node.logprob > least), key=lambda node: -node.logprob)
+
+
+def _n_common(one: list[Node], other: list[Node]) -> int:
+    """Return how many nodes two paths have in common from their start on."""
+    n = 0
+    while n < min(len(one), len(other)) and one[n] is other[n]:
+        n += 1
+    return n

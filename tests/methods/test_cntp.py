@@ -1,0 +1,69 @@
+"""CNTP against trials that are written one by one, and what it reduces to."""
+
+from typing import Any
+
+import pytest
+from support.plain_texts import LENGTH, N_VOCAB, PARAMS, PROMPT, is_over, said, sampled, table_of
+from support.table_branches import Ids, Table, letters, log_law, table_texts
+
+from edgedec.errors import OptionError
+from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
+from edgedec.noise import Noise
+from edgedec.sampling import draw
+from edgedec_methods.cntp import Caution, cautious
+
+
+def plain_cautious(table: Table, seed: int, caution: Caution) -> Ids:
+    """Write with caution, one trial after another, each from its beginning."""
+    ids: Ids = ()
+    while not is_over(ids):
+        n = caution.n_trials(entropy_of(table[ids], NUMPY_ROW_OPS))
+        trials = list[Ids]()
+        for k in range(n):
+            trial, n_most = ids, caution.most_tokens if n > 1 else 1
+            while not is_over(trial) and len(trial) - len(ids) < n_most:
+                seen = (*PROMPT, *trial)
+                trial = (*trial, draw(table[trial], PARAMS, seen, Noise(seed + k), len(seen)))
+            trials.append(trial)
+        ids = max(trials, key=lambda trial: (log_law(table, trial) - log_law(table, ids)) / (len(trial) - len(ids)))
+    return ids
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cautious_texts_are_those_of_trials_one_by_one(seed: int) -> None:
+    """Forked trials in common forwards choose what trials one after another choose."""
+    table, caution = table_of(seed), Caution(4, 0.5, 1.8, most_tokens=3)
+    texts, branches = table_texts(table, max_tokens=LENGTH)
+    with texts:
+        assert said(cautious(texts, PARAMS, seed, caution)) == plain_cautious(table, seed, caution)
+        assert len(branches.held) == 1
+    assert not branches.held
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("caution", [Caution(1), Caution(5, low=50.0, high=60.0)])
+def test_without_trials_it_is_plain_sampling(seed: int, caution: Caution) -> None:
+    """One trial at most, or no position that is unsure: the text of the seed."""
+    texts, _ = table_texts(table_of(seed), max_tokens=LENGTH)
+    with texts:
+        assert said(cautious(texts, PARAMS, seed, caution)) == sampled(table_of(seed), seed)
+
+
+def test_a_trial_ends_at_punctuation() -> None:
+    """A trial stops after the first token that has a punctuation mark, and that token stays."""
+    table = table_of(1)
+    texts, _ = table_texts(table, max_tokens=LENGTH)
+    texts.decode = lambda ids: letters(ids).replace("a", ".")
+    with texts:
+        written = said(cautious(texts, PARAMS, 0, Caution(8, 0.0, 0.1, most_tokens=LENGTH)))
+    assert all(token in range(N_VOCAB) for token in written)
+    assert is_over(written)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"most_trials": 0}, {"most_trials": 10**6}, {"low": 3.0, "high": 1.0}, {"most_tokens": 0}]
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    """Each with a message that says what is accepted."""
+    with pytest.raises(OptionError):
+        Caution(**wrong)

@@ -1,0 +1,93 @@
+"""Stochastic beams come as often as they should, and are verified exactly by recursive rejection."""
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from math import sqrt
+
+import numpy as np
+import pytest
+from support.exact_distributions import Drawing, Law, joint_of, sparse
+from support.rule_checks import check_exact, models
+from support.tree_draws import Evaluated
+
+from edgedec.draft import Draft
+from edgedec.drafters.drawn_trees import Place, draw_tree, drawn_without_replacement
+from edgedec.drafters.levels import agreement
+from edgedec.drafters.shape_names import parse_shape
+from edgedec.noise import Noise
+from edgedec.sampling import Distribution
+
+Nodes = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def beams(q: Law, n_vocab: int, depth: int, width: int) -> dict[Nodes, float]:
+    """Return the probability of every beam, from the order in which whole texts are drawn without replacement.
+
+    Stochastic beam search keeps, on each level, the first beginnings of texts in that order (Kool et al. 2019).
+    """
+    leaves = {text: float(p) for text, p in np.ndenumerate(joint_of(q, n_vocab, depth))}
+    found: dict[Nodes, float] = defaultdict(float)
+    waiting: list[tuple[float, tuple[tuple[int, ...], ...]]] = [(1.0, ())]
+    while waiting:
+        weight, order = waiting.pop()
+        levels = [list(dict.fromkeys(text[:n] for text in order))[:width] for n in range(1, depth + 1)]
+        is_full = all(len(level) == min(width, n_vocab**n) for n, level in enumerate(levels, 1))
+        if is_full or len(order) == len(leaves):
+            paths = [path for level in levels for path in level]
+            places = {path: node for node, path in enumerate(paths)}
+            parents = tuple(places.get(path[:-1], -1) for path in paths)
+            found[tuple(path[-1] for path in paths), parents] += weight
+            continue
+        left = 1 - sum(leaves[text] for text in order)
+        waiting += [(weight * p / left, (*order, text)) for text, p in leaves.items() if text not in order]
+    return found
+
+
+def beam_drawings(law: dict[Nodes, float], q: Law) -> list[Drawing]:
+    """Return the beams as drafts; siblings share a q."""
+    drawings: list[Drawing] = []
+    for (tokens, parents), weight in law.items():
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(tokens, parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        laws = {path[:-1]: sparse(q(path[:-1])) for path in paths}
+        drawings.append((weight, Draft.tree(tokens, parents, [1.0] * len(tokens)), [laws[path[:-1]] for path in paths]))
+    return drawings
+
+
+BEAMS = [(2, 2, 2), (2, 3, 2), (3, 2, 2), (2, 2, 3)]
+
+
+@pytest.mark.parametrize(("n_vocab", "depth", "width"), BEAMS)
+def test_a_beam_is_verified_exactly(n_vocab: int, depth: int, width: int) -> None:
+    """Of all beams, as texts drawn without replacement make them, recursive rejection makes the target's text."""
+    target, q = models(depth + width, n_vocab, depth + 1)
+    assert check_exact("recursive", beam_drawings(beams(q, n_vocab, depth, width), q), target, n_vocab, depth + 1) > 0
+
+
+@pytest.mark.parametrize(("n_vocab", "depth", "width"), BEAMS)
+def test_beams_come_as_often_as_they_should(n_vocab: int, depth: int, width: int) -> None:
+    """Over 3,000 seeds each beam comes as often as its probability says (chi-square), a level an evaluation."""
+    _, q = models(depth + width, n_vocab, depth + 1)
+    expected, n = beams(q, n_vocab, depth, width), 3000
+    n_max = sum(min(width, n_vocab**level) for level in range(1, depth + 1))
+    found: Counter[Nodes] = Counter()
+    for seed in range(n):
+        numbers = itertools.count()
+
+        def drawn(
+            law: Distribution, place: Place, seed: int = seed, numbers: Iterator[int] = numbers
+        ) -> Iterator[tuple[int, float]]:
+            return drawn_without_replacement(law, place, Noise(seed).key(next(numbers)))
+
+        laws = Evaluated(q)
+        draft = draw_tree(parse_shape(f"beam:{width}"), laws, drawn, n_max, 0.0, agreement)
+        assert laws.n_levels == depth
+        found[draft.tokens, draft.parents] += 1
+    assert set(found) <= set(expected)
+    likely = [nodes for nodes, p in expected.items() if p * n >= 5]
+    chi_square = sum((found[nodes] - n * expected[nodes]) ** 2 / (n * expected[nodes]) for nodes in likely)
+    freedom = len(likely) - 1
+    assert freedom >= 3
+    assert chi_square < freedom + 4 * sqrt(2 * freedom)

@@ -1,0 +1,20 @@
+"""Independent paths are verified exactly by the rules that take them."""
+
+import pytest
+from support.tree_draws import check_drawn_tree
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "n_vocab", "n_max", "least_path"),
+    [
+        ("kseq", "paths:2", 3, 4, 0.0),
+        ("kseq", "paths:3", 2, 6, 0.5),
+        ("kseq", "paths:2", 2, 5, 0.0),
+        ("multipath", "paths:2", 3, 4, 0.0),
+        ("multipath", "paths:3", 2, 6, 0.5),
+        ("multipath", "paths:2", 2, 5, 0.0),
+    ],
+)
+def test_a_drawn_tree_is_verified_exactly(rule: str, shape: str, n_vocab: int, n_max: int, least_path: float) -> None:
+    """Over all draws of tiny models the text is the target's."""
+    check_drawn_tree(rule, shape, n_vocab, n_max, least_path)

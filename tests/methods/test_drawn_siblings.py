@@ -1,0 +1,18 @@
+"""Siblings drawn without replacement are verified exactly by recursive rejection."""
+
+import pytest
+from support.tree_draws import check_drawn_tree
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "n_vocab", "n_max", "least_path"),
+    [
+        ("recursive", "siblings:2", 3, 4, 0.0),
+        ("recursive", "siblings:2-2", 2, 6, 0.0),
+        ("recursive", "siblings:3-2", 3, 5, 0.2),
+        ("recursive", "siblings:2-2", 2, 6, 0.4),
+    ],
+)
+def test_a_drawn_tree_is_verified_exactly(rule: str, shape: str, n_vocab: int, n_max: int, least_path: float) -> None:
+    """Over all draws of tiny models the text is the target's."""
+    check_drawn_tree(rule, shape, n_vocab, n_max, least_path)

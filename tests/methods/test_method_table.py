@@ -1,0 +1,93 @@
+"""The table of docs/methods.md is made of the docstrings of the files of methods/edgedec_methods.
+
+EDGEDEC_WRITE_TABLE=1 has the test write the table instead of comparing it.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgedec_methods
+from edgedec import plugins
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs/methods.md"
+BEGIN, END = "<!-- table of tests/methods/test_method_table.py -->\n", "<!-- end of the table -->\n"
+PACKAGE = Path(edgedec_methods.__file__).parent
+FIELDS = ("Paper", "Option", "For", "Measured", "Status")
+HEAD = ("system", "paper", "option", "for", "measured", "status")
+
+pytestmark = pytest.mark.skipif(not DOCUMENT.exists(), reason="the documents are not beside the tests")
+
+
+def docstring(path: Path) -> str:
+    """Return the docstring of a module."""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def fields(text: str) -> dict[str, str]:
+    """Return the fields that end a docstring, each on one line; none where it has none of them.
+
+    >>> fields('''A: does it.
+    ...
+    ... Paper: B,
+    ...     C
+    ... Status: study''')
+    {'Paper': 'B, C', 'Status': 'study'}
+    """
+    found = re.findall(rf"(?m)^({'|'.join(FIELDS)}): (.+(?:\n {{4}}.+)*)$", text)
+    return {name: re.sub(r"\s*\n\s*", " ", value) for name, value in found}
+
+
+def methods() -> Iterator[Path]:
+    """Yield the files that stand for a method, in the order of their names."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path != PACKAGE / "__init__.py" and fields(docstring(path)):
+            yield path
+
+
+def row(path: Path) -> str:
+    """Return the row of a method, after a look at its docstring's form."""
+    text = docstring(path)
+    summary = text.splitlines()[0]
+    system, colon, what = summary.partition(": ")
+    assert colon, (
+        f"{path}: the docstring begins with {summary!r}; it must be the system's name, a colon and what it does"
+    )
+    assert what.endswith("."), f"{path}: the first line must be a whole sentence"
+    found = fields(text)
+    assert tuple(found) == FIELDS, f"{path}: the fields are {', '.join(found)}; they must be {', '.join(FIELDS)}"
+    assert found["Status"] in ("study", "opt-in"), f"{path}: the status must be study or opt-in"
+    cells = [f"[{system}](../{path.relative_to(ROOT).as_posix()})", *(found[name] for name in FIELDS)]
+    assert "|" not in "".join(cells), f"{path}: a cell of a table has no |"
+    return f"| {' | '.join(cells)} |\n"
+
+
+def test_every_method_has_a_row() -> None:
+    """The table is what the docstrings say."""
+    made = f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}\n" + "".join(map(row, methods()))
+    text = DOCUMENT.read_text(encoding="utf-8")
+    before, begun, rest = text.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    assert begun, f"{DOCUMENT} lacks the line {BEGIN!r}"
+    assert ended, f"{DOCUMENT} lacks the line {END!r}"
+    if os.environ.get("EDGEDEC_WRITE_TABLE"):
+        DOCUMENT.write_text(before + begun + made + ended + after, encoding="utf-8")
+        return
+    assert rest.startswith(made + END), "docs/methods.md is old; EDGEDEC_WRITE_TABLE=1 writes its table"
+
+
+def test_what_is_found_by_entry_point_says_what_it_is() -> None:
+    """Each plug-in of ours from this package is a method with a docstring of the form, and has a test of its name."""
+    named = {path.stem for path in methods()}
+    for group in plugins.GROUPS:
+        for name, plugin in plugins.plugins(group).items():
+            package, _, module = plugin.target.partition(":")[0].partition(".")
+            if package == "edgedec_methods":
+                assert module.split(".")[0] in named, f"{group} {name}: {module} has no fields in its docstring"
+    tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.rglob("test_*.py")}
+    assert named <= tests, f"no test of the same name: {', '.join(sorted(named - tests))}"

@@ -1,0 +1,72 @@
+"""PG-TD: it finds what only a search finds, ends when everything was tried, and with one text is greedy decoding."""
+
+from typing import Any
+
+import pytest
+from support.plain_texts import LENGTH, greedy, said, table_of
+from support.table_branches import END, Ids, random_table, table_texts
+
+from edgedec.choosing.partial_texts import PartialText, PartialTexts
+from edgedec.errors import OptionError
+from edgedec_methods.planning import Planning, planned
+
+
+def reward_by(goal: Ids) -> "object":
+    """Return a reward: the share of a goal's tokens that a text has at their places."""
+
+    def reward(texts: PartialTexts, live: "list[PartialText]", /) -> list[float]:
+        return [sum(a == b for a, b in zip(text.token_ids, goal, strict=False)) / len(goal) for text in live]
+
+    return reward
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_rollout_is_greedy(seed: int) -> None:
+    """The first text that is judged is greedy decoding's."""
+    table = table_of(seed)
+    texts, branches = table_texts(table, max_tokens=LENGTH)
+    with texts:
+        found = planned(texts, reward_by((1, 2, 3)), Planning(n_rollouts=1))  # type: ignore[arg-type]
+        assert found.text.token_ids == tuple(token for token in greedy(table) if token != END)
+        assert found.n_rollouts == 1
+    assert not branches.held
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_planning_finds_what_only_a_search_finds(seed: int) -> None:
+    """With all tokens as children and enough rollouts, it finds a text that greedy decoding would not write."""
+    table = random_table(seed, n_vocab=3, length=3)
+    goal = (2, 1, 2)
+    texts, branches = table_texts(table, max_tokens=3)
+    with texts:
+        found = planned(texts, reward_by(goal), Planning(n_rollouts=64, n_children=3, least=0.0))  # type: ignore[arg-type]
+        assert found.text.token_ids == goal
+        assert found.reward == 1
+        assert found.n_rollouts <= 1 + 2 + 4 + 8 + 15
+    assert not branches.held
+
+
+def test_planning_ends_when_everything_was_tried() -> None:
+    """A reward that is never 1: every text is judged once or more, and the search stops by itself."""
+    table = random_table(0, n_vocab=3, length=2)
+    texts, branches = table_texts(table, max_tokens=2)
+    with texts:
+        judged: list[Ids] = []
+
+        def reward(texts: PartialTexts, live: "list[PartialText]", /) -> list[float]:
+            judged.extend(said(text) for text in live)
+            return [0.5] * len(live)
+
+        found = planned(texts, reward, Planning(n_rollouts=256, least=0.0))  # type: ignore[arg-type]
+        assert set(judged) == {(0,), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)}
+        assert found.n_rollouts == len(judged) < 20
+    assert not branches.held
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"n_rollouts": 0}, {"n_rollouts": 10**6}, {"n_children": 0}, {"least": 2.0}, {"exploration": -1.0}]
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    """Each with a message that says what is accepted."""
+    with pytest.raises(OptionError):
+        Planning(**wrong)

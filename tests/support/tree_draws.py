@@ -1,0 +1,66 @@
+"""Every tree that a shape may draw from a tiny model's distributions, with its probability."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from edgedec.drafters.drawn_trees import Place, draw_tree
+from edgedec.drafters.levels import agreement
+from edgedec.drafters.shape_names import parse_shape
+from edgedec.sampling import Distribution
+from support.exact_distributions import Drawing, Law, sparse
+from support.rule_checks import check_exact, models
+
+
+class Evaluated:
+    """The drafter's model: its law after each path, one object for equal paths, and how often a level was asked for."""
+
+    def __init__(self, q: Law) -> None:
+        self.q, self.n_levels = q, 0
+
+    def __call__(self, paths: Sequence[tuple[int, ...]]) -> list[Distribution]:
+        self.n_levels += 1
+        assert len({len(path) for path in paths}) == 1
+        found = {path: sparse(self.q(path)) for path in paths}
+        return [found[path] for path in paths]
+
+
+def all_draws(shape: str, q: Law, n_max: int, least_path: float = 0.0) -> list[Drawing]:
+    """Return every tree that a shape may draw, with its probability: each draw is made in every way."""
+    waiting: list[tuple[int, ...]] = [()]
+    drawings: list[Drawing] = []
+    while waiting:
+        script = waiting.pop()
+        taken: list[int] = []
+        chances: list[float] = []
+
+        def drawn(
+            law: Distribution,
+            place: Place,
+            script: tuple[int, ...] = script,
+            taken: list[int] = taken,
+            chances: list[float] = chances,
+        ) -> Iterator[tuple[int, float]]:
+            left = dict(zip(law.token_ids.tolist(), law.probs.tolist(), strict=True))
+            while left:
+                i, tokens, mass = len(taken), list(left), sum(left.values())
+                if i >= len(script):
+                    waiting.extend((*taken, other) for other in range(1, len(tokens)))
+                taken.append(script[i] if i < len(script) else 0)
+                token = tokens[taken[-1]]
+                chances.append(left.pop(token) / mass)
+                yield token, 0.0
+
+        draft = draw_tree(parse_shape(shape), Evaluated(q), drawn, n_max, least_path, agreement)
+        assert len(draft) <= n_max
+        drawings.append((float(np.prod(chances)), draft, draft.q or [None] * len(draft)))
+    return drawings
+
+
+def check_drawn_tree(rule: str, shape: str, n_vocab: int, n_max: int, least_path: float) -> None:
+    """Check over all draws of tiny models, with trees cut by their room and by their chances, that a rule is exact."""
+    target, q = models(n_max, n_vocab, 6)
+    drawings = all_draws(shape, q, n_max, least_path)
+    length = 1 + max(max(draft.depths(), default=0) for _, draft, _ in drawings)
+    assert length > 2
+    assert check_exact(rule, drawings, target, n_vocab, length) > 0

@@ -1,0 +1,120 @@
+"""Rules and shapes of trees that another package brings: the example, and a shape of a stranger's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.draft_models import loaded, tiny
+from support.installed import with_plugin
+from support.rule_checks import (
+    Check,
+    a_drawn_chain_keeps_the_distribution,
+    a_greedy_target_says_its_text_under_any_looked_up_draft,
+    an_empty_draft_is_a_plain_draw,
+    drawn_and_looked_up_siblings_mix,
+    nodes_that_were_looked_up_keep_the_distribution,
+    sampled_outcomes_fit_the_exact_ones,
+    supports_that_differ_keep_the_distribution,
+    where_a_path_ends_may_depend_on_its_tokens,
+)
+from support.tree_draws import check_drawn_tree
+
+import edgedec
+from edgedec.api.request_options import require_rule
+from edgedec.drafters.draft_model.model import DraftModel
+from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, Place
+from edgedec.drafters.shape_names import parse_shape, shape_for
+from edgedec.errors import OptionError, PluginError
+from edgedec.plugins import RULES, TREE_SHAPES
+from edgedec.tree_shapes import TreeShape
+from edgedec.verification.rules import find_rule, rule_names
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rule-plugin"
+
+
+@pytest.fixture
+def drawfirst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the example."""
+    if not EXAMPLE.is_dir():
+        pytest.skip("the examples are not beside the tests")
+    monkeypatch.syspath_prepend(EXAMPLE)
+    with_plugin(monkeypatch, tmp_path, RULES, "drawfirst", "edgedec_drawfirst:RULE")
+
+
+@pytest.mark.usefixtures("drawfirst")
+@pytest.mark.parametrize(
+    "check",
+    [
+        a_drawn_chain_keeps_the_distribution,
+        nodes_that_were_looked_up_keep_the_distribution,
+        drawn_and_looked_up_siblings_mix,
+        where_a_path_ends_may_depend_on_its_tokens,
+        supports_that_differ_keep_the_distribution,
+        sampled_outcomes_fit_the_exact_ones,
+        a_greedy_target_says_its_text_under_any_looked_up_draft,
+        an_empty_draft_is_a_plain_draw,
+    ],
+)
+def test_the_example_is_exact(check: Check) -> None:
+    """Over all drafts and random numbers the text is the target's."""
+    check("drawfirst")
+
+
+@pytest.mark.usefixtures("drawfirst")
+def test_the_example_verifies_texts(tmp_path: Path) -> None:
+    """A request names it; greedily it changes nothing; and its module is short enough to be a tutorial."""
+    assert rule_names()[-1] == "drawfirst"
+    with edgedec.load(tiny(tmp_path, 1), runtime="reference", n_ctx=256, draft="suffix") as engine:
+        texts = [
+            engine.generate("a cat, a cat, a ", max_tokens=12, temperature=0, verify=rule, ignore_end=True).token_ids
+            for rule in ("coupled", "drawfirst")
+        ]
+        drawn = engine.generate("a cat, a cat, a ", max_tokens=12, temperature=0.1, seed=3, verify="drawfirst")
+    assert texts[0] == texts[1]
+    assert not any("failed" in reason for reason in drawn.stats.reasons)
+    assert len((EXAMPLE / "edgedec_drawfirst.py").read_text(encoding="utf-8").splitlines()) < 40
+
+
+def _one_child(level: DrawnLevel) -> list[Place]:
+    """Add one child, or as many as the name says, to each place."""
+    found = []
+    for place, law in level.known:
+        children: Callable[[], tuple[int, float]] = level.drawn(law, place).__next__
+        for _ in range(min(level.widths[0], len(law.token_ids))):
+            if level.nodes.n_left:
+                token, chance = children()[0], level.agreement(law)
+                found.append(place.behind(level.nodes.add(token, place.node, chance, law), token, chance))
+    return found
+
+
+COMB = DrawnShape(_one_child, siblings="without replacement", n_widths=1)
+NONE = "no shape"
+
+
+def test_a_shape_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named with its numbers, fits the rules that take its draws, is verified exactly, and drafts texts."""
+    with pytest.raises(OptionError, match="draft_tree"):
+        parse_shape("comb:2")
+    with_plugin(monkeypatch, tmp_path, TREE_SHAPES, "comb", f"{__name__}:COMB")
+    assert parse_shape("comb:2") == TreeShape("comb", (2,))
+    assert shape_for("recursive", TreeShape("comb", (2,)), trees=True, greedy=False) == (TreeShape("comb", (2,)), ())
+    _, why = shape_for("kseq", TreeShape("comb", (2,)), trees=True, greedy=False)
+    assert why == ("the shape comb:2 is not used under the rule kseq, where drafts are paths or chain",)
+    check_drawn_tree("recursive", "comb:2", 3, 4, 0.0)
+    drafter = DraftModel(loaded(tiny(tmp_path, 2)))
+    options = {"runtime": "reference", "n_ctx": 256, "draft": drafter, "draft_tree": "comb:2"}
+    with edgedec.load(tiny(tmp_path, 1), **options) as engine:  # type: ignore[arg-type]
+        made = engine.generate("a cat", max_tokens=8, temperature=1.0, seed=1, verify="recursive", ignore_end=True)
+    assert made.stats.n_draft_tokens > 0
+
+
+def test_what_is_no_rule_or_shape_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the plug-in and what it is; a rule that nobody has is an option's error."""
+    with_plugin(monkeypatch, tmp_path, RULES, "empty", f"{__name__}:NONE")
+    with_plugin(monkeypatch, tmp_path / "shapes", TREE_SHAPES, "empty", f"{__name__}:NONE")
+    with pytest.raises(PluginError, match="the rule 'empty' is a str, not a Rule"):
+        find_rule("empty")
+    with pytest.raises(PluginError, match="the shape 'empty' is a str, not a DrawnShape"):
+        parse_shape("empty")
+    with pytest.raises(OptionError, match=r"coupled, tokenwise, .*empty"):
+        require_rule("nobody")
