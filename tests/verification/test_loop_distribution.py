@@ -198,6 +198,7 @@ def accept_always(draft: Draft, q: Sequence[Distribution | None], target: Target
 WRONG = Rule(accept_always)
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_found_out(
     tmp_path: Path,
     session: Session,
