@@ -1,5 +1,9 @@
-"""Fixtures: tiny models that every runtime loads, and the real 135M model where it is on this machine."""
+"""Fixtures: tiny models that every runtime loads, and the real 135M model where it is on this machine.
 
+`pytest -m "not slow"` imports no file whose `pytestmark` says slow: that would take time, and packages.
+"""
+
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +22,24 @@ hypothesis.settings.load_profile("patient")
 # A shell lets what it starts in the background ignore Ctrl-C, and so do the processes that it starts; tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_SLOW_FILE = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file that is slow as a whole, where slow tests are not asked for."""
+    is_asked = config.option.markexpr != "not slow" or collection_path.suffix != ".py"
+    return True if not is_asked and _SLOW_FILE.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests on llama.cpp as slow: those with the runtime's name among their parameters."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if any(isinstance(value, str) and value == "llamacpp" for value in parameters):
+            item.add_marker(pytest.mark.slow)
+
 
 CHATML = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"

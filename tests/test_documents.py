@@ -34,7 +34,10 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 # Names of other projects' files, and of files that a command makes.
 ELSEWHERE = {"convert_hf_to_gguf.py", "report.md"}
 
-pytestmark = pytest.mark.skipif(not (ROOT / "edgedec").is_dir(), reason="the sources are not beside the tests")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (ROOT / "edgedec").is_dir(), reason="the sources are not beside the tests"),
+]
 
 
 def docstrings(path: Path) -> Iterator[str]:

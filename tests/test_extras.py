@@ -12,6 +12,8 @@ from support.command_line import run_here
 
 from edgedec.extras import DISTRIBUTION, install_command
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".ci", "apps", "benchmarks", "docs", "edgedec", "examples", "export", "models", "runtimes", "tests")
 TEXTS = (".py", ".md", ".sh", ".toml", ".html", ".service")

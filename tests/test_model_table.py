@@ -37,6 +37,8 @@ from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
 pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = Path(__file__).parents[1] / "docs/models.md"
 BEGIN, END = "<!-- table of tests/test_model_table.py -->\n", "<!-- end of the table -->\n"
 TOKENS = np.random.default_rng(2).integers(0, 260, 24).astype(np.int32)

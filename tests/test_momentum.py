@@ -77,6 +77,7 @@ def test_a_strength_out_of_range_is_refused(value: Any) -> None:
         SamplingParams(momentum=value)
 
 
+@pytest.mark.slow
 def test_greedy_texts_are_those_of_a_naive_loop_with_drafts_and_without() -> None:
     """On smollm2-135m, which repeats the prompt's sentence for ever without a penalty; and sampled texts agree, too."""
     n = 32

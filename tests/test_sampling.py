@@ -215,6 +215,7 @@ def naive_top_p(row: NDArray[np.float32], top_p: float) -> list[int]:
     return sorted(order[:n_kept])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.floats(-20, 20, width=32) | st.sampled_from([0.0, 1.0]), min_size=1, max_size=60),
@@ -276,6 +277,7 @@ def softmax(scores: Sequence[float]) -> NDArray[np.float64]:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "scores"),
     [
@@ -316,6 +318,7 @@ def test_draws_at_neighbouring_positions_are_independent() -> None:
     assert statistic < bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "other"), [(0, 1), (5, 5 + 2**32), (2**64 - 1, 0)])
 def test_draws_under_different_seeds_are_independent(seed: int, other: int) -> None:
     """Pairs of tokens at one position under two close seeds occur as often as the product says."""

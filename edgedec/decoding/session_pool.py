@@ -46,6 +46,16 @@ class SessionPool(Generic[T]):
         """Whether this thread holds one of the slots."""
         return threading.current_thread() in self._holders.values()
 
+    @property
+    def n_held(self) -> int:
+        """How many of the slots are held."""
+        return len(self._holders)
+
+    @property
+    def n_waiting(self) -> int:
+        """How many threads wait, for a slot or for all of them."""
+        return len(self._waiting)
+
     @contextmanager
     def turn(self, cancel: CancelToken, value: Callable[[T], float] | None = None) -> Iterator[T | None]:
         """Wait for a slot and hold it inside the block, which gets the slot, or None where `cancel` ended the waiting.

@@ -79,7 +79,7 @@ class Batcher(OuterModel):
         self._due: set[BatchedSession] = set()  # sessions in a generation that are not late
         self._drafted = 0.0  # when heads were last called
         self._busy = False
-        self._last_s = 0.0
+        self.last_s = 0.0  # seconds of the latest forward
 
     def session(self, n_ctx: int) -> "BatchedSession":
         """Open a session whose forwards are joined with the others' (raises what Model.session raises)."""
@@ -230,7 +230,7 @@ class Batcher(OuterModel):
 
         Each session that comes lets the others wait anew, and so do drafts, whose sessions come back with forwards.
         """
-        return max(self._waiting[-1].since, self._drafted) + min(_LONGEST_S, _SHARE * self._last_s)
+        return max(self._waiting[-1].since, self._drafted) + min(_LONGEST_S, _SHARE * self.last_s)
 
     def _complete_batch(self) -> list[_Ticket]:
         """Return the tickets to evaluate now; none while other sessions are due and there is time to wait for them.
@@ -274,7 +274,7 @@ class Batcher(OuterModel):
                 ticket.running = False
                 ticket.session.changed.notify()
         if isinstance(batch[0].item, ForwardItem):
-            self._last_s = seconds
+            self.last_s = seconds
         else:
             self._drafted = monotonic()
         shared = SharedForward(seconds, sum(n_rows_of(ticket.item) for ticket in batch), len(batch))

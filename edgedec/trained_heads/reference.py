@@ -83,7 +83,7 @@ class ReferenceHead:
         assert len(self.features) == len(text) - 1 >= 1, "every token but the newest has a feature"
         tokens = np.asarray(text, np.int32)
         first = len(self.keys)
-        state = self._layer(tokens[first + 1 :], self.features[first:], first)[-1:]
+        state = self.layer(tokens[first + 1 :], self.features[first:], first)[-1:]
         n_pairs, keys, values = len(self.keys), self.keys, self.values
         drafted: list[int] = []
         rows: list[F32] = []
@@ -92,7 +92,7 @@ class ReferenceHead:
             drafted.append(int(self.head.d2t[rows[-1].argmax()]))
             if i + 1 < n:
                 back = self._norm(state, "output_norm") if self.head.card.feeds_back_normed else state
-                state = self._layer(np.array(drafted[-1:], np.int32), back, n_pairs + i)
+                state = self.layer(np.array(drafted[-1:], np.int32), back, n_pairs + i)
         self.keys, self.values = keys, values  # those of drafted pairs are dropped
         return drafted, np.stack(rows)
 
@@ -102,7 +102,7 @@ class ReferenceHead:
         logits: F32 = normed @ self.output.T
         return logits
 
-    def _layer(self, tokens: NDArray[np.int32], features: F32, position: int) -> F32:
+    def layer(self, tokens: NDArray[np.int32], features: F32, position: int) -> F32:
         """Return the layer's output for pairs at `position` and after, whose keys and values are then cached."""
         card, w, n = self.head.card, self.weights, len(tokens)
         normed = self._norm(features, "hidden_norm")

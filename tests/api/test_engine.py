@@ -32,6 +32,7 @@ from edgedec.errors import (
 PROMPT = "Some text to go on from"
 
 
+@pytest.mark.slow
 def test_same_seed_same_text(tiny: edgedec.Engine) -> None:
     """The text is a function of prompt, settings and seed, whatever ran before."""
     first = tiny.generate(PROMPT, seed=7, temperature=1.0, max_tokens=30)
@@ -42,12 +43,14 @@ def test_same_seed_same_text(tiny: edgedec.Engine) -> None:
     assert again.text == first.text
 
 
+@pytest.mark.slow
 def test_a_drawn_seed_is_told_and_reproduces_the_text(tiny: edgedec.Engine) -> None:
     """Without a seed one is drawn, and giving it back gives the text back."""
     first = tiny.generate(PROMPT, temperature=1.0, max_tokens=20)
     assert tiny.generate(PROMPT, temperature=1.0, max_tokens=20, seed=first.stats.seed).text == first.text
 
 
+@pytest.mark.slow
 def test_stream_gives_what_generate_gives(tiny: edgedec.Engine) -> None:
     """The streamed pieces add up to the text, one output a token."""
     whole = tiny.generate(PROMPT, seed=3, temperature=1.0, max_tokens=25, ignore_end=True)
@@ -59,6 +62,7 @@ def test_stream_gives_what_generate_gives(tiny: edgedec.Engine) -> None:
     assert whole.stats.n_generated_tokens == 25
 
 
+@pytest.mark.slow
 def test_token_ids_are_a_prompt_too(tiny: edgedec.Engine) -> None:
     """Token ids give what the text they stand for gives."""
     ids = tiny.tokenizer.encode(PROMPT)
@@ -77,6 +81,7 @@ def test_stop_string_across_tokens_ends_the_text_before_it(tiny: edgedec.Engine)
     assert cut.finish_reason == "stop"
 
 
+@pytest.mark.slow
 def test_max_tokens_and_context_end_with_length(tiny: edgedec.Engine) -> None:
     """max_tokens and a full context both end the text with "length", the latter with a reason."""
     assert len(tiny.generate(PROMPT, temperature=0, max_tokens=5, ignore_end=True).token_ids) == 5
@@ -212,6 +217,7 @@ def test_conversation_evaluates_only_new_tokens(tiny: edgedec.Engine) -> None:
     assert second.stats.n_reused_tokens == len(cached)
 
 
+@pytest.mark.slow
 def test_exact_reuse_leaves_the_bits_of_a_cold_start(tiny_path: Path) -> None:
     """On llama.cpp only whole prefill chunks are reused by default; "longest" takes all that is shared."""
     with edgedec.load(tiny_path, runtime="llamacpp", n_ctx=1500) as engine:
@@ -240,6 +246,7 @@ def test_fit_messages_drops_the_oldest_turns(tiny: edgedec.Engine) -> None:
     assert len(tiny.chat_ids(kept)) <= 256 - 1 - 32
 
 
+@pytest.mark.slow
 def test_prompt_cache_goes_on_where_it_was_saved(tiny_path: Path, tmp_path: Path) -> None:
     """A prompt cache spares a later process the prefill; a damaged or foreign file is refused."""
     file = tmp_path / "cache"
@@ -299,6 +306,7 @@ def test_cancelling_the_task_stops_the_generation(tiny_path: Path, runtime: str)
         assert engine.generate(PROMPT, max_tokens=1, ignore_end=True).stats.n_generated_tokens == 1
 
 
+@pytest.mark.slow
 def test_use_after_close_raises(tiny_path: Path) -> None:
     """A closed model says so, and closing twice is fine."""
     engine = edgedec.load(tiny_path, runtime="llamacpp", n_ctx=64)
@@ -308,6 +316,7 @@ def test_use_after_close_raises(tiny_path: Path) -> None:
         engine.generate(PROMPT)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_use_after_fork_raises(tiny_path: Path) -> None:
@@ -330,6 +339,7 @@ def test_use_after_fork_raises(tiny_path: Path) -> None:
         assert engine.generate(PROMPT, max_tokens=2, ignore_end=True).stats.n_generated_tokens == 2
 
 
+@pytest.mark.slow
 def test_a_memory_cap_refuses_before_loading(tiny_path: Path) -> None:
     """load(memory=...) raises with the table of terms when the plan is over, and loads when it is not."""
     for runtime, term in (("cpu", "KV cache"), ("llamacpp", "vocabulary")):
@@ -341,6 +351,7 @@ def test_a_memory_cap_refuses_before_loading(tiny_path: Path) -> None:
         assert engine.plan.total_bytes > 0
 
 
+@pytest.mark.slow
 def test_unknown_names_are_told(tiny_path: Path) -> None:
     """An unknown model, runtime or drafter is an error that says what there is."""
     with pytest.raises(ModelNotFoundError):
@@ -351,6 +362,7 @@ def test_unknown_names_are_told(tiny_path: Path) -> None:
         edgedec.load(tiny_path, draft="no-such-drafter")
 
 
+@pytest.mark.slow
 def test_a_file_that_shrinks_while_loaded_is_an_error(tiny_path: Path, tmp_path: Path) -> None:
     """A model file cut short under the mapped weights raises instead of killing the process."""
     path = tmp_path / "shrinking.gguf"
@@ -397,6 +409,7 @@ class RandomDrafter:
         return 8 * len(self._history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["reference", "llamacpp"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_drafting_never_changes_the_text(tiny_path: Path, runtime: str, temperature: float) -> None:
@@ -422,6 +435,7 @@ def test_importing_edgedec_imports_nothing_heavy() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_loading_is_silent(tiny_path: Path) -> None:
     """Loading and generating write nothing to either stream."""
     code = (
@@ -441,6 +455,7 @@ def test_every_public_name_exists() -> None:
         _ = edgedec.no_such_name
 
 
+@pytest.mark.slow
 def test_closing_stops_a_stream_in_another_thread(tiny_path: Path) -> None:
     """close() ends what is running elsewhere before it frees the model; later requests are refused."""
     engine = edgedec.load(tiny_path, runtime="llamacpp", n_ctx=100_000)
@@ -463,6 +478,7 @@ def test_closing_stops_a_stream_in_another_thread(tiny_path: Path) -> None:
         engine.generate([1, 2])
 
 
+@pytest.mark.slow
 def test_leaving_the_with_block_inside_a_stream(tiny_path: Path) -> None:
     """Breaking out of a stream's loop and the with block frees the model; the stream is over."""
     with edgedec.load(tiny_path, runtime="llamacpp", n_ctx=256) as engine:
@@ -473,6 +489,7 @@ def test_leaving_the_with_block_inside_a_stream(tiny_path: Path) -> None:
     assert stream.generation.finish_reason == "cancelled"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one thread")
 def test_ctrl_c_in_an_application_leaves_the_model_usable(tiny_path: Path) -> None:
     """A KeyboardInterrupt between native calls ends the request, and the next one gives a cold start's text.

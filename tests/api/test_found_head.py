@@ -101,6 +101,7 @@ def test_two_models_in_turn_have_no_head(model: Path) -> None:
         _wishes(model, draft_head=model.with_name("m.head"), small_model=model, entropy=1.0)
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_with_the_head(model: Path) -> None:
     """And the head was asked."""
     texts = []

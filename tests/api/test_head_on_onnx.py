@@ -8,7 +8,7 @@ from support.real_models import real_model
 
 import edgedec
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 PROMPTS = (
     "Write a short story about a dog who finds a friend.",

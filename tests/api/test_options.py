@@ -45,6 +45,7 @@ def test_the_guide_lists_every_option() -> None:
     assert [name for name, _ in of_requests[n_sampling:]] == list(RequestOptions.__annotations__)[n_sampling:]
 
 
+@pytest.mark.slow
 def test_an_unknown_keyword_is_refused(tmp_path: Path) -> None:
     """Before anything is looked for; the model's name may be a keyword."""
     with pytest.raises(TypeError, match="n_contexts"):

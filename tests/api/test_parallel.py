@@ -54,6 +54,7 @@ def texts(engine: edgedec.Engine, jobs: Sequence[tuple[str, float]]) -> list[tup
         return [future.result(120) for future in [pool.submit(ask, *job) for job in jobs]]
 
 
+@pytest.mark.slow
 def test_each_request_gets_the_text_of_being_alone(path: Path, engine: edgedec.Engine) -> None:
     """Six requests, greedy and sampled, three at a time with drafts: == plain decoding of one after the other."""
     jobs = [(prompt, temperature) for prompt in PROMPTS for temperature in (0.0, 0.9)]
@@ -134,6 +135,7 @@ def test_prompt_caches_and_forgetting_wait_for_all(path: Path, tmp_path: Path) -
     assert again.stats.n_reused_tokens == whole.stats.n_prompt_tokens - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_a_prompt_cache_holds_the_text_and_nothing_of_drafts(path: Path, tmp_path: Path, n_parallel: int) -> None:
     """Texts that a stop string ends within a draft, or an error after one, leave a cache that can be loaded again."""
@@ -152,6 +154,7 @@ def test_a_prompt_cache_holds_the_text_and_nothing_of_drafts(path: Path, tmp_pat
         engine.load_prompt_cache(tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_requests_take_turns_where_rows_depend_on_each_other(path: Path) -> None:
     """llama.cpp's rows do, so a text could depend on who else asks: one session, and equal texts."""
     pytest.importorskip("llama_cpp")
@@ -219,7 +222,7 @@ def test_one_that_holds_something_does_not_wait_behind_all() -> None:
     def ask_again() -> None:
         with pool.turn(CancelToken()):
             holds.set()
-            while not pool._waiting:
+            while not pool.n_waiting:
                 threading.Event().wait(0.001)
             with pytest.raises(BusyError), pool.turn(CancelToken()):
                 pass
@@ -245,7 +248,7 @@ def test_one_that_is_interrupted_leaves_the_queue() -> None:
             release.wait(20)
 
     def interrupt() -> None:
-        while not pool._waiting:
+        while not pool.n_waiting:
             threading.Event().wait(0.001)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -286,13 +289,13 @@ def test_turns_are_fair_and_prefer_by_value() -> None:
 
     holder = threading.Thread(target=hold)
     holder.start()
-    while not pool._holders:
+    while not pool.n_held:
         threading.Event().wait(0.001)
     waiting = []
     for i in range(5):
         waiting.append(threading.Thread(target=take, args=(i,)))
         waiting[-1].start()
-        while len(pool._waiting) < i + 1:
+        while pool.n_waiting < i + 1:
             threading.Event().wait(0.001)
     release.set()
     for thread in (holder, *waiting):

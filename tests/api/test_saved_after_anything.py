@@ -14,6 +14,8 @@ from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken, Progress
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a long prompt that is read in several pieces " * 6
 NEXT = PROMPT + "and more"
 

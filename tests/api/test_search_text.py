@@ -13,6 +13,8 @@ from edgedec.errors import CancelledError, CapabilityError, MemoryCapError, Opti
 from edgedec.plugins import SEARCHES, load_plugin, plugins
 from edgedec.progress import Progress
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 SEED: dict[str, Any] = {"seed": 7, "ignore_end": True}
 METHODS = {name: load_plugin(SEARCHES, name) for name in plugins(SEARCHES)}

@@ -83,6 +83,7 @@ def alone(files: dict[str, Path]) -> Iterator[list[tuple[int, ...]]]:
         yield [engine.generate(prompt, **wanted(k)).token_ids for k, prompt in enumerate(PROMPTS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_one_that_begins_while_another_writes_takes_its_prefix(
     files: dict[str, Path], alone: list[tuple[int, ...]], rows: list[int], way: str
@@ -103,6 +104,7 @@ def test_one_that_begins_while_another_writes_takes_its_prefix(
         assert sum(rows) == n_prompts + 3 * (N_TOKENS - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_those_that_come_at_once_wait_for_the_first(
     files: dict[str, Path], alone: list[tuple[int, ...]], rows: list[int], way: str
@@ -183,6 +185,7 @@ def test_several_texts_of_a_prompt_begin_with_the_prefix_of_another_request(
         assert stream.generation.token_ids == alone[0]
 
 
+@pytest.mark.slow
 def test_a_head_can_be_shed_after_the_first_session_took_a_prefix(
     files: dict[str, Path], alone: list[tuple[int, ...]]
 ) -> None:

@@ -42,6 +42,7 @@ def test_options_of_loading_have_types_and_bounds(tmp_path: Path, options: dict[
         edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", **options).close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "found"),
     [

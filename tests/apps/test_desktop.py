@@ -19,6 +19,8 @@ QtWidgets = pytest.importorskip(
     reason="PySide6 is not installed, or a library of the system that it needs",
     exc_type=ImportError,
 )
+
+pytestmark = pytest.mark.slow
 if QtCore.__version_info__ >= (6, 12) and sys.version_info < (3, 12):
     pytest.skip("PySide6 6.12 counts references wrongly on Python 3.11 and ends it", allow_module_level=True)
 

@@ -80,6 +80,7 @@ def test_functions_are_run() -> None:
     assert n_passed("", DOUBLE) == 0
 
 
+@pytest.mark.slow
 def test_functions_that_never_end_or_take_all_memory_fail() -> None:
     """They are ended by their limits."""
     assert n_passed("def solve(numbers):\n    while True: pass", DOUBLE) == 0

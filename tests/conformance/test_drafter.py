@@ -23,6 +23,8 @@ from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.model import ReferenceModel
 from edgedec_runtimes.reference.runtime import Reference
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "drafter-plugin"
 DRAFTER = {check.__name__: check for check in DRAFTER_CHECKS}
 

@@ -47,6 +47,7 @@ def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Model]:
     return lambda: Reference().load(path, LoadOptions(n_ctx=128))
 
 
+@pytest.mark.slow
 def test_the_reference_passes_every_check(load: Callable[[], Model], path: Path) -> None:
     """Nothing fails, and only what it can't be asked is skipped; its memory is counted in another process."""
     told: list[CheckResult] = []
@@ -59,6 +60,7 @@ def test_the_reference_passes_every_check(load: Callable[[], Model], path: Path)
     assert all(result.holds.endswith(".") for result in results)
 
 
+@pytest.mark.slow
 def test_llamacpp_passes_what_it_declares(path: Path) -> None:
     """The production runtime fails nothing on the tiny model."""
     raise_failures(check_runtime(lambda: LlamaCpp().load(path, LoadOptions(n_ctx=128, n_parallel=4, n_threads=1))))
@@ -250,6 +252,7 @@ RUNTIME_FAULTS: dict[str, tuple[str, Patch]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", RUNTIME_FAULTS)
 def test_a_fault_of_a_runtime_fails_its_check(
     load: Callable[[], Model], monkeypatch: pytest.MonkeyPatch, fault: str

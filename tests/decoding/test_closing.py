@@ -16,7 +16,6 @@ import edgedec
 from edgedec.errors import CancelledError, SessionError
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.chat import budget as chat_budget
-from edgedec_runtimes.chat.template import ChatTemplate
 
 PROMPT = "Some text to go on from"
 LONG = "x" * 3000  # several reports of progress while it is read
@@ -58,6 +57,7 @@ def loaded(path: Path, runtime: str = "cpu", **options: Any) -> Iterator[edgedec
     yield edgedec.load(path, runtime=runtime, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["reference", "llamacpp", "cpu"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_close_ends_a_paused_stream_of_another_thread(tiny_path: Path, runtime: str, chat: bool) -> None:
@@ -166,6 +166,7 @@ def test_the_draft_store_is_written_though_a_stream_is_paused(tiny_path: Path, t
         assert file.exists()
 
 
+@pytest.mark.slow
 def test_a_process_ends_though_a_stream_of_another_thread_is_paused(tiny_path: Path) -> None:
     """Leaving the with block, and then the interpreter, does not wait for a reader that never continues."""
     code = (
@@ -182,6 +183,7 @@ def test_a_process_ends_though_a_stream_of_another_thread_is_paused(tiny_path: P
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runtime", "n_parallel"), [("reference", 1), ("llamacpp", 1), ("cpu", 1), ("cpu", 2)])
 def test_close_within_a_callback_frees_the_model_after_the_step(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, n_parallel: int
@@ -210,6 +212,7 @@ def test_close_within_a_callback_frees_the_model_after_the_step(
             engine.session(16)
 
 
+@pytest.mark.slow
 def test_two_callbacks_that_close_do_not_wait_for_each_other(tiny_path: Path) -> None:
     """Two threads that close the model, each from a callback of its own stream, do not wait for each other."""
     together = threading.Barrier(2)
@@ -237,6 +240,7 @@ def test_two_callbacks_that_close_do_not_wait_for_each_other(tiny_path: Path) ->
 # Who reads.
 
 
+@pytest.mark.slow
 def test_a_second_reader_of_a_stream_is_told(tiny: edgedec.Engine) -> None:
     """While one thread reads, another one, and a callback of the first, get a SessionError; the text is the same."""
     expected = tiny.generate(PROMPT, temperature=0, max_tokens=8, ignore_end=True).text
@@ -289,6 +293,7 @@ def test_a_stream_can_be_closed_by_its_own_callback(tiny_path: Path) -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_cancelling_a_stream_leaves_others_of_the_same_token(tiny: edgedec.Engine) -> None:
     """stream.cancel() ends that stream only; the token that it was made with ends both."""
     cancel = CancelToken()
@@ -316,20 +321,24 @@ def test_cancelling_between_two_pieces_of_a_prompt(tiny_path: Path) -> None:
         engine.close()
 
 
-def test_cancelling_while_the_template_is_rendered(tiny: edgedec.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["reference", "llamacpp", "cpu"])
+def test_cancelling_while_the_template_is_rendered(
+    tiny_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A chat whose template is still being rendered ends as a cancelled one, with nothing evaluated."""
     monkeypatch.setattr(chat_budget, "LIMIT_BYTES", 1 << 50)
     monkeypatch.setattr(chat_budget, "LIMIT_S", 60.0)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    monkeypatch.setattr(tiny, "_template", ChatTemplate(endless, bos_token="", eos_token=""))
     cancel = CancelToken()
     timer = threading.Timer(0.1, cancel.cancel)
-    timer.start()
-    result = tiny.chat([{"role": "user", "content": "x"}], cancel=cancel)
-    timer.join()
-    assert (result.finish_reason, result.text, result.stats.n_prompt_tokens) == ("cancelled", "", 0)
-    with pytest.raises(CancelledError):
-        tiny.chat_ids([{"role": "user", "content": "x"}], cancel=cancel)
+    with edgedec.load(tiny_path, runtime=runtime, n_ctx=256, chat_template=endless) as engine:
+        timer.start()
+        result = engine.chat([{"role": "user", "content": "x"}], cancel=cancel)
+        timer.join()
+        assert (result.finish_reason, result.text, result.stats.n_prompt_tokens) == ("cancelled", "", 0)
+        with pytest.raises(CancelledError):
+            engine.chat_ids([{"role": "user", "content": "x"}], cancel=cancel)
 
 
 def test_a_second_task_that_reads_an_async_stream_is_told(tiny: edgedec.Engine) -> None:

@@ -25,6 +25,7 @@ def embedder(folder: Path, pooling: str, **more: Any) -> Path:
     return tiny_llama(folder / f"{pooling}.gguf", architecture="qwen2", n_ctx_train=512, more=keys, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_the_vectors_are_llama_cpps(pooling: str, tmp_path: Path) -> None:
     """On all of our runtimes, for each pooling, of unit length, with the tokens around a text."""

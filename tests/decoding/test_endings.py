@@ -13,6 +13,8 @@ from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
 from edgedec_methods.futures import Futures
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 WARM: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 60}
 PATTERN = "((abc){2,8}x|[a-c ]{5,30})*"

@@ -95,6 +95,7 @@ def _result(generation: Generation) -> tuple[object, ...]:
     return generation.text, generation.token_ids, generation.finish_reason, generation.outputs, generation.logprob_sum
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", list(DRAFTERS))
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_text_is_the_one_without_the_loss(
@@ -115,6 +116,7 @@ def test_the_text_is_the_one_without_the_loss(
     assert said[-1] == "the model is loaded again; the text goes on"
 
 
+@pytest.mark.slow
 def test_a_loss_while_a_branch_is_kept(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens of a tree stand, though the session that was to keep them is lost."""
     params = SamplingParams(temperature=0.9, max_tokens=30, ignore_end=True)
@@ -137,6 +139,7 @@ def test_a_loss_while_a_branch_is_kept(machine: Machine, monkeypatch: pytest.Mon
     assert stream.generation.token_ids == undisturbed.generation.token_ids
 
 
+@pytest.mark.slow
 def test_waiting_in_vain(machine: Machine) -> None:
     """When the time is over the error says what was lost and what is missing, and has the tokens so far."""
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_end=True)
@@ -164,6 +167,7 @@ def test_cancelling_ends_the_waiting(machine: Machine) -> None:
     assert machine.n_refusals == 0
 
 
+@pytest.mark.slow
 def test_what_is_reported(machine: Machine) -> None:
     """The waiting begins and ends as a phase of progress."""
     assert machine.model is not None

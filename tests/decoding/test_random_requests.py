@@ -9,6 +9,8 @@ import pytest
 
 import edgedec.decoding.step as steps
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def harness() -> ModuleType:

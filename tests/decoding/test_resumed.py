@@ -7,6 +7,8 @@ import pytest
 import edgedec
 from edgedec.errors import RequestError
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a rose is a rose is"
 GREEDY: Any = {"temperature": 0.0, "max_tokens": 24, "ignore_end": True}
 SAMPLED: Any = {"temperature": 1.0, "seed": 3, "max_tokens": 24, "repetition_penalty": 1.2, "ignore_end": True}

@@ -59,6 +59,7 @@ def test_the_text_is_plain_decodings(draft: str, n_draft_max: int) -> None:
     assert generated(draft, n_draft_max) == _plain
 
 
+@pytest.mark.slow
 def test_learned_files_change_nothing(tmp_path: Path) -> None:
     """A user's file that goes on as the prompt does at first: its drafter alone, and left to the policy."""
     if not _plain:
@@ -72,6 +73,7 @@ def test_learned_files_change_nothing(tmp_path: Path) -> None:
         assert generated(draft, 7, cache_dir=tmp_path) == _plain
 
 
+@pytest.mark.slow
 def test_a_model_that_drafts_for_itself_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model and the cascade around it, pinned, and left to the policy where it is loaded in any case."""
     monkeypatch.setattr("edgedec.api.open_drafters.why_it_cannot_pay", lambda *_, **__: None)
@@ -82,6 +84,7 @@ def test_a_model_that_drafts_for_itself_changes_nothing(monkeypatch: pytest.Monk
         assert generated(draft, 6, draft_model=model) == _plain
 
 
+@pytest.mark.slow
 def test_a_trained_head_changes_nothing(tmp_path: Path) -> None:
     """A head with random weights, pinned alone and beside another drafter, and left to the policy."""
     sizes = {"n_ff": 512, "n_head": 9, "n_head_kv": 3, "head_dim": 64, "n_vocab_draft": 2000, "n_vocab_target": 49152}

@@ -14,6 +14,7 @@ import edgedec
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
+from edgedec_runtimes.shared.library_model import LibraryModel
 
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 CHAT = [{"role": "user", "content": "abcabcabc"}]
@@ -58,6 +59,7 @@ def same(found: Generation, expected: Generation) -> None:
     assert found.stats.seed == expected.stats.seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -100,6 +102,7 @@ def test_streams_yield_each_texts_tokens(plain: edgedec.Engine) -> None:
     assert stream.live == ()
 
 
+@pytest.mark.slow
 def test_a_forked_text_goes_on_as_its_own_seed_would(model: edgedec.Engine, plain: edgedec.Engine) -> None:
     """A fork has its parent's tokens, then those that the next seed draws behind them; the others don't change."""
     options: dict[str, Any] = {**WARM, "max_tokens": 30, "ignore_end": True}
@@ -124,6 +127,7 @@ def test_a_forked_text_goes_on_as_its_own_seed_would(model: edgedec.Engine, plai
         assert texts[k].logprob_sum == pytest.approx(sum(p for p in logprobs if p is not None), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_forked_text_keeps_to_its_grammar(model: edgedec.Engine) -> None:
     """A fork knows what its grammar has taken before: the whole text matches, with the beginning of its parent."""
     pattern = "a[bc]{4}d[ef]{40}g"
@@ -158,6 +162,7 @@ def test_texts_are_dropped_and_chosen(model: edgedec.Engine, plain: edgedec.Engi
     assert texts[0].token_ids == whole.token_ids[: len(texts[0].token_ids)]
 
 
+@pytest.mark.slow
 def test_a_callers_rule_ends_the_rest(model: edgedec.Engine) -> None:
     """`until` sees the texts that have ended, in that order; when it is content, the others are cancelled."""
     seen: list[int] = []
@@ -184,9 +189,11 @@ def test_a_callers_rule_ends_the_rest(model: edgedec.Engine) -> None:
 def n_sessions(engine: edgedec.Engine) -> int:
     """Return how many sessions of the engine's model are open."""
     gc.collect()
-    return len(engine.model._sessions)  # type: ignore[attr-defined]
+    assert isinstance(engine.model, LibraryModel)
+    return engine.model.n_sessions
 
 
+@pytest.mark.slow
 def test_cancelling_leaves_nothing_over(model: edgedec.Engine, plain: edgedec.Engine) -> None:
     """Cancelled in mid-text, dropped, closed, or ended by an error: all forks are closed, the next texts are right."""
     before = n_sessions(model)
@@ -224,6 +231,7 @@ def test_cancelling_leaves_nothing_over(model: edgedec.Engine, plain: edgedec.En
     same(model.samples(PROMPT, 2, max_tokens=20, **WARM)[1], alone(plain, PROMPT, 1, max_tokens=20, **WARM))
 
 
+@pytest.mark.slow
 def test_wrong_requests_are_clear_errors(model: edgedec.Engine) -> None:
     """Wrong numbers, types and prompts are refused before anything is read."""
     for n in (0, -1, 257, 10**6, True, 2.0, "3", None):
@@ -280,6 +288,7 @@ def test_closing_the_model_ends_the_texts(tiny_path: Path) -> None:
     assert [len(text.token_ids) for text in stream.generations] == [2, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"runtime": "llamacpp"}, {"runtime": "cpu", "slide": True}])
 def test_without_common_forwards_texts_come_one_after_another(tiny_path: Path, options: dict[str, Any]) -> None:
     """The texts are the same ones, their statistics say why, and forking says what to do."""
@@ -340,6 +349,7 @@ def test_texts_and_other_requests_share_forwards(tiny_path: Path, plain: edgedec
         assert other[0].token_ids == plain.generate("xyz", max_tokens=60, **WARM).token_ids
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_room_for_texts(tiny_path: Path) -> None:
     """n_texts is a term of the plan; with it, so many texts of the context's length are written to their ends."""
     options: dict[str, Any] = {"runtime": "cpu", "n_ctx": 256, "draft": None, "memory": "2GB"}

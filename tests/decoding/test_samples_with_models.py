@@ -16,6 +16,8 @@ from edgedec.drafters.draft_model.draft_forward import DraftForward
 from edgedec.grammar import Grammar
 from edgedec_runtimes.cpu.draft_head.state import CpuHeadCall
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "seed": 7},

@@ -45,6 +45,7 @@ def texts(engine: edgedec.Engine) -> list[tuple[int, ...]]:
     return [result.token_ids for result in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["suffix", "recycling", "trigram", "stand", "suffix+recycling+stand", "skip", "auto"])
 def test_drafts_change_no_text(path: Path, plain: list[tuple[int, ...]], draft: str) -> None:
     """Chains and trees of every length, accepted and rejected ones."""
@@ -54,6 +55,7 @@ def test_drafts_change_no_text(path: Path, plain: list[tuple[int, ...]], draft: 
     assert report.n_drafts > 0 or draft == "auto"  # which rests where asking takes longer than a tiny model's step
 
 
+@pytest.mark.slow
 def test_texts_that_share_forwards(path: Path, plain: list[tuple[int, ...]]) -> None:
     """Four at once are what each is alone."""
     from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +77,7 @@ def test_a_window_that_slides(path: Path) -> None:
     assert len(found[0]) == 200
 
 
+@pytest.mark.slow
 def test_a_saved_prompt(path: Path, plain: list[tuple[int, ...]], tmp_path: Path) -> None:
     """Another engine goes on from it, and back in it, to the same text."""
     with load(path, draft="off") as engine:

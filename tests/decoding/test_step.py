@@ -199,6 +199,7 @@ def late_siblings(text: list[int]) -> Propose:
     return propose
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("script", [oracle, wrong, half_right, random_trees, late_siblings])
 def test_the_tokens_are_plain_decodings(
@@ -312,6 +313,7 @@ NONSENSE: dict[str, Propose] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NONSENSE)
 def test_a_failing_drafter_is_dropped_and_changes_nothing(model: Model, plain: dict[str, list[int]], name: str) -> None:
     """Whatever draft() raises or returns, the tokens are plain decoding's and the reason is noted once."""

@@ -17,6 +17,8 @@ from edgedec.sessions.forks import SessionForks
 from edgedec.sessions.joined_work import n_rows_of, n_wanted_of
 from edgedec.sessions.outer_session import OuterSession
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 N_CTX = 129
 WAYS: dict[str, dict[str, Any]] = {

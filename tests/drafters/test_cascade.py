@@ -21,7 +21,7 @@ from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec_runtimes.cpu.runtime import Cpu
 
-pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prompts_are_read_whole")]
 
 
 class Knowing:

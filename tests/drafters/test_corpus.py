@@ -40,6 +40,7 @@ def test_without_a_text_it_proposes_nothing(make_context: MakeContext) -> None:
     assert len(drafter.draft(4, 1e18)) == 0
 
 
+@pytest.mark.slow
 def test_its_contexts_are_made_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No request waits for them; loading says so where it takes long, and can be cancelled there."""
     monkeypatch.setattr("edgedec.drafters.reporting._PATIENCE_S", -1.0)

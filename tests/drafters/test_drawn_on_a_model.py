@@ -11,7 +11,7 @@ from support.real_models import real_model
 import edgedec
 import edgedec_models
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 HEAD = Path(edgedec_models.__file__).parent / "heads" / "smollm2-135m.head.gguf"
 PROMPT = "The colours of the flag are red,"

@@ -14,6 +14,8 @@ from edgedec.drafters.drawn_trees import Place, drawn_without_replacement, grow_
 from edgedec.noise import Noise
 from edgedec.sampling import Distribution
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("rule", "shape", "n_vocab", "n_max", "least_path"),

@@ -98,7 +98,7 @@ def test_drafts_of_sessions_whose_forwards_are_joined_are_joined(
     """Two sessions of a batcher that come at the same time have their rows of the draft model in one forward."""
     monkeypatch.setattr(batching, "_LONGEST_S", 20.0)
     batcher, begin, options = Batcher(target), Barrier(2), {"temperature": 0.0}
-    batcher._last_s = 1000.0  # so that each waits for the other as long as is ever waited
+    batcher.last_s = 1000.0  # so that each waits for the other as long as is ever waited
     sessions = [batcher.session(256) for _ in TEXTS[:2]]
     expected = [drafted(DraftModel(small.model), target.session(256), text, **options) for text in TEXTS[:2]]
     factory = DraftModel(cast(Model, small))

@@ -59,6 +59,7 @@ def test_places_are_sorted_by_what_follows(texts: list[list[int]]) -> None:
     assert suffixes == sorted(suffixes)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 4), min_size=1, max_size=50))
 def test_the_longest_context_is_found(texts: list[list[int]], said: list[int]) -> None:
@@ -146,6 +147,7 @@ def test_a_file_holds_what_was_written(tmp_path: Path) -> None:
     assert read_learned(path) is None
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_a_damaged_file_is_refused(data: st.DataObject) -> None:
@@ -199,6 +201,7 @@ def test_texts_are_found_and_the_cap_holds(tmp_path: Path) -> None:
             learn_files(tmp_path, "m", engine.tokenizer, [tmp_path / "none"])
 
 
+@pytest.mark.slow
 def test_the_command_learns_lists_and_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is learned drafts at the next load and changes no text; after --forget nothing is left."""
     monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path / "cache"))
@@ -226,6 +229,7 @@ def test_the_command_learns_lists_and_forgets(tmp_path: Path, monkeypatch: pytes
         assert run_here(*arguments).code != 0
 
 
+@pytest.mark.slow
 def test_a_damaged_store_is_a_reason_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model loads and writes, the statistics name the file, and --forget deletes it."""
     monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path / "cache"))

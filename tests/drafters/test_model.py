@@ -45,6 +45,7 @@ def context_for(model: Model, params: SamplingParams = GREEDY, **options: Any) -
     return DraftContext(model.session(512), model.tokenizer, params, Noise(3), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_text_is_plain_decodings(target: Path, draft_model: Model, name: str) -> None:
     """With a draft model that is always right and one that is nearly always wrong, greedy and sampled."""
@@ -54,6 +55,7 @@ def test_the_text_is_plain_decodings(target: Path, draft_model: Model, name: str
     assert found.stats.n_drafts > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_draft_model_equal_to_the_target_is_always_right(target: Path, equal: DraftModel, name: str) -> None:
     """Greedily, and by the shared noise also where tokens are drawn: every draft is accepted to its end."""
@@ -88,6 +90,7 @@ def test_rejected_tokens_leave_no_trace(target: Path, folder: Path) -> None:
         np.testing.assert_array_equal(continued, fresh.logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [DraftModel, CascadeModel, UniversalDraftModel])
 def test_a_text_longer_than_the_window(target: Path, factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window moves on, several times, and never holds more than it may; the text stays plain decoding's."""
@@ -132,6 +135,7 @@ def test_without_trees_the_draft_is_a_chain(equal: DraftModel) -> None:
     assert shapes == {"trees": False, "chains": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sampled", "truncated", "penalized"])
 def test_under_another_rule_a_chain_is_drawn_from_the_q_it_comes_with(equal: DraftModel, name: str) -> None:
     """Each q is what the draft model gives after the nodes before, by the target's options; so is p_accept."""
@@ -208,6 +212,7 @@ def test_a_token_that_was_not_drafted_is_taken_back(equal: DraftModel) -> None:
     assert list(drafter.draft(4, 1e18).tokens) == list(fresh.draft(4, 1e18).tokens)
 
 
+@pytest.mark.slow
 def test_the_conformance_suite_passes(target: Path, draft_model: Model) -> None:
     """Every check of a drafter."""
     results = check_drafter(DraftModel(draft_model), lambda: loaded(target), n_tokens=16)

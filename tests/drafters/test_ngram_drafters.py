@@ -11,6 +11,8 @@ from edgedec.drafters.ngram.recycling import RecyclingDrafter
 from edgedec_methods.stand import StandDrafter
 from edgedec_methods.trigram import TrigramDrafter
 
+pytestmark = pytest.mark.slow
+
 FACTORIES = {"recycling": RecyclingDrafter, "stand": StandDrafter, "trigram": TrigramDrafter}
 
 

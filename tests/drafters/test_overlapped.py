@@ -112,6 +112,7 @@ def text_of(engine: edgedec.Engine, n_tokens: int, **options: Any) -> Generation
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OverlappedModel, Patient])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_text_is_plain_decodings(target: Path, draft_model: Model, name: str, kind: Any) -> None:
@@ -122,6 +123,7 @@ def test_the_text_is_plain_decodings(target: Path, draft_model: Model, name: str
     assert found.stats.n_drafts > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "truncated"])
 def test_one_thread_reads_at_a_time_and_any_length_gives_the_text(target: Path, draft_model: Model, name: str) -> None:
     """For random lengths of texts and drafts, one after another on the same draft model; nothing fails."""
@@ -137,6 +139,7 @@ def test_one_thread_reads_at_a_time_and_any_length_gives_the_text(target: Path, 
     assert {main_thread().name, THREAD_NAME} == set(source.readers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["greedy", "penalized"])
 def test_the_drafts_are_the_draft_models_own(target: Path, draft_model: Model, name: str, kind: Any) -> None:
@@ -320,6 +323,7 @@ def test_under_another_rule_nothing_overlaps(target: Path, equal: Model) -> None
     assert "ahead" not in found.stats.drafters["custom"]
 
 
+@pytest.mark.slow
 def test_a_text_longer_than_the_window(target: Path, equal: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window moves on, several times, and never holds more than it may; the text stays plain decoding's."""
     monkeypatch.setattr(model_drafter, "WINDOW", 48)
@@ -332,6 +336,7 @@ def test_a_text_longer_than_the_window(target: Path, equal: Model, monkeypatch: 
     assert len({prefix[:2] for prefix in session.prefixes}) > 2
 
 
+@pytest.mark.slow
 def test_the_conformance_suite_passes(target: Path, draft_model: Model) -> None:
     """Every check of a drafter."""
     source = OverlappedModel(draft_model)

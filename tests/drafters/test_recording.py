@@ -67,6 +67,7 @@ def test_tables_evaluate_nothing(deep: Path) -> None:
     assert all(row.evaluated == () and row.after == (0,) * len(row.tokens) for row in rows)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_is_never_verified_is_still_asked_at_every_position(deep: Path) -> None:
     """Nothing is verified while drafts are recorded, so no drafter rests for want of use as it does in decoding."""
     with edgedec.load(deep, runtime="cpu", n_ctx=512, n_threads=1) as engine:
@@ -116,6 +117,7 @@ def test_exit_drafts_whatever_it_costs_and_its_judging_is_noted(deep: Path) -> N
     assert sum(row.evaluated[0] == judged for row in rows) <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [DraftModel, OverlappedModel, UniversalDraftModel, CascadeModel])
 def test_a_draft_models_forwards_are_all_noted(target: Path, equal: Model, way: Callable[..., DrafterFactory]) -> None:
     """As many, of as many rows, as its session was asked for; and none in a generation that is not recorded."""

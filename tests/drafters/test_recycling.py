@@ -124,6 +124,7 @@ def test_the_noise_of_one_token_is_the_targets(seed: int, position: int, token: 
     assert gumbel_of(noise.key(position), token) == pytest.approx(float(noise.gumbel(position, np.array([token]))[0]))
 
 
+@pytest.mark.slow
 def test_a_table_takes_the_memory_it_says() -> None:
     """The count agrees with the allocator's within a third, also after every row was replaced."""
     row = np.arange(8, dtype=np.int32)[None], np.full((1, 8), 0.1, np.float32)

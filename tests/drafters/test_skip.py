@@ -93,6 +93,7 @@ def plain(target: Path) -> list[tuple[int, ...]]:
     return texts(target, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [HALF, without(4, [(1, 0), (2, 0)])], ids=["half", "no attention"])
 def test_the_text_is_plain_decodings(target: Path, plain: list[tuple[int, ...]], layers: LayerSet) -> None:
     """Greedy and with a seed, whatever is left out; some drafts are longer than one token."""
@@ -277,6 +278,7 @@ def test_forwards_through_a_part_of_the_layers_are_timed(model: Model) -> None:
 WAYS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}]
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_on_a_real_model_the_text_is_plain_decodings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and with a seed: skip and exit, alone and beside another drafter."""

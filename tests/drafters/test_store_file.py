@@ -85,6 +85,7 @@ def test_a_file_holds_what_was_written(written: list[list[int]]) -> None:
     assert parse(b"", OURS, N_VOCAB, HERE) == []
 
 
+@pytest.mark.slow
 @given(texts, st.data())
 def test_damage_is_noticed(written: list[list[int]], data: st.DataObject) -> None:
     """A byte changed, or a file cut short or made longer: damaged or refused, never taken, never a crash."""
@@ -297,6 +298,7 @@ def test_the_text_is_the_same_with_a_store_and_without(model: Path, tmp_path: Pa
     assert reasons == [[f"the draft store {path} is damaged; it is begun anew"], []]
 
 
+@pytest.mark.slow
 def test_an_engine_writes_when_asked_and_when_it_closes(model: Path, tmp_path: Path) -> None:
     """And a relative path means the folder that it was opened in."""
     with pytest.MonkeyPatch.context() as patch:
@@ -312,6 +314,7 @@ def test_an_engine_writes_when_asked_and_when_it_closes(model: Path, tmp_path: P
         engine.close()
 
 
+@pytest.mark.slow
 def test_closing_frees_everything_before_it_says_that_nothing_was_written(model: Path, tmp_path: Path) -> None:
     """The error is the second thing."""
     folder = tmp_path / "folder"
@@ -326,6 +329,7 @@ def test_closing_frees_everything_before_it_says_that_nothing_was_written(model:
     engine.close()
 
 
+@pytest.mark.slow
 def test_another_models_store_is_refused(model: Path, tmp_path: Path) -> None:
     """It stays as it is."""
     path = tmp_path / "store"
@@ -337,6 +341,7 @@ def test_another_models_store_is_refused(model: Path, tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_command_takes_it_and_a_benchmark_does_not(model: Path, tmp_path: Path) -> None:
     """run writes the file, and says what failed after the text; bench refuses the option."""
     path, args = tmp_path / "store", ("--runtime", "reference", "--raw", "-t", "0", "-n", "8", "-q")

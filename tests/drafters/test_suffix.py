@@ -58,6 +58,7 @@ def test_the_last_state_links_to_the_longest_context_seen_before(text: Text) -> 
         assert set(automaton.next[state]) == followers(longest, seen)
 
 
+@pytest.mark.slow
 @given(st.lists(texts, max_size=4), texts)
 def test_following_a_text_finds_its_longest_known_context(known: list[Text], text: Text) -> None:
     """Over several texts, added one after the other, no context runs from one into the next."""
@@ -81,6 +82,7 @@ def test_counts_are_exact_within_the_climb(text: Text) -> None:
             assert automaton.count[state] == n_times(text[i : end + 1], text)
 
 
+@pytest.mark.slow
 @given(st.lists(texts, max_size=4))
 def test_counts_are_never_too_high(known: list[Text]) -> None:
     """Beyond the climb, and over several texts, a count is at most how often the context stands there."""

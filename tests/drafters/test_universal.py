@@ -71,6 +71,7 @@ def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
     return [data[begin:end] for begin, end in pairwise(borders)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60), places=st.lists(st.integers(0), max_size=9))
 @settings(max_examples=60, deadline=None)
@@ -82,6 +83,7 @@ def test_any_text_lines_up(tokenizer_of: Open, kind: str, text: str, places: lis
     assert found.complete
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.binary(max_size=60), places=st.lists(st.integers(0), max_size=9))
 @settings(max_examples=60, deadline=None)
@@ -92,6 +94,7 @@ def test_bytes_that_are_no_text_line_up_from_where_they_are(
     aligned(tokenizer_of(kind), cut(data, places))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_growing_text_has_the_tokens_of_the_whole(tokenizer_of: Open, kind: str) -> None:
     """Of code and of text in many languages, token by token of another kind of cut, all but few tokens are the same."""
@@ -192,6 +195,7 @@ def test_no_token_is_beyond_the_targets_logits() -> None:
     assert drafted({"x": ("é", 0.5), "xé": (END, 0.9)}, 8)[0] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_text_is_plain_decodings(tmp_path: Path, name: str) -> None:
     """With bytes that are mostly no text, greedy and sampled, through draft models that are right and wrong."""
@@ -203,6 +207,7 @@ def test_the_text_is_plain_decodings(tmp_path: Path, name: str) -> None:
         assert found.token_ids == plain.token_ids
 
 
+@pytest.mark.slow
 def test_the_conformance_suite_passes(tmp_path: Path) -> None:
     """Every check of a drafter."""
     path = tiny(tmp_path, 1)
@@ -211,6 +216,7 @@ def test_the_conformance_suite_passes(tmp_path: Path) -> None:
     assert [(result.name, result.detail) for result in results if result.status != "passed"] == []
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_does_not_spell_is_refused(tmp_path: Path) -> None:
     """Drafting through the text takes two tokenizers that make tokens of a text and the text of the tokens."""
     odd = Spelled(["a"])

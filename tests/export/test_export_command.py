@@ -261,6 +261,7 @@ def test_what_graphs_do_not_have_is_refused(
         assert names(tmp_path) == ["m.gguf"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if not name.startswith(("llama", "qwen"))])
 def test_architectures_of_few_users(tmp_path: Path, name: str) -> None:
     """The export for an NPU names the architecture, those it takes and what runs the file; trainers take more."""
@@ -317,6 +318,7 @@ def test_the_command_says_where_the_export_is(model: Path, tmp_path: Path) -> No
     assert result.err.splitlines()[-1].endswith(f"run it with: edgedec run {tmp_path / 'out'}")
 
 
+@pytest.mark.slow
 def test_the_commands_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--json prints the manifest and the folder; without --out that is named after the model, in the current folder."""
     path = write_tiny(tmp_path / "gemma.gguf", ARCHITECTURES["gemma3"])
@@ -328,6 +330,7 @@ def test_the_commands_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert found["bytes"] == sum((tmp_path / "gemma-onnx" / name).stat().st_size for name in FILES[1:])
 
 
+@pytest.mark.slow
 def test_the_report(tmp_path: Path) -> None:
     """The report compares with the source; exact weights differ only by the rounding of activations."""
     path = write_tiny(tmp_path / "m.gguf", Tiny(types=("Q4_0",)))

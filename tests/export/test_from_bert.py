@@ -19,6 +19,7 @@ from edgedec_export.to_gguf import export_gguf
 TEXTS = ["a", "some words of a text", "longer " * 15]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("type_name", "least"), [(None, 0.99999), ("F32", 0.99999), ("F16", 0.9999), ("Q8_0", 0.999), ("Q4_0", 0.9)]
 )

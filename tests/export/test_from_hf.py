@@ -84,6 +84,7 @@ def changed(folder: Path, file: str, change: dict[str, Any]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_logits_are_those_of_transformers_definition(tmp_path: Path, name: str) -> None:
     """The cpu runtime and llama.cpp give them for every architecture, dtype and form of the names."""
@@ -173,6 +174,7 @@ def test_recommended_sampling_is_kept(tmp_path: Path) -> None:
             convert(folder, tmp_path / "m.gguf", force=True)
 
 
+@pytest.mark.slow
 def test_byte_level_tokens(tmp_path: Path) -> None:
     """Merges, added tokens and BOS are those of tokenizer.json; llama.cpp's tokenizer of the file agrees with ours."""
     gguf = converted(tmp_path)
@@ -191,6 +193,7 @@ def test_byte_level_tokens(tmp_path: Path) -> None:
         assert differing_tokens(tokenizer, theirs) == []
 
 
+@pytest.mark.slow
 def test_sentencepiece_tokens(tmp_path: Path) -> None:
     """Merges become scores: the same pairs are merged first, and unknown characters become bytes."""
     write_sentencepiece(tmp_path / "hf", sentencepiece_tokenizer())
@@ -353,6 +356,7 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_fuzzed_settings_are_converted_or_refused(

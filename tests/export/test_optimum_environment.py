@@ -52,6 +52,7 @@ def write_wheel(folder: Path, name: str, version: str) -> None:
             wheel.writestr(path, content)
 
 
+@pytest.mark.slow
 def test_it_is_made_once_and_listed(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment has the packages; nothing is fetched twice; `edgedec cache` lists and deletes it."""
     cache = tmp_path / "cache"
@@ -92,6 +93,7 @@ def test_what_another_release_left_is_pruned(tmp_path: Path, monkeypatch: pytest
     assert not old.exists()
 
 
+@pytest.mark.slow
 def test_what_can_not_be_fetched_leaves_nothing(wheels: Path, tmp_path: Path) -> None:
     """The error has pip's last line, and the next attempt starts from nothing."""
     (wheels / "tinyoptimum-2.0-py3-none-any.whl").unlink()

@@ -74,6 +74,7 @@ def extreme_blocks(kind: str, rng: np.random.Generator) -> bytes:
     return blocks.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPORTED_TYPES)
 def test_packed_weights_are_the_files(kind: str, tmp_path: Path) -> None:
     """The weights of random blocks are those that the cpu runtime reads."""
@@ -81,6 +82,7 @@ def test_packed_weights_are_the_files(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(weights(pack_exact(gguf, EMBEDDING)), looked_up(gguf))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPORTED_TYPES)
 def test_random_bytes_keep_their_values(kind: str, tmp_path: Path) -> None:
     """Blocks of random bytes, in which some scales are infinite or NaN, keep their weights."""
@@ -90,6 +92,7 @@ def test_random_bytes_keep_their_values(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(weights(pack_exact(gguf, EMBEDDING)), looked_up(gguf))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [name for name in EXPORTED_TYPES if name.startswith("Q")])
 def test_scales_and_minimums_of_any_size_keep_their_values(kind: str, tmp_path: Path) -> None:
     """Weights stay equal where minimums are far from scales, and no zero point is near."""
@@ -185,6 +188,7 @@ def random_inputs() -> F32:
     return np.random.default_rng(4).standard_normal((1, 5, N_IN)).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPORTED_TYPES)
 def test_graphs_compute_with_the_files_weights(nodes: Any, kind: str, tmp_path: Path) -> None:
     """Looked-up rows equal the weights; products in float32 are numpy's up to the order of additions."""

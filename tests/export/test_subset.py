@@ -34,6 +34,7 @@ def logits(runtime: Runtime, path: Path, layers: LayerSet | None = None) -> Bits
         return bits(model.session(64).forward(TOKENS, n_past=0, layers=layers, rows="all").logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNIFORM)
 def test_logits_equal_those_with_the_layers_left_out(tmp_path: Path, name: str) -> None:
     """Logits are equal bit for bit on the cpu runtime, for every architecture and several types; llama.cpp agrees."""
@@ -231,6 +232,7 @@ def test_cancelling_from_another_thread_ends_the_copy(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["whole.gguf"]
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_real_models_subset_equals_skipping(tmp_path: Path) -> None:
     """With 20 of the 30 layers of the 135M model, the logits of 24 rows have the same bits."""

@@ -55,6 +55,7 @@ def make_file(out: Path) -> None:
         part.write_bytes(b"y")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "make"), [(FOLDER, make_folder), (FILE, make_file)], ids=["folder", "file"])
 def test_what_a_killed_one_left_goes_with_the_next(
     code: str, make: object, tmp_path: Path, caplog: pytest.LogCaptureFixture

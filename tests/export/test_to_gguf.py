@@ -52,6 +52,7 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("floats") / "floats.gguf", Tiny())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "expected", "bound"), [("q4_k_m", {"Q4_K", "Q6_K"}, 0.4), ("Q8_0", {"Q8_0"}, 0.06)])
 def test_types_are_named_as_users_know_them(
     tmp_path: Path, floats: Path, name: str, expected: set[str], bound: float
@@ -69,6 +70,7 @@ def test_types_are_named_as_users_know_them(
     assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
 
 
+@pytest.mark.slow
 def test_quantized_matrices_are_quantized_again_only_when_allowed(tmp_path: Path) -> None:
     """The refusal names a tensor and its type; if allowed, the quantizer takes them."""
     path = write_tiny(tmp_path / "q.gguf", Tiny(types=("Q8_0",)))
@@ -77,6 +79,7 @@ def test_quantized_matrices_are_quantized_again_only_when_allowed(tmp_path: Path
     assert types_of(requantize(path, tmp_path / "m.gguf", "Q4_0", allow_requantize=True)) == {"Q4_0", "Q6_K"}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused_before_anything_runs(
     tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +96,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(
     assert set(TYPES) <= set(FILE_TYPE_NAMES.values())
 
 
+@pytest.mark.slow
 def test_what_the_quantizer_says_is_in_the_error(tmp_path: Path, floats: Path) -> None:
     """An unknown model fails with the quantizer's reason and leaves no files."""
     damaged = tmp_path / "m.gguf"
@@ -114,6 +118,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
 posix = pytest.mark.skipif(os.name != "posix", reason="a shell script stands for the interpreter")
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
     ("code", "error", "reason"),
@@ -133,6 +138,7 @@ def test_an_end_of_the_quantizer_is_an_error_here(
     assert not list(tmp_path.glob("m.gguf*"))
 
 
+@pytest.mark.slow
 @posix
 def test_a_full_disk_is_named(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the quantizer fails and almost no space is free, the error names the disk."""
@@ -142,6 +148,7 @@ def test_a_full_disk_is_named(tmp_path: Path, floats: Path, monkeypatch: pytest.
         requantize(floats, tmp_path / "m.gguf", "Q8_0")
 
 
+@pytest.mark.slow
 @posix
 def test_cancelling_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the error is raised, the quantizer has ended and its file is gone."""
@@ -161,6 +168,7 @@ def test_cancelling_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: 
     assert not list(tmp_path.glob("m.gguf*"))
 
 
+@pytest.mark.slow
 @posix
 def test_ctrl_c_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C reaches this process only, which ends the quantizer and cleans up."""
@@ -180,6 +188,7 @@ def test_ctrl_c_ends_the_process(tmp_path: Path, floats: Path, monkeypatch: pyte
     assert not list(tmp_path.glob("m.gguf*"))
 
 
+@pytest.mark.slow
 def test_steps_follow_each_other(tmp_path: Path) -> None:
     """One call takes a checkpoint, keeps layers and converts to a type of llama.cpp; no files between are left."""
     write_checkpoint(tmp_path / "hf", TinyHF(n_layer=4, n_embd=256, n_ff=256, head_dim=64, dtype="BF16"))

@@ -62,6 +62,7 @@ def test_floats_are_the_references(tmp_path: Path, architecture: Literal["llama"
     assert distance(graph.forward(TOKENS, 0)[0], logits(Reference(), path, "f32")) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTED)
 def test_every_architecture_is_the_references(tmp_path: Path, name: str) -> None:
     """Logits are the reference's, up to float32's rounding.
@@ -75,6 +76,7 @@ def test_every_architecture_is_the_references(tmp_path: Path, name: str) -> None
     assert distance(graph.forward(TOKENS, 0)[0], logits(Reference(), path, "f32")) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "gemma3"])
 @pytest.mark.parametrize("types", [EXPORTED_TYPES[:6], EXPORTED_TYPES[6:]])
 def test_every_type_is_the_cpu_runtimes(tmp_path: Path, name: str, types: tuple[str, ...]) -> None:
@@ -84,6 +86,7 @@ def test_every_type_is_the_cpu_runtimes(tmp_path: Path, name: str, types: tuple[
     assert distance(graph.forward(TOKENS, 0)[0], logits(Cpu(), path)) < INT8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quant", ["balanced", "small"])
 def test_rounded_weights_stay_close(tmp_path: Path, quant: str) -> None:
     """Even random weights, the hardest to round, stay close; the manifest names each method; small is smaller."""
@@ -172,6 +175,7 @@ def test_only_the_rows_asked_for_have_logits(exported: Path) -> None:
     assert ExportedGraph(exported).forward(TOKENS, 0, rows=[])[0].shape == (0, 260)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_int8_keys_and_values_stay_close(tmp_path: Path, name: str) -> None:
     """It holds in one forward, in parts and behind skipped halves; buffers are a quarter as large."""

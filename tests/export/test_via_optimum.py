@@ -142,6 +142,7 @@ def test_a_checkpoint_is_exported_and_runs(checkpoint: Path, stand_in: Path, tmp
         assert model.card.n_ctx_train == N_CTX
 
 
+@pytest.mark.slow
 def test_the_command_exports_and_runs(
     checkpoint: Path, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +159,7 @@ def test_the_command_exports_and_runs(
     run_here("export", checkpoint, "--via", "optimum").failed(RequestError.exit_code, "--force")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
@@ -176,6 +178,7 @@ def test_what_fails_is_said_and_leaves_nothing(
     assert names(tmp_path) == ["Tiny Counter"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "said"),
     [({"vocab_size": None}, "has None as n_vocab"), ({"vocab_size": 300}, "has 264 logits, but config.json says 300")],

@@ -295,6 +295,7 @@ def test_experts_in_groups(llama: GGUF) -> None:
             require_consistent(renamed(llama, "deepseek2", **experts, expert_group_count=n_groups))
 
 
+@pytest.mark.slow
 def test_the_runtime_asks_first(tmp_path: Path) -> None:
     """Each way into the llamacpp runtime checks before llama.cpp gets the file, which would refuse this one, too."""
     path = write_gguf(tmp_path / "parts.gguf", *tiny_text_model())
@@ -313,6 +314,7 @@ def test_real_models_are_accepted(name: str) -> None:
     require_consistent(read_gguf(real_model(name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, tiny in ARCHITECTURES.items() if tiny.n_expert])
 def test_experts(tmp_path: Path, name: str) -> None:
     """A sound mixture of experts is taken; another number, width or place of experts than the metadata's is not."""
@@ -330,6 +332,7 @@ def test_experts(tmp_path: Path, name: str) -> None:
         require_consistent(changed(gguf, {f"{architecture}.expert_used_count": n + 1}))
 
 
+@pytest.mark.slow
 def test_short_convolutions(tmp_path: Path) -> None:
     """Kernels of one column, on which llama.cpp ends the process, and kernels that are no floats of 32 bits."""
     lfm2 = read_gguf(write_tiny(tmp_path / "m.gguf", ARCHITECTURES["lfm2"]))

@@ -5,7 +5,6 @@ import ctypes
 import hashlib
 import importlib.util
 import os
-import time
 import tracemalloc
 from collections.abc import Iterator
 from io import BytesIO
@@ -14,6 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
+from support.bounded_work import at_most_lines
 from support.gguf_writer import Claims, RawTensor, Typed, build_gguf, tiny_text_model, write_gguf
 from support.real_models import real_model
 
@@ -127,6 +127,7 @@ def test_the_header_hash_is_that_of_the_header_bytes(tmp_path: Path) -> None:
     assert gguf.header_hash != read_gguf(other_name).header_hash
 
 
+@pytest.mark.slow
 def test_a_header_larger_than_the_first_read_is_whole(tmp_path: Path) -> None:
     """Strings and arrays across the borders of the pieces that are read come back whole."""
     tokens = [f"token {i}" * (i % 50) for i in range(20_000)]
@@ -324,13 +325,10 @@ def test_claims_cost_nothing(tmp_path: Path, n_tensors: int, n_keys: int) -> Non
     """A 100-byte file that claims 2^60 entries is refused at once, without memory for them."""
     path = write_gguf(tmp_path / "m.gguf", {"k": "x" * 60}, (), Claims(n_tensors=n_tensors, n_keys=n_keys))
     tracemalloc.start()
-    start = time.thread_time()
-    with pytest.raises(ModelFormatError):
+    with at_most_lines(1000), pytest.raises(ModelFormatError):
         read_gguf(path)
-    seconds = time.thread_time() - start
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert seconds < 0.5
     assert peak_bytes < 2**20
 
 

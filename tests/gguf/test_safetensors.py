@@ -67,6 +67,7 @@ def test_a_header_longer_than_the_file_is_refused(tmp_path: Path) -> None:
 SOUND = safetensors_bytes({"a": ("F32", [2, 2], bytes(16)), "b": ("BF16", [3], bytes(6))})
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.data())
 def test_fuzzed_headers_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

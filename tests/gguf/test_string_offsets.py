@@ -2,11 +2,14 @@
 
 import struct
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgedec.gguf import string_offsets as gguf_strings
 from edgedec.gguf.string_offsets import string_offsets
+
+pytestmark = pytest.mark.slow
 
 
 def one_by_one(buffer: bytes, start: int, n: int) -> list[int]:

@@ -107,6 +107,7 @@ def test_the_whole_model_agrees_with_itself(model: Model, as_drafts: bool) -> No
     assert score.overlap == pytest.approx(1.0, abs=1e-9)
 
 
+@pytest.mark.slow
 @BOTH_WAYS
 def test_a_shared_beginning_changes_no_score(model: Model, as_drafts: bool) -> None:
     """Going on from the states before the first difference gives what the whole way gives, for less."""

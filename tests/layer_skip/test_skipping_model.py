@@ -82,6 +82,7 @@ def texts(engine: edgedec.Engine) -> dict[str, tuple[int, ...]]:
 # The text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [None, "suffix+recycling", "auto"])
 def test_the_text_is_that_of_forwards_by_hand(path: Path, model: Model, tmp_path: Path, draft: str | None) -> None:
     """Greedy and with a seed, with drafts and without; it is not the whole model's."""
@@ -145,6 +146,7 @@ def test_it_says_that_it_is_lossy(path: Path, tmp_path: Path) -> None:
     assert explained.strip() == note
 
 
+@pytest.mark.slow
 def test_a_benchmark_says_so(path: Path, tmp_path: Path) -> None:
     """Drafts are compared with plain decoding of the same layers, and the report names them."""
     prompts = tmp_path / "prompts.jsonl"
@@ -186,6 +188,7 @@ def test_a_tuned_set_is_taken_where_it_reads_as_few_bytes(share: float, taken: b
     assert found.share == (share if taken else 0.76)
 
 
+@pytest.mark.slow
 def test_the_set_that_was_tuned_is_found(path: Path, model: Model, tmp_path: Path) -> None:
     """By the whole model's fingerprint, below the cache folder."""
     layers = without(N_LAYER, [(1, 1), (4, 1), (3, 0)])
@@ -314,6 +317,7 @@ def test_a_saved_session_serves_its_own_layers_only(model: Model) -> None:
         ours.session(N_CTX).load(model.session(N_CTX).save(), 0)
 
 
+@pytest.mark.slow
 def test_the_cost_curve_is_kept_for_its_own_layers(path: Path, tmp_path: Path) -> None:
     """Each set measures its own, and finds it again."""
     for n_curves, skip in ((1, None), (2, SKIP), (2, SKIP), (3, 1.1), (3, None)):
@@ -343,6 +347,7 @@ def test_a_store_without_layers_left_out_is_as_before(model: Model, tmp_path: Pa
 # Other runtimes
 
 
+@pytest.mark.slow
 def test_an_export_leaves_out_layers_too(tmp_path: Path) -> None:
     """Its header has no tensors: shares are counted in weights, and forwards by hand give the same text."""
     pytest.importorskip("onnx")

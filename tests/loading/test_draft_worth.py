@@ -26,6 +26,8 @@ from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec_runtimes.cpu.runtime import Cpu
 
+pytestmark = pytest.mark.slow
+
 FLAT = CostCurve(dict.fromkeys((1, 2, 4, 8, 16), 0.1))
 STEEP = CostCurve({n: 0.1 * n for n in (1, 2, 4, 8, 16)})
 TEXT = "the cat sat on the mat, the dog sat on the log, "

@@ -67,6 +67,7 @@ def test_a_runtime_that_fails_to_judge_is_passed_over(tmp_path: Path, monkeypatc
     assert str(refused.value).endswith(f"broken: {reason}; unready: {unready}")
 
 
+@pytest.mark.slow
 def test_without_llama_cpp_the_refusal_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that only llama.cpp runs is refused, where that is not installed, with what to install."""
     metadata, tensors = tiny_text_model()
@@ -78,6 +79,7 @@ def test_without_llama_cpp_the_refusal_names_the_extra(tmp_path: Path, monkeypat
         choosing.choose_runtime(model, "auto")
 
 
+@pytest.mark.slow
 def test_a_load_parses_the_header_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choosing a runtime, planning and loading share one header, which is freed when the model is open."""
     model, parsed = tiny_llama(tmp_path / "m.gguf"), []

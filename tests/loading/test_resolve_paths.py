@@ -16,6 +16,7 @@ from edgedec.resolver import ResolveOptions
 OFFLINE = ResolveOptions(offline=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_folder_that_may_not_be_looked_into(tmp_path: Path) -> None:
     """A model there is a StorageError that names it, not one that does not exist; without a folder it is the latter."""

@@ -52,6 +52,7 @@ def alike(factor: float, measured: Measured = CPU) -> Measured:
     return replace(measured, seconds=seconds, prompt_s=factor * measured.prompt_s)
 
 
+@pytest.mark.slow
 def test_the_faster_one_is_taken_and_remembered(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One comparison per model and options; a lookup that may not measure sees its outcome."""
     options = LoadOptions(cache_dir=tmp_path / "cache")
@@ -72,6 +73,7 @@ def test_the_faster_one_is_taken_and_remembered(model: Path, tmp_path: Path, mon
     assert choosing.choose_runtime(model, "auto", replace(options, n_gpu_layers=-1)).runtime.name == "cpu"
 
 
+@pytest.mark.slow
 def test_drafts_prompts_and_memory_count_not_a_single_token_alone(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +87,7 @@ def test_drafts_prompts_and_memory_count_not_a_single_token_alone(
     )
 
 
+@pytest.mark.slow
 def test_the_choice_does_not_depend_on_the_drafting(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +117,7 @@ def test_the_choice_does_not_depend_on_the_drafting(
     assert choosing.choose_runtime(model, "auto", LoadOptions(cache_dir=cache, max_rows=1)).runtime.name == "llamacpp"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "reason"),
     [
@@ -195,6 +199,7 @@ def test_the_probe_for_equal_bits_is_made_where_the_choice_depends_on_it(
         assert found.n_bytes is not None
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize(("n_threads", "n_exact"), [(1, 8), (2, 1)])
 def test_rows_count_where_they_are_bit_equal_in_contexts_of_the_usual_length(
@@ -207,6 +212,7 @@ def test_rows_count_where_they_are_bit_equal_in_contexts_of_the_usual_length(
     assert found.n_exact == n_exact
 
 
+@pytest.mark.slow
 def test_a_real_comparison_tells_both_figures(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics say what was found, when there is time for both; a second load finds it in the cache."""
     pytest.importorskip("llama_cpp")
@@ -229,6 +235,7 @@ def test_a_real_comparison_tells_both_figures(model: Path, tmp_path: Path, monke
         assert engine.generate("a", max_tokens=2).stats.runtime_reason == ""
 
 
+@pytest.mark.slow
 def test_damage_in_the_cache_is_measured_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that lies there ends a load."""
     options = LoadOptions(cache_dir=tmp_path / "cache")
@@ -249,6 +256,7 @@ def test_damage_in_the_cache_is_measured_again(model: Path, tmp_path: Path, monk
     assert measured == ["cpu", "llamacpp"] * (1 + len(damages))
 
 
+@pytest.mark.slow
 def test_a_cancelled_load_ends_the_comparison(model: Path, tmp_path: Path) -> None:
     """Ctrl-C while runtimes are compared is not taken for a slow runtime."""
     token = CancelToken()

@@ -105,6 +105,7 @@ def test_the_command_line_says_what_was_used(tiny_path: Path) -> None:
     assert re.search(r"model: [1-9]\d* tokens drafted while the target verified, [1-9]\d* used", found.err)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.usefixtures("patient")
 def test_a_real_model_drafts_for_itself() -> None:

@@ -12,6 +12,7 @@ MB = 1_000_000
 REFUSED = 50
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.model,
     pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory"),
 ]

@@ -19,6 +19,7 @@ from own_cgroup import own_cgroup
 MB = 1_000_000
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.model,
     pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's"),
 ]

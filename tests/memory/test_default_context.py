@@ -63,6 +63,7 @@ def test_a_long_prompt_is_taken_without_an_option(trained: Path) -> None:
         assert model.generate(prompt, max_tokens=4, temperature=0).token_ids == found.token_ids
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_too_long_names_the_option_and_a_number(tmp_path: Path) -> None:
     """With that number, the prompt fits with an answer of 512 tokens."""
     path = tiny_llama(tmp_path / "short.gguf", n_ctx_train=256)

@@ -117,6 +117,7 @@ def test_the_servers_gauges_count_them(holder: "subprocess.Popen[bytes]") -> Non
     assert max(peak, resident + 100 * MB) <= found["edgedec_peak_resident_bytes"]
 
 
+@pytest.mark.slow
 @ON_LINUX
 def test_a_model_in_a_child_names_its_process(tmp_path: Path) -> None:
     """A model around it passes the number on; a closed model has no process."""

@@ -9,6 +9,7 @@ import pytest
 from support.command_line import run_process
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.model,
     pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory"),
 ]

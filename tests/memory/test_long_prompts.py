@@ -20,6 +20,7 @@ except SystemExit as ended:
 """
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.model,
     pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory"),
 ]

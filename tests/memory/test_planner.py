@@ -139,6 +139,7 @@ def test_a_context_beyond_4096_tokens_is_given_up_first(tmp_path: Path) -> None:
     assert {one.setting.options.n_ctx for one in plan_settings(choice, asked, share(737))} == {16384}
 
 
+@pytest.mark.slow
 def test_rows_that_were_asked_for_by_name_are_not_given_up(choice: Choice) -> None:
     """Nor with drafting. Drafts are cut to 15 before weights are read as needed, and to 3 before there are none."""
     found = planned(choice, 530, WISHES_KEPT)
@@ -389,6 +390,7 @@ def test_where_held_memory_is_not_told_the_most_that_was_held_counts(monkeypatch
     assert base_bytes() == 70 * MB
 
 
+@pytest.mark.slow
 def test_an_engine_within_a_cap_says_what_it_gave_up(tmp_path: Path) -> None:
     """load(memory=...) makes the context shorter, keeps the text, and counts against the next model."""
     path = tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=4096)

@@ -23,7 +23,7 @@ NARROW_MB = 160
 VOCABULARY, LARGE_VOCABULARY_MB = 150_000, 230
 ASKED = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 24, "temperature": 0}
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory")]
 
 
 @contextmanager

@@ -33,6 +33,8 @@ from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference
 
+pytestmark = pytest.mark.slow
+
 N_TOKENS = 150
 PROMPT = (1, *byte_ids("the cat sat on the mat, the dog sat on the log, the cat sat on "))
 ORDER = ["the suffix store", "the table of recycling", "the table of trigram", "the table of stand"]

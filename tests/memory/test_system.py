@@ -180,6 +180,7 @@ def test_a_reader_sees_what_the_file_says_now(tree: Tree) -> None:
     assert (read(), waited()) == (21 * page, 12.34)
 
 
+@pytest.mark.slow
 @ON_LINUX
 def test_readers_close_their_files(tree: Tree) -> None:
     """No file stays open when its reader is gone."""
@@ -219,6 +220,7 @@ print(json.dumps([before, after, peak, quick, read()]))
 """
 
 
+@pytest.mark.slow
 @ON_LINUX
 def test_of_this_machine() -> None:
     """A process that does nothing else sees memory that it takes, and that it gives back when the memory is freed."""
@@ -379,6 +381,7 @@ print(libc.mallinfo2().field_4 - before >= 8 << 20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the heap of glibc 2.33 and later")
 @pytest.mark.parametrize(("begin", "mapped"), [("", False), ("keep_heap_small()", True)])
 def test_a_large_block_goes_back_to_the_system_when_it_is_freed(begin: str, mapped: bool) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from edgedec.memory.watch import Shedder, Watch, shortage
 
+pytestmark = pytest.mark.slow
+
 # In a process of its own: here freed memory of other tests would be used first.
 _SHEDS = """
 import json

@@ -31,6 +31,7 @@ def plain_reranked(table: Table, ahead: LookAhead) -> Ids:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("ahead", [LookAhead(1.2, 3, 3), LookAhead(0.0, 2, 5), LookAhead(1.9, 4, 2)])
 def test_reranked_texts_are_those_of_look_aheads_one_by_one(seed: int, ahead: LookAhead) -> None:
@@ -44,6 +45,7 @@ def test_reranked_texts_are_those_of_look_aheads_one_by_one(seed: int, ahead: Lo
     assert not branches.held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("ahead", [LookAhead(math.inf), LookAhead(0.0, n_candidates=1)])
 def test_without_look_aheads_it_is_greedy(seed: int, ahead: LookAhead) -> None:

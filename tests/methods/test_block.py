@@ -7,6 +7,7 @@ from support.rule_checks import EVERY_RULE, RULES_OF_CHAINS, Check, block_length
 from edgedec.verification.rules import find_rule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [*EVERY_RULE, *RULES_OF_CHAINS])
 def test_the_rule_keeps_its_promises(check: Check) -> None:
     """What holds for every rule, and for those of its kind."""

@@ -29,6 +29,7 @@ def plain_cautious(table: Table, seed: int, caution: Caution) -> Ids:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_cautious_texts_are_those_of_trials_one_by_one(seed: int) -> None:
     """Forked trials in common forwards choose what trials one after another choose."""
@@ -40,6 +41,7 @@ def test_cautious_texts_are_those_of_trials_one_by_one(seed: int) -> None:
     assert not branches.held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("caution", [Caution(1), Caution(5, low=50.0, high=60.0)])
 def test_without_trials_it_is_plain_sampling(seed: int, caution: Caution) -> None:

@@ -18,6 +18,8 @@ from edgedec.noise import Noise
 from edgedec.sampling import Place, SamplingParams
 from edgedec_methods.constrained import Weighted, constrained
 
+pytestmark = pytest.mark.slow
+
 N_VOCAB, LENGTH = 4, 4
 TABLE = random_table(8, n_vocab=N_VOCAB, length=LENGTH, spread=1.2)
 # After 1 the grammar hardly leaves what the model wants, after 2 and 3 it does; (2, 2) leads nowhere.

@@ -66,6 +66,7 @@ def test_a_beam_is_verified_exactly(n_vocab: int, depth: int, width: int) -> Non
     assert check_exact("recursive", beam_drawings(beams(q, n_vocab, depth, width), q), target, n_vocab, depth + 1) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_vocab", "depth", "width"), BEAMS)
 def test_beams_come_as_often_as_they_should(n_vocab: int, depth: int, width: int) -> None:
     """Over 3,000 seeds each beam comes as often as its probability says (chi-square), a level an evaluation."""

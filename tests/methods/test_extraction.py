@@ -17,6 +17,8 @@ from edgedec.progress import CancelToken
 from edgedec_methods.extraction import question_text
 from edgedec_methods.spans import starts_of
 
+pytestmark = pytest.mark.slow
+
 PASSAGE = (
     "The café at the tower opened in 1889. It was named after Gustave Eiffel, whose company built it — for a fair."
 )

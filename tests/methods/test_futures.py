@@ -57,6 +57,7 @@ def law_now(futures: Futures) -> dict[Ids, float]:
     return found
 
 
+@pytest.mark.slow
 def test_the_law_nears_the_models_own_text_by_text() -> None:
     """KL to the law of the model's texts that keep to the grammar falls, and is 0 once every text was written."""
     futures, seen, kl = Futures(), set[Ids](), [divergence(law_now(Futures()), LAW)]

@@ -53,6 +53,7 @@ def test_the_turn_after_an_answer() -> None:
     assert (log_odds(0.0), log_odds(1.0)) == (-30.0, 30.0)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_judging_texts_again_is_judging_them_in_their_forks(engine: edgedec.Engine) -> None:
     """The chances of whole texts equal those that a fork of each unfinished text gives: the same bits."""

@@ -10,12 +10,14 @@ from edgedec.sampling import Distribution
 from edgedec.verification.rules import find_rule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [*EVERY_RULE, *RULES_OF_PATHS])
 def test_the_rule_keeps_its_promises(check: Check) -> None:
     """What holds for every rule, and for those of its kind."""
     check("kseq")
 
 
+@pytest.mark.slow
 def test_kseq_accepts_as_its_equation_says() -> None:
     """rho solves 1 - (1 - b)^k = rho b; one stands at least that often, and no oftener than one could."""
     target, q = models(43, 4, 2)

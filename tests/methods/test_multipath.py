@@ -7,12 +7,14 @@ from support.rule_checks import EVERY_RULE, RULES_OF_PATHS, Check, block_length,
 from edgedec.verification.rules import find_rule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [*EVERY_RULE, *RULES_OF_PATHS])
 def test_the_rule_keeps_its_promises(check: Check) -> None:
     """What holds for every rule, and for those of its kind."""
     check("multipath")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_choosing_among_paths_accepts_more_than_one_path(seed: int) -> None:
     """On these models; that it is so on all of them is not proven."""

@@ -20,6 +20,8 @@ from edgedec.sessions.outer_session import OuterSession
 from edgedec_methods.padded_steps import PaddedModel, with_padded_steps
 from edgedec_runtimes.reference.runtime import Reference
 
+pytestmark = pytest.mark.slow
+
 N_CTX = 256
 BORDERS = (1, 5)  # the most rows of the first two kernels
 PROMPT = "ab ab ab cab ab ab cab ab "

@@ -16,6 +16,8 @@ from edgedec.sampling import SamplingParams
 from edgedec_methods.particles import filtered, resampled, weights_of
 from edgedec_methods.sampled_steps import Steps, write_steps
 
+pytestmark = pytest.mark.slow
+
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 BOUND = 1e-4
 SCORES = {"": 0.5, "a": 0.9, "b": 0.3, "c": 0.6, "aa": 0.2, "ab": 0.95, "ba": 0.9, "bb": 0.5, "ca": 0.1, "cb": 0.8}

@@ -12,6 +12,8 @@ from edgedec.sampling import SamplingParams, draw
 from edgedec_methods.sampled_steps import Steps
 from edgedec_methods.spec_reason import Grading, spec_reason
 
+pytestmark = pytest.mark.slow
+
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 LENGTH = 6
 GRADING = Grading((2,), (1, 2, 3, 0))  # four digits are enough for a test: grades 0 to 3

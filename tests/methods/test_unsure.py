@@ -146,6 +146,7 @@ def ends(plain: edgedec.Engine) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize(("draft", "n_draft_max"), [("suffix+recycling+stand", 13), ("suffix", 2), ("auto", 15)])
 def test_drafts_do_not_change_where_a_text_ends(
@@ -160,6 +161,7 @@ def test_drafts_do_not_change_where_a_text_ends(
     assert any(result.stats.n_accepted_tokens for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_what_ends_the_text_first_is_the_reason(plain: edgedec.Engine, ends: list[Any]) -> None:
     """max_tokens or a stop string before the unsure token end the text for their own reason, without a chance."""

@@ -64,6 +64,7 @@ def same_header(path: Path, model: Path) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_url_costs_the_header(server: StubServer, model: Path, data: bytes, tmp_path: Path, root: Path) -> None:
     """From a URL come the bytes of the header, rounded up; nothing is stored in the cache."""
     served = server.add("/a/tiny.gguf", data)
@@ -74,6 +75,7 @@ def test_url_costs_the_header(server: StubServer, model: Path, data: bytes, tmp_
     assert not root.exists()
 
 
+@pytest.mark.slow
 def test_hub_costs_the_header(server: StubServer, model: Path, data: bytes, tmp_path: Path) -> None:
     """From a hub come the listing and the header, with the token."""
     add_repository(server, "someone/tiny-GGUF", {"tiny-Q8_0.gguf": data, "README.md": b"# tiny"})
@@ -83,6 +85,7 @@ def test_hub_costs_the_header(server: StubServer, model: Path, data: bytes, tmp_
     assert all(seen["Authorization"] == "Bearer hf_test" for seen in server.requests_of("/tiny-Q8_0.gguf"))
 
 
+@pytest.mark.slow
 def test_wheel_costs_the_header(
     server: StubServer, model: Path, data: bytes, tmp_path: Path, catalogue: Catalogue
 ) -> None:
@@ -99,6 +102,7 @@ def test_wheel_costs_the_header(
     assert second == 0
 
 
+@pytest.mark.slow
 def test_model_on_this_machine_needs_no_request(server: StubServer, model: Path, tmp_path: Path) -> None:
     """A path is returned as it is; nothing is asked."""
     assert model_or_stand_in(str(model), OPTIONS, tmp_path) == model
@@ -124,6 +128,7 @@ def test_server_without_ranges_is_noticed(server: StubServer, data: bytes, tmp_p
     assert len(server.seen) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content_range", ["", "bytes 5-9/100", "bytes 0-9/0", "bytes 0-9/*", "bytes 0-99/" + "9" * 30, "bytes 0-9/10"]
 )
@@ -183,6 +188,7 @@ def test_plan_is_that_of_the_whole_file(server: StubServer, model: Path, data: b
     assert served.n_sent < 1_000_000
 
 
+@pytest.mark.slow
 def test_info_is_that_of_the_whole_file(server: StubServer, model: Path, data: bytes) -> None:
     """`edgedec info URL` reads the header where the model is not here, and names no file."""
     served = server.add("/tiny.gguf", data)
@@ -195,6 +201,7 @@ def test_info_is_that_of_the_whole_file(server: StubServer, model: Path, data: b
     assert served.n_sent < 1_000_000
 
 
+@pytest.mark.slow
 def test_plan_names_the_command_where_ranges_are_not_sent(server: StubServer, data: bytes) -> None:
     """Without a terminal nothing is downloaded: the error says how much that would be, and with which command."""
     served = server.add("/tiny.gguf", data)

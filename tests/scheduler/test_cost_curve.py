@@ -253,6 +253,7 @@ def test_where_keeping_is_dear_the_policy_takes_a_chain(monkeypatch: pytest.Monk
         assert list(policy.propose(DecodeStats(), 5, 8).parents) == parents
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 20), st.floats(0.5, 2.0), st.integers(1, 24)), max_size=80))
 def test_a_curve_that_was_looked_at_is_the_same_as_one_that_was_not(steps: list[tuple[int, float, int]]) -> None:
     """What is kept between two steps is never older than the latest step."""

@@ -27,6 +27,8 @@ from edgedec.sequence import Proposals
 from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).with_suffix(".json")
 JAGGED = [1, 1.6, 1.7, 1.2, 1.9, 2, 2.1, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.25, 3.5]
 CURVES: Mapping[str, Callable[[int], float]] = {

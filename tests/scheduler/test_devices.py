@@ -9,6 +9,8 @@ from edgedec.draft import Draft, DraftCost, DrafterNeeds, Floor
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 
+pytestmark = pytest.mark.slow
+
 N_TOKENS = 4000
 
 

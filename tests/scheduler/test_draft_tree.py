@@ -34,6 +34,7 @@ def by_text(tree: DraftTree) -> dict[tuple[int, ...], float]:
     return dict(zip(texts, tree.paths(), strict=True))
 
 
+@pytest.mark.slow
 @given(trees(), trees(), trees())
 def test_drafts_merge_to_the_same_tree_in_any_order(a: Nodes, b: Nodes, c: Nodes) -> None:
     """Paths and their probabilities do not depend on which drafter came first."""
@@ -117,6 +118,7 @@ def test_the_plain_step_wins_where_nothing_pays() -> None:
     assert best_part([], range(0), [2.0].__getitem__, 5, 0.0) == ([], 0.5)
 
 
+@pytest.mark.slow
 @given(trees())
 def test_a_chain_is_one_and_takes_the_best_child_each_time(nodes: Nodes) -> None:
     """For a runtime without trees: from the root on, no sibling of a chain's node is more probable."""

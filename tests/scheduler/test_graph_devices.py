@@ -24,7 +24,7 @@ from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec_apps.bench.prompts import prepare, read_prompts
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 # Milliseconds of a forward: a plain step after a plain step, a single row after others, and other numbers of rows.
 H100_STREAK, H100_ONE = 2.0, 3.0

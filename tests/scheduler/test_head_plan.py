@@ -71,6 +71,7 @@ def test_the_chain_ends_where_the_next_token_is_not_expected_to_pay() -> None:
     assert plan.least_path == pytest.approx((0.05 + 0.25) * gain / 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_s", [0.0, 2.0])
 def test_a_head_that_is_sure_now_and_then_is_asked_at_every_step(first_s: float, clock: Clock) -> None:
     """Its mean acceptance would not pay for a node; a first call that takes forty times as long changes nothing."""

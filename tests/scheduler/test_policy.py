@@ -50,6 +50,7 @@ def simulated(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says", [None, 0.9, 0.1])
 @pytest.mark.parametrize("p", [0.02, 0.2, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("name", CURVES)
@@ -73,6 +74,7 @@ def test_where_rows_cost_their_full_price_next_to_nothing_is_verified(clock: Clo
     assert policy.explain()[0].startswith(f"drafted in {tried} of ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.6, 0.9])
 @pytest.mark.parametrize("seen", [(1,), (1, 2), (1, 2, 4, 8, 16)])
 def test_a_curve_measured_at_a_bad_moment_is_put_right(seen: Sequence[int], p: float, clock: Clock) -> None:
@@ -84,6 +86,7 @@ def test_a_curve_measured_at_a_bad_moment_is_put_right(seen: Sequence[int], p: f
         assert any(run.drafted[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("seen", [(1,), (1, 2), (1, 2, 4, 8, 16)])
 def test_putting_a_curve_right_costs_little_where_it_is_right(seen: Sequence[int], p: float, clock: Clock) -> None:
@@ -106,6 +109,7 @@ def test_a_disturbed_trial_is_not_the_last(late_s: float, clock: Clock) -> None:
     assert sum(map(bool, run.drafted[-100:])) >= 95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_drafts_end_where_they_stop_to_pay_whatever_the_machine_does(factor: float, clock: Clock) -> None:
     """The machine throttles while drafts of all lengths are made, then none is right any more."""
@@ -131,6 +135,7 @@ def test_drafts_end_where_they_stop_to_pay_whatever_the_machine_does(factor: flo
     assert sum(map(bool, run.drafted[-4000:])) < 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.1, 0.2, 0.3, 0.5])
 def test_long_contexts_where_rows_cost_more_than_at_load_do_not_mislead(p: float, clock: Clock) -> None:
     """Plain steps are timed again now and then: a curve that is wrong for them would never be put right."""
@@ -143,6 +148,7 @@ def test_long_contexts_where_rows_cost_more_than_at_load_do_not_mislead(p: float
     assert run.rate >= 0.98 / now(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level_s", [0.001, 0.003, 0.006])
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("name", ["jagged", "flat"])
@@ -312,6 +318,7 @@ def test_never_more_nodes_than_there_is_room_for(n_max: int) -> None:
         policy.explain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("always", [False, True])
 def test_the_text_is_the_same_with_any_drafters(seed: int, always: bool) -> None:

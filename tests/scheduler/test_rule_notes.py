@@ -56,6 +56,7 @@ def test_what_drafts_nothing_says_so(tmp_path: Path) -> None:
         assert nothing in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "shape"), [("kseq", "beam:2"), ("coupled", "paths:2"), ("block", "grow")])
 def test_a_shape_that_does_not_fit_the_rule_says_so(
     rule: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,8 @@ from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
 from edgedec.verification.coupled import verify_coupled
 
+pytestmark = pytest.mark.slow
+
 Seconds = Callable[[int], float]
 MEASURED = (1, 2, 4, 8, 16, 32, 64)
 

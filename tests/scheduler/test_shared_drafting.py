@@ -4,6 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import edgedec
 
 TEXT = "abcabcabcabc"
@@ -26,6 +28,7 @@ def test_a_session_drafts_from_what_another_one_wrote(tiny_path: Path) -> None:
         assert [list(output) for output in store.outputs] == [list(found.token_ids)] * 2
 
 
+@pytest.mark.slow
 def test_texts_in_threads_have_their_texts_and_no_drafter_fails(tiny_path: Path) -> None:
     """Four threads draft from the same store and tables: each text is the plain one, and no drafter is dropped."""
     prompts = [f"{TEXT}{i % 5}" for i in range(24)]

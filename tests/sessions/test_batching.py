@@ -61,9 +61,27 @@ class Counted:
         return self._model.forward(items)
 
 
-def batcher(model: Any) -> Batcher:
+class Watched(Batcher):
+    """A batcher that knows how many of the sessions that it opened wait for something, for a forward that runs too."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.opened: list[BatchedSession] = []
+
+    def session(self, n_ctx: int) -> BatchedSession:
+        """Open a session."""
+        self.opened.append(super().session(n_ctx))
+        return self.opened[-1]
+
+    @property
+    def n_waiting(self) -> int:
+        """How many of the sessions wait."""
+        return sum(session.ticket is not None for session in self.opened)
+
+
+def batcher(model: Any) -> Watched:
     """Return a batcher of a model."""
-    return Batcher(model)
+    return Watched(model)
 
 
 def prompt(seed: int, n: int) -> Ids:
@@ -136,7 +154,7 @@ def test_a_forward_waits_for_those_that_are_due(model: Model) -> None:
         first = pool.submit(calls[0])
         assert counted.inside.wait(30)
         others = [pool.submit(call) for call in calls[1:]]
-        while len(shared._waiting) < 3:
+        while shared.n_waiting < 3:
             threading.Event().wait(0.001)
         counted.gate.set()
         results = [future.result(30) for future in (first, *others)]
@@ -168,7 +186,7 @@ def test_a_refused_item_does_not_hurt_the_others(model: Model) -> None:
             pool.submit(bad.forward, np.array([1 << 30], np.int32), n_past=0),
             pool.submit(full.forward, prompt(1, 9), n_past=0),
         ]
-        while len(shared._waiting) < 4:
+        while shared.n_waiting < 4:
             threading.Event().wait(0.001)
         counted.gate.set()
         first.result(30)
@@ -199,7 +217,7 @@ def test_one_that_does_not_come_is_waited_for_once(model: Model) -> None:
         assert shared.n_due == 1
         slow.forward(prompt(1, 4), n_past=0)
         assert shared.n_due >= 1
-        assert slow in shared._due
+        assert shared.piece_rows(quick) == PIECE_ROWS  # as the slow one is due
     assert shared.n_due == 0
 
 
@@ -213,7 +231,7 @@ def test_cancelling_what_waits(model: Model) -> None:
         first = pool.submit(running.forward, prompt(1, 4), n_past=0)
         assert counted.inside.wait(30)
         second = pool.submit(waiting.forward, prompt(1, 4), n_past=0)
-        while len(shared._waiting) < 2:
+        while shared.n_waiting < 2:
             threading.Event().wait(0.001)
         waiting.cancel()
         with pytest.raises(CancelledError):
@@ -252,9 +270,9 @@ def test_trees_forks_and_saved_caches_go_through(model: Model) -> None:
     assert all(np.array_equal(rows[0], row) for row in rows)
 
 
-def wait_for(shared: Batcher, n: int) -> None:
+def wait_for(shared: Watched, n: int) -> None:
     """Wait until so many forwards are asked for."""
-    while len(shared._waiting) < n:
+    while shared.n_waiting < n:
         threading.Event().wait(0.001)
 
 
@@ -307,7 +325,7 @@ def test_one_that_is_interrupted_while_it_waits_leaves_the_queue(model: Model) -
         counted.gate.set()
         first.result(30)
         assert np.array_equal(later.result(30).logits[0], alone(model, prompt(2, 4), 1)[0])
-    assert (waiting.n_cached, waiting.ticket, shared._waiting) == (0, None, [])
+    assert (waiting.n_cached, waiting.ticket, shared.n_waiting) == (0, None, 0)
     assert np.array_equal(waiting.forward(prompt(1, 4), n_past=0).logits[0], alone(model, prompt(1, 4), 1)[0])
 
 
@@ -336,7 +354,7 @@ def test_an_interrupted_forward_begins_again_for_the_others(model: Model) -> Non
         first.result(30)
         assert isinstance(second.exception(30), KeyboardInterrupt)
         assert np.array_equal(third.result(30).logits[0], alone(model, prompt(2, 4), 1)[0])
-    assert (counted.sizes, shared._waiting) == ([1, 2, 1], [])
+    assert (counted.sizes, shared.n_waiting) == ([1, 2, 1], 0)
 
 
 def test_a_tree_that_is_cancelled_while_it_is_shared_can_be_left(model: Model) -> None:
@@ -371,7 +389,7 @@ def test_a_prompt_is_cut_wherever_others_could_wait(model: Model) -> None:
     late, quick, lone = shared.session(N_CTX), shared.session(N_CTX), shared.session(3 * LONE_PIECE_ROWS)
     with late.generating(1), quick.generating(1):
         quick.forward(prompt(1, 4), n_past=0)
-        assert late not in shared._due
+        assert shared.piece_rows(quick) == LONE_PIECE_ROWS  # as the late one is not due
         late.forward(prompt(2, PIECE_ROWS + 1), n_past=0)
     lone.forward(prompt(3, 2 * LONE_PIECE_ROWS), n_past=0)
     assert counted.rows == [4, PIECE_ROWS, 1, LONE_PIECE_ROWS, LONE_PIECE_ROWS]
@@ -475,7 +493,7 @@ def test_a_session_that_drafts_is_waited_for(model: Model) -> None:
     shared = batcher(counted)
     first, second = shared.session(N_CTX), shared.session(N_CTX)
     first.forward(prompt(1, 4), n_past=0)
-    shared._last_s = 1000.0  # a long forward: the next one is waited for long
+    shared.last_s = 1000.0  # a long forward: the next one is waited for long
     log: list[str] = []
     with first.generating(1), second.generating(1), ThreadPoolExecutor(1) as threads:
         result = threads.submit(first.forward, prompt(1, 4), n_past=0)

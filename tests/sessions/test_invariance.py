@@ -163,6 +163,7 @@ def test_what_was_proven_and_is_disproven_later_is_used_no_more() -> None:
     assert model.rows.limit(330) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_past", [256, 300, 511, 512, 5000])
 def test_where_rows_differ_they_are_not_used_in_longer_contexts_either(n_past: int) -> None:
     """Nothing is measured there any more; a shorter context keeps what it has."""

@@ -137,6 +137,7 @@ def slowly(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("entropy", [TAU - 0.1, TAU, TAU + 0.1])
 def test_the_text_is_that_of_the_slow_way(paths: tuple[Path, Path], models: Models, way: str, entropy: float) -> None:
@@ -223,6 +224,7 @@ def kinds(n: int, some: Ids) -> list[tuple[Rows, list[int]]]:
     return [("all", list(range(n))), ("last", [n - 1]), (some, some.tolist())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_every_row_is_the_one_of_its_place(models: Models, seed: int) -> None:
     """Steps, chains that a change of writers cuts, rollbacks and new texts in any order: bit for bit."""
@@ -428,6 +430,7 @@ def test_other_refusals(paths: tuple[Path, Path], models: Models, tmp_path: Path
     run_here("run", paths[LARGE], "abc", "--entropy", "1").failed(40, "--small-model")
 
 
+@pytest.mark.slow
 def test_a_runtime_whose_rows_depend_on_chunks_is_refused(paths: tuple[Path, Path]) -> None:
     """There a text would depend on which model read what in which piece."""
     with pytest.raises(CapabilityError, match="the llamacpp runtime a text depends on how its prompt is cut"):

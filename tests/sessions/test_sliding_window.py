@@ -67,6 +67,7 @@ def ids(rng: np.random.Generator, n: int) -> Ids:
     return rng.integers(1, 250, n).astype(np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_every_row_has_the_bits_of_its_own_window(model: Model, seed: int) -> None:
     """Prompts, steps, drafts, trees and rollbacks in any order."""
@@ -177,6 +178,7 @@ def texts(path: Path, **options: Any) -> list[tuple[int, ...]]:
         return [*(generation.token_ids for generation in found), short.token_ids]
 
 
+@pytest.mark.slow
 def test_a_text_of_many_windows_is_the_same_however_it_is_drafted(path: Path) -> None:
     """Greedy and with a seed; what is cached of the conversation before changes nothing either."""
     plain = texts(path, draft="off")

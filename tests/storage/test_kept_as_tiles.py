@@ -126,6 +126,7 @@ def test_tiles_are_turned_back(kind: GGMLType, n_rows: int) -> None:
     np.testing.assert_array_equal(untiled(kind, tiles, n_cols)[:n_rows], rows)
 
 
+@pytest.mark.slow
 def test_tiles_take_the_place_of_the_file(fetched: Fetched, data: bytes, tmp_path: Path) -> None:
     """After the first load one file is there; header and tensors read as before, and all texts are the same."""
     own = tmp_path / "own.gguf"
@@ -145,6 +146,7 @@ def test_tiles_take_the_place_of_the_file(fetched: Fetched, data: bytes, tmp_pat
     assert resolve(fetched.url, ResolveOptions(fetched.root, offline=True)) == fetched.path
 
 
+@pytest.mark.slow
 def test_the_file_is_made_again(fetched: Fetched, data: bytes) -> None:
     """The GGUF has the bytes that were fetched; with `keep`, tiles do not take its place again."""
     fetched.text()
@@ -159,6 +161,7 @@ def test_the_file_is_made_again(fetched: Fetched, data: bytes) -> None:
     assert is_tiled(fetched.path)
 
 
+@pytest.mark.slow
 def test_a_header_that_was_read_before_stays_valid(fetched: Fetched, data: bytes) -> None:
     """What holds a header of the GGUF reads the same tensors after tiles took its place, and after it is back."""
     before = read_gguf(fetched.path)
@@ -170,6 +173,7 @@ def test_a_header_that_was_read_before_stays_valid(fetched: Fetched, data: bytes
     assert all(tiled.read_tensor_bytes(name) == each for name, each in expected.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["no record", "changed", "own folder", "link", "elsewhere", "a copy uses the tiles"])
 def test_other_files_are_never_touched(
     fetched: Fetched, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
@@ -197,6 +201,7 @@ def test_other_files_are_never_touched(
     assert path.read_bytes() == fetched.path.read_bytes() == data
 
 
+@pytest.mark.slow
 def test_types_that_cannot_be_turned_back_keep_their_file(tmp_path: Path) -> None:
     """A model with a type of look-up grids has its file and its tiles."""
     data = write_tiny(tmp_path / "tiny.gguf", Tiny(types=("IQ4_XS",))).read_bytes()
@@ -206,6 +211,7 @@ def test_types_that_cannot_be_turned_back_keep_their_file(tmp_path: Path) -> Non
     assert [name for name in fetched.files() if name.endswith(".tiles")]
 
 
+@pytest.mark.slow
 def test_a_file_that_tiles_do_not_stand_for_is_kept(tmp_path: Path, data: bytes) -> None:
     """A GGUF with something between its tensors is compared once, and kept for good."""
     path = tmp_path / "odd.gguf"
@@ -221,6 +227,7 @@ def test_a_file_that_tiles_do_not_stand_for_is_kept(tmp_path: Path, data: bytes)
     assert fetched.path.read_bytes() == odd
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["tiles", "verify", "record", "restore"])
 def test_a_kill_loses_nothing(fetched: Fetched, data: bytes, at: str) -> None:
     """Killed while tiles are written, compared, about to take the file's place, or turned back: all is there."""
@@ -235,6 +242,7 @@ def test_a_kill_loses_nothing(fetched: Fetched, data: bytes, at: str) -> None:
     assert fetched.files() == []
 
 
+@pytest.mark.slow
 def test_processes_at_once(fetched: Fetched, data: bytes) -> None:
     """Processes that load the model for the first time at once write the same text; one file is left."""
     command = [sys.executable, "-c", LOAD, str(fetched.path), str(fetched.root), ""]
@@ -248,6 +256,7 @@ def test_processes_at_once(fetched: Fetched, data: bytes) -> None:
     assert fetched.whole() == data
 
 
+@pytest.mark.slow
 def test_a_model_in_use_goes_on(fetched: Fetched, data: bytes) -> None:
     """A model whose file is made again, or deleted, while it is loaded writes on."""
     with fetched.load() as engine:
@@ -258,6 +267,7 @@ def test_a_model_in_use_goes_on(fetched: Fetched, data: bytes) -> None:
         assert engine.generate([1, 2, 3], max_tokens=8, temperature=0).token_ids == first
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_tiles(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room for the file, the error says how much is needed; what is there stays, and nothing beside it."""
     first = fetched.text()
@@ -275,6 +285,7 @@ def test_a_full_disk_keeps_the_tiles(fetched: Fetched, monkeypatch: pytest.Monke
     assert fetched.text() == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["verify", "restore"])
 def test_cancelling_leaves_what_was_there(fetched: Fetched, data: bytes, phase: str) -> None:
     """Cancelled while the tiles are compared, or turned back, the file that was there stays and works."""
@@ -293,6 +304,7 @@ def test_cancelling_leaves_what_was_there(fetched: Fetched, data: bytes, phase: 
     assert fetched.whole() == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["head", "matrix", "header", "end"])
 def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where: str) -> None:
     """A tile file that is all there is of a model is not deleted for damage: `pull --force` fetches the model again."""
@@ -320,6 +332,7 @@ def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where:
     assert fetched.text() == first
 
 
+@pytest.mark.slow
 def test_tiles_that_were_touched_are_read_once(fetched: Fetched) -> None:
     """A tile file with another time is compared with its checksums, and is known again afterwards."""
     first = fetched.text()
@@ -332,6 +345,7 @@ def test_tiles_that_were_touched_are_read_once(fetched: Fetched) -> None:
     assert "verify" not in phases
 
 
+@pytest.mark.slow
 def test_another_layout_is_made_from_the_old_tiles(
     fetched: Fetched, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +360,7 @@ def test_another_layout_is_made_from_the_old_tiles(
     assert fetched.whole() == data
 
 
+@pytest.mark.slow
 def test_pull_compares_what_the_tiles_stand_for(fetched: Fetched, data: bytes) -> None:
     """`pull --force` finds right tiles to be right, and downloads nothing."""
     fetched.text()
@@ -359,6 +374,7 @@ def test_pull_compares_what_the_tiles_stand_for(fetched: Fetched, data: bytes) -
     assert fetched.path.stat().st_ino == before
 
 
+@pytest.mark.slow
 def test_commands_say_what_is_on_the_disk(fetched: Fetched, data: bytes) -> None:
     """`list` has the sum, `pull` says the sizes before it downloads, `--keep-file` makes the file again, `rm` all."""
     fetched.text()
@@ -393,6 +409,7 @@ def test_llamacpp_gets_the_file(fetched: Fetched, data: bytes) -> None:
     assert fetched.path.read_bytes() == data
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_real_model_is_made_again(tmp_path: Path) -> None:
     """SmolLM2 135M, kept as tiles, is made again to the bit."""

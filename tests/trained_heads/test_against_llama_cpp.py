@@ -18,7 +18,10 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacp
 
 from support.llama_head import LlamaHead
 
-pytestmark = pytest.mark.skipif(not LlamaHead.available(), reason="the library has no names as gcc gives them")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not LlamaHead.available(), reason="the library has no names as gcc gives them"),
+]
 
 SIZES: dict[str, Any] = {"n_embd": 64, "n_embd_target": 64, "head_dim": 16, "taps": (2, 3, 4), "n_vocab_target": 260}
 N_TEXT = 8

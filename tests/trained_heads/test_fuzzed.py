@@ -10,6 +10,8 @@ from support.head_mutants import KINDS, mutant, sound_files
 from edgedec.errors import EdgedecError
 from edgedec.trained_heads.load import load_head
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_sound_heads_load(tmp_path: Path) -> None:
     """Else the mutants would be refused for what is wrong with all of them."""

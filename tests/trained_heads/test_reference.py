@@ -10,6 +10,8 @@ from trained_heads.test_checkpoint import KINDS
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.reference import ReferenceHead
 
+pytestmark = pytest.mark.slow
+
 N_TEXT = 9
 
 

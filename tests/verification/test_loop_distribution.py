@@ -89,6 +89,7 @@ def drafters(request: pytest.FixtureRequest, source: DraftModel) -> dict[str, Dr
     return {request.param: made[request.param]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("rule", rule_names())
 def test_every_rule_keeps_the_distribution(
@@ -104,6 +105,7 @@ def test_every_rule_keeps_the_distribution(
     assert 0.05 < found.n_accepted / found.n_drafted < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "shape"),
     [
@@ -131,6 +133,7 @@ def test_trees_of_a_draft_model_keep_the_distribution(
     assert 0.05 < found.n_accepted / found.n_drafted < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("cascade",), ("suffix", "model"), ("plugin", "suffix", "cascade")])
 @pytest.mark.parametrize("rule", ["recursive", "block"])
 def test_several_drafters_keep_the_distribution(
@@ -150,6 +153,7 @@ def test_several_drafters_keep_the_distribution(
     assert 0.05 < found.n_accepted / found.n_drafted < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", rule_names()[1:])
 def test_the_policy_keeps_the_distribution(
     session: Session,
@@ -194,6 +198,7 @@ def accept_always(draft: Draft, q: Sequence[Distribution | None], target: Target
 WRONG = Rule(accept_always)
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_found_out(
     tmp_path: Path,
     session: Session,
@@ -208,6 +213,7 @@ def test_a_wrong_rule_is_found_out(
     assert p_value(found.texts, laws[name]) < BOUND**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["tokenwise", "block"])
 def test_a_drafter_that_chooses_among_what_it_drew_is_found_out(
     session: Session, laws: Mapping[str, Mapping[Text, float]], rule: str
@@ -229,6 +235,7 @@ def test_the_p_value_is_that_of_the_tables() -> None:
     assert p_value({(0,): 60, (1,): 40}, {(0,): 0.5, (1,): 0.5}) == pytest.approx(0.0455, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("rule", ["block"])
 def test_a_real_model_keeps_the_distribution(rule: str) -> None:

@@ -41,6 +41,7 @@ def drawfirst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_plugin(monkeypatch, tmp_path, RULES, "drawfirst", "edgedec_drawfirst:RULE")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawfirst")
 @pytest.mark.parametrize(
     "check",

@@ -21,6 +21,7 @@ from edgedec.sampling import Distribution
 from edgedec.verification.rules import find_rule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [*EVERY_RULE, drawn_and_looked_up_siblings_mix, siblings_from_two_drafters_mix])
 def test_the_rule_keeps_its_promises(check: Check) -> None:
     """What holds for every rule, and for those of its kind."""

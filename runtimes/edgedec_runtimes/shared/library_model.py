@@ -86,6 +86,11 @@ class LibraryModel(Closeable, Generic[H, S]):
         self._sessions.add(session)
         return session
 
+    @property
+    def n_sessions(self) -> int:
+        """How many sessions are open, or closed and not collected yet."""
+        return len(self._sessions)
+
     def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
         """Evaluate rows of several sessions; see edgedec.model.Model."""
         return self.forward_with_progress(items, None)

@@ -236,6 +236,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_json_holds_everything(model: Path, prompts: Path, tmp_path: Path, temperature: str) -> None:
     """--json and --json-out hold the same object: figures by task and over all, noise, curve, machine."""
@@ -261,6 +262,7 @@ def test_json_holds_everything(model: Path, prompts: Path, tmp_path: Path, tempe
     assert {n: 1000 * seconds for n, seconds in curve["curve"].items()} == found["curve"]
 
 
+@pytest.mark.slow
 def test_the_table_goes_to_standard_output(model: Path, prompts: Path) -> None:
     """Without --json there is a line for each task and one for all; warm stores have a heading of their own."""
     result = run_here("bench", model, "--prompts", prompts, "-n", "4", "--warm-store")
@@ -270,6 +272,7 @@ def test_the_table_goes_to_standard_output(model: Path, prompts: Path) -> None:
     assert [line.split()[0] for line in table[:4]] == ["task", "chat", "code", "all"]
 
 
+@pytest.mark.slow
 def test_against_llamacpp(model: Path, prompts: Path) -> None:
     """llama.cpp is measured on the same prompts, with its own prompt lookup where the tokens are greedy."""
     args = ("bench", model, "--prompts", prompts, "-n", "6", "--threads", "1", "--against", "llamacpp", "--json")
@@ -280,6 +283,7 @@ def test_against_llamacpp(model: Path, prompts: Path) -> None:
     assert (found["lookup_tok_s"], found["lookup_reason"]) == (None, "at a temperature it would draw other tokens")
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_what_was_measured(model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the first prompt ends with its figures, which say that they are not all, and exit code 130."""
     n_ways = 3  # with drafts, plainly, and plainly again
@@ -311,6 +315,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress]
     monkeypatch.setattr(CancelToken, "cancel", note)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [

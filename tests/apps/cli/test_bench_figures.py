@@ -205,6 +205,7 @@ def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
         read_prompts(path)
 
 
+@pytest.mark.slow
 def test_prompts_go_through_the_chat_template_where_there_is_one(model: Path, plain_model: Path) -> None:
     """With a template the tokens are those of a user's message, without one those of the text; seeds are fixed."""
     prompts = [BenchPrompt("a", "chat", "abc"), BenchPrompt("b", "chat", "abc")]

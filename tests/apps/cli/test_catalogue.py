@@ -14,6 +14,8 @@ from edgedec_apps.cli.reports import bandwidth
 from edgedec_apps.cli.reports.expectations import of_entry
 from edgedec_models.catalogue import load_catalogue
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 FOUND = {
     "id": "someone/tiny-GGUF",
@@ -26,7 +28,7 @@ FOUND = {
 
 @pytest.fixture(autouse=True)
 def _memory_of_ten_gigabytes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "_measured", lambda _: 1e10)
+    monkeypatch.setattr(bandwidth, "read_memory", lambda _: 1e10)
 
 
 def pulled(*args: str) -> dict[str, dict[str, Any]]:
@@ -117,26 +119,26 @@ def test_info_of_a_reference() -> None:
 def test_the_best_reading_of_memory_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first calls measure, and the best of them is what counts; damaged readings are left out."""
     readings = iter([2e9, 5e9, 3e9, 4e9, 1e9])
-    monkeypatch.setattr(bandwidth, "_measured", lambda _: next(readings))
+    monkeypatch.setattr(bandwidth, "read_memory", lambda _: next(readings))
     assert [bandwidth.memory_bandwidth() for _ in range(7)] == [2e9, *[5e9] * 6]
     some: list[object] = [[5, "x", None, -1, 1e300], "x", {}]
     for damaged in some:
         monkeypatch.setattr(probe_cache, "get", lambda *_, kept=damaged: kept)
-        monkeypatch.setattr(bandwidth, "_measured", lambda _: 4.0)
+        monkeypatch.setattr(bandwidth, "read_memory", lambda _: 4.0)
         assert bandwidth.memory_bandwidth() == (5.0 if isinstance(damaged, list) else 4.0)
     monkeypatch.setattr(probe_cache, "get", lambda *_: None)
-    monkeypatch.setattr(bandwidth, "_measured", lambda _: None)
+    monkeypatch.setattr(bandwidth, "read_memory", lambda _: None)
     assert bandwidth.memory_bandwidth() is None
 
 
 def test_the_bandwidth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """By our library, where there is memory for it."""
     monkeypatch.undo()
-    found = bandwidth._measured(1)
+    found = bandwidth.read_memory(1)
     assert found is not None
     assert found > 1e8
     monkeypatch.setattr(bandwidth, "available_bytes", lambda: 1_000_000)
-    assert bandwidth._measured(1) is None
+    assert bandwidth.read_memory(1) is None
 
 
 def test_an_unknown_name_says_how_to_search() -> None:

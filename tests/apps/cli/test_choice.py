@@ -25,6 +25,7 @@ def scorer(code: str) -> str:
     return f'{sys.executable} -c "{code}"'
 
 
+@pytest.mark.slow
 def test_the_chosen_text_is_printed_and_the_reason_said(model: Path) -> None:
     """Standard output has the chosen text alone; --explain shows the others on standard error; JSON has all."""
     several = json.loads(run_here("run", model, "Hello", *WARM, "-k", "4", "--json").out)["texts"]
@@ -57,6 +58,7 @@ def test_votes_and_scores(model: Path) -> None:
     assert document["choice"]["place"] == scores.index(max(scores))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", plugins(SEARCHES))
 def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
     """Each prints one text; one beam is greedy decoding."""
@@ -108,6 +110,7 @@ def test_what_is_refused(model: Path, args: tuple[str, ...], words: str) -> None
     run_here("run", model, "Hello", "-n", "4", "--runtime", "cpu", "-q", *args).failed(40, words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -130,6 +133,7 @@ def test_a_scorer_that_fails_costs_no_text(model: Path, code: str, words: str) -
     assert found.out == several.out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals as POSIX has them")
 def test_ctrl_c_ends_the_scorer_too(model: Path, tmp_path: Path) -> None:
     """While a command scores texts, Ctrl-C ends it and prints a text; nothing that was started goes on."""

@@ -15,6 +15,8 @@ from edgedec.verification.rules import rule_names
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.commands import SUMMARIES
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = "hf:someone/tiny-GGUF"
 INSTALLED = {
     "bash": ".bash_completions/edgedec.sh",

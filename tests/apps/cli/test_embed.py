@@ -10,6 +10,8 @@ from support.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
 
 pytest.importorskip("llama_cpp")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -90,6 +90,7 @@ def plain_figures(base: NDArray[Any], here: NDArray[Any]) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_window", [16, 53, 512])
 def test_the_figures_are_those_of_plain_numpy(model: Path, text: Path, n_window: int) -> None:
     """Perplexity, mean and 99th percentile of KL and equal top tokens, with layers left out and another KV type."""
@@ -158,6 +159,7 @@ def test_auto_takes_a_runtime_that_leaves_out_layers(model: Path, text: Path) ->
     assert document(model, "-q", "--text", text, "--runtime", "auto", "--layers", "0")["settings"]["runtime"] == "cpu"
 
 
+@pytest.mark.slow
 def test_two_runtimes(model: Path, text: Path) -> None:
     """The baseline may run on another runtime: the reference is next to llama.cpp, and both are named."""
     args = ("--text", text, "--against-runtime", "llamacpp")
@@ -313,6 +315,7 @@ def test_the_default_text_is_long_enough() -> None:
     assert 8000 < len(DEFAULT_TEXT.read_text(encoding="utf-8")) < 10000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
@@ -400,6 +403,7 @@ def test_a_layer_skip_in_the_table(layered: Path, text: Path) -> None:
     assert "skip X: LOSSY" in result.text
 
 
+@pytest.mark.slow
 def test_an_export_is_judged_against_its_source(tmp_path: Path, text: Path) -> None:
     """The baseline runs where its file runs: the export on its own runtime, the GGUF on ours."""
     pytest.importorskip("onnx")
@@ -523,6 +527,7 @@ def test_ctrl_c_in_the_first_window(model: Path, text: Path, interrupt_at: Calla
 # A real model
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_real_model(smollm_path: Path) -> None:
     """A KV cache of q8_0 costs next to nothing, two layers left out cost much, on a text of a few hundred tokens."""

@@ -62,6 +62,7 @@ def test_a_device_is_no_prompt_cache(model: Path) -> None:
     assert FULL.is_char_device()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
 def test_without_space_the_old_files_stay(model: Path, folder: Path) -> None:
     """Where nothing can be written, the text comes out, the JSON file is a StorageError, and old files stay."""
@@ -86,6 +87,7 @@ def test_a_prompt_cache_that_can_not_be_made_is_said(model: Path, folder: Path) 
     assert result.err == f"edgedec: the prompt cache {cache} could not be written: File name too long\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["reference", "llamacpp"])
 def test_a_prompt_cache_is_made_and_reused(model: Path, folder: Path, runtime: str) -> None:
     """The second run starts from the first one's KV, gives the same text, and leaves one file."""

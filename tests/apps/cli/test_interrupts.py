@@ -17,7 +17,7 @@ from support.command_line import ENDLESS, PATIENCE_S, TOO_LONG, finish, run_here
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.cli.shown import progress as cli_progress
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals and FIFOs")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="POSIX signals and FIFOs")]
 
 STOPPING = "edgedec: stopping; Ctrl-C again ends at once"  # what a busy machine may say
 

@@ -49,6 +49,7 @@ def test_every_option_has_an_environment_variable(words: tuple[str, ...]) -> Non
         assert option.help
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_variable_is_read(words: tuple[str, ...]) -> None:
     """A variable that holds no value of an option's type is a usage error that names the option."""
@@ -76,6 +77,7 @@ def test_the_summaries_are_the_commands_own() -> None:
     assert shown == SUMMARIES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), *COMMANDS], ids=" ".join)
 def test_help_is_fast(words: tuple[str, ...]) -> None:
     """Neither numpy nor the engine is imported for --help; for that of the program, no command either."""

@@ -40,6 +40,7 @@ def test_the_error_names_our_word(args: tuple[str, ...], words: str) -> None:
     run_here(*args).failed(2, words)
 
 
+@pytest.mark.slow
 def test_ls_lists() -> None:
     """It is another name of list."""
     assert "The same as list." in run_here("ls", "--help").text

@@ -94,6 +94,7 @@ def test_lossy_kv_only_where_the_type_is_left_open(tiny: Path) -> None:
     assert "KV cache kept as q8_0" in phrases
 
 
+@pytest.mark.slow
 def test_the_plan_is_that_of_a_run(tiny: Path) -> None:
     """Under a cap, what `edgedec run` planned for one prompt is to the byte what `edgedec plan` said before."""
     cap = document(tiny)["total_bytes"] + 40 * MB

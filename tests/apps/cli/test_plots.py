@@ -18,6 +18,8 @@ from edgedec_apps.evaluation.plot import write_plot as write_eval
 
 pytest.importorskip("matplotlib")
 
+pytestmark = pytest.mark.slow
+
 SVG = "{http://www.w3.org/2000/svg}"
 TASKS = ("chat", "a $\\frac{1}\n<b>\x01")  # the second is no formula, no markup, and one line
 

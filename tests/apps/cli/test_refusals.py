@@ -51,6 +51,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     run_here("run", "a\0b", "hi").failed(11)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_files_that_may_not_be_read(model: Path, tmp_path: Path) -> None:
     """A model, a prompt, a template and a prompt cache without permission are StorageErrors that name the file."""
@@ -72,6 +73,7 @@ def test_files_that_may_not_be_read(model: Path, tmp_path: Path) -> None:
         result.failed(60, str(secret), "ermission")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metadata", "kind"),
     [
@@ -129,6 +131,7 @@ def test_arguments_that_are_not_utf8(model: Path) -> None:
     run_here("run", model, "hi", "--system", b"caf\xe9").failed(40, "--system is not UTF-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -184,6 +187,7 @@ def test_a_bad_value_in_the_environment_is_a_usage_error(model: Path) -> None:
     run_here("run", model, "hi", env={"EDGEDEC_TEMPERATURE": "hot"}).failed(2, "--temperature")
 
 
+@pytest.mark.slow
 def test_unknown_plug_ins_are_refused_with_those_there_are(model: Path) -> None:
     """An unknown runtime, drafter or device is refused, and the known ones are named."""
     run_here("run", model, "hi", "--runtime", "warp").failed(31, "warp", "llamacpp")
@@ -201,6 +205,7 @@ def test_too_little_memory_is_refused_with_the_table(model: Path, runtime: str, 
     assert run_here("run", model, "hi", "-n", "1", "--memory", "4GB", "--runtime", runtime).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -233,6 +238,7 @@ def test_contradictions_are_refused(model: Path) -> None:
     run_here("chat", model, "--json").failed(40, "--json")
 
 
+@pytest.mark.slow
 def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception that nobody foresaw is one line and exit code 70, and a traceback with EDGEDEC_DEBUG."""
 
@@ -245,6 +251,7 @@ def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
         run_here("list", env={"EDGEDEC_DEBUG": "1"})
 
 
+@pytest.mark.slow
 def test_running_the_module_is_running_the_command(model: Path) -> None:
     """python -m edgedec_apps.cli is edgedec, as a process of its own."""
     run_process("run", model, "hi", "-n", "0").failed(40, "--max-tokens")

@@ -17,6 +17,7 @@ def own_models(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return model.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [("info", "tiny"), ("show", "tiny"), ("doctor",), ("list",)])
 def test_reports_come_as_text_and_as_json(own_models: Path, args: tuple[str, ...]) -> None:
     """A report is lines for a person, or one JSON object with --json; standard error stays empty."""
@@ -27,6 +28,7 @@ def test_reports_come_as_text_and_as_json(own_models: Path, args: tuple[str, ...
     assert isinstance(json.loads(as_json.out), dict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pages", "told"),
     [
@@ -63,6 +65,7 @@ def test_info_has_the_memory_of_the_plan(own_models: Path, monkeypatch: pytest.M
     assert planned["total_bytes"] == json.loads(run_here("plan", "tiny", "--json").out)["total_bytes"]
 
 
+@pytest.mark.slow
 def test_info_tells_what_the_header_says(own_models: Path) -> None:
     """Shape, context and defaults are the file's; both runtimes take it."""
     found = json.loads(run_here("info", "tiny", "--json").out)
@@ -86,12 +89,14 @@ def test_info_of_a_gguf_says_what_the_runtimes_of_exports_take(own_models: Path)
     ]
 
 
+@pytest.mark.slow
 def test_info_of_a_model_to_pull_is_the_catalogues() -> None:
     """A catalogue model that is not on this machine is described without touching the network."""
     found = json.loads(run_here("info", "smollm2-135m", "--json").out)
     assert (found["path"], found["architecture"]) == (None, "llama")
 
 
+@pytest.mark.slow
 def test_the_list_has_the_persons_own_models(own_models: Path) -> None:
     """NAME.gguf in EDGEDEC_MODELS is listed as NAME; the rest of the catalogue is there to pull."""
     found = json.loads(run_here("list", "--json").out)
@@ -128,6 +133,7 @@ def broken_plugins(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_broken_plug_ins_are_lines_in_reports(own_models: Path, broken_plugins: Path) -> None:
     """What fails to import, or to answer, is listed with its package and reason, and nothing else suffers."""
     env = {"PYTHONPATH": str(broken_plugins)}

@@ -31,6 +31,7 @@ def test_text_goes_to_standard_output_and_the_summary_to_standard_error(model: P
     assert "8 tokens (length) · nothing drafted" in line
 
 
+@pytest.mark.slow
 def test_the_prompt_is_the_same_by_argument_file_and_pipe(model: Path, tmp_path: Path) -> None:
     """Argument, --file, --file - and standard input give one text, with or without a BOM and a last line end."""
     expected = document(run_here("run", model, "Grüße\nan alle", *GREEDY, "--json"))["token_ids"]
@@ -91,6 +92,7 @@ def test_quiet_says_nothing(model: Path) -> None:
     assert result.out
 
 
+@pytest.mark.slow
 def test_verbose_shows_the_runtimes_log(model: Path) -> None:
     """-v shows llama.cpp's log on standard error, and not on standard output."""
     result = run_here("run", model, "Hello", *GREEDY, "-v", "--runtime", "llamacpp")
@@ -126,6 +128,7 @@ def test_the_argument_wins_over_a_file_from_the_environment(model: Path, tmp_pat
     assert document(run_here("run", model, *GREEDY, "--json", env=env))["token_ids"] == by_file
 
 
+@pytest.mark.slow
 def test_an_argument_with_content_is_one_prompt(model: Path, tmp_path: Path) -> None:
     """A file or a pipe, and then the argument, behind an empty line; a blank one leaves the argument as it is."""
     expected = document(run_here("run", model, "x = 1\n\nExplain this", *GREEDY, "--json"))["token_ids"]
@@ -157,6 +160,7 @@ def test_a_system_message_comes_from_a_file(model: Path, tmp_path: Path) -> None
     assert run_here("run", model, "Hello", "--system", "Sei nett.", *GREEDY, "-q", env=of_variable).out == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["with space ü 🙂.gguf", "-dash.gguf", "no extension", "[bold]x.gguf", b"caf\xe9.gguf"]
 )
@@ -172,6 +176,7 @@ def test_any_path_is_a_model(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
         assert os.fsencode(str(document(result)["model"])) == os.fsencode(name)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.usefixtures("drafting")
 def test_the_real_model_answers(smollm_path: Path) -> None:

@@ -308,6 +308,7 @@ def agreeing(agreement: float, share: float, n_tokens: int = 1200, depth: int = 
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize(("agreement", "share", "pays"), [(0.97, 0.3, True), (0.9, 0.5, True), (0.67, 0.79, False)])
 def test_auto_takes_a_tuned_set_where_the_replay_finds_it_faster(
@@ -328,6 +329,7 @@ def test_auto_takes_a_tuned_set_where_the_replay_finds_it_faster(
 # Files
 
 
+@pytest.mark.slow
 def test_what_bench_records_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a draft model, from the recording to the table."""
     monkeypatch.setattr(bench_machine, "_READ_BYTES", 1 << 21)

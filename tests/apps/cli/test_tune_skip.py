@@ -43,6 +43,7 @@ def document(*args: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_it_finds_the_same_set_again_and_runs_with_it(layered: Path, text: Path, cache: Path) -> None:
     """By the same seed; it is kept, taken by --draft skip, and the text stays plain decoding's."""
     first, again = (document(layered, "--text", text, "--seed", "3") for _ in range(2))
@@ -62,6 +63,7 @@ def test_it_finds_the_same_set_again_and_runs_with_it(layered: Path, text: Path,
     assert "every fourth" not in skipping.err
 
 
+@pytest.mark.slow
 def test_a_lossy_search_is_another_one(layered: Path, text: Path, cache: Path) -> None:
     """Its set is kept apart, found in texts all of whose tokens go through it, and --layer-skip takes it."""
     drafts, lossy = document(layered, "--text", text), document(layered, "--text", text, "--lossy")
@@ -80,6 +82,7 @@ def test_a_lossy_search_is_another_one(layered: Path, text: Path, cache: Path) -
         assert sorted(engine.card.left_out) == out
 
 
+@pytest.mark.slow
 def test_the_table_is_for_a_person(layered: Path) -> None:
     """A row for every set, what is left out, and whether it pays; without --text on our own texts."""
     result = run_here("tune-skip", layered, *OPTIONS)

@@ -62,17 +62,18 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_half_headers_keep_nobody_out(chat_path: Path) -> None:
     """With 560 connections that send half a header and stop, without a key, others are answered at once."""
-    with started(chat_path, api_key="sesame") as running, connected(running, 560) as silent:
+    wait_s = 10 * PATIENCE_S  # no connection is closed for its half header meanwhile
+    with started(chat_path, api_key="sesame", header_timeout_s=wait_s) as running, connected(running, 560) as silent:
         for connection in silent:
             connection.sendall(HALF_HEADER)
-        begun = time.monotonic()
         assert running.client.post("/v1/chat/completions", content=ASKED).status_code == 200
         assert httpx.get(f"{running.url}/health", timeout=PATIENCE_S).status_code == 200
-        assert time.monotonic() - begun < running.service.settings.header_timeout_s
 
 
+@pytest.mark.slow
 def test_a_header_that_does_not_come(few: Running) -> None:
     """After its time a connection without a whole header is closed, however slowly more of it comes."""
     with connected(few) as (silent,), connected(few) as (slow,):
@@ -81,6 +82,7 @@ def test_a_header_that_does_not_come(few: Running) -> None:
         assert rest(silent).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.slow
 def test_a_second_header_that_does_not_come(few: Running) -> None:
     """The same for a second request on a connection."""
     with connected(few) as (connection,):
@@ -115,7 +117,9 @@ def test_other_addresses_have_places_of_their_own(few: Running) -> None:
     endless = request(body=json.dumps(ENDLESS | {"stream": False}).encode())
     few.client.get("/health")
     with started_requests(few, 3, endless), connected(few, source="127.0.0.2") as (other,), connected(few) as (fifth,):
-        with suppress(httpx.ReadError):  # the client's connection may be the idle one that gives way to the fifth
+        with suppress(
+            httpx.ReadError, httpx.RemoteProtocolError
+        ):  # the client's connection may be the idle one that gives way to the fifth
             few.client.get("/health")
         other.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert rest(other).startswith(b"HTTP/1.1 200 ")
@@ -133,6 +137,7 @@ def started_requests(running: Running, n: int, data: bytes) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_where_all_are_busy_a_new_one_is_refused(chat_path: Path) -> None:
     """With a whole request on every connection, one more is told so with a 503 and when to ask again."""
     with started(chat_path, load_options={"n_ctx": 100_000}, n_connections=2, n_per_address=2) as running:
@@ -150,6 +155,7 @@ def test_where_all_are_busy_a_new_one_is_refused(chat_path: Path) -> None:
     assert b'"code":"busy"' in answer
 
 
+@pytest.mark.slow
 def test_a_body_that_nobody_reads_comes_to_an_end(few: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that was refused by its header keeps no connection by sending its body forever."""
     monkeypatch.setattr("edgedec_apps.server.connections._SLACK_S", 0.5)
@@ -168,6 +174,7 @@ def trickled(connection: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads(few: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that asks and reads nothing of its answers is dropped when its time is over."""
     monkeypatch.setattr("edgedec_apps.server.connections._SLACK_S", 0.5)
@@ -221,6 +228,7 @@ def test_half_a_request_and_the_end(server: Running) -> None:
     wait_until(lambda: server.service.room.n_taken == 0, "it is not given back")
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_altogether_is_noticed(endless: Running) -> None:
     """One that closes its connection, which begins as a closed half does, stops its text, or waits no longer."""
     body = json.dumps(ENDLESS | {"stream": False}).encode()

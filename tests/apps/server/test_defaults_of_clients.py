@@ -61,6 +61,7 @@ def test_every_field_of_openais_client_is_known() -> None:
     assert set(CompletionCreateParamsBase.__annotations__) - {"messages", "model"} == set(CHAT) | REFUSED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHAT)
 def test_a_field_alone(client: Any, name: str) -> None:
     """Each field is accepted, and named in the header where it is ignored."""

@@ -8,6 +8,8 @@ import pytest
 from support.running_server import Running, started
 from support.tiny_models import tiny_llama
 
+pytestmark = pytest.mark.slow
+
 PASSAGE = "b abc\nab cab"
 
 

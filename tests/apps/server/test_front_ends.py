@@ -13,6 +13,8 @@ import pytest
 from support.running_server import Running, messages, started
 from support.saying_model import saying_model
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}"

@@ -117,6 +117,7 @@ def address(child: "subprocess.Popen[bytes]") -> str:
     raise AssertionError(finish(child))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
 def test_signals_end_the_command(chat_path: Path) -> None:
     """SIGTERM ends `edgedec serve` with 0 and Ctrl-C with 130, in the middle of a stream, without a traceback.
@@ -146,6 +147,7 @@ def test_signals_end_the_command(chat_path: Path) -> None:
                 child.communicate()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_loses_no_file(chat_path: Path, tmp_path: Path) -> None:
     """After kill -9 in the middle of a text the files are as they were, and the next start gives the same text."""
     store = tmp_path / "drafts"

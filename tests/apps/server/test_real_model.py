@@ -7,7 +7,7 @@ import pytest
 from support.command_line import run_here
 from support.running_server import messages, started
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 
 def test_the_same_text_as_the_command_lines(smollm_path: Path) -> None:

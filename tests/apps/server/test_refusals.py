@@ -94,6 +94,7 @@ def test_a_completions_field_is_refused_by_name(server: Running, fields: dict[st
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'"x"', b'{"n": NaN}', b'{"a": "\\ud800"}', b"\xff{}", b"[" * 100_000, b"9" * 5000]
 )
@@ -103,6 +104,7 @@ def test_what_is_no_json_object(server: Running, body: bytes) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
 
 
+@pytest.mark.slow
 def test_more_texts_than_there_is_room_for(chat_path: Path) -> None:
     """Under a cap, texts that can't all be written to their ends are refused by name, also as a stream."""
     asked: dict[str, Any] = {"prompt": "x", "max_tokens": 600, "ignore_end": True}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.testing import assert_array_equal
 
 from edgedec_export.training.batches import Place, batch_of, endless_groups, grouped_by_length, tap_scale
@@ -67,6 +68,7 @@ def test_groups_keep_to_the_number_of_rows(make_lessons: Any) -> None:
         assert len(group) * max(len(lesson.token_ids) for lesson in group) <= 60 or len(group) == 1
 
 
+@pytest.mark.slow
 def test_a_pass_has_every_lesson_once_and_goes_on_from_any_place(tmp_path: Path, make_lessons: Any) -> None:
     """Passes differ in their order; what comes after a place does not depend on where the run began."""
     files = [write_lessons(tmp_path, i, make_lessons([(2, 3 + j) for j in range(4)], seed=i)) for i in range(19)]

@@ -19,6 +19,8 @@ from edgedec_export.training.decode_many import halves
 from edgedec_export.training.lessons import Lesson, first_files, lesson_files, prompt_hash
 from edgedec_export.training.openings import Opening, opening_of
 
+pytestmark = pytest.mark.slow
+
 LAYERS = (1, 2, 3, 5)
 
 

@@ -45,6 +45,7 @@ def lessons(make_lessons: Any) -> list[Lesson]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_at_the_targets_own_size_the_logits_are_the_targets(

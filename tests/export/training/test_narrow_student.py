@@ -63,7 +63,7 @@ def test_a_draft_is_right_where_the_model_writes_the_text(parts: TargetParts, ma
     for text, lesson in zip(drafted, (lessons[2], lessons[0]), strict=True):
         embeddings = torch.from_numpy(parts.embeddings(lesson.token_ids))[None]
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            states = states_of(one._shape, one.weights, embeddings)[0] @ one.weights["leave"].T
+            states = states_of(one.shape, one.weights, embeddings)[0] @ one.weights["leave"].T
             rows = torch.from_numpy(parts.output_rows(np.arange(260))).bfloat16()
             chances = (states.bfloat16() @ rows.T).float().softmax(-1)
         best = chances.argmax(-1).numpy()

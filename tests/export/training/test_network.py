@@ -62,10 +62,10 @@ def test_drafts_are_those_of_the_numpy_head(parts: TargetParts) -> None:
     for t in range(1, N_TEXT - 4):
         reference = ReferenceHead(Head(card, tensors, d2t), parts.embeddings, output)
         reference.absorb(taps[: t + 1])
-        state = reference._layer(text[1 : t + 2].astype(np.int32), reference.features, 0)[-1:]
+        state = reference.layer(text[1 : t + 2].astype(np.int32), reference.features, 0)[-1:]
         for k in range(3):
             assert_allclose(states[k][t] @ output.T, reference.logits(state)[0], rtol=1e-3, atol=1e-3)
-            state = reference._layer(text[t + 2 + k : t + 3 + k].astype(np.int32), state, t + 1 + k)
+            state = reference.layer(text[t + 2 + k : t + 3 + k].astype(np.int32), state, t + 1 + k)
 
 
 def test_gradients_are_those_of_the_cross_entropy(parts: TargetParts, make_lessons: Any) -> None:

@@ -188,6 +188,7 @@ def test_what_is_no_answer_of_a_hub_is_named(server: StubServer) -> None:
     assert "{} where a list" in failure(SEARCH, b"{}")
 
 
+@pytest.mark.slow
 def test_a_compressed_answer_is_not_unpacked(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asked for it, and a few bytes might become gigabytes; nor is a strange charset used."""
     bomb = gzip.compress(bytes(50 << 20))

@@ -49,6 +49,7 @@ def test_two_threads_fetch_once(server: StubServer) -> None:
     assert len(waiting) == 2
 
 
+@pytest.mark.slow
 def test_two_processes_fetch_once(server: StubServer, root: Path, tmp_path: Path) -> None:
     """The same holds between processes, and no lock file stays."""
     gate = server.add("/a.gguf", DATA).gate = threading.Event()

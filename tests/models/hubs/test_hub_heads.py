@@ -90,6 +90,7 @@ def test_a_model_is_no_head(server: StubServer) -> None:
         resolve("hf:someone/head", ResolveOptions())
 
 
+@pytest.mark.slow
 def test_the_command_pulls_a_head_that_the_model_then_uses(server: StubServer, root: Path, tmp_path: Path) -> None:
     """Named on the command line it drafts; a head that names its model by hashes is found without being named."""
     model = write_tiny(tmp_path / "m.gguf", Tiny(n_layer=4, n_embd=48, n_head=3, n_head_kv=1, head_dim=16, n_ff=80))

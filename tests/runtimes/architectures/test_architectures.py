@@ -63,6 +63,7 @@ def test_an_architecture_of_another_package(tmp_path: Path, monkeypatch: pytest.
         read_network(read_gguf(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [("F32",), ("Q4_K",), ("Q8_0",)])
 def test_fused_matrices_are_their_parts(tmp_path: Path, types: tuple[str, ...]) -> None:
     """Rows of a fused matrix, and elements of a fused bias, in the file's bytes; a file without any stays as it is."""
@@ -98,6 +99,7 @@ def test_a_fused_matrix_of_another_height_is_refused_by_name(tmp_path: Path) -> 
         read_network(read_gguf(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "pattern"),
     [
@@ -122,6 +124,7 @@ def test_which_layers_slide(tmp_path: Path, name: str, pattern: tuple[bool, ...]
         sliding(("attention.sliding_window_pattern", 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "n_layer", "scale"), [("gemma2", 46, 32), ("gemma2", 26, 128), ("gemma3", 62, 32), ("gemma3", 26, 128)]
 )

@@ -84,6 +84,7 @@ def logits(runtime: Runtime, path: Path) -> NDArray[np.float64]:
         return model.session(256).forward(TOKENS, n_past=0, rows="all").logits.astype(np.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "keys"),
     [

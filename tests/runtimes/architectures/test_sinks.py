@@ -20,6 +20,8 @@ from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference
 
+pytestmark = pytest.mark.slow
+
 WITH_SINKS = Architecture(vectors=frozenset({SINKS}))
 TOKENS = np.random.default_rng(5).integers(0, 260, 250).astype(np.int32)
 

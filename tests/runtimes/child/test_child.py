@@ -23,6 +23,8 @@ from edgedec_runtimes.child import process
 from edgedec_runtimes.child.messages import Failure
 from edgedec_runtimes.child.model import ChildModel
 
+pytestmark = pytest.mark.slow
+
 N_CTX = 2048
 TEXT = np.arange(3, 23, dtype=np.int32)
 LONG = np.resize(np.arange(3, 200, dtype=np.int32), N_CTX - 1)

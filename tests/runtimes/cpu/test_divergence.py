@@ -28,6 +28,8 @@ from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
 
+pytestmark = pytest.mark.slow
+
 TOKENS = np.random.default_rng(11).integers(0, 260, 40).astype(np.int32)
 SMALL_SEEDS, LARGE_SEEDS = range(21, 25), (22,)
 SHARPNESS = 2.0  # what the last norm is multiplied by

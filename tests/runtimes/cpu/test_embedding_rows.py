@@ -13,6 +13,8 @@ from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 
+pytestmark = pytest.mark.slow
+
 N_VOCAB = 20_000  # × 256 × 4 bytes: 20.5 MB each for the embedding and the head
 TOKENS = np.arange(300, 19_900, 7, dtype=np.int32)
 

@@ -23,6 +23,8 @@ from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
 from edgedec_runtimes.cpu.weights import tile_job
 
+pytestmark = pytest.mark.slow
+
 TOKENS = np.random.default_rng(3).integers(0, 260, 256).astype(np.int32)
 
 

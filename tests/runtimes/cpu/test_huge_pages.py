@@ -22,7 +22,10 @@ from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import build, huge_pages, placing
 from edgedec_runtimes.cpu.tiles.file import MAPPED, MAPPED_HUGE, PRIVATE, PRIVATE_HUGE
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is asked of the system")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is asked of the system"),
+]
 
 N_VOCAB = 20_000  # × 256 × 4 bytes: 20.5 MB each for the embedding, of which rows are read, and the head
 TOKENS = np.arange(300, 19_900, 97, dtype=np.int32)

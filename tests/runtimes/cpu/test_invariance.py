@@ -20,6 +20,8 @@ from edgedec.model import ForwardItem, LoadOptions, Model, Session
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
 
+pytestmark = pytest.mark.slow
+
 N_CTX = 128
 N_TEXT = 40
 CHUNK = 256  # rows that go through the layers together

@@ -22,6 +22,8 @@ from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 
+pytestmark = pytest.mark.slow
+
 TOKENS = np.random.default_rng(1).integers(0, 260, 48).astype(np.int32)
 PROMPT = "one two three one two three one two three one"
 

@@ -30,6 +30,7 @@ def ops(request: pytest.FixtureRequest) -> NativeRowOps:
     return OPS[request.param]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(ROWS, st.sampled_from(list(OPS)), st.integers(0, 2**32 - 1))
 def test_tokens_are_those_that_numpy_finds(of: tuple[int, float, int], name: str, seed: int) -> None:
@@ -74,6 +75,7 @@ def test_the_token_drawn_is_among_the_contenders(
     assert len(found) <= 256 + len(row) // 4  # the first block passes whole where its best is not known yet
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -21,6 +21,8 @@ from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
 
+pytestmark = pytest.mark.slow
+
 TOKENS = np.random.default_rng(1).integers(0, 260, 48).astype(np.int32)
 REFERENCE_BOUND = 2e-4
 BOUNDS = {"F32": 2.5e-3, "F16": 2.5e-3, "BF16": 1e-2}

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from support.tiny_models import tiny_llama
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows lets nobody cut a mapped file short")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows lets nobody cut a mapped file short"),
+]
 
 PATIENCE_S = 120.0
 

@@ -61,6 +61,7 @@ def test_narrow_types_want_heads_of_whole_blocks(tmp_path: Path) -> None:
             act(path, LoadOptions(kv_type=kv_type))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit that holds for the stacks of threads")
 def test_threads_that_the_system_refuses(path: Path) -> None:
     """Where 256 threads can't be started loading fails with an error, and it succeeds once they can."""
@@ -129,6 +130,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", UNSUPPORTED)
 def test_what_it_does_not_run_is_refused_by_name(tmp_path: Path, what: str) -> None:
     """accepts() tells what it is and which runtime takes it; load() and plan() raise the same."""

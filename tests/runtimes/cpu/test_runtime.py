@@ -72,17 +72,20 @@ def test_other_arithmetic_is_another_fingerprint(path: Path, monkeypatch: pytest
             assert other.card.fingerprint != before.card.fingerprint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_tiny_models_conform(tmp_path: Path, name: str) -> None:
     """Every check passes for every architecture; nothing is skipped but what there is nothing to ask of."""
     conform(write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES[name], types=TILE_TYPES)))
 
 
+@pytest.mark.slow
 def test_int8_keys_and_values_conform(path: Path) -> None:
     """The same with keys and values as int8."""
     conform(path, kv_type="q8_0")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_real_model_conforms(smollm_path: Path) -> None:
     """Every check passes for SmolLM2 135M."""
@@ -205,6 +208,7 @@ def test_cancel_without_a_forward_is_nothing(model: Model) -> None:
     assert session.forward(TOKENS[:5], n_past=0).logits.shape == (1, 260)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -94,6 +94,7 @@ def check(model: Model, rows: Sequence[Rows]) -> None:
             each.session.keep(np.array([0], np.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "isa"),
     [

@@ -26,6 +26,8 @@ from edgedec_runtimes.cpu import kv_types
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 
+pytestmark = pytest.mark.slow
+
 TINY = replace(ARCHITECTURES["lfm2"], n_ctx_train=4096)
 N_TEXT = 640
 TEXT: Tokens = np.random.default_rng(5).integers(0, 260, N_TEXT + 16).astype(np.int32)

@@ -33,6 +33,7 @@ def test_any_number_of_threads(tmp_path: Path, name: str) -> None:
             np.testing.assert_array_equal(found[n_threads], found[1])
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.model
 def test_threads_that_lose_their_processor(smollm_path: Path) -> None:

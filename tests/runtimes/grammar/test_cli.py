@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from support.command_line import run_here
 
 COMMON = ("--runtime", "cpu", "-t", "0", "-n", "40", "-c", "128", "--draft", "off", "-q")
 
 
+@pytest.mark.slow
 def test_the_text_keeps_to_what_is_asked(tiny_path: Path, tmp_path: Path) -> None:
     """A schema and a Lark grammar from files, an expression from the command line or the environment."""
     schema, lark = tmp_path / "schema.json", tmp_path / "grammar.lark"

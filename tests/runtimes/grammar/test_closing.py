@@ -15,6 +15,8 @@ from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
 
+pytestmark = pytest.mark.slow
+
 PERSON = closed(
     {
         "name": {"type": "string"},

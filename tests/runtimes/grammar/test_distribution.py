@@ -19,6 +19,8 @@ from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import COUPLED, Request
 
+pytestmark = pytest.mark.slow
+
 BOUND = 1e-4
 SEEDS = range(200)
 PROMPT = (BOS, *byte_ids("abcab-abd-abeab-cab"))

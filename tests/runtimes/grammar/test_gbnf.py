@@ -16,6 +16,8 @@ from edgedec_runtimes.grammar.gbnf_lark import lark_of_gbnf
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
+pytestmark = pytest.mark.slow
+
 # llama.cpp's own grammar of JSON, shortened, in this project's words.
 JSON = r"""
 root   ::= object   # the whole text

@@ -12,6 +12,8 @@ from edgedec.grammar import Grammar
 from edgedec_runtimes.grammar.certain import regex_bytes, schema_bytes
 from edgedec_runtimes.grammar.limits import MOST_BYTES, require_modest
 
+pytestmark = pytest.mark.slow
+
 LONG = 5000  # definitions in a chain: llguidance's recursion through them is long
 
 

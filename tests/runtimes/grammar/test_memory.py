@@ -26,6 +26,7 @@ from edgedec_runtimes.grammar.compiler import Llguidance
 from edgedec_runtimes.tokenizer import open_tokenizer
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.model,
     pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory"),
 ]

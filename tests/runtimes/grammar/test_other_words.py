@@ -18,6 +18,8 @@ from edgedec_runtimes.grammar.unique import UniqueItems
 
 jsonschema = pytest.importorskip("jsonschema")
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("a", "b", "c")
 SCALARS = (None, True, False, 0, 1, 2.5, "", "a", "ab", "x")
 

@@ -27,6 +27,8 @@ from edgedec.sequence import Generation, Request
 from edgedec_methods.constrained import constrained
 from edgedec_methods.futures import Futures
 
+pytestmark = pytest.mark.slow
+
 PROMPT = (BOS, *byte_ids("abcab-abd-abeab-cab"))
 PARAMS = SamplingParams(temperature=3.0, top_p=1.0, max_tokens=6)
 GRAMMAR = Grammar.regex("[ab]([cd]-[abd]|-[ab]{1,2})")

@@ -12,7 +12,7 @@ import edgedec
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 PROMPT = "An example of a JSON value:\n"
 PERSON = closed(

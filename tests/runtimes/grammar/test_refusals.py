@@ -56,6 +56,7 @@ def engine(byte_path: Path) -> Iterator[edgedec.Engine]:
         yield opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cant_be_kept_to_is_refused_first(
     engine: edgedec.Engine, monkeypatch: pytest.MonkeyPatch, name: str

@@ -18,6 +18,8 @@ from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
 
+pytestmark = pytest.mark.slow
+
 WAYS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0, "top_p": 1.0, "seed": 3},

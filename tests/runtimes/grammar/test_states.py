@@ -73,6 +73,7 @@ def test_a_whole_text_is_complete(grammars: Grammars) -> None:
     assert not constraint.allows((), byte_ids("c")[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_place_is_where_its_tokens_lead(grammars: Grammars, data: st.DataObject) -> None:

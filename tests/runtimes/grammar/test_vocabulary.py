@@ -97,6 +97,7 @@ def test_a_schema_may_ask_for_its_own_white_space() -> None:
         assert text == ""
 
 
+@pytest.mark.slow
 def test_a_long_forced_text_is_spelled_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step encodes a bounded part of what is certain to follow, and the tokens stay those of the whole."""
     lengths: list[int] = []

@@ -26,6 +26,8 @@ from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
 pytest.importorskip("llama_cpp")
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["a", "some words of a text", "longer " * 15]
 
 

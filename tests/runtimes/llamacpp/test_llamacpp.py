@@ -23,6 +23,8 @@ from edgedec.model import ForwardItem, LoadOptions, Model, Session
 from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
+pytestmark = pytest.mark.slow
+
 
 def ids(*tokens: int) -> NDArray[np.int32]:
     """Return int32[n]."""

@@ -11,6 +11,8 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.errors import ModelFormatError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is not known where llama.cpp has mapped the file")
 def test_a_file_cut_short_in_a_forward_is_an_error(tmp_path: Path) -> None:

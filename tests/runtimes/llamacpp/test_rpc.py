@@ -24,6 +24,8 @@ from edgedec_runtimes.llamacpp.rpc.patience import Patience
 from edgedec_runtimes.llamacpp.rpc.servers import ask_server, rpc_devices
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n\n\n"
 OPTIONS: Any = {"runtime": "llamacpp", "repack": False, "n_ctx": 512, "n_threads": 1}
 SAMPLED: Any = {"max_tokens": 40, "temperature": 0.9, "seed": 7, "ignore_end": True}

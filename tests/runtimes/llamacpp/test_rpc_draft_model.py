@@ -13,6 +13,8 @@ import edgedec
 from edgedec.drafters.draft_model.overlapped import THREAD_NAME, OverlappedModel
 from edgedec.errors import RequestError, RuntimeLostError, RuntimeUnavailableError
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n\n\n"
 OPTIONS: Any = {"runtime": "llamacpp", "repack": False, "n_ctx": 512, "n_threads": 1}
 GREEDY: Any = {"max_tokens": 40, "temperature": 0.0, "ignore_end": True}

@@ -19,6 +19,7 @@ REFUSED = 50
 RIVER = "river " * 256
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.model,
     pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory"),
 ]

@@ -13,6 +13,8 @@ from edgedec_runtimes.llamacpp.devices import device_array, device_names, device
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
 pytest.importorskip("llama_cpp")
+
+pytestmark = pytest.mark.slow
 TOKENS = np.arange(8, dtype=np.int32)
 
 

@@ -15,6 +15,8 @@ from edgedec_runtimes.llamacpp import library, loading, runtime, tiny_run, trial
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _untried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:

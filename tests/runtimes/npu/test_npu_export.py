@@ -131,6 +131,7 @@ def test_weights_lie_in_the_data_file(exported: Path) -> None:
             assert len(tensor.raw_data) <= 1024
 
 
+@pytest.mark.slow
 def test_an_export_is_reproducible(source: Path, exported: Path, tmp_path: Path) -> None:
     """The same file gives the same bytes, and --force replaces an export."""
     out = tmp_path / "again"

@@ -48,6 +48,7 @@ def logits(runtime: Runtime, path: Path, options: LoadOptions) -> NDArray[np.flo
         return model.session(256).forward(TOKENS[:100], n_past=0, rows="all").logits.copy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama3", "llama-linear", "qwen2", "qwen3"])
 def test_logits_are_the_sources_but_for_quantization(name: str, tmp_path: Path) -> None:
     """Weights and keys of 8 bits move logits by a 20th of their spread, in every architecture (measured: to 0.05)."""
@@ -65,6 +66,7 @@ def test_a_bias_that_graphs_lack_is_refused_by_name(tmp_path: Path) -> None:
         export_npu(source, tmp_path / "export", contexts=(256,))
 
 
+@pytest.mark.slow
 def test_blocks_cut_in_two_compute_the_same(cut_in_two: Path, model: Model) -> None:
     """What is cut off of the products of a feed-forward block comes back by a matrix of its own."""
     expected = model.session(64).forward(TOKENS[:60], n_past=0, rows="all").logits
@@ -73,6 +75,7 @@ def test_blocks_cut_in_two_compute_the_same(cut_in_two: Path, model: Model) -> N
     assert 0 < np.sqrt(np.square(found - expected).mean() / expected.var()) < 0.02
 
 
+@pytest.mark.slow
 def test_it_conforms(exported: Path) -> None:
     """The suite for runtimes fails nothing, and skips only trees and what starts from or ends in hidden states."""
     results = check_runtime(lambda: Npu().load(exported, ON_CPU))
@@ -88,6 +91,7 @@ def test_it_conforms(exported: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_past", [5, 60, 120])
 def test_chains_have_the_bits_of_single_steps(model: Model, n_past: int) -> None:
     """Up to 63 rows in one forward, across blocks of 8 and from one context to the next, equal single steps."""
@@ -280,6 +284,7 @@ def test_other_paths_are_not_accepted(exported: Path, source: Path, tmp_path: Pa
     assert "expected" in (Npu().accepts(folder) or "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows lets nobody cut a mapped file short")
 def test_embeddings_cut_short_in_a_forward_are_an_error(exported: Path, tmp_path: Path) -> None:
     """The embedding matrix is mapped: a forward that meets missing pages fails, and so do all later ones."""

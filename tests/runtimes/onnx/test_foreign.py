@@ -33,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_foreign(tmp_path_factory.mktemp("foreign") / "export", counting_graph())
 
 
+@pytest.mark.slow
 def test_it_conforms(folder: Path) -> None:
     """Every check that applies passes, memory as counted in another process among them."""
     probe = [sys.executable, "-m", "edgedec.conformance", "memory", "onnx", str(folder)]
@@ -92,6 +93,7 @@ def test_rows_are_counted_as_invariant(folder: Path) -> None:
         assert (model.is_padded, model.batch_invariant) == (False, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["suffix", "recycling+trigram"])
 def test_drafts_leave_the_text_as_it_is(folder: Path, draft: str) -> None:
     """Chains are drafted and verified; the tokens are plain decoding's, greedily and sampled."""

@@ -115,6 +115,7 @@ def test_any_bytes_are_a_message_or_refused(content: bytes) -> None:
         pass
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
 def test_a_spoiled_graph_reads_nothing_else(graph_bytes: bytes, data: st.DataObject) -> None:

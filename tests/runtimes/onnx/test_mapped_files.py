@@ -7,6 +7,8 @@ import pytest
 from support.cut_files import cut_in_a_forward
 from support.onnx_exports import DATA, Exporter, copied
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows lets nobody cut a mapped file short")
 def test_a_file_cut_short_in_a_forward_is_an_error(exported: Exporter, tmp_path: Path) -> None:

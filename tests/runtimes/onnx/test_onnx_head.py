@@ -33,6 +33,8 @@ from edgedec_runtimes.onnx.matrix_rows import EMBEDDING, OUTPUT, open_matrix
 from edgedec_runtimes.onnx.model import OnnxModel
 from edgedec_runtimes.onnx.runtime import Onnx
 
+pytestmark = pytest.mark.slow
+
 HEAD = TinyHead(
     n_embd=256, n_embd_target=256, n_ff=128, n_head=4, n_head_kv=2, head_dim=64, taps=(2, 3, 4), n_vocab_target=N_VOCAB
 )

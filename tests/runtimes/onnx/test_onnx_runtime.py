@@ -40,6 +40,7 @@ TOKENS = np.random.default_rng(0).integers(0, 260, 700).astype(np.int32)
 PARENTS = np.array([-1, 0, 0, 1, 2, 2, 5, -1], np.int32)
 
 
+@pytest.mark.slow
 def test_it_conforms(exported: Exporter) -> None:
     """Every check passes, memory as counted in another process among them."""
     folder = exported(types=("Q4_K", "Q6_K"), n_ctx_train=4096).folder
@@ -50,11 +51,13 @@ def test_it_conforms(exported: Exporter) -> None:
     assert skipped <= {"cancel_stops_a_forward"}  # where forwards end too soon to be cancelled
 
 
+@pytest.mark.slow
 def test_int8_keys_and_values_conform(exported: Exporter) -> None:
     """The same with keys and values as int8, and a sliding window."""
     raise_failures(check_runtime(lambda: load(exported("gemma3", ("Q8_0",), kv="int8").folder)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTED)
 def test_every_architecture_has_the_numbers_of_another_runtime(exported: Exporter, name: str) -> None:
     """Chain, tree, kept path, half of the layers and taps: float weights in both, so that only rounding differs."""
@@ -84,6 +87,7 @@ def results(model: Model) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [("F32",), ("Q4_0", "Q8_0"), ("Q4_K", "Q5_K", "Q6_K"), ("Q5_1", "F16")])
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_rows_of_any_number_have_the_bits_of_single_steps(
@@ -175,6 +179,7 @@ def test_onnx_runtime_stops_when_it_is_told_to(exported: Exporter) -> None:
         assert session.forward(TOKENS[8:12], n_past=8).logits.shape == (1, 260)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["suffix", "recycling+trigram", "skip"])
 def test_drafts_leave_the_text_as_it_is(exported: Exporter, draft: str) -> None:
     """Pinned drafters verify drafts as chains, greedily and with sampling, and the tokens are plain decoding's."""
@@ -192,6 +197,7 @@ def test_drafts_leave_the_text_as_it_is(exported: Exporter, draft: str) -> None:
         assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_prompt", [200, 300, 700])
 def test_drafts_leave_the_text_of_a_long_prompt_as_it_is(exported: Exporter, n_prompt: int) -> None:
     """Drafts are verified in ranges of the context that were proven first, across a range's border too."""

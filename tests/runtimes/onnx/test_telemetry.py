@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 if find_spec("onnxruntime") is None:  # importing it here would be what must not be
     pytest.skip("onnxruntime is not installed", allow_module_level=True)
 

@@ -49,6 +49,7 @@ def tokens(n: int, seed: int = 0) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(0, N_VOCAB, n).astype(np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -125,6 +126,7 @@ def trees(draw: st.DrawFn) -> list[int]:
     return [draw(st.integers(-1, i - 1)) for i in range(draw(st.integers(1, 10)))]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=5), trees(), st.integers(0, 9))
 def test_bits_do_not_depend_on_how_a_forward_is_put_together(
@@ -292,6 +294,7 @@ def test_saved_state_of_another_model_is_refused(tmp_path: Path, model: Model) -
             other.session(16).load(data, 4)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_is_llama_cpps(path: Path, model: Model) -> None:
     """Text becomes the same ids, and ids the same text, as in llama.cpp."""
     texts = ["Hello  world", "naïve 東京\n\t🙂", "</s> is text", "", " a"]

@@ -14,6 +14,8 @@ from edgedec.gguf.file import read_gguf
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.tokenizer import VocabularyTokenizer, open_tokenizer
 
+pytestmark = pytest.mark.slow
+
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<tool>", "<unk>", "<s>", "</s>", "<start>", f"{SPACE}{SPACE}x")
 FLAGS = ((True, True), (False, False), (False, True))
 # llama.cpp takes white space off after the control tokens of models of this name.

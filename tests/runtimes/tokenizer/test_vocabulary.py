@@ -98,6 +98,7 @@ def test_damage_is_named(metadata: dict[str, Any], message: str, tmp_path: Path)
     assert message in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(80))
 def test_hostile_vocabularies(seed: int, tmp_path: Path) -> None:
     """A vocabulary with any contents either works or is refused with an EdgedecError."""
@@ -182,6 +183,7 @@ def test_a_table_finds_the_first_of_equal_strings() -> None:
     assert StringTable(strings[:900]).repeated() is None
 
 
+@pytest.mark.slow
 def test_classes_are_those_of_unicode() -> None:
     """Each character that this Python's Unicode knows has its general category, and white space is white space."""
     classes = {"L": LETTER, "N": NUMBER, "P": PUNCTUATION, "S": SYMBOL, "M": MARK, "Z": OTHER, "C": OTHER}

@@ -14,6 +14,8 @@ from edgedec.gguf.file import read_gguf
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 from edgedec_runtimes.tokenizer.pretokenizers import DIFFERENT_CUTS, NAMES
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("smollm2-135m.gguf", "qwen2.5-coder-0.5b.gguf", "qwen2.5-coder-1.5b.gguf", "gemma3-270m.gguf")
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<table>", "<s>")
 OWN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<tool>", "<unk>", "<s>", "</s>", "<start>")

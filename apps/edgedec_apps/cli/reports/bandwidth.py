@@ -25,7 +25,7 @@ def memory_bandwidth() -> float | None:
     n_cores = usable_cores()
     key = f"{platform.machine()} {probe_cache.cpu_name()} {n_cores}"
     readings = _readings(probe_cache.get(cache_folder(), _KIND, key))
-    if len(readings) < _N_CALLS and (measured := _measured(n_cores)) is not None:
+    if len(readings) < _N_CALLS and (measured := read_memory(n_cores)) is not None:
         readings.append(measured)
         probe_cache.put(cache_folder(), _KIND, key, readings)
     return max(readings, default=None)
@@ -37,7 +37,8 @@ def _readings(kept: object) -> list[float]:
     return [float(each) for each in found if isinstance(each, int | float) and 0 < each < _MOST_SPEED]
 
 
-def _measured(n_cores: int) -> float | None:
+def read_memory(n_cores: int) -> float | None:
+    """Return the bytes per second that so many cores read from memory now; None where that can't be measured."""
     from edgedec_runtimes.cpu.library import read_bandwidth
 
     available = available_bytes()

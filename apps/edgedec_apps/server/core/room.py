@@ -42,6 +42,11 @@ class Room:
         """Most bytes that one request may hold."""
         return self.n_bytes - self.n_bytes // 8
 
+    @property
+    def n_waiting(self) -> int:
+        """How many requests wait for bytes."""
+        return len(self._waiting)
+
     def _has(self, share: "Share", n_bytes: int) -> bool:
         small = share.n_bytes + n_bytes <= self.n_bytes // 16
         return self.n_taken + n_bytes <= (self.n_bytes if small else self.n_most)

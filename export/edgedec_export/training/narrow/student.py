@@ -70,7 +70,7 @@ class NarrowStudent:
         token_ids: NDArray[np.int32],
         device: str,
     ) -> None:
-        self._parts, self._shape, self._device = parts, shape, device
+        self._parts, self.shape, self._device = parts, shape, device
         self._rows = torch.from_numpy(parts.output_rows(token_ids)).to(device, torch.bfloat16)
         self._norm = torch.from_numpy(parts.output_norm).to(device)
         self.weights: Weights = {
@@ -85,7 +85,7 @@ class NarrowStudent:
             outputs = self._outputs(self.weights, texts)
             with torch.no_grad():
                 last = torch.from_numpy(texts.last).to(self._device)
-                shares = target_shares(last, self._norm, self._rows, self._shape.rms_epsilon)
+                shares = target_shares(last, self._norm, self._rows, self.shape.rms_epsilon)
                 which = torch.arange(len(texts.at), device=self._device)
             loss, gradient = cross_entropy(outputs.detach(), shares, which, self._rows)
             handle = (outputs.float() * gradient).sum()
@@ -97,7 +97,7 @@ class NarrowStudent:
 
         One pass over the lessons, without the vocabulary.
         """
-        width, n_out = self._shape.n_embd, self._parts.network.n_embd
+        width, n_out = self.shape.n_embd, self._parts.network.n_embd
         squares = torch.zeros(width, width, dtype=torch.float64, device=self._device)
         products = torch.zeros(width, n_out, dtype=torch.float64, device=self._device)
         with torch.no_grad(), torch.autocast(self._device, torch.bfloat16):
@@ -105,7 +105,7 @@ class NarrowStudent:
                 texts = Texts.of(group)
                 states = self._states(self.weights, texts).double()
                 wide = torch.from_numpy(texts.last).to(self._device).double()
-                scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._shape.rms_epsilon)
+                scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.shape.rms_epsilon)
                 squares += states.T @ states
                 products += states.T @ (wide * scale * self._norm)
         ridge = _RIDGE * squares.trace() / width * torch.eye(width, dtype=torch.float64, device=self._device)
@@ -121,13 +121,13 @@ class NarrowStudent:
         known, places = np.unique(texts.token_ids, return_inverse=True)
         table = torch.from_numpy(self._parts.embeddings(known)).to(self._device)
         embeddings = table[torch.from_numpy(places.reshape(texts.token_ids.shape)).to(self._device)]
-        states = states_of(self._shape, weights, embeddings).flatten(0, 1)
+        states = states_of(self.shape, weights, embeddings).flatten(0, 1)
         return states[torch.from_numpy(texts.at).to(self._device)]
 
     def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
         """Return what the model drafts from its whole vocabulary after each token of each lesson's answer."""
         on_device = {name: values.detach().to(self._device) for name, values in weights.items()}
-        every = np.arange(self._shape.n_vocab)
+        every = np.arange(self.shape.n_vocab)
         rows = torch.from_numpy(self._parts.output_rows(every)).to(self._device, torch.bfloat16)
         found: list[Drafted] = []
         with torch.no_grad(), torch.autocast(self._device, torch.bfloat16):

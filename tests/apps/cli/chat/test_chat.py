@@ -212,6 +212,7 @@ def test_what_is_typed_is_kept_for_its_owner(tmp_path: Path) -> None:
         assert (tmp_path / "new" / "history").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_damaged_or_long_history_is_no_obstacle(tmp_path: Path) -> None:
     """Lines that are no JSON strings are left out, the older half of a long file too, and a folder keeps nothing."""
     file = tmp_path / "history"
@@ -237,6 +238,7 @@ def test_a_model_without_a_template_is_refused_before_it_is_loaded(
     run_here("chat", plain_model, stdin=b"one\n").failed(43, "has no chat template", "--chat-template FILE")
 
 
+@pytest.mark.slow
 def test_files_come_before_the_next_message(model: Path, tmp_path: Path) -> None:
     """Texts and PDFs, each once; the prompt is that of a message that holds them."""
     note, paper = tmp_path / "a note.txt", tmp_path / "paper.pdf"
@@ -250,6 +252,7 @@ def test_files_come_before_the_next_message(model: Path, tmp_path: Path) -> None
     assert found.out == b"".join(run_here("run", model, text, *SHORT, "-q").out for text in (given, "three"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

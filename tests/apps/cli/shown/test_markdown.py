@@ -94,6 +94,7 @@ def test_a_text_is_shown_as_markdown() -> None:
     assert shown([SAMPLE]).text == SHOWN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [50, 24, 8, 4])
 def test_the_pieces_change_nothing(rows: int) -> None:
     """Character by character, or in pieces of any length, the same lines stand there at the end.
@@ -187,6 +188,7 @@ def test_a_terminal_that_becomes_narrower() -> None:
     assert screen.text == "one two three four\nfive six seven\neight"
 
 
+@pytest.mark.slow
 def test_any_text_is_shown() -> None:
     """Whatever is written, nothing fails, and the pieces it came in change nothing."""
     random = Random(7)

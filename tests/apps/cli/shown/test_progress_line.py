@@ -107,6 +107,7 @@ def test_a_load_tells_its_stages(model: Path, tmp_path: Path) -> None:
     assert len(measured) > 3
 
 
+@pytest.mark.slow
 def test_comparing_two_runtimes_is_told(model: Path, tmp_path: Path) -> None:
     """The first load of a model compares two runtimes, and says so."""
     told: list[Progress] = []
@@ -129,6 +130,7 @@ def test_text_that_is_not_shown_is_counted(model: Path, monkeypatch: pytest.Monk
     assert "generating" not in shown.err
 
 
+@pytest.mark.slow
 def test_a_benchmark_speaks_from_its_start(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a prompt is measured, bench tells what it does; each run counts, and a pipe gets plain lines."""
     monkeypatch.setattr("edgedec_apps.cli.shown.progress._LINE_PATIENCE_S", 0.0)

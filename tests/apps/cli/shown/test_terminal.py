@@ -19,6 +19,8 @@ from support.command_line import (
 
 pytest.importorskip("termios", reason="no terminals of POSIX here")
 
+pytestmark = pytest.mark.slow
+
 # Its threads wait for each other in a loop: on a busy machine for seconds.
 LLAMACPP = ("--runtime", "llamacpp", "--threads", "1")
 

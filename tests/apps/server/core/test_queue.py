@@ -196,6 +196,7 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
     assert body.endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 def test_a_request_ends_when_its_time_is_over(chat_path: Path) -> None:
     """Beyond --timeout an answer is a 504, and a stream ends with an error instead of a reason."""
     with started(chat_path, load_options={"n_ctx": 100_000}, timeout_s=0.3) as running:

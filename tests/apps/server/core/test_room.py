@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -18,6 +17,8 @@ from support.running_server import PATIENCE_S, Running, messages, started, wait_
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.room import Room, Share
+
+pytestmark = pytest.mark.slow
 
 ROOM_BYTES = 4_000_000
 SMALL = {"messages": messages("x"), "max_tokens": 2}
@@ -150,8 +151,8 @@ def test_bodies_in_flight_stay_within_the_room(narrow: Running, chunked: bool) -
 
 
 def test_bodies_that_do_not_come_give_way(narrow: Running) -> None:
-    """Where all the room is taken for bodies that do not come, a small request has it within some seconds."""
-    narrow.service.settings = replace(narrow.service.settings, body_timeout_s=PATIENCE_S)
+    """Where all the room is taken for bodies that do not come, a small request has it before their time is over."""
+    narrow.service.settings = replace(narrow.service.settings, body_timeout_s=10 * PATIENCE_S)
     host, port = narrow.url.removeprefix("http://").split(":")
     with ExitStack() as connections:
         for size in (800_000, 60_000, *[10_000] * 60, *[100] * 5):
@@ -159,9 +160,7 @@ def test_bodies_that_do_not_come_give_way(narrow: Running) -> None:
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
             connection.sendall(head.encode())
         wait_until(lambda: narrow.service.room.n_taken > ROOM_BYTES - 1000, "it is not taken")
-        begun = time.monotonic()
         assert narrow.client.post("/v1/chat/completions", json=SMALL | {"user": "u" * 1000}).status_code == 200
-        assert time.monotonic() - begun < PATIENCE_S / 2
     narrow.service.settings = replace(narrow.service.settings, body_timeout_s=3.0)
 
 
@@ -184,9 +183,6 @@ class _Held:
         self.begun, self.go = threading.Event(), threading.Event()
         self.cancel: CancelToken | None = None
 
-    source = ""
-    variables = ()
-
     def render(self, messages: Any, *, cancel: CancelToken | None = None, **options: Any) -> str:
         self.cancel = cancel
         self.begun.set()
@@ -194,14 +190,16 @@ class _Held:
         return "x"
 
 
-def test_a_client_that_leaves_while_its_template_runs_holds_nothing(chat_path: Path) -> None:
+def test_a_client_that_leaves_while_its_template_runs_holds_nothing(
+    chat_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prompt is rendered before its request has a place: others are answered, and who left counts no more."""
     body = json.dumps(SMALL).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     template = _Held()
     with started(chat_path, n_parallel=1, n_queue=1) as running:
         host, port = running.url.removeprefix("http://").split(":")
-        running.engine._template = template
+        monkeypatch.setattr(type(running.engine.template), "render", template.render)
         queue = running.queue
         try:
             with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
@@ -244,6 +242,6 @@ def test_a_body_waits_for_room_and_is_answered(narrow: Running) -> None:
             )
         )
         other.start()
-        wait_until(lambda: len(narrow.service.room._waiting) == 1, "nobody waits")
+        wait_until(lambda: narrow.service.room.n_waiting == 1, "nobody waits")
     other.join(PATIENCE_S)
     assert [answer.status_code for answer in answers] == [200]

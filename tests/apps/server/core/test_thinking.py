@@ -61,7 +61,7 @@ def ollama_client(thinker: Running) -> Iterator[Any]:
     """ollama's client, pointed at the server."""
     client = pytest.importorskip("ollama").Client(host=thinker.url, timeout=60)
     yield client
-    client._client.close()
+    client.close()
 
 
 @pytest.mark.parametrize(

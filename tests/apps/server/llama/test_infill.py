@@ -64,7 +64,7 @@ def test_ollamas_suffix(running: Running) -> None:
     assert (reply.response, reply.prompt_eval_count) == ("a + b", len(running.engine.infill_ids("return ", "\n")))
     assert client.generate("fim", "", suffix="\n").response == "a + b"
     assert "insert" in client.show("fim").capabilities
-    client._client.close()
+    client.close()
 
 
 def test_llama_servers_infill(running: Running) -> None:
@@ -147,12 +147,14 @@ def test_what_is_refused(running: Running, path: str, fields: dict[str, Any], pa
     assert reply.json()["error"]["param"] == param
 
 
+@pytest.mark.slow
 def test_a_text_that_takes_too_much_memory(running: Running) -> None:
     """A text whose tokens would not fit into the memory for requests is a 413."""
     reply = running.client.post("/tokenize", json={"content": "x" * 7_000_000, "with_pieces": True})
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_large")
 
 
+@pytest.mark.slow
 def test_a_model_without_these_tokens(server: Running) -> None:
     """It is refused by name, wherever a gap is to be filled."""
     for path, fields in (

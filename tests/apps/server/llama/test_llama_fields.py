@@ -120,6 +120,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return tiny_llama(ape, chat_template=CHAT), tiny_llama(bee, chat_template=CHAT)
 
 
+@pytest.mark.slow
 def test_keep_alive_and_default(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first model of the command line, or the only one loaded, is called "default"; keep_alive is kept."""
     monkeypatch.setenv("EDGEDEC_MODELS", str(two[1].parent))

@@ -18,7 +18,7 @@ def client(server: Running) -> Iterator[Any]:
     """ollama's client, pointed at the server."""
     client = ollama.Client(host=server.url, timeout=60)
     yield client
-    client._client.close()
+    client.close()
 
 
 def test_the_model_is_listed_and_described(client: Any, server: Running) -> None:

@@ -41,7 +41,7 @@ def ollama_client(running: Running) -> Iterator[Any]:
     """ollama's client, pointed at the server."""
     client = ollama.Client(host=running.url, timeout=60)
     yield client
-    client._client.close()
+    client.close()
 
 
 def test_openai(client: Any, running: Running) -> None:
@@ -148,6 +148,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
+@pytest.mark.slow
 def test_an_encoder(encoder: Running) -> None:
     """A BERT has the vectors of numpy at all three addresses; long texts are cut or refused, and it writes nothing."""
     weights, texts = TinyBert().weights(), ["some words", "of a text"]
@@ -168,9 +169,10 @@ def test_an_encoder(encoder: Running) -> None:
     assert client.embed("bert", "a " * 200).prompt_eval_count == 127
     with pytest.raises(ollama.ResponseError, match="the context of 128"):
         client.embed("bert", "a " * 200, truncate=False)
-    client._client.close()
+    client.close()
 
 
+@pytest.mark.slow
 def test_an_encoder_is_unloaded_and_loaded_again(encoder: Running) -> None:
     """keep_alive unloads it, the next request loads it, and its capability is told."""
     client = ollama.Client(host=encoder.url, timeout=60)
@@ -181,7 +183,7 @@ def test_an_encoder_is_unloaded_and_loaded_again(encoder: Running) -> None:
     assert "bert" not in [entry.model for entry in client.ps().models]
     assert client.show("bert").capabilities == ["embedding"]
     assert client.embed("bert", "a").embeddings == first
-    client._client.close()
+    client.close()
 
 
 def test_a_reranker_is_refused_by_name(running: Running) -> None:

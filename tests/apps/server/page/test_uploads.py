@@ -5,15 +5,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 from support.pdf_files import pdf_of, swelling
-from support.running_server import Running, started, wait_until
+from support.running_server import PATIENCE_S, Running, started, wait_until
 
 from edgedec_apps.server.page import pdf_text, uploads
+
+pytestmark = pytest.mark.slow
 
 PAGES = ("The first page.\nIts second (line).", "", "The last page.")
 
@@ -150,10 +151,12 @@ def test_memory_and_size_are_bounded(chat_path: Path) -> None:
         wait_until(lambda: running.service.room.n_taken == 0, "the memory is not given back")
 
 
-def test_a_server_that_ends_ends_the_process(chat_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PDF that is being read does not hold the end up."""
-    code = "import time; print('reading', flush=True); time.sleep(600)"
+def test_a_server_that_ends_ends_the_process(chat_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PDF that is being read does not hold the end up: the process that reads it is ended."""
+    reading = tmp_path / "reading"
+    code = f"import pathlib, time; pathlib.Path({str(reading)!r}).touch(); time.sleep(600)"
     monkeypatch.setattr(uploads, "_command", lambda n_bytes: [sys.executable, "-c", code])
+    monkeypatch.setattr(uploads, "_PATIENCE_S", 600.0)
     with started(chat_path) as running:
         replies: list[httpx.Response] = []
 
@@ -162,9 +165,7 @@ def test_a_server_that_ends_ends_the_process(chat_path: Path, monkeypatch: pytes
 
         asking = threading.Thread(target=ask)
         asking.start()
-        while not running.service._running:
-            time.sleep(0.01)
-        begun = time.monotonic()
-    asking.join(30)
-    assert time.monotonic() - begun < uploads._PATIENCE_S
+        wait_until(reading.exists, "nothing is read")
+    asking.join(PATIENCE_S)
+    assert not asking.is_alive()
     assert [reply.status_code for reply in replies] in ([400], [503], [])

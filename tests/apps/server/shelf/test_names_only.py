@@ -15,6 +15,8 @@ from edgedec.gguf.file import read_gguf
 from edgedec.trained_heads.load import load_head
 from edgedec_export.head_to_gguf import write_head_gguf
 
+pytestmark = pytest.mark.slow
+
 HEAD = TinyHead(n_embd=64, n_embd_target=64, n_head=4, head_dim=16, taps=(1, 2, 3), n_vocab_target=N_VOCAB)
 DEEP = replace(HEAD, taps=(5, 6, 7))
 

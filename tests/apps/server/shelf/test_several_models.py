@@ -21,6 +21,8 @@ from edgedec.errors import CancelledError, MemoryCapError
 from edgedec.progress import CancelToken
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, Prepare, Prepared, Recipe
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("ape", "bee", "cow")
 SHORT = {"max_tokens": 6, "temperature": 0, "ignore_end": True}
 

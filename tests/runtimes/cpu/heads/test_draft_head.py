@@ -35,6 +35,8 @@ from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
 
+pytestmark = pytest.mark.slow
+
 # Most rows of these are no whole blocks of 32, so they stay floats.
 FLOATS = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
 INTEGERS = Tiny(n_layer=4, tied=True, types=("Q8_0",))

@@ -22,7 +22,10 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacp
 
 from support.llama_head import LlamaHead, LlamaPair
 
-pytestmark = pytest.mark.skipif(not LlamaHead.available(), reason="the library has no names as gcc gives them")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not LlamaHead.available(), reason="the library has no names as gcc gives them"),
+]
 
 N_DRAFT = 4
 N_CTX = 128

@@ -27,6 +27,8 @@ from edgedec_runtimes.cpu.draft_head.beside import Borrowed, HeadBeside, TextBes
 from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows
 from edgedec_runtimes.cpu.runtime import Cpu
 
+pytestmark = pytest.mark.slow
+
 FLOATS = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
 INTEGERS = Tiny(n_layer=4, tied=True, types=("Q8_0",))
 SCALED = Tiny("gemma3", n_layer=6, n_head=2, n_head_kv=1, head_dim=128, tied=True, types=("Q4_0",))

@@ -14,6 +14,8 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LayerSet, LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 
+pytestmark = pytest.mark.slow
+
 CODED = (
     *("IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K", "TQ2_0", "TQ1_0"),
     *("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),

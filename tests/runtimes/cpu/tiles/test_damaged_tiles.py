@@ -16,6 +16,8 @@ from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles.file import map_tiles
 
+pytestmark = pytest.mark.slow
+
 TOKENS = np.arange(3, 40, dtype=np.int32)
 MATRICES = ["blk.0.attn_q.weight", "blk.1.ffn_down.weight", "output.weight"]
 

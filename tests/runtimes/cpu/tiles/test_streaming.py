@@ -101,6 +101,7 @@ def whole(streamed: Streamed) -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_same_bits(tmp_path: Path, architecture: str, n_threads: int) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support.tiny_quantized import ARCHITECTURES, write_tiny
 
+pytestmark = pytest.mark.slow
+
 MB = 10**6
 
 _CHILD = """

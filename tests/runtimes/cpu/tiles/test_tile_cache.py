@@ -209,6 +209,7 @@ def test_lost_sources_cost_one_reading(maker: Maker, damage: str | None) -> None
         assert (maker.filled, maker.phases()) == ([], phases)
 
 
+@pytest.mark.slow
 def test_every_cut_and_every_flip_in_the_head_is_found(maker: Maker) -> None:
     """A file of any shorter length, a longer one, and any changed bit of the head is refused."""
     tiles = maker.open(tensors=maker.tensors()[1:3])

@@ -18,6 +18,8 @@ from edgedec.memory_plan import format_bytes
 from edgedec.storage.file_lock import try_lock
 from edgedec_runtimes.cpu.tiles.listing import list_tiles, prune_tiles, remove_tiles_of
 
+pytestmark = pytest.mark.slow
+
 
 def states(maker: Maker) -> list[str]:
     """Return the states of all entries."""

@@ -14,6 +14,8 @@ from support.tile_maker import LAYOUT, Maker, contents
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken, Progress
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 120.0
 
 # Opens the tiles of argv[1] with the cache argv[2]; notes in the file argv[3] each fill, that it waits, and at last how

@@ -105,6 +105,7 @@ def unpacked_256(kind: GGMLType, blocks: U8) -> U8:
     return np.concatenate([*parts, (low[:, :, ::2] | low[:, :, 1::2] << 4).reshape(-1, 16, 128)], axis=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_rows", ROWS)
 @pytest.mark.parametrize("name", TILE_TYPES)
 def test_unpacked_tiles_are_the_matrix_again(name: str, n_rows: int) -> None:
@@ -206,6 +207,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         assert native().ec_tile_pack(*matrix_shape, 0, 40, address(data), n_data, address(tiles), n_tiles) == INVALID
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_tiles_of_a_real_model_are_its_bytes(smollm_path: Path) -> None:
     """Every matrix of SmolLM2 135M is rebuilt from its tiles, which take at most 2 % more than the file."""
