@@ -1,7 +1,6 @@
 """The engine that an application holds: a loaded model that generates, streams, chats and embeds."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeGuard, Unpack, cast
 
 import numpy as np
@@ -14,20 +13,18 @@ from edgedec.api.embedding import Embedder
 from edgedec.api.extraction import Extraction, Wanted, extract, question_text
 from edgedec.api.request_options import Prompt, RequestOptions
 from edgedec.api.search_text import searched
+from edgedec.api.text_engine import EngineParts as EngineParts
 from edgedec.api.text_engine import TextEngine, finished
 from edgedec.chat import ChatTemplate, Message, thinking_variables
 from edgedec.choosing.choice import Chosen
 from edgedec.choosing.judgement import QUESTION, turn_after_answer
 from edgedec.choosing.search_by import SearchBy
 from edgedec.decoding.embedding import require_dimensions, require_pooling
-from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.infill import Gap, gap_ids
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.errors import CancelledError, RequestError, TemplateError, argument
 from edgedec.gguf.pooling import Pooling
-from edgedec.grammar import GRAMMAR_BYTES
-from edgedec.memory_plan import MemoryPlan
-from edgedec.model import Model
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sequence import Generation
 
@@ -35,19 +32,10 @@ from edgedec.sequence import Generation
 class Engine(TextEngine):
     """A loaded model, as edgedec.load returns it: TextEngine, with chats, vectors, gaps and an event loop's methods."""
 
-    def __init__(
-        self,
-        model: Model,
-        slots: Sequence[SessionSlot],
-        template: ChatTemplate | None,
-        plan: MemoryPlan,
-        small_model: Model | None = None,
-        grammar_bytes: int = GRAMMAR_BYTES,
-        path: Path | None = None,
-    ) -> None:
-        super().__init__(model, slots, plan, small_model, grammar_bytes)
-        self._template = template
-        self._embedder = Embedder(self._pool, model.card, path)
+    def __init__(self, parts: EngineParts) -> None:
+        super().__init__(parts)
+        self._template = parts.template
+        self._embedder = Embedder(self._pool, self.card, parts.path)
 
     def embed(
         self,

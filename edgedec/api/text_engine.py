@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack, cast
 
@@ -17,6 +17,7 @@ from edgedec.api.request_options import (
     predicted_ids,
     require_rule,
 )
+from edgedec.chat import ChatTemplate
 from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.closeable import Closeable
 from edgedec.constraint import Predicate
@@ -31,7 +32,7 @@ from edgedec.decoding.text_room import require_room
 from edgedec.errors import RequestError, argument
 from edgedec.further_processes import processes_of
 from edgedec.futures import PLAIN_DRAW
-from edgedec.grammar import GRAMMAR_BYTES, Grammar, Grammars, JsonSchema, chosen_grammar, require_aligned
+from edgedec.grammar import Grammar, Grammars, JsonSchema, chosen_grammar, require_aligned
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LayerSet, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
@@ -40,6 +41,33 @@ from edgedec.scheduler.recorder import share_of_halves
 from edgedec.sequence import COUPLED, Generation, Request
 from edgedec.sessions.forks import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is made of.
+
+    Attributes:
+        model: The runtime's model.
+        slots: The sessions of the requests that are generated at the same time.
+        template: The chat template, or None.
+        plan: The memory plan that the model was loaded under; without terms where nothing was planned.
+        path: The model's file.
+        small_model: A second model that writes in turn with this one, or None.
+        grammar_bytes: Most bytes that compiled grammars take.
+        held_bytes: Bytes that count against the caps of models loaded later.
+        gpu_held_bytes: The same of the device that holds most.
+    """
+
+    model: Model
+    slots: Sequence[SessionSlot]
+    template: ChatTemplate | None
+    plan: MemoryPlan
+    path: Path
+    small_model: Model | None
+    grammar_bytes: int
+    held_bytes: int
+    gpu_held_bytes: int
 
 
 class TextEngine(Closeable):
@@ -57,23 +85,16 @@ class TextEngine(Closeable):
         gpu_held_bytes: The same of the device that holds most.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        slots: Sequence[SessionSlot],
-        plan: MemoryPlan,
-        small_model: Model | None = None,
-        grammar_bytes: int = GRAMMAR_BYTES,
-    ) -> None:
-        self.model = model
-        self.card: ModelCard = model.card
-        self.tokenizer: Tokenizer = model.tokenizer
-        self._small_model = small_model
-        self._pool = SessionPool(slots)
-        self._slot = slots[0]
-        self._grammars = Grammars(self.tokenizer, grammar_bytes)
-        self.plan = plan
-        self.held_bytes = self.gpu_held_bytes = 0
+    def __init__(self, parts: EngineParts) -> None:
+        self.model = parts.model
+        self.card: ModelCard = parts.model.card
+        self.tokenizer: Tokenizer = parts.model.tokenizer
+        self.plan = parts.plan
+        self.held_bytes, self.gpu_held_bytes = parts.held_bytes, parts.gpu_held_bytes
+        self._small_model = parts.small_model
+        self._pool = SessionPool(parts.slots)
+        self._slot = parts.slots[0]
+        self._grammars = Grammars(self.tokenizer, parts.grammar_bytes)
 
     @property
     def processes(self) -> tuple[int, ...]:
