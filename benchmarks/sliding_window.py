@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="of the text, and generated")
     args = parser.parse_args()
     path = resolve(args.model, ResolveOptions(cache_folder(), True, None, CancelToken()))
-    options = LoadOptions(n_ctx=args.tokens, max_rows=_CHUNK, cache_dir=cache_folder(), tile_cache=True)
+    options = LoadOptions(n_ctx=args.tokens, max_rows=_CHUNK, cache_dir=cache_folder())
     with choose_runtime(path, "cpu", options).runtime.load(path, options) as model:
         text = args.text.read_text(encoding="utf-8")
         ids = np.array(model.tokenizer.encode(text)[: args.tokens], np.int32)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from weakref import WeakSet
@@ -10,7 +10,7 @@ from weakref import WeakSet
 from edgedec import plugins
 from edgedec.api.engine import Engine, EngineParts
 from edgedec.api.open_drafters import Drafts, open_drafters
-from edgedec.api.options import LIBRARY, Application, EngineOptions, HugePagesMode, ModelName, Numerics
+from edgedec.api.options import LIBRARY, Application, EngineOptions, ModelName, Numerics
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
 from edgedec.cost_curve import CostCurve
@@ -33,6 +33,7 @@ from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.runtime_options import own_options, read_options
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 from edgedec.sessions.model_switching import SwitchingSession
@@ -77,15 +78,9 @@ def load(
     max_rows: int | None = None,
     n_threads: int | None = None,
     kv_type: str = "f16",
-    flash_attention: bool | None = None,
-    mmap: bool = True,
-    repack: bool = True,
-    tile_cache: bool = True,
-    huge_pages: HugePagesMode = "auto",
     n_gpu_layers: int | None = None,
     device: str | None = None,
-    rpc: str | None = None,
-    rpc_wait: float = 0.0,
+    runtime_options: Mapping[str, object] | None = None,
     offline: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
@@ -180,7 +175,9 @@ def _slots(
         processes: Returns the further processes whose memory counts as this one's.
     """
     plan, first, n_texts = drafts.planned.plan, sessions[0], options.n_texts
-    n_rows = drafts.planned.setting.options.max_rows if plan.terms else None
+    load_options, runtime = drafts.planned.setting.options, drafts.planned.choice.runtime
+    own = read_options(own_options(runtime), load_options.runtime_options, runtime.name)
+    n_rows = load_options.max_rows if plan.terms else None
     # A few rows of a small vocabulary are within the working memory that is planned.
     few_rows = _FEW_ROWS_BYTES // (4 * first.model.card.n_vocab)
     n_pages_each = n_pages(0, first.n_ctx)
@@ -200,7 +197,7 @@ def _slots(
             row_tokens=_row_tokens(plan, len(sessions) * n_pages_each * PAGE_TOKENS, first.model.card.n_vocab),
             # The prompt's last page is held once more.
             fork_tokens=None if n_rows is None else (n_texts * n_pages_each + 1) * PAGE_TOKENS,
-            wait_s=options.rpc_wait,
+            wait_s=getattr(own, "rpc_wait", 0.0),
             notes=notes,
             prefixes=prefixes,
         )

@@ -1,11 +1,11 @@
 """The options of edgedec.load, and what it must know of the application that loads a model."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from edgedec.decoding.lost import require_wait
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError
@@ -21,7 +21,6 @@ from edgedec.tree_shapes import parse_shape
 ModelName = str | os.PathLike[str]
 """A path, a name of the catalogue, hf:owner/repo[:quantization or file][@revision], or ollama:name."""
 Numerics = Literal["strict", "padded", "loose"]
-HugePagesMode = Literal["auto", "on", "off"]
 
 _MOST_DRAFTED = (1 << 16) - 1
 
@@ -92,19 +91,11 @@ class EngineOptions:
         n_threads: As in LoadOptions.
         kv_type: As in LoadOptions; or "auto", which takes f16, and a smaller type where memory is short. A smaller type
             may change the text.
-        flash_attention: As in LoadOptions.
-        mmap: As in LoadOptions.
-        repack: As in LoadOptions.
-        tile_cache: As in LoadOptions.
-        huge_pages: As in LoadOptions.
         n_gpu_layers: As in LoadOptions.
         device: As in LoadOptions.
-        rpc: "HOST:PORT,..." of machines that run llama.cpp's rpc-server, which take layers of the model (llamacpp
-            runtime). Drafting stays on this machine. An rpc-server asks nobody for a password, and nothing is
-            encrypted: use it on a network of your own. None for this machine alone.
-        rpc_wait: Most seconds for which a text waits when a server is lost. As soon as every server is back, the model
-            is loaded again, and the text goes on as the one that it would have been. With 0, or when the time is over,
-            RuntimeLostError ends the text.
+        runtime_options: Options that only the runtime has, by their names (edgedec.runtime_options): the cpu runtime's
+            are in edgedec_runtimes.cpu.options, llamacpp's in edgedec_runtimes.llamacpp.options. Where the runtime is
+            "auto", one that has them is chosen.
         offline: Never use the network; a model that is not on this machine is refused.
         cache_dir: Root of edgedec's cache; None for the environment variable EDGEDEC_CACHE or the platform's default.
         on_progress: Called with the progress of downloading and loading, from the calling thread.
@@ -139,15 +130,9 @@ class EngineOptions:
     max_rows: int | None = None
     n_threads: int | None = None
     kv_type: str = "f16"
-    flash_attention: bool | None = None
-    mmap: bool = True
-    repack: bool = True
-    tile_cache: bool = True
-    huge_pages: HugePagesMode = "auto"
     n_gpu_layers: int | None = None
     device: str | None = None
-    rpc: str | None = None
-    rpc_wait: float = 0.0
+    runtime_options: Mapping[str, object] | None = None
     offline: bool = False
     cache_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
@@ -160,10 +145,7 @@ class EngineOptions:
             parse_shape(self.draft_tree)
         if self.draft_numerics not in get_args(Numerics):
             raise OptionError("draft_numerics", self.draft_numerics, "it must be strict, padded or loose")
-        if self.huge_pages not in get_args(HugePagesMode):
-            raise OptionError("huge_pages", self.huge_pages, "it must be auto, on or off")
-        addresses_of(self.rpc)
-        require_wait("rpc_wait", self.rpc_wait)
+        addresses_of((self.runtime_options or {}).get("rpc"))
         require_pair(self.small_model, self.entropy, force=self.entropy_force)
 
     @property
@@ -200,16 +182,11 @@ class EngineOptions:
             max_rows=self.n_draft_max + 1 if self.max_rows is None else self.max_rows,
             n_threads=self.n_threads,
             kv_type=self.kv_type,
-            flash_attention=self.flash_attention,
-            mmap=self.mmap,
-            repack=self.repack,
-            tile_cache=self.tile_cache,
-            tiles_only=self.tile_cache,
-            huge_pages=self.huge_pages,
+            tiles_only=True,
             planning_bytes=planning_bytes,
             n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,
             device=self.device,
-            rpc_servers=addresses_of(self.rpc),
+            runtime_options=dict(self.runtime_options or {}),
             cache_dir=self._cache_root,
             on_progress=self.on_progress,
             cancel=self.cancel,

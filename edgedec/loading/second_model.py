@@ -14,6 +14,7 @@ from edgedec.gguf.model_info import describe
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.runtime_options import known_to
 from edgedec.scheduler.cost_probe import cost_curve
 
 _TIMING_S = 0.5  # what timing a draft model may take
@@ -110,7 +111,7 @@ def _of_this_machine(options: LoadOptions) -> LoadOptions:
     if not options.rpc_servers:
         return options
     counts = options.n_gpu_layers is not None and options.n_gpu_layers > 0
-    return replace(options, rpc_servers=(), n_gpu_layers=None if counts else options.n_gpu_layers)
+    return replace(options.of_this_machine(), n_gpu_layers=None if counts else options.n_gpu_layers)
 
 
 def second_model_terms(path: Path, options: LoadOptions, name: str) -> tuple[MemoryTerm, ...]:
@@ -151,12 +152,14 @@ def _runtime(path: Path, options: LoadOptions) -> tuple[Runtime, LoadOptions]:
 
     Where these are on another machine, the second model's layers are on the host.
     """
-    choice = choose_runtime(path, "auto", options)
+    given = options.runtime_options  # the target's: the second model's runtime may be another one
+    choice = choose_runtime(path, "auto", replace(options, runtime_options={}))
+    options = replace(options, runtime_options=known_to(choice.runtime, given))
     if options.layer_split is None:
         return choice.runtime, options
     if not isinstance(choice.runtime, HasDevices):
         return choice.runtime, replace(options, layer_split=None)
-    own = [device.name for device in choice.runtime.devices(replace(options, rpc_servers=(), layer_split=None))]
+    own = [device.name for device in choice.runtime.devices(replace(options.of_this_machine(), layer_split=None))]
     n_layers = describe(choice.header or read_gguf(path)).n_layer + 1
     split = tuple((name, n_layers) for name, _ in options.layer_split[-1:] if name in own)
     return choice.runtime, replace(options, layer_split=split)

@@ -69,7 +69,7 @@ def test_a_head_that_does_not_fit_is_noted_or_refused(model: Path) -> None:
     (note,) = wishes.notes
     assert "m.head was found, but is not used: the draft head h does not fit the model: it taps layer 9" in note
     with pytest.raises(UnsupportedModelError, match="it taps layer 9"):
-        edgedec.load(model, runtime="cpu", draft_head=head, n_ctx=64, tile_cache=False)
+        edgedec.load(model, runtime="cpu", draft_head=head, n_ctx=64, runtime_options={"tile_cache": False})
 
 
 def test_what_is_wrong_with_a_named_head_is_said_whatever_the_runtime(model: Path, tmp_path: Path) -> None:
@@ -105,7 +105,9 @@ def test_the_text_is_the_same_with_the_head(model: Path) -> None:
     """And the head was asked."""
     texts = []
     for draft in ("off", "head"):
-        with edgedec.load(model, runtime="cpu", draft=draft, n_ctx=128, tile_cache=False) as engine:
+        with edgedec.load(
+            model, runtime="cpu", draft=draft, n_ctx=128, runtime_options={"tile_cache": False}
+        ) as engine:
             result = engine.generate("hello", max_tokens=24, temperature=0)
             texts.append(result.token_ids)
     assert texts[0] == texts[1]

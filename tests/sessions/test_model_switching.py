@@ -28,6 +28,7 @@ from edgedec.model import LoadOptions, Model, Rows
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
 from edgedec.sessions.model_switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, SwitchingSession
+from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_CTX = 256
@@ -333,7 +334,9 @@ def test_the_memory_plan_has_both_models(paths: tuple[Path, Path]) -> None:
     """The small model has its own terms, with the large one's context and one row of logits; it loads under a cap."""
 
     def terms(path: Path, prefix: str) -> dict[str, int]:
-        found: Sequence[MemoryTerm] = Cpu().plan(path, LoadOptions(n_ctx=128, max_rows=1, n_threads=1, tile_cache=True))
+        found: Sequence[MemoryTerm] = Cpu().plan(
+            path, LoadOptions(n_ctx=128, max_rows=1, n_threads=1, cache_dir=cache_folder(None))
+        )
         return {prefix + term.name: term.n_bytes for term in found if not term.base}
 
     expected = terms(paths[LARGE], "") | terms(paths[SMALL], "small model: ")

@@ -119,7 +119,7 @@ class LoadFlags:
         str | None,
         model_option(
             "--gpu-memory",
-            help="Most memory on each GPU, and device of --rpc (default: what is free); it gets as many layers as fit.",
+            help="Most memory on each GPU, here and elsewhere (default: what is free); it gets as many layers as fit.",
             metavar="SIZE",
         ),
     ] = None
@@ -211,57 +211,20 @@ class LoadFlags:
             complete=completion.one_of("f16", "q8_0", "gear", "q4_0"),
         ),
     ] = "f16"
-    flash_attention: Annotated[
-        bool | None,
-        model_option("--flash-attention/--no-flash-attention", help="Fused attention (default: the runtime decides)."),
-    ] = None
-    mmap: Annotated[
-        bool, model_option("--mmap/--no-mmap", help="Map the weights from the file into memory (default: yes).")
-    ] = True
-    repack: Annotated[
-        bool,
-        model_option(
-            "--repack/--no-repack", help="Rearrange the weights for speed, which takes memory (default: yes)."
-        ),
-    ] = True
-    tile_cache: Annotated[
-        bool,
-        model_option(
-            "--tile-cache/--no-tile-cache",
-            help="Keep rearranged weights of the cpu runtime on the disk (default: yes).",
-        ),
-    ] = True
-    huge_pages: Annotated[
-        str,
-        model_option(
-            "--huge-pages",
-            help="Pages of 2 MiB for weights: auto where they are free, on at a price that edgedec plan tells, or off.",
-            metavar="MODE",
-            complete=completion.one_of("auto", "on", "off"),
-        ),
-    ] = "auto"
     gpu_layers: Annotated[
         int | None, model_option("--gpu-layers", help="Number of layers on the GPU; -1 for all.", metavar="N")
     ] = None
     device: Annotated[
         str | None, model_option("--device", help="The device (edgedec doctor --all lists them).", metavar="NAME")
     ] = None
-    rpc: Annotated[
-        str | None,
+    runtime_option: Annotated[
+        list[str] | None,
         model_option(
-            "--rpc",
-            help="Machines that run llama.cpp's rpc-server and take layers of the model; docs/rpc.md.",
-            metavar="HOST:PORT,...",
+            "--runtime-option",
+            help="An option that only the runtime has, such as mmap=no or huge_pages=off. Repeatable.",
+            metavar="NAME=VALUE",
         ),
     ] = None
-    rpc_wait: Annotated[
-        float,
-        model_option(
-            "--rpc-wait",
-            help="How long a text waits when one of these machines is lost, to go on then; 0: the text ends.",
-            metavar="SECONDS",
-        ),
-    ] = 120.0
     chat_template: Annotated[
         Path | None,
         model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),

@@ -138,7 +138,10 @@ def test_more_rows_than_llama_cpp_has_sequences(tiny_path: Path) -> None:
 def test_options_load_and_decode(tiny_path: Path, kv_type: str, flash_attention: bool | None) -> None:
     """KV types, flash attention, threads, copies instead of maps, and no repacking all decode."""
     options = LoadOptions(
-        n_ctx=64, kv_type=kv_type, flash_attention=flash_attention, mmap=False, repack=False, n_threads=1
+        n_ctx=64,
+        kv_type=kv_type,
+        runtime_options={"flash_attention": flash_attention, "mmap": False, "repack": False},
+        n_threads=1,
     )
     path = tiny_path
     if kv_type == "q8_0":  # quantized blocks hold 32 numbers, so heads must too
