@@ -19,7 +19,7 @@ from edgedec_export.training.train_drafter import TrainOptions
 GUIDE = Path(__file__).parents[3] / "docs" / "embedding.md"
 ONLY_PYTHON = {"model", "max_rows", "grammars", "cache_dir", "on_progress", "cancel"}
 ONLY_ELSEWHERE = {"allow_requantize", "pooling"}
-BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_texts", "n_threads"}
+BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_texts", "n_threads", "runtime_options"}
 
 
 def test_every_argument_has_its_option() -> None:
