@@ -25,6 +25,7 @@ from provenance import provenance
 
 import edgedec
 from edgedec.api.engine import Engine
+from edgedec.api.options import DraftOptions
 from edgedec.progress import CancelToken
 from edgedec_apps.bench.measure import (
     PLAIN,
@@ -158,7 +159,10 @@ def main() -> None:
             if args.overlap:
                 other = stack.enter_context(
                     edgedec.load(
-                        args.model, runtime_options={"rpc": second, "repack": False}, draft_overlap=True, **ways
+                        args.model,
+                        runtime_options={"rpc": second, "repack": False},
+                        drafting=DraftOptions(overlap=True),
+                        **ways,
                     )
                 )
                 runners[OVERLAP] = engine_runner(other, options, draft=True)

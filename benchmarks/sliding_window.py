@@ -16,6 +16,7 @@ import numpy as np
 from provenance import provenance
 
 import edgedec
+from edgedec.api.options import Lossy
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LoadOptions, Model, Session
@@ -61,7 +62,7 @@ def speed(name: str, window: int, n_tokens: int) -> dict[str, float]:
     for turn in range(2):
         for key, n_ctx in [("all", n_tokens + 64), (str(window), window)][:: 1 - 2 * turn]:
             with edgedec.load(
-                name, runtime="cpu", offline=True, n_ctx=n_ctx, slide=key != "all", draft="off"
+                name, runtime="cpu", offline=True, n_ctx=n_ctx, lossy=Lossy(slide=key != "all"), draft="off"
             ) as engine:
                 stats = engine.generate("Once upon a time", max_tokens=n_tokens, ignore_end=True, temperature=0.7).stats
                 seconds[key] += stats.total_s - stats.first_token_s

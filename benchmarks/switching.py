@@ -28,7 +28,7 @@ from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request
 from edgedec.sequence import Sequence as TokenSequence
-from edgedec.sessions.model_switching import LARGE, SMALL, SwitchingSession
+from edgedec_methods.switching import LARGE, SMALL, SwitchingSession
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _N_CTX = 1024

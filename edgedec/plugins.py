@@ -20,6 +20,7 @@ RESOLVERS = "edgedec.resolvers"
 TEMPLATES = "edgedec.templates"
 FOLDERS = "edgedec.folders"
 GRAMMARS = "edgedec.grammars"
+SESSIONS = "edgedec.sessions"
 
 _BUILT_IN = {
     RUNTIMES: {
@@ -69,6 +70,7 @@ _BUILT_IN = {
     FOLDERS: {"cache": "edgedec_models.folders:cache_folder", "heads": "edgedec_models.folders:shipped_heads"},
     TEMPLATES: {"jinja": "edgedec_runtimes.chat.template:ChatTemplate"},
     GRAMMARS: {"llguidance": "edgedec_runtimes.grammar.compiler:Llguidance"},
+    SESSIONS: {"switching": "edgedec_methods.switching:Switching"},
 }
 
 
@@ -77,7 +79,7 @@ class Plugin:
     """An installed plug-in, which may or may not import.
 
     Attributes:
-        group: One of RUNTIMES, ARCHITECTURES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS.
+        group: One of RUNTIMES, ARCHITECTURES, DRAFTERS, RESOLVERS, TEMPLATES, FOLDERS, GRAMMARS, SESSIONS.
         name: The name by which users choose the plug-in.
         target: The object that it is, as "module:attribute".
         package: The distribution that it comes from, with its version; DISTRIBUTION for edgedec's own.

@@ -11,6 +11,7 @@ Users give `load(..., runtime_options={"huge_pages": "off"})`, or `--runtime-opt
 value, a number, a text or a Literal of texts, each perhaps or None; numbers and truth values may be given as text.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import NoneType
@@ -60,16 +61,16 @@ def known_to(runtime: object, given: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in given.items() if name in known}
 
 
-def read_options(kind: type[T], given: Mapping[str, object], runtime: str) -> T:
-    """Return a runtime's own options: what is given, and the defaults of the others.
+def read_options(kind: type[T], given: Mapping[str, object], owner: str) -> T:
+    """Return the options of a runtime or of a method: what is given, and the defaults of the others.
 
     Args:
-        kind: The dataclass that the runtime declares.
+        kind: The dataclass of the options.
         given: Values by the names of options.
-        runtime: The runtime's name, for errors.
+        owner: Whose options they are, for errors: "the cpu runtime".
 
     Raises:
-        RequestError: The runtime has no option of a name.
+        RequestError: There is no option of a name.
         OptionError: An option does not take the value.
     """
     hints = get_type_hints(kind)
@@ -78,8 +79,7 @@ def read_options(kind: type[T], given: Mapping[str, object], runtime: str) -> T:
         if name not in known:
             has = f"; its own are {', '.join(known)}" if known else ""
             raise RequestError(
-                f"the {runtime} runtime has no option {name!r}{has}: leave it out of {argument('runtime_options')}, or "
-                f"name the runtime that has it ({argument('runtime')})"
+                f"{owner} has no option {name!r}{has}; leave it out, or name what has it ({argument('runtime')})"
             )
     return kind(**{name: _read(name, hints[name], value) for name, value in given.items()})
 
@@ -90,9 +90,9 @@ def _read(name: str, hint: Any, value: object) -> object:
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     if value in choices or (value is None and NoneType in kinds):
         return value
+    if str in kinds and isinstance(value, str | os.PathLike):
+        return value
     if isinstance(value, str):
-        if str in kinds:
-            return value
         if bool in kinds and value.lower() in _WORDS:
             return _WORDS[value.lower()]
         for kind in (int, float):

@@ -10,9 +10,10 @@ from weakref import WeakSet
 from edgedec import plugins
 from edgedec.api.engine import Engine, EngineParts
 from edgedec.api.open_drafters import Drafts, open_drafters
-from edgedec.api.options import LIBRARY, Application, EngineOptions, ModelName, Numerics
+from edgedec.api.options import LIBRARY, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, ChatTemplateFactory
+from edgedec.companion import Companion
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -25,7 +26,7 @@ from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out
 from edgedec.loading.other_machines import servers_note
 from edgedec.loading.runtime_choice import Choice
-from edgedec.loading.second_model import open_small_model
+from edgedec.loading.second_model import open_companion
 from edgedec.memory.device_account import remember_drivers, with_account
 from edgedec.memory.planner import Cap, Planned, plan_within, planning_bytes
 from edgedec.memory.shedding import memory_watch
@@ -36,7 +37,6 @@ from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.runtime_options import own_options, read_options
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
-from edgedec.sessions.model_switching import SwitchingSession
 from edgedec.sessions.padded_steps import with_padded_steps
 from edgedec.sessions.sliding_window import SlidingSession
 
@@ -55,27 +55,18 @@ def load(
     *,
     runtime: str = "auto",
     n_ctx: int | None = None,
-    slide: bool = False,
-    layer_skip: float | None = None,
-    layer_skip_force: bool = False,
+    lossy: Lossy = Lossy(),  # noqa: B008  # it is frozen
     memory: int | str | None = None,
     gpu_memory: int | str | None = None,
     draft: str | DrafterFactory | None = "auto",
     draft_model: ModelName | None = None,
     draft_head: str | os.PathLike[str] | None = None,
-    draft_overlap: bool = False,
-    draft_tree: str | None = None,
     n_draft_max: int = N_DRAFT_MAX,
-    draft_numerics: Numerics = "strict",
-    draft_store: str | os.PathLike[str] | None = None,
-    small_model: ModelName | None = None,
-    entropy: float | None = None,
-    entropy_force: bool = False,
+    drafting: DraftOptions = DraftOptions(),  # noqa: B008  # it is frozen
     chat_template: str | None = None,
     grammars: bool = False,
     n_parallel: int = 1,
     n_texts: int = 1,
-    max_rows: int | None = None,
     n_threads: int | None = None,
     kv_type: str = "f16",
     n_gpu_layers: int | None = None,
@@ -127,14 +118,14 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         model, of_model = _load_model(planned, wishes, options, undo)
         if is_planned:
             return_free_memory()  # before what is allocated next is put among the freed pages
-        sessions, of_sessions = _sessions(model, planned.setting.options, slide=options.slide)
-        sessions[0], small = _with_small_model(sessions[0], planned, options.entropy, undo)
+        sessions, of_sessions = _sessions(model, planned.setting.options, slide=options.lossy.slide)
+        sessions[0], companion = _with_companion(sessions[0], planned, wishes.companion, undo)
         of_models = _notes(planned, sessions[0].n_ctx)
         for note in (*of_sessions, *of_models):
             logger.warning("%s", note)
         drafts = open_drafters(model, sessions, planned, wishes, options, undo)
         notes = (*of_sessions, *of_model, *of_models, *drafts.notes)
-        slots = _slots(sessions, drafts, options, notes, lambda: processes_of(model, small))
+        slots = _slots(sessions, drafts, options, notes, lambda: processes_of(model, companion))
         planned = _with_account(drafts.planned)
         n_tokens = len(slots) * sessions[0].n_ctx
         held = planned.plan if is_planned else MemoryPlan(model.memory(n_tokens, planned.setting.options.max_rows))
@@ -145,7 +136,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
                 _template(model, options.chat_template),
                 planned.plan,
                 choice.path,
-                small,
+                companion,
                 planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
                 held.own_bytes,
                 max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
@@ -176,12 +167,12 @@ def _slots(
     """
     plan, first, n_texts = drafts.planned.plan, sessions[0], options.n_texts
     load_options, runtime = drafts.planned.setting.options, drafts.planned.choice.runtime
-    own = read_options(own_options(runtime), load_options.runtime_options, runtime.name)
+    own = read_options(own_options(runtime), load_options.runtime_options, f"the {runtime.name} runtime")
     n_rows = load_options.max_rows if plan.terms else None
     # A few rows of a small vocabulary are within the working memory that is planned.
     few_rows = _FEW_ROWS_BYTES // (4 * first.model.card.n_vocab)
     n_pages_each = n_pages(0, first.n_ctx)
-    shared = len(sessions) > 1 and not options.slide and first.model.capabilities.fork
+    shared = len(sessions) > 1 and not options.lossy.slide and first.model.capabilities.fork
     prefixes = SharedPrefixes() if shared and first.model.capabilities.prefill_chunk == 1 else None
     curves = drafts.curves or tuple(CostCurve() for _ in sessions)
     return [
@@ -238,9 +229,9 @@ def _load_model(
     with stage(options.on_progress, "load", choice.path.name):
         model = choice.runtime.load(choice.path, load_options)
     undo.callback(model.close)
-    if wishes.layer_sizes is not None and options.layer_skip is not None:
-        model = leave_out(model, wishes.layer_sizes, options.layer_skip, load_options.cache_dir)
-    if options.draft_numerics != "padded":
+    if wishes.layer_sizes is not None and options.lossy.layer_skip is not None:
+        model = leave_out(model, wishes.layer_sizes, options.lossy.layer_skip, load_options.cache_dir)
+    if options.drafting.numerics != "padded":
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
     with stage(options.on_progress, "looking for numbers of rows that have the bits of each other"):
@@ -271,26 +262,26 @@ def _sessions(model: Model, options: LoadOptions, *, slide: bool) -> tuple[list[
 
 def _notes(planned: Planned, n_ctx: int) -> list[str]:
     """Return a sentence for each model trained for a shorter context than its text's, and one on other machines."""
-    small = planned.setting.small_model
+    companion = planned.setting.companion
     notes = [
         servers_note(planned.setting.options.rpc_servers),
         context_note(planned.choice.path, n_ctx),
-        "" if small is None else context_note(small, n_ctx, "the small model"),
+        "" if companion is None else context_note(companion, n_ctx, f"the {planned.setting.companion_role}"),
     ]
     return [note for note in notes if note]
 
 
-def _with_small_model(
-    large: Session, planned: Planned, entropy: float | None, undo: ExitStack
+def _with_companion(
+    session: Session, planned: Planned, method: Companion | None, undo: ExitStack
 ) -> tuple[Session, Model | None]:
-    """Load the small model, where there is one; return a session on which it writes in turn with the large one."""
-    path, options = planned.setting.small_model, planned.setting.options
-    if path is None or entropy is None:
-        return large, None
+    """Load the companion, where a method writes with one; return a session on which both write, and the companion."""
+    path, options = planned.setting.companion, planned.setting.options
+    if path is None or method is None:
+        return session, None
     with stage(options.on_progress, "load", path.name):
-        small = open_small_model(path, large.model, options)
-    undo.callback(small.close)
-    return SwitchingSession(large, small.session(large.n_ctx), entropy), small
+        companion = open_companion(path, session.model, options, method)
+    undo.callback(companion.close)
+    return method.session(session, companion.session(session.n_ctx)), companion
 
 
 def _template(model: Model, source: str | None) -> ChatTemplate | None:

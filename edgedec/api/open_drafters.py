@@ -75,7 +75,7 @@ def open_drafters(
     max_rows = setting.options.max_rows if planned.plan.terms else None
     n_most = options.n_draft_max if max_rows is None else min(options.n_draft_max, max_rows - 1)
     with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
-        n_max = _draft_limit(model, n_most, options.draft_numerics)
+        n_max = _draft_limit(model, n_most, options.drafting.numerics)
     curves: tuple[CostCurve, ...] = ()
     if n_max >= 1 and (EXIT in factories or not setting.pinned):  # `exit` decides by cost, even where it is pinned
         curves = _curves(sessions, cost_curve(first, setting.options, most_rows=max_rows or MOST_ROWS))
@@ -97,9 +97,9 @@ def open_drafters(
         store_bytes=setting.store_bytes,
         common=_common(model, planned) if n_max >= 1 else None,
         tuned=tuned_set(setting.options.cache_dir, model.card),
-        strict=options.draft_numerics != "loose",
+        strict=options.drafting.numerics != "loose",
         learned=learned,
-        tree=None if options.draft_tree is None else parse_shape(options.draft_tree),
+        tree=None if options.drafting.tree is None else parse_shape(options.drafting.tree),
         reasons=tuple(notes),
         head=first.draft_head,
         token_s=token_s,

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
+from edgedec.companion import companion_of
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError
@@ -14,7 +15,6 @@ from edgedec.memory_plan import parse_size
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.resolver import ResolveOptions
-from edgedec.sessions.model_switching import require_pair
 from edgedec.storage.probe_cache import cache_folder
 from edgedec.tree_shapes import parse_shape
 
@@ -23,6 +23,86 @@ ModelName = str | os.PathLike[str]
 Numerics = Literal["strict", "padded", "loose"]
 
 _MOST_DRAFTED = (1 << 16) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOptions:
+    """How drafts are made and verified; few need it, and the text is the same unless `numerics` is "loose".
+
+    Attributes:
+        overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU,
+            on a GPU or on other machines (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise"
+            and the other rules than "coupled", and with a `tree` other than "chain".
+        tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
+            "chain" under coupled, tokenwise and block, "grow" under recursive, "paths:2" under kseq and
+            multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.
+            Where a shape does not fit the rule, the rule's own is taken, and the statistics say so.
+        numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "padded"
+            gives every step the few rows that longer forwards share their bits with, where a runtime has such
+            (edgedec.sessions.padded_steps): drafts change no bit there either, but the text is that of padded steps.
+            "loose" verifies longer drafts; the text may then differ where two tokens are nearly as probable.
+        store: A file in which the suffix drafter keeps the token ids of earlier texts from process to process. It
+            is read now, and written by Engine.close(). Only models of one vocabulary can share a file.
+        max_rows: As in LoadOptions; None for n_draft_max + 1.
+
+    Raises:
+        RequestError: An option is out of range.
+    """
+
+    overlap: bool = False
+    tree: str | None = None
+    numerics: Numerics = "strict"
+    store: str | os.PathLike[str] | None = None
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tree is not None:
+            parse_shape(self.tree)
+        if self.numerics not in get_args(Numerics):
+            raise OptionError("draft_numerics", self.numerics, "it must be strict, padded or loose")
+
+    def __repr__(self) -> str:
+        return _given(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lossy:
+    """What makes a text shorter to compute, or longer than the context, at the price of another text.
+
+    Attributes:
+        slide: Go on when the context is full, with its first tokens and its newest ones. The tokens between
+            them are forgotten (edgedec.sessions.sliding_window). A text then ends only at an end token, max_tokens or
+            a stop.
+        layer_skip: Leave out layers in every forward until a token reads 1 / layer_skip of the bytes of weights.
+            Decoding is about `layer_skip` times as fast, and the text is another. The layers are evenly spaced, or
+            those that edgedec tune-skip --lossy found. A value beyond what was measured for the model
+            (edgedec.layer_skip.quality_table) is refused, unless `layer_skip_force`.
+        layer_skip_force: Take a `layer_skip` beyond what was measured.
+        methods: The options of a method that writes with a further model, by the method's name (edgedec.companion):
+            {"switching": {"small_model": ..., "entropy": ...}}. Nothing is drafted then, and requests take turns.
+
+    Raises:
+        RequestError: An option of the method is out of range or unknown.
+        PluginError: No method has that name.
+    """
+
+    slide: bool = False
+    layer_skip: float | None = None
+    layer_skip_force: bool = False
+    methods: Mapping[str, Mapping[str, object]] | None = None
+
+    def __post_init__(self) -> None:
+        companion_of(self.methods)
+
+    def __repr__(self) -> str:
+        return _given(self)
+
+
+def _given(options: DraftOptions | Lossy) -> str:
+    """Return a dataclass as text, without the fields that have their defaults."""
+    given = {field.name: getattr(options, field.name) for field in fields(options)}
+    shown = [f"{f.name}={given[f.name]!r}" for f in fields(options) if given[f.name] != f.default]
+    return f"{type(options).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +116,7 @@ class EngineOptions:
         n_ctx: Tokens of the context; None for what the model was trained for, where the keys and values of more than
             4,096 tokens take at most a quarter of the memory that the model leaves free; else for half of that, or a
             quarter, and so on, down to 4,096.
-        slide: Go on when the context is full, with its first tokens and its newest ones. LOSSY: the tokens between
-            them are forgotten (edgedec.sessions.sliding_window). A text then ends only at an end token, max_tokens or
-            a stop.
-        layer_skip: LOSSY: leave out layers in every forward until a token reads 1 / layer_skip of the bytes of weights.
-            Decoding is about `layer_skip` times as fast, and the text is another. The layers are evenly spaced, or
-            those that edgedec tune-skip --lossy found. A value beyond what was measured for the model
-            (edgedec.layer_skip.quality_table) is refused, unless `layer_skip_force`.
-        layer_skip_force: Take a `layer_skip` beyond what was measured.
+        lossy: Options that change the text.
         memory: The most memory that edgedec may hold ("900MB", "1.5GiB", or bytes), for all its models in the process
             together; the rest of the process doesn't count. Options that were not given are cut down to fit, in the
             order of edgedec.memory.ladder (engine.plan.given_up lists them). If nothing fits, the model is refused
@@ -59,26 +132,8 @@ class EngineOptions:
             checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu). None for the head
             that lies beside the model, was trained here or is shipped (edgedec.loading.draft_head), where there is one;
             "off" for none.
-        draft_overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU,
-            on a GPU or on other machines (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise"
-            and the other rules than "coupled", and with a `draft_tree` other than "chain".
-        draft_tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
-            "chain" under coupled, tokenwise and block, "grow" under recursive, "paths:2" under kseq and
-            multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.
-            Where a shape does not fit the rule, the rule's own is taken, and the statistics say so.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
-        draft_numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "padded"
-            gives every step the few rows that longer forwards share their bits with, where a runtime has such
-            (edgedec.sessions.padded_steps): drafts change no bit there either, but the text is that of padded steps.
-            "loose" verifies longer drafts; the text may then differ where two tokens are nearly as probable.
-        draft_store: A file in which the suffix drafter keeps the token ids of earlier texts from process to process. It
-            is read now, and written by Engine.close(). Only models of one vocabulary can share a file.
-        small_model: A smaller model of the same vocabulary that writes where the text is easy; named as the model is.
-            LOSSY: nothing verifies what it writes (edgedec.sessions.model_switching). Nothing is drafted then, and
-            requests take turns. Needs `entropy`.
-        entropy: Bits: the small model writes where the mean entropy of the last tokens is below; 0 leaves all to the
-            large model.
-        entropy_force: Take an `entropy` beyond what was measured.
+        drafting: Further options of drafting.
         chat_template: Jinja source to use instead of the model's own chat template.
         grammars: Plan memory for texts that keep to a grammar (json_schema=..., grammar=...). Without it a memory plan
             leaves grammars out, and they get the least memory that they work with.
@@ -87,7 +142,6 @@ class EngineOptions:
         n_texts: Texts of one prompt that a request writes at the same time (Engine.samples). A memory plan keeps room
             for so many of the context's length; a request with more is refused before it begins, unless they are
             shorter. Without a plan, requests may write any number.
-        max_rows: As in LoadOptions; None for n_draft_max + 1.
         n_threads: As in LoadOptions.
         kv_type: As in LoadOptions; or "auto", which takes f16, and a smaller type where memory is short. A smaller type
             may change the text.
@@ -102,32 +156,23 @@ class EngineOptions:
         cancel: Stops downloading and loading.
 
     Raises:
-        RequestError: An option is out of range, or `small_model` and `entropy` are not both given.
+        RequestError: An option is out of range.
     """
 
     runtime: str = "auto"
     n_ctx: int | None = None
-    slide: bool = False
-    layer_skip: float | None = None
-    layer_skip_force: bool = False
+    lossy: Lossy = Lossy()
     memory: int | str | None = None
     gpu_memory: int | str | None = None
     draft: str | DrafterFactory | None = "auto"
     draft_model: ModelName | None = None
     draft_head: str | os.PathLike[str] | None = None
-    draft_overlap: bool = False
-    draft_tree: str | None = None
     n_draft_max: int = N_DRAFT_MAX
-    draft_numerics: Numerics = "strict"
-    draft_store: str | os.PathLike[str] | None = None
-    small_model: ModelName | None = None
-    entropy: float | None = None
-    entropy_force: bool = False
+    drafting: DraftOptions = DraftOptions()
     chat_template: str | None = None
     grammars: bool = False
     n_parallel: int = 1
     n_texts: int = 1
-    max_rows: int | None = None
     n_threads: int | None = None
     kv_type: str = "f16"
     n_gpu_layers: int | None = None
@@ -141,12 +186,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.n_draft_max <= _MOST_DRAFTED:
             raise OptionError("n_draft_max", self.n_draft_max, f"it must be from 1 to {_MOST_DRAFTED}")
-        if self.draft_tree is not None:
-            parse_shape(self.draft_tree)
-        if self.draft_numerics not in get_args(Numerics):
-            raise OptionError("draft_numerics", self.draft_numerics, "it must be strict, padded or loose")
         addresses_of((self.runtime_options or {}).get("rpc"))
-        require_pair(self.small_model, self.entropy, force=self.entropy_force)
 
     @property
     def cap_bytes(self) -> int | None:
@@ -179,7 +219,7 @@ class EngineOptions:
         return LoadOptions(
             n_ctx=self.n_ctx,
             n_parallel=self.n_parallel,
-            max_rows=self.n_draft_max + 1 if self.max_rows is None else self.max_rows,
+            max_rows=self.n_draft_max + 1 if self.drafting.max_rows is None else self.drafting.max_rows,
             n_threads=self.n_threads,
             kv_type=self.kv_type,
             tiles_only=True,

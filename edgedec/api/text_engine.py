@@ -53,7 +53,7 @@ class EngineParts:
         template: The chat template, or None.
         plan: The memory plan that the model was loaded under; without terms where nothing was planned.
         path: The model's file.
-        small_model: A second model that writes in turn with this one, or None.
+        companion: A further model that writes with this one, or None.
         grammar_bytes: Most bytes that compiled grammars take.
         held_bytes: Bytes that count against the caps of models loaded later.
         gpu_held_bytes: The same of the device that holds most.
@@ -64,7 +64,7 @@ class EngineParts:
     template: ChatTemplate | None
     plan: MemoryPlan
     path: Path
-    small_model: Model | None
+    companion: Model | None
     grammar_bytes: int
     held_bytes: int
     gpu_held_bytes: int
@@ -91,7 +91,7 @@ class TextEngine(Closeable):
         self.tokenizer: Tokenizer = parts.model.tokenizer
         self.plan = parts.plan
         self.held_bytes, self.gpu_held_bytes = parts.held_bytes, parts.gpu_held_bytes
-        self._small_model = parts.small_model
+        self._companion = parts.companion
         self._pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
         self._grammars = Grammars(self.tokenizer, parts.grammar_bytes)
@@ -99,7 +99,7 @@ class TextEngine(Closeable):
     @property
     def processes(self) -> tuple[int, ...]:
         """The further processes that run its models now, whose memory counts as this process's; mostly none."""
-        return processes_of(self.model, self._small_model)
+        return processes_of(self.model, self._companion)
 
     @property
     def n_ctx(self) -> int:
@@ -407,8 +407,8 @@ class TextEngine(Closeable):
         for slot in self._pool.slots:
             if slot.drafting is not None:
                 slot.drafting.close()
-        if self._small_model is not None:
-            self._small_model.close()
+        if self._companion is not None:
+            self._companion.close()
         self.model.close()
         if drafting is not None and os.getpid() == self._slot.pid:
             drafting.save()

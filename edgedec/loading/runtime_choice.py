@@ -69,7 +69,7 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     if name != "auto":
         named = _instance(plugins.load_plugin(plugins.RUNTIMES, name))
         if options is not None:
-            read_options(own_options(named), options.runtime_options, name)
+            read_options(own_options(named), options.runtime_options, f"the {name} runtime")
         note = _gpu_note(options, {name: _devices(named)}) if options is not None and wants_gpu else ""
         return Choice(path, named, note, header=header)
     found = plugins.plugins(plugins.RUNTIMES)
@@ -175,7 +175,7 @@ def _taking(
         refusal = runtime.accepts(path)
         if refusal is None:
             if options is not None:
-                read_options(own_options(runtime), options.runtime_options, plugin.name)
+                read_options(own_options(runtime), options.runtime_options, f"the {plugin.name} runtime")
                 runtime.plan(path, replace(options, on_progress=None))
             return runtime
         refusals[plugin.name] = UnsupportedModelError(refusal)

@@ -48,7 +48,8 @@ class Setting:
         grammar_bytes: Most bytes that compiled grammars take, and that each text takes whose tokens a grammar limits;
             0 where no grammar is used. The first grammar also takes a second copy of the vocabulary.
         given_up: What was given up to fit: for each kind of sacrifice, the phrase that describes it.
-        small_model: The file of the smaller model that writes in turn with this one, or None.
+        companion: The file of a further model that writes with this one, or None.
+        companion_role: What that model is called.
         draft_overlap: Whether the draft model drafts on the CPU while the target verifies.
         max_rows_pinned: Whether `options.max_rows` was asked for by name; it is not given up then.
         request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.
@@ -67,7 +68,8 @@ class Setting:
     prompt_cache: bool = False
     grammar_bytes: int = 0
     given_up: Mapping[str, str] = field(default_factory=dict)
-    small_model: Path | None = None
+    companion: Path | None = None
+    companion_role: str = ""
     draft_overlap: bool = False
     max_rows_pinned: bool = False
     request_bytes: int = 0
@@ -170,7 +172,7 @@ def _with_fewer_layers(setting: Setting) -> Setting:
 
 def _without_option(kind: type[Any], sacrifice: Sacrifice, setting: Setting) -> Setting:
     given = setting.options.runtime_options
-    if getattr(read_options(kind, given, ""), sacrifice.name) == sacrifice.value:
+    if getattr(read_options(kind, given, "it"), sacrifice.name) == sacrifice.value:
         return setting
     changed = {"runtime_options": {**given, sacrifice.name: sacrifice.value}}
     return setting.less(sacrifice.kind, sacrifice.phrase, changed)

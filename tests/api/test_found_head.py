@@ -98,7 +98,11 @@ def test_only_runtimes_that_take_heads_get_one(model: Path) -> None:
 def test_two_models_in_turn_have_no_head(model: Path) -> None:
     """A named head is refused beside a small model."""
     with pytest.raises(RequestError, match="a draft head"):
-        _wishes(model, draft_head=model.with_name("m.head"), small_model=model, entropy=1.0)
+        _wishes(
+            model,
+            draft_head=model.with_name("m.head"),
+            lossy=edgedec.Lossy(methods={"switching": {"small_model": model, "entropy": 1.0}}),
+        )
 
 
 def test_the_text_is_the_same_with_the_head(model: Path) -> None:

@@ -183,6 +183,8 @@ def test_what_is_reported(machine: Machine) -> None:
 def test_the_time_is_checked(seconds: object) -> None:
     """Only a number of seconds is taken; infinity is one."""
     for given in (float("inf"), "inf"):
-        assert read_options(LlamaCppOptions, {"rpc": "a:1", "rpc_wait": given}, "llamacpp").rpc_wait == float("inf")
+        assert read_options(
+            LlamaCppOptions, {"rpc": "a:1", "rpc_wait": given}, "the llamacpp runtime"
+        ).rpc_wait == float("inf")
     with pytest.raises(OptionError, match=r"rpc_wait is .*; it must be (0 or more seconds|a number)"):
-        read_options(LlamaCppOptions, {"rpc_wait": seconds}, "llamacpp")
+        read_options(LlamaCppOptions, {"rpc_wait": seconds}, "the llamacpp runtime")

@@ -14,6 +14,7 @@ from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
 
 import edgedec
+from edgedec.api.options import Lossy
 from edgedec.conformance import check_drafter, raise_failures
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot, TokenStream
@@ -198,7 +199,9 @@ def test_without_a_head_it_says_what_to_do(files: tuple[Path, Path]) -> None:
         drafter(model)
 
 
-@pytest.mark.parametrize("options", [{}, {"n_parallel": 2}, {"slide": True, "n_ctx": 64}, {"draft": "head+suffix"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"n_parallel": 2}, {"lossy": Lossy(slide=True), "n_ctx": 64}, {"draft": "head+suffix"}]
+)
 def test_texts_are_plain_decodings(
     options: dict[str, object], files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from edgedec.api.base_memory import base_bytes
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_engine
-from edgedec.api.options import Application, EngineOptions
+from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
 from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.api.request_options import require_rule
 from edgedec.draft import STORE_BYTES
@@ -31,6 +31,9 @@ from edgedec_apps.server.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 
 _RPC_WAIT_S = 120.0
+_DRAFTING = {f"draft_{name}": name for name in ("overlap", "tree", "numerics", "store")}
+_LOSSY = ("slide", "layer_skip", "layer_skip_force")
+_SWITCHING = ("small_model", "entropy", "entropy_force")
 ONE_REQUEST_BYTES = 4_000_000
 """Most bytes that each drafter keeps where there is one request only: the store holds that request's own text, too."""
 
@@ -96,10 +99,16 @@ def engine_options(
         EdgedecError: An option is out of range, or the chat template can't be read.
     """
     given = {KEYWORDS.get(field.name, field.name): getattr(flags, field.name) for field in fields(flags)}
-    del given["prompt_cache"]
+    for name in (*_DRAFTING, *_LOSSY, *_SWITCHING, "prompt_cache"):
+        del given[name]
+    switching = {name: value for name in _SWITCHING if (value := getattr(flags, name)) not in (None, False)}
+    given["lossy"] = Lossy(
+        **{name: getattr(flags, name) for name in _LOSSY}, methods={"switching": switching} if switching else None
+    )
+    drafting = {field: getattr(flags, name) for name, field in _DRAFTING.items()}
+    given["drafting"] = DraftOptions(**drafting, max_rows=1 if flags.draft == "off" else None)
     given["runtime_options"] = _own_options(flags.runtime_option or [])
     given["chat_template"] = None if flags.chat_template is None else read_text(flags.chat_template)
-    given["max_rows"] = 1 if flags.draft == "off" else None
     given |= {"n_parallel": n_parallel, "n_texts": n_texts}
     return EngineOptions(**given, grammars=grammars, on_progress=on_progress, cancel=cancel)
 

@@ -186,7 +186,7 @@ def _setting(chosen: Planned) -> dict[str, Any]:
         "kv_type": options.kv_type,
         "drafters": list(setting.drafters),
         "draft_model": None if setting.draft_model is None else str(setting.draft_model),
-        "small_model": None if setting.small_model is None else str(setting.small_model),
+        "small_model": None if setting.companion is None else str(setting.companion),
         "store_bytes": setting.store_bytes,
         "max_rows": options.max_rows,
         "runtime_options": dict(options.runtime_options),

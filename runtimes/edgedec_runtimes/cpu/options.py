@@ -25,4 +25,4 @@ class CpuOptions:
 
 def own(options: LoadOptions) -> CpuOptions:
     """Return the runtime's own options (raises as edgedec.runtime_options.read_options)."""
-    return read_options(CpuOptions, options.runtime_options, "cpu")
+    return read_options(CpuOptions, options.runtime_options, "the cpu runtime")

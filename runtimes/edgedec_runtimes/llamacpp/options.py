@@ -43,4 +43,4 @@ class LlamaCppOptions:
 
 def own(options: LoadOptions) -> LlamaCppOptions:
     """Return the runtime's own options (raises as edgedec.runtime_options.read_options)."""
-    return read_options(LlamaCppOptions, options.runtime_options, "llamacpp")
+    return read_options(LlamaCppOptions, options.runtime_options, "the llamacpp runtime")

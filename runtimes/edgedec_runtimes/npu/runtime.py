@@ -50,7 +50,7 @@ class NpuOptions:
 
 
 def _own(options: LoadOptions) -> NpuOptions:
-    return read_options(NpuOptions, options.runtime_options, "npu")
+    return read_options(NpuOptions, options.runtime_options, "the npu runtime")
 
 
 class Npu:

@@ -117,7 +117,7 @@ def _check_options(export: Export, options: LoadOptions) -> None:
         raise RequestError(
             f"the onnx runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out, and choose a device"
         )
-    read_options(NoOptions, options.runtime_options, "onnx")
+    read_options(NoOptions, options.runtime_options, "the onnx runtime")
     require_head(export, options)
     if options.resident_bytes is not None:
         raise RequestError(f"the onnx runtime keeps all weights in memory; leave {argument('resident_bytes')} out")

@@ -79,7 +79,7 @@ def _check_options(options: LoadOptions) -> None:
         raise RequestError(
             f"the reference runtime has no GPU; leave {argument('device')} and {argument('n_gpu_layers')} out"
         )
-    read_options(NoOptions, options.runtime_options, "reference")
+    read_options(NoOptions, options.runtime_options, "the reference runtime")
     refuse_draft_head(options, "reference")
     if options.resident_bytes is not None:
         raise RequestError(f"the reference runtime keeps all weights in memory; leave {argument('resident_bytes')} out")

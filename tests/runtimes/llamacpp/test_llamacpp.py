@@ -17,6 +17,7 @@ from support.tiny_mamba import tiny_mamba
 from support.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import ForwardItem, LoadOptions, Model, Session
@@ -390,7 +391,9 @@ def test_recurrent_models_draft_nothing(tmp_path: Path, numerics: Any) -> None:
     """A pinned drafter is left out with a sentence, also where drafts need not be exact; the text is the plain one."""
     path, found = tiny_mamba(tmp_path / "mamba.gguf"), []
     for draft in ("off", "suffix"):
-        with edgedec.load(path, runtime="llamacpp", n_ctx=128, draft=draft, draft_numerics=numerics) as engine:
+        with edgedec.load(
+            path, runtime="llamacpp", n_ctx=128, draft=draft, drafting=DraftOptions(numerics=numerics)
+        ) as engine:
             result = engine.generate("ab ab ab ab ", temperature=0.0, max_tokens=40, ignore_end=True)
         found.append(result.token_ids)
         assert result.stats.n_drafts == 0

@@ -10,6 +10,7 @@ import pytest
 from support.rpc_servers import RpcServer, rpc_servers
 
 import edgedec
+from edgedec.api.options import DraftOptions, Lossy
 from edgedec.drafters.draft_model.overlapped import THREAD_NAME, OverlappedModel
 from edgedec.errors import RequestError, RuntimeLostError, RuntimeUnavailableError
 
@@ -17,7 +18,11 @@ PROMPT = "def total(items):\n    result = 0\n    for item in items:\n        res
 OPTIONS: Any = {"runtime": "llamacpp", "n_ctx": 512, "n_threads": 1}
 GREEDY: Any = {"max_tokens": 40, "temperature": 0.0, "ignore_end": True}
 SAMPLED: Any = {"max_tokens": 40, "temperature": 0.9, "seed": 7, "ignore_end": True}
-WAYS: Any = [{"draft": "model"}, {"draft": "model", "draft_overlap": True}, {"draft_overlap": True}]
+WAYS: Any = [
+    {"draft": "model"},
+    {"draft": "model", "drafting": DraftOptions(overlap=True)},
+    {"drafting": DraftOptions(overlap=True)},
+]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +71,7 @@ def test_the_text_is_the_one_without(
         return
     source: Any = drafting.factories["model"]
     assert source.model.card.runtime == "cpu"
-    assert isinstance(source, OverlappedModel) == way.get("draft_overlap", False)
+    assert isinstance(source, OverlappedModel) == ("drafting" in way)
     assert {term.device for term in terms if term.name.startswith("draft model: ")} == {"host"}
     assert {term.device for term in terms if term.name == "KV cache"} == {"RPC1"}
     assert all(found.stats.n_accepted_tokens > 0 for found in drafted)
@@ -86,7 +91,12 @@ def test_a_server_is_lost_while_the_draft_model_goes_on(
             servers[1].kill()
 
     monkeypatch.setattr(OverlappedModel, "start", start_and_lose)
-    ways = {"draft": "model", "draft_model": smollm_path, "draft_overlap": True, "n_draft_max": 3} | OPTIONS
+    ways = {
+        "draft": "model",
+        "draft_model": smollm_path,
+        "drafting": DraftOptions(overlap=True),
+        "n_draft_max": 3,
+    } | OPTIONS
     with edgedec.load(smollm_path, runtime_options={"rpc": addresses(servers), "repack": False}, **ways) as there:
         stream, begun = there.stream(PROMPT, **SAMPLED), list[int]()
         with pytest.raises(RuntimeLostError, match=f"{servers[1].address} does not answer any more") as lost:
@@ -108,7 +118,8 @@ def test_a_server_is_lost_while_the_draft_model_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("refused", "keyword"), [({"layer_skip": 1.05}, "layer_skip"), ({"draft_head": "some.head"}, "draft_head")]
+    ("refused", "keyword"),
+    [({"lossy": Lossy(layer_skip=1.05)}, "layer_skip"), ({"draft_head": "some.head"}, "draft_head")],
 )
 def test_what_needs_the_layers_here_is_refused_at_once(
     smollm_path: Path, refused: dict[str, Any], keyword: str
