@@ -10,6 +10,7 @@ import typer
 from support.command_line import run_here
 
 import edgedec
+from edgedec.api.options import DraftOptions, Lossy
 from edgedec.errors import EdgedecError, argument
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.app import app
@@ -17,7 +18,8 @@ from edgedec_apps.cli.wording import OPTIONS, TRAINING, in_options
 from edgedec_export.training.train_drafter import TrainOptions
 
 GUIDE = Path(__file__).parents[3] / "docs" / "embedding.md"
-ONLY_PYTHON = {"model", "max_rows", "grammars", "cache_dir", "on_progress", "cancel"}
+ONLY_PYTHON = {"model", "lossy", "methods", "drafting", "draft_max_rows", "grammars", "cache_dir"}
+ONLY_PYTHON |= {"on_progress", "cancel"}
 ONLY_ELSEWHERE = {"allow_requantize", "pooling"}
 BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_texts", "n_threads", "runtime_options"}
 
@@ -25,6 +27,7 @@ BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_text
 def test_every_argument_has_its_option() -> None:
     """All of load() and of SamplingParams, but for what is Python's alone; and each option is one of run or serve."""
     arguments = {*inspect.signature(edgedec.load).parameters, *SamplingParams.names()}
+    arguments |= {field.name for field in fields(Lossy)} | {f"draft_{field.name}" for field in fields(DraftOptions)}
     assert arguments - ONLY_PYTHON <= set(OPTIONS)
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
     known = {flag for name in ("run", "serve") for option in commands[name].params for flag in option.opts}
