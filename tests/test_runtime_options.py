@@ -65,7 +65,7 @@ def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
     """The error lists those that there are; of a runtime without options of its own it says that."""
     with pytest.raises(RequestError, match="the runtime has no option 'flags'; its own are flag, wish, size, seconds"):
         read_options(Options, {"flags": True}, "the runtime")
-    with pytest.raises(RequestError, match="^the runtime has no option 'flags'; leave it out"):
+    with pytest.raises(RequestError, match=r"^the runtime has no option 'flags'; leave it out"):
         read_options(NoOptions, {"flags": True}, "the runtime")
     model = tiny_llama(tmp_path / "tiny.gguf")
     with pytest.raises(RequestError, match="the cpu runtime has no option 'repack'; its own are mmap, tile_cache, hug"):

@@ -10,10 +10,10 @@ from edgedec.api import async_api as aio
 from edgedec.api.best_text import BestOf, best_of, prompt_text
 from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.embedding import Embedder
+from edgedec.api.engine_parts import EngineParts
 from edgedec.api.extraction import Extraction, Wanted, extract, question_text
 from edgedec.api.request_options import Prompt, RequestOptions
 from edgedec.api.search_text import searched
-from edgedec.api.text_engine import EngineParts as EngineParts
 from edgedec.api.text_engine import TextEngine, finished
 from edgedec.chat import ChatTemplate, Message, thinking_variables
 from edgedec.choosing.choice import Chosen

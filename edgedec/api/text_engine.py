@@ -1,73 +1,40 @@
 """An engine for texts: a loaded model with its sessions, which generates and streams."""
 
 import os
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Unpack, cast
+from typing import Unpack
 
+from edgedec.api.engine_parts import EngineParts
 from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
 from edgedec.api.request_options import (
     Prompt,
     RequestOptions,
     SamplingOptions,
-    as_token_ids,
-    predicted_ids,
-    require_rule,
 )
-from edgedec.chat import ChatTemplate
+from edgedec.api.requests import Requests
 from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.closeable import Closeable
 from edgedec.constraint import Predicate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.branches import Branches, branches_on
-from edgedec.decoding.generate import SessionSlot, TokenStream
-from edgedec.decoding.prompt_length import encode_prompt
+from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.text_batch import OpenConstraint
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import RequestError, argument
 from edgedec.further_processes import processes_of
-from edgedec.futures import PLAIN_DRAW
-from edgedec.grammar import Grammar, Grammars, JsonSchema, chosen_grammar, require_aligned
-from edgedec.memory_plan import MemoryPlan
-from edgedec.model import LayerSet, Model, ModelCard, Session
+from edgedec.grammar import Grammar, Grammars, JsonSchema, chosen_grammar
+from edgedec.model import LayerSet, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.recorder import share_of_halves
-from edgedec.sequence import COUPLED, Generation, Request
+from edgedec.sequence import Generation
 from edgedec.sessions.forks import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What an engine is made of.
-
-    Attributes:
-        model: The runtime's model.
-        slots: The sessions of the requests that are generated at the same time.
-        template: The chat template, or None.
-        plan: The memory plan that the model was loaded under; without terms where nothing was planned.
-        path: The model's file.
-        companion: A further model that writes with this one, or None.
-        grammar_bytes: Most bytes that compiled grammars take.
-        held_bytes: Bytes that count against the caps of models loaded later.
-        gpu_held_bytes: The same of the device that holds most.
-    """
-
-    model: Model
-    slots: Sequence[SessionSlot]
-    template: ChatTemplate | None
-    plan: MemoryPlan
-    path: Path
-    companion: Model | None
-    grammar_bytes: int
-    held_bytes: int
-    gpu_held_bytes: int
 
 
 class TextEngine(Closeable):
@@ -95,6 +62,7 @@ class TextEngine(Closeable):
         self._pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
         self._grammars = Grammars(self.tokenizer, parts.grammar_bytes)
+        self._requests = Requests(self.model, self._slot, self._grammars)
 
     @property
     def processes(self) -> tuple[int, ...]:
@@ -137,13 +105,7 @@ class TextEngine(Closeable):
         Raises:
             RequestError: An option is unknown or out of range.
         """
-        unknown = set(options) - set(SamplingParams.names())
-        if unknown:
-            raise RequestError(
-                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SamplingParams.names())}; of a "
-                f"request also {', '.join(sorted(set(RequestOptions.__annotations__) - set(SamplingParams.names())))}"
-            )
-        return replace(replace(SamplingParams(), **self.card.sampling_defaults), **options)  # type: ignore[arg-type]
+        return self._requests.sampling(options)
 
     def generate(
         self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
@@ -171,7 +133,7 @@ class TextEngine(Closeable):
                 supported, or json_close finds no text of the grammar within max_tokens.
         """
         on_progress = options.pop("on_progress", None)
-        request, open_constraint = self._wanted(prompt, options)
+        request, open_constraint = self._requests.wanted(prompt, options)
         return TokenStream(self._pool, request, cancel, on_progress, open_constraint())
 
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
@@ -191,7 +153,7 @@ class TextEngine(Closeable):
         options.setdefault("logprobs", 0)
         if options.get("resume"):
             raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
-        request, open_constraint = self._wanted(prompt, options)
+        request, open_constraint = self._requests.wanted(prompt, options)
         return SampleStream(
             self._pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress
         )
@@ -222,7 +184,7 @@ class TextEngine(Closeable):
             PromptTooLongError, ContextFullError: The prompt does not fit the context.
             CancelledError: `cancel` was cancelled before the prompt was read.
         """
-        request = self._request(prompt, {})
+        request = self._requests.plain(prompt, {})
         with branches_on(self._pool, request, cancel or CancelToken(), most=most, on_progress=on_progress) as opened:
             yield opened
 
@@ -261,29 +223,6 @@ class TextEngine(Closeable):
             ) as texts:
                 yield texts
 
-    def _wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
-        """Return the request that options stand for, and what opens the grammar of a text of it."""
-        reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
-        close, predicate = options.pop("json_close", False), options.pop("predicate", None)
-        grammar = options.pop("grammar", None), options.pop("json_schema", None)
-        futures = options.pop("futures", None)
-        predicted = predicted_ids(self.tokenizer, options.pop("prediction", None), self.n_ctx)
-        begun_ids = as_token_ids(options.pop("resume", ()))
-        plain = {} if futures is None else PLAIN_DRAW
-        request = self._request(prompt, cast(SamplingOptions, {**plain, **options}))
-        require_rule(rule)
-        request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids)
-        chosen = chosen_grammar(*grammar, close=close)
-        sampling = request.sampling
-        if predicate is not None and rule != COUPLED:
-            raise RequestError(f"with a predicate, verify must be {COUPLED!r}, found {rule!r}: a predicate has no mask")
-        if futures is None:
-            bias = sampling.logit_bias
-            return request, lambda: self._grammars.open_constraint(chosen, predicate, bias, close=close)
-        aligned = require_aligned(futures, chosen, predicate, sampling, close=close)
-        key = self.card.fingerprint, request.prompt_ids
-        return request, lambda: self._grammars.open_aligned(aligned, futures, key, sampling.temperature)
-
     def constraint_opener(
         self,
         *,
@@ -299,21 +238,9 @@ class TextEngine(Closeable):
         chosen = chosen_grammar(grammar, json_schema)
         return lambda: self._grammars.open_constraint(chosen, predicate)
 
-    def _request(self, prompt: Prompt, options: SamplingOptions) -> Request:
-        """Return the plain request for a prompt, with a seed drawn where none is given."""
-        if self.card.pooling is not None or self.model.capabilities.final_states:
-            raise RequestError(
-                f"{self.card.name!r} is an embedding model: use embed() (edgedec embed), or load one that writes texts"
-            )
-        token_ids, sampling = self.prompt_ids(prompt), self.sampling(**options)
-        return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)
-
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
-        most, last = self.n_prompt_max, self.tokenizer.encode("")[-1:]
-        ends = last if last == self.tokenizer.encode("a")[-1:] else []
-        ids = self.tokenizer.encode(text, most=most)
-        return tuple(ids) if len(ids) <= most else (*ids[: most - len(ends)], *ends)
+        return self._requests.cut_ids(text)
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return a prompt's token ids.
@@ -322,9 +249,7 @@ class TextEngine(Closeable):
             PromptTooLongError: The prompt is a text that does not fit the context.
             RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
-        if isinstance(prompt, str):
-            return tuple(encode_prompt(self.tokenizer, prompt, self.n_prompt_max))
-        return as_token_ids(prompt)
+        return self._requests.prompt_ids(prompt)
 
     def record(
         self,
@@ -341,7 +266,7 @@ class TextEngine(Closeable):
                 for each forward that drafting makes.
             **options: The fields of SamplingParams.
         """
-        return finished(TokenStream(self._pool, replace(self._request(prompt, options), record=share)))
+        return finished(TokenStream(self._pool, replace(self._requests.plain(prompt, options), record=share)))
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
         """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.
