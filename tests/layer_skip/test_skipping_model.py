@@ -56,10 +56,13 @@ def model(path: Path) -> Iterator[Model]:
         yield loaded
 
 
-def opened(path: Path, cache: Path, layer_skip: float | None = SKIP, **options: Any) -> edgedec.Engine:
+def opened(
+    path: Path, cache: Path, layer_skip: float | None = SKIP, *, slide: bool = False, **options: Any
+) -> edgedec.Engine:
     """Load it with layers left out, whatever that costs."""
     chosen: dict[str, Any] = {"runtime": "cpu", "n_ctx": N_CTX, "n_threads": 1, "draft": None, "cache_dir": cache}
-    return edgedec.load(path, lossy=Lossy(layer_skip=layer_skip, layer_skip_force=True), **chosen | options)
+    lossy = Lossy(layer_skip=layer_skip, layer_skip_force=True, slide=slide)
+    return edgedec.load(path, lossy=lossy, **chosen | options)
 
 
 def by_hand(model: Model, layers: LayerSet | None, way: dict[str, Any], prompt: list[int] = PROMPT) -> tuple[int, ...]:
@@ -108,7 +111,7 @@ def test_parallel_requests_get_the_same_text(path: Path, model: Model, tmp_path:
 def test_a_context_that_slides(path: Path, model: Model, tmp_path: Path) -> None:
     """Before the window moves the text is that of forwards by hand; it goes on behind that."""
     expected = by_hand(model, without(N_LAYER, OUT), WAYS["greedy"])
-    with opened(path, tmp_path, lossy=Lossy(slide=True)) as engine:
+    with opened(path, tmp_path, slide=True) as engine:
         found = engine.generate(PROMPT, max_tokens=N_CTX, temperature=0.0, ignore_end=True)
     assert found.token_ids[:N_TOKENS] == expected
     assert len(found.token_ids) == N_CTX
