@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
     from edgedec.api.load import load
+    from edgedec.api.options import DraftOptions, Lossy
     from edgedec.decoding.generate import TokenStream
     from edgedec.draft import Draft, DraftContext, Drafter, DrafterNeeds, Verification
     from edgedec.errors import EdgedecError
@@ -33,6 +34,7 @@ _HOMES = {
     "decoding.generate": ("TokenStream",),
     "grammar": ("Grammar",),
     "api.load": ("load",),
+    "api.options": ("DraftOptions", "Lossy"),
     "memory_plan": ("MemoryPlan", "MemoryTerm"),
     "model": ("Forward", "ForwardItem", "LayerSet", "LoadOptions", "Model", "Runtime", "Session"),
     "progress": ("CancelToken", "Progress"),
@@ -50,6 +52,7 @@ __all__ = [
     "DecodeStats",
     "Draft",
     "DraftContext",
+    "DraftOptions",
     "Drafter",
     "DrafterNeeds",
     "EdgedecError",
@@ -60,6 +63,7 @@ __all__ = [
     "Grammar",
     "LayerSet",
     "LoadOptions",
+    "Lossy",
     "MemoryPlan",
     "MemoryTerm",
     "Model",

@@ -1,6 +1,7 @@
 """How a runtime loads a model."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 
@@ -20,13 +21,7 @@ class LoadOptions:
         max_rows: Most rows of logits of one session's forward: a draft's nodes and one. 1 saves the memory of trees.
         n_threads: Threads of a forward; None for as many as there are cores that this process may use.
         kv_type: Element type of the KV cache ("f16", "q8_0", ...).
-        flash_attention: True, False, or None to let the runtime decide.
-        mmap: Map the weights from the file instead of copying them.
-        repack: Rearrange the weights for speed where the runtime can, which takes private memory.
-        tile_cache: Keep rearranged weights on the disk, below `cache_dir` or else in the platform's cache folder.
         tiles_only: Let the rearranged weights of a fetched model take the place of its file.
-        huge_pages: Whether the cpu runtime's weights lie in pages of 2 MiB: "auto" where such pages are free, "off", or
-            "on", which may read the tiles again or copy them to memory that no other process shares.
         resident_bytes: Most bytes of weights held in memory; each forward reads the others from the disk. None for all.
         planning_bytes: Most bytes that making the memory plan may take for a while, or None; a runtime that would take
             more returns only the terms that it knows without (MemoryTerm.partial).
@@ -36,7 +31,7 @@ class LoadOptions:
         layer_split: How many layers each device takes, by its name, in the order of the layers; the host keeps the
             first layers, as many as are left. The output matrix counts as the last layer. A memory plan chooses it
             (edgedec.device); None to go by `n_gpu_layers`.
-        rpc_servers: "host:port" of servers that lend devices of other machines.
+        runtime_options: Values by the names of options that only this runtime has (edgedec.runtime_options).
         cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None to remember nothing.
         on_progress: Called during loading, in the calling thread.
         cancel: Stops the loading.
@@ -47,19 +42,14 @@ class LoadOptions:
     max_rows: int = 16
     n_threads: int | None = None
     kv_type: str = "f16"
-    flash_attention: bool | None = None
-    mmap: bool = True
-    repack: bool = True
-    tile_cache: bool = False
     tiles_only: bool = False
-    huge_pages: str = "auto"
     resident_bytes: int | None = None
     planning_bytes: int | None = None
     draft_head: Path | None = None
     n_gpu_layers: int | None = None
     device: str | None = None
     layer_split: tuple[tuple[str, int], ...] | None = None
-    rpc_servers: tuple[str, ...] = ()
+    runtime_options: Mapping[str, object] = field(default_factory=dict, hash=False)
     cache_dir: Path | None = None
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
@@ -69,3 +59,18 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
                 raise RequestError(f"{name} is {value!r}; it must be a whole number")
+
+    @property
+    def rpc_servers(self) -> tuple[str, ...]:
+        """ "host:port" of servers that lend devices of other machines; a runtime with such has the option `rpc`."""
+        named = self.runtime_options.get("rpc")
+        return tuple(filter(None, named.replace(" ", "").split(","))) if isinstance(named, str) else ()
+
+    def with_own(self, **values: object) -> "LoadOptions":
+        """Return the options with other values of options that only the runtime has."""
+        return replace(self, runtime_options={**self.runtime_options, **values})
+
+    def of_this_machine(self) -> "LoadOptions":
+        """Return the options without the servers of other machines."""
+        own = {name: value for name, value in self.runtime_options.items() if name not in ("rpc", "rpc_wait")}
+        return replace(self, runtime_options=own)

@@ -97,7 +97,7 @@ def streams(path: Path, cache: Path) -> bool:
     """Return whether the bits stay where only 60 % of the weights may be in memory."""
     gguf = read_gguf(path)
     n_bytes = tile_job(gguf, read_network(gguf), LoadOptions()).n_bytes * 3 // 5
-    options = LoadOptions(n_ctx=64, n_threads=1, tile_cache=True, cache_dir=cache)
+    options = LoadOptions(n_ctx=64, n_threads=1, cache_dir=cache)
     with Cpu().load(path, options) as model:
         expected = step_bits(model)
     with Cpu().load(path, replace(options, resident_bytes=n_bytes)) as model:

@@ -25,7 +25,7 @@ def require_fit(model: str, options: EngineOptions, application: Application, ca
             path = model_or_stand_in(model, options.resolving, Path(folder))
             if not path.is_relative_to(folder):
                 return
-            alone = replace(options, draft_model=None, draft_head=None, small_model=None, entropy=None)
+            alone = replace(options, draft_model=None, draft_head=None, lossy=replace(options.lossy, methods=None))
             room = planning_bytes(cap)
             choice = find_model(path, alone, room, measure=False)
             planned = plan_within(choice, engine_wishes(choice, alone, application, room).setting, cap)

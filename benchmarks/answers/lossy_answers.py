@@ -16,6 +16,7 @@ from statistics import mean
 from typing import Any
 
 import edgedec
+from edgedec.api.options import Lossy
 from edgedec.sequence import Generation
 from edgedec_apps.bench.prompts import BenchRequest, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
@@ -49,8 +50,7 @@ def answers(args: argparse.Namespace, layer_skip: float | None) -> tuple[list[Be
         offline=True,
         draft="off",
         n_threads=args.threads,
-        layer_skip=layer_skip,
-        layer_skip_force=True,
+        lossy=Lossy(layer_skip=layer_skip, layer_skip_force=True),
     ) as engine:
         prompts = [prompt for prompt in read_prompts(args.prompts) if prompt.task == args.task][: args.count]
         requests = prepare(engine, prompts, args.max_tokens)

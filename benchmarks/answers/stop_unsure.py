@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
 from edgedec.storage.whole_file import write_atomically
@@ -92,7 +93,9 @@ def read(args: argparse.Namespace) -> None:
     missing = [job for job in jobs if not (folder / f"{job[0]}-{job[1]}.npz").exists()]
     if not missing:
         return
-    with edgedec.load(args.model, offline=True, draft="off", n_ctx=_WINDOW, max_rows=_ROWS) as engine:
+    with edgedec.load(
+        args.model, offline=True, draft="off", n_ctx=_WINDOW, drafting=DraftOptions(max_rows=_ROWS)
+    ) as engine:
         for number, (source, i, name, path) in enumerate(missing):
             print(f"{number + 1} of {len(missing)}: {name}", file=sys.stderr)
             values = _read_file(engine, path.read_text(encoding="utf-8", errors="replace"))

@@ -25,8 +25,8 @@ from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request, TextState
-from edgedec.sessions.model_switching import LARGE, SMALL, SwitchingSession
 from edgedec_apps.bench.provenance import provenance
+from edgedec_methods.switching import LARGE, SMALL, SwitchingSession
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _N_CTX = 1024

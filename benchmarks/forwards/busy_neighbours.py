@@ -86,7 +86,7 @@ def serve(pipe: Connection, path: Path, library: str, n_threads: int) -> None:
     runtime: Runtime = LlamaCpp() if library == LLAMACPP else Cpu()
     if library not in (LLAMACPP, ""):
         os.environ["EDGEDEC_CPU_LIBRARY"] = library
-    options = LoadOptions(n_ctx=N_PAST + 32, n_threads=n_threads, tile_cache=True, cache_dir=cache_folder())
+    options = LoadOptions(n_ctx=N_PAST + 32, n_threads=n_threads, cache_dir=cache_folder())
     with runtime.load(path, options) as model:
         session = model.session(N_PAST + 32)
         tokens = np.random.default_rng(0).integers(0, min(model.card.n_vocab, 20_000), N_PAST + 32).astype(np.int32)

@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     root = cache_folder()
-    options = LoadOptions(n_ctx=N_LONG + 32, n_threads=args.threads, tile_cache=True, cache_dir=root)
+    options = LoadOptions(n_ctx=N_LONG + 32, n_threads=args.threads, cache_dir=root)
     found = {}
     console = Console(stderr=True)
     for name in args.models:

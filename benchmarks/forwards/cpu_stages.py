@@ -56,7 +56,7 @@ def measure(name: str, n_threads: int, contexts: Sequence[int], batches: Sequenc
     """Return the stages of each forward of one model."""
     root = cache_folder()
     n_ctx = max(contexts) + max(N_PREFILL, *batches)
-    options = LoadOptions(n_ctx=n_ctx, n_threads=n_threads, tile_cache=True, cache_dir=root)
+    options = LoadOptions(n_ctx=n_ctx, n_threads=n_threads, cache_dir=root)
     rows: list[dict[str, Any]] = []
     model = Cpu().load(resolve(name, ResolveOptions(root, offline=True)), options)
     assert isinstance(model, CpuModel)

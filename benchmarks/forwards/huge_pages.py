@@ -46,7 +46,7 @@ path, folder, mode = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 if mode == "on":
     huge_pages.read_in_huge_pages = lambda *_: False
 began = time.perf_counter()
-model = Cpu().load(path, LoadOptions(n_ctx=512, max_rows=1, tile_cache=True, cache_dir=folder, huge_pages=mode))
+model = Cpu().load(path, LoadOptions(n_ctx=512, max_rows=1, cache_dir=folder, runtime_options={"huge_pages": mode}))
 loaded = time.perf_counter()
 model.session(512).forward(np.array([100], np.int32), n_past=0)
 print(loaded - began, time.perf_counter() - loaded)
@@ -88,7 +88,7 @@ def forwards(path: Path, folder: Path, n_threads: int, n_runs: int) -> dict[str,
     for way, (state, mode) in WAYS.items():
         huge_pages.read_in_huge_pages = lambda *_: False
         options = LoadOptions(
-            n_ctx=512, max_rows=16, n_threads=n_threads, tile_cache=True, cache_dir=folder / state, huge_pages=mode
+            n_ctx=512, max_rows=16, n_threads=n_threads, runtime_options={"huge_pages": mode}, cache_dir=folder / state
         )
         model = Cpu().load(path, options)
         huge_pages.read_in_huge_pages = real
@@ -137,7 +137,7 @@ def main() -> None:
     args = parser.parse_args()
     path = resolve(args.model, ResolveOptions(cache_folder(), offline=True))
     for state in ("small", "huge"):
-        Cpu().load(path, LoadOptions(tile_cache=True, cache_dir=args.folder / state)).close()
+        Cpu().load(path, LoadOptions(cache_dir=args.folder / state)).close()
     figures: dict[str, Any] = {"benchmark": "huge_pages", "model": args.model}
     if args.json_out and args.json_out.exists():
         figures = json.loads(args.json_out.read_text())

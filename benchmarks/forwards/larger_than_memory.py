@@ -45,7 +45,6 @@ def options(resident_bytes: int | None) -> LoadOptions:
         n_ctx=_N_CTX,
         n_threads=2,
         max_rows=1,
-        tile_cache=True,
         cache_dir=cache_folder(None),
         resident_bytes=resident_bytes,
     )
@@ -153,7 +152,7 @@ def main() -> None:
     plan, allowed = stream_plan(path, arguments.share)
     Cpu().load(path, options(allowed)).close()  # makes the tiles where there are none
     gguf = read_gguf(path)
-    tile_file = known_tile_file(weights.tile_job(gguf, read_network(gguf), LoadOptions(tile_cache=True)))
+    tile_file = known_tile_file(weights.tile_job(gguf, read_network(gguf), LoadOptions(cache_dir=cache_folder(None))))
     assert tile_file is not None, "they were made"
     whole, streamed = (in_child(path, tile_file, most, arguments) for most in (None, allowed))
     if whole["tokens"] != streamed["tokens"]:

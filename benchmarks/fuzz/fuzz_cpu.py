@@ -119,7 +119,7 @@ def evaluate_from_disk(path: Path, seed: int) -> None:
     """Load a model from its tiles, some of which may stay on the disk, and damage their file while it runs."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, np.errstate(all="ignore"):
-        options = LoadOptions(n_ctx=64, n_threads=1 + seed % 2, tile_cache=True, cache_dir=Path(folder))
+        options = LoadOptions(n_ctx=64, n_threads=1 + seed % 2, cache_dir=Path(folder))
         network = read_network(read_gguf(path))
         n_bytes = tile_job(read_gguf(path), network, options).n_bytes
         if seed % 4:  # else mapped

@@ -107,7 +107,7 @@ def exercise(path: Path, target: GGUF) -> bool:
 
 def draft_natively(path: Path, target: GGUF) -> None:
     """Draft with a head that fits, on the cpu runtime."""
-    options = LoadOptions(n_ctx=32, max_rows=2, n_threads=1, tile_cache=False, draft_head=path)
+    options = LoadOptions(n_ctx=32, max_rows=2, n_threads=1, draft_head=path)
     with Cpu().load(target.paths[0], options) as model:
         session = model.session(32)
         session.forward(np.arange(8, dtype=np.int32), n_past=0)

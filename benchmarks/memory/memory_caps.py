@@ -103,7 +103,14 @@ def measure_servers(
     """Run under one cap for the host and one for each server's device; return what was planned and held there."""
     found: dict[str, Any] = {"servers": args.servers, "gpu_memory": gpu_memory}
     with servers(args.servers) as started:
-        options = ("--rpc", started.addresses, "--gpu-memory", gpu_memory, "--no-repack")
+        options = (
+            "--runtime-option",
+            f"rpc={started.addresses}",
+            "--runtime-option",
+            "repack=no",
+            "--gpu-memory",
+            gpu_memory,
+        )
         found = measure(model, context, runtime, share, args, options) | found
         devices = found.get("devices", [])
         for device, held in zip(devices, started.held_bytes(), strict=False):

@@ -225,9 +225,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=25, help="runs of each figure (default: 25)")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     arguments = parser.parse_args()
-    options = LoadOptions(
-        n_ctx=512, n_threads=arguments.threads, max_rows=16, cache_dir=cache_folder(), tile_cache=True
-    )
+    options = LoadOptions(n_ctx=512, n_threads=arguments.threads, max_rows=16, cache_dir=cache_folder())
     prepare(options)
     if arguments.prepare:
         return 0

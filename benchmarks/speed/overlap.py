@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec_apps.bench.provenance import provenance
 
 PROMPT = "Once upon a time there was a small river that wanted to see the sea. One morning it asked the old mountain:"
@@ -23,7 +24,11 @@ def measure(args: argparse.Namespace, way: str) -> tuple[tuple[int, ...], dict[s
     """Return the text of one way to decode, and its figures."""
     drafting: dict[str, Any] = {"draft": "off"}
     if way != "plain":
-        drafting = {"draft": "model", "draft_model": args.draft_model, "draft_overlap": way == "overlapped"}
+        drafting = {
+            "draft": "model",
+            "draft_model": args.draft_model,
+            "drafting": DraftOptions(overlap=way == "overlapped"),
+        }
     with edgedec.load(
         args.model,
         runtime=args.runtime,

@@ -23,6 +23,7 @@ from typing import Any
 
 import edgedec
 from edgedec.api.engine import Engine
+from edgedec.api.options import DraftOptions
 from edgedec.progress import CancelToken
 from edgedec_apps.bench.measure import (
     PLAIN,
@@ -132,8 +133,13 @@ def main() -> None:
     args = parser.parse_args()
     prompts = [one for one in read_prompts(per_task=args.per_task) if not args.tasks or one.task in args.tasks]
     options = RunOptions(args.max_tokens)
-    load: dict[str, Any] = {"runtime": "llamacpp", "repack": False, "n_threads": 1, "n_ctx": 2048, "offline": True}
-    with edgedec.load(args.model, draft="off", **load) as here:
+    load: dict[str, Any] = {
+        "runtime": "llamacpp",
+        "n_threads": 1,
+        "n_ctx": 2048,
+        "offline": True,
+    }
+    with edgedec.load(args.model, draft="off", runtime_options={"repack": False}, **load) as here:
         requests = prepare(here, prompts, args.max_tokens)
         if not args.tasks or COPYING in args.tasks:
             requests += copying(here, read_prompts(), args.per_task)
@@ -145,10 +151,19 @@ def main() -> None:
             addresses = stack.enter_context(servers(n_servers, delay_ms, args.threads)).split(",")
             ways = load | {"draft": args.draft, "draft_model": args.draft_model}
             first, second = ",".join(addresses[: args.servers]), ",".join(addresses[args.servers :])
-            there = stack.enter_context(edgedec.load(args.model, rpc=first, **ways))
+            there = stack.enter_context(
+                edgedec.load(args.model, runtime_options={"rpc": first, "repack": False}, **ways)
+            )
             runners = engine_runners(there, options)
             if args.overlap:
-                other = stack.enter_context(edgedec.load(args.model, rpc=second, draft_overlap=True, **ways))
+                other = stack.enter_context(
+                    edgedec.load(
+                        args.model,
+                        runtime_options={"rpc": second, "repack": False},
+                        drafting=DraftOptions(overlap=True),
+                        **ways,
+                    )
+                )
                 runners[OVERLAP] = engine_runner(other, options, draft=True)
             trials, warm_s = measured(runners, requests, args.rounds)
             curve = {n: round(1000 * seconds, 3) for n, seconds in there.curve.table().items()}

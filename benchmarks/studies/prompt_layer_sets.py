@@ -112,9 +112,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     path = resolve(args.model, ResolveOptions(cache_folder(), offline=True))
-    options = LoadOptions(
-        n_ctx=args.window, max_rows=64, n_threads=args.threads, tile_cache=True, cache_dir=cache_folder()
-    )
+    options = LoadOptions(n_ctx=args.window, max_rows=64, n_threads=args.threads, cache_dir=cache_folder())
     with Cpu().load(path, options) as model:
         texts = read_texts(model, args.window, args.texts, args.texts)
         found = study(model.session(args.window), layer_bytes(path), texts, args.prompt, args.layers_out)

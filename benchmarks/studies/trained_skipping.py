@@ -382,9 +382,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     path = resolve(args.model, ResolveOptions(cache_folder(), offline=True))
-    options = LoadOptions(
-        n_ctx=args.window, max_rows=_ROWS, n_threads=args.threads, tile_cache=True, cache_dir=cache_folder()
-    )
+    options = LoadOptions(n_ctx=args.window, max_rows=_ROWS, n_threads=args.threads, cache_dir=cache_folder())
     with Cpu().load(path, options) as model:
         session = model.session(args.window)
         texts = read_texts(model, args.window, args.trained, args.judged)

@@ -16,6 +16,7 @@ from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import N_VOCAB, tiny_llama
 from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
+from edgedec.api.options import Lossy
 from edgedec.grammar import Grammar
 from edgedec_methods.futures import PLAIN_DRAW
 
@@ -156,7 +157,7 @@ def drawn(rng: random.Random, *, real: bool, only_cpu: bool = False) -> Config:
         if rng.random() < 0.2 and model in _WIDE_HEADS:
             load["kv_type"] = "q8_0"
         if rng.random() < 0.08:
-            load["slide"] = True
+            load["lossy"] = Lossy(slide=True)
         elif rng.random() < 0.12 and not is_real:
             load |= {"memory": rng.choice(("90MB", "200MB")), "n_texts": rng.choice((1, 4, 8)), "grammars": True}
         if model == "headed" and rng.random() < 0.6:

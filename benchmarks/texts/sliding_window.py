@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import edgedec
+from edgedec.api.options import Lossy
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LoadOptions, Model, Session
@@ -61,7 +62,7 @@ def speed(name: str, window: int, n_tokens: int) -> dict[str, float]:
     for turn in range(2):
         for key, n_ctx in [("all", n_tokens + 64), (str(window), window)][:: 1 - 2 * turn]:
             with edgedec.load(
-                name, runtime="cpu", offline=True, n_ctx=n_ctx, slide=key != "all", draft="off"
+                name, runtime="cpu", offline=True, n_ctx=n_ctx, lossy=Lossy(slide=key != "all"), draft="off"
             ) as engine:
                 stats = engine.generate("Once upon a time", max_tokens=n_tokens, ignore_end=True, temperature=0.7).stats
                 seconds[key] += stats.total_s - stats.first_token_s
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="of the text, and generated")
     args = parser.parse_args()
     path = resolve(args.model, ResolveOptions(cache_folder(), True, None, CancelToken()))
-    options = LoadOptions(n_ctx=args.tokens, max_rows=_CHUNK, cache_dir=cache_folder(), tile_cache=True)
+    options = LoadOptions(n_ctx=args.tokens, max_rows=_CHUNK, cache_dir=cache_folder())
     with choose_runtime(path, "cpu", options).runtime.load(path, options) as model:
         text = args.text.read_text(encoding="utf-8")
         ids = np.array(model.tokenizer.encode(text)[: args.tokens], np.int32)

@@ -1,7 +1,6 @@
 """The engine that an application holds: a loaded model that generates, streams, chats and embeds."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeGuard, Unpack, cast
 
 import numpy as np
@@ -12,6 +11,7 @@ from edgedec.api import async_api as aio
 from edgedec.api.best_text import BestOf, best_of, prompt_text
 from edgedec.api.chat_prompt import ChatPrompts
 from edgedec.api.embedding import Embedder
+from edgedec.api.engine_parts import EngineParts
 from edgedec.api.request_options import Prompt, RequestOptions
 from edgedec.api.search_text import searched
 from edgedec.api.text_engine import TextEngine
@@ -20,14 +20,11 @@ from edgedec.choosing.asked_prompt import AskedPrompt
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.search_by import SearchBy
 from edgedec.decoding.embedding import require_dimensions, require_pooling
-from edgedec.decoding.generate import SessionSlot, TokenStream, finished
+from edgedec.decoding.generate import TokenStream, finished
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.errors import CancelledError, RequestError, TemplateError, argument
 from edgedec.extraction import Extraction
 from edgedec.gguf.pooling import Pooling
-from edgedec.grammar import GRAMMAR_BYTES
-from edgedec.memory_plan import MemoryPlan
-from edgedec.model import Model
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sequence import Generation
 
@@ -35,19 +32,10 @@ from edgedec.sequence import Generation
 class Engine(TextEngine):
     """A loaded model, as edgedec.load returns it: TextEngine, with chats, vectors, gaps and an event loop's methods."""
 
-    def __init__(
-        self,
-        model: Model,
-        slots: Sequence[SessionSlot],
-        template: ChatTemplate | None,
-        plan: MemoryPlan,
-        small_model: Model | None = None,
-        grammar_bytes: int = GRAMMAR_BYTES,
-        path: Path | None = None,
-    ) -> None:
-        super().__init__(model, slots, plan, small_model, grammar_bytes)
-        self._template = template
-        self._embedder = Embedder(self._pool, model.card, path)
+    def __init__(self, parts: EngineParts) -> None:
+        super().__init__(parts)
+        self._template = parts.template
+        self._embedder = Embedder(self._pool, self.card, parts.path)
 
     def embed(
         self,

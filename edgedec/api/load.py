@@ -2,17 +2,20 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from weakref import WeakSet
 
 from edgedec import plugins
 from edgedec.api.engine import Engine
-from edgedec.api.open_drafters import open_drafters
-from edgedec.api.options import LIBRARY, Application, EngineOptions, HugePagesMode, ModelName, Numerics
+from edgedec.api.engine_parts import EngineParts
+from edgedec.api.open_drafters import Drafts, open_drafters
+from edgedec.api.options import LIBRARY, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, open_template
+from edgedec.companion import Companion
+from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.shared_prefix import SharedPrefixes
 from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
@@ -24,7 +27,7 @@ from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.layer_skip.choose import leave_out
 from edgedec.loading.other_machines import servers_note
 from edgedec.loading.runtime_choice import Choice
-from edgedec.loading.second_model import open_small_model
+from edgedec.loading.second_model import open_companion
 from edgedec.memory.device_account import remember_drivers, with_account
 from edgedec.memory.planner import Cap, Planned, plan_within, planning_bytes
 from edgedec.memory.shedding import memory_watch
@@ -32,9 +35,9 @@ from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.runtime_options import own_options, read_options
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
-from edgedec.sessions.model_switching import SwitchingSession
 from edgedec.sessions.sliding_window import SlidingSession
 
 # The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
@@ -52,38 +55,23 @@ def load(
     *,
     runtime: str = "auto",
     n_ctx: int | None = None,
-    slide: bool = False,
-    layer_skip: float | None = None,
-    layer_skip_force: bool = False,
+    lossy: Lossy = Lossy(),  # noqa: B008  # it is frozen
     memory: int | str | None = None,
     gpu_memory: int | str | None = None,
     draft: str | DrafterFactory | None = "auto",
     draft_model: ModelName | None = None,
     draft_head: str | os.PathLike[str] | None = None,
-    draft_overlap: bool = False,
-    draft_tree: str | None = None,
     n_draft_max: int = N_DRAFT_MAX,
-    draft_numerics: Numerics = "strict",
-    draft_store: str | os.PathLike[str] | None = None,
-    small_model: ModelName | None = None,
-    entropy: float | None = None,
-    entropy_force: bool = False,
+    drafting: DraftOptions = DraftOptions(),  # noqa: B008  # it is frozen
     chat_template: str | None = None,
     grammars: bool = False,
     n_parallel: int = 1,
     n_texts: int = 1,
-    max_rows: int | None = None,
     n_threads: int | None = None,
     kv_type: str = "f16",
-    flash_attention: bool | None = None,
-    mmap: bool = True,
-    repack: bool = True,
-    tile_cache: bool = True,
-    huge_pages: HugePagesMode = "auto",
     n_gpu_layers: int | None = None,
     device: str | None = None,
-    rpc: str | None = None,
-    rpc_wait: float = 0.0,
+    runtime_options: Mapping[str, object] | None = None,
     offline: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
@@ -127,37 +115,91 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
     planned.plan.require()
     is_planned = bool(planned.plan.terms)
     with ExitStack() as undo:
-        model, notes = _load_model(planned, wishes, options, undo)
+        model, of_model = _load_model(planned, wishes, options, undo)
         if is_planned:
             return_free_memory()  # before what is allocated next is put among the freed pages
-        load_options = planned.setting.options
-        slots = _slots(model, load_options, planned.choice.reason, slide=options.slide)
-        for slot in slots:
-            slot.notes += notes
-        small = _open_pair(slots[0], planned, options.entropy, undo)
-        _warn(slots, _notes(planned, slots[0].session.n_ctx))
-        planned = open_drafters(model, slots, planned, wishes, options, undo)
-        for slot in slots:
-            slot.forward_rows = load_options.max_rows if is_planned else None
-            slot.text_rows = _rows_of_texts(options.n_texts, slot) if is_planned else None
-            slot.fork_tokens = _tokens_of_texts(options.n_texts, slot) if is_planned else None
-            slot.kept_rows = ROWS_OF_TEXT * options.n_texts
-            slot.row_tokens = _row_tokens(planned.plan, len(slots), slot)
-            slot.wait_s = options.rpc_wait
-            slot.watch = memory_watch(slot.drafting, planned.plan.process_cap_bytes, lambda: processes_of(model, small))
-        planned = _with_account(planned)
-        grammar_bytes = planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES)
-        template = _template(model, options.chat_template)
-        engine = Engine(model, slots, template, planned.plan, small, grammar_bytes, choice.path)
-        n_tokens = len(slots) * engine.n_ctx
-        held = planned.plan if is_planned else MemoryPlan(model.memory(n_tokens, load_options.max_rows))
-        engine.held_bytes = held.own_bytes
-        engine.gpu_held_bytes = max((held.device_bytes(cap.device.name) for cap in held.devices), default=0)
+        sessions, of_sessions = _sessions(model, planned.setting.options, slide=options.lossy.slide)
+        sessions[0], companion = _with_companion(sessions[0], planned, wishes.companion, undo)
+        of_models = _notes(planned, sessions[0].n_ctx)
+        for note in (*of_sessions, *of_models):
+            logger.warning("%s", note)
+        drafts = open_drafters(model, sessions, planned, wishes, options, undo)
+        notes = (*of_sessions, *of_model, *of_models, *drafts.notes)
+        slots = _slots(sessions, drafts, options, notes, lambda: processes_of(model, companion))
+        planned = _with_account(drafts.planned)
+        n_tokens = len(slots) * sessions[0].n_ctx
+        held = planned.plan if is_planned else MemoryPlan(model.memory(n_tokens, planned.setting.options.max_rows))
+        engine = Engine(
+            EngineParts(
+                model,
+                slots,
+                _template(model, options.chat_template),
+                planned.plan,
+                choice.path,
+                companion,
+                planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
+                held.own_bytes,
+                max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
+            )
+        )
         _ENGINES.add(engine)
         undo.pop_all()
     if is_planned:
         return_free_memory()  # what probing and measuring left behind
     return engine
+
+
+def _slots(
+    sessions: Sequence[Session],
+    drafts: Drafts,
+    options: EngineOptions,
+    notes: tuple[str, ...],
+    processes: Callable[[], Sequence[int]],
+) -> list[SessionSlot]:
+    """Return the sessions, each with all that a generation on it must know.
+
+    Args:
+        sessions: The sessions of the requests that are generated at the same time.
+        drafts: What they draft with, and the plan that they were opened under.
+        options: The options of load.
+        notes: Sentences for the statistics of every text.
+        processes: Returns the further processes whose memory counts as this one's.
+    """
+    plan, first, n_texts = drafts.planned.plan, sessions[0], options.n_texts
+    load_options, runtime = drafts.planned.setting.options, drafts.planned.choice.runtime
+    own = read_options(own_options(runtime), load_options.runtime_options, f"the {runtime.name} runtime")
+    n_rows = load_options.max_rows if plan.terms else None
+    # A few rows of a small vocabulary are within the working memory that is planned.
+    few_rows = _FEW_ROWS_BYTES // (4 * first.model.card.n_vocab)
+    n_pages_each = n_pages(0, first.n_ctx)
+    shared = len(sessions) > 1 and not options.lossy.slide and first.model.capabilities.fork
+    prefixes = SharedPrefixes() if shared and first.model.capabilities.prefill_chunk == 1 else None
+    curves = drafts.curves or tuple(CostCurve() for _ in sessions)
+    return [
+        SessionSlot(
+            session,
+            curve=curve,
+            drafting=drafts.drafting,
+            runtime_reason=drafts.planned.choice.reason,
+            watch=memory_watch(drafts.drafting, plan.process_cap_bytes, processes),
+            forward_rows=n_rows,
+            text_rows=None if n_rows is None else max(n_texts, n_rows, few_rows),
+            kept_rows=ROWS_OF_TEXT * n_texts,
+            row_tokens=_row_tokens(plan, len(sessions) * n_pages_each * PAGE_TOKENS, first.model.card.n_vocab),
+            # The prompt's last page is held once more.
+            fork_tokens=None if n_rows is None else (n_texts * n_pages_each + 1) * PAGE_TOKENS,
+            wait_s=getattr(own, "rpc_wait", 0.0),
+            notes=notes,
+            prefixes=prefixes,
+        )
+        for session, curve in zip(sessions, curves, strict=True)
+    ]
+
+
+def _row_tokens(plan: MemoryPlan, n_tokens: int, n_vocab: int) -> float:
+    """Return how many tokens of a KV cache of `n_tokens` take the memory of a row of logits; 0 without a plan."""
+    kv_bytes = sum(term.n_bytes for term in plan.terms if term.name == "KV cache")
+    return 4 * n_vocab * n_tokens / kv_bytes if kv_bytes else 0.0
 
 
 def _with_account(planned: Planned) -> Planned:
@@ -168,26 +210,6 @@ def _with_account(planned: Planned) -> Planned:
     plan = with_account(planned.plan, devices_of(runtime, options))
     remember_drivers(plan, runtime.name, options.cache_dir)
     return replace(planned, plan=plan)
-
-
-def _tokens_of_texts(n_texts: int, slot: SessionSlot) -> int:
-    """Return how many tokens so many texts of one prompt hold at most, in pages; the prompt's last page once more."""
-    return (n_texts * n_pages(0, slot.session.n_ctx) + 1) * PAGE_TOKENS
-
-
-def _rows_of_texts(n_texts: int, slot: SessionSlot) -> int:
-    """Return how many rows of logits a forward of texts of one prompt may return: one each, those of a draft, or few.
-
-    A few rows of a small vocabulary are within the working memory that is planned.
-    """
-    return max(n_texts, slot.forward_rows or 1, _FEW_ROWS_BYTES // (4 * slot.session.model.card.n_vocab))
-
-
-def _row_tokens(plan: MemoryPlan, n_slots: int, slot: SessionSlot) -> float:
-    """Return how many tokens of the KV cache take the memory of a row of logits; 0 where no memory is planned."""
-    kv_bytes = sum(term.n_bytes for term in plan.terms if term.name == "KV cache")
-    n_tokens = n_slots * n_pages(0, slot.session.n_ctx) * PAGE_TOKENS
-    return 4 * slot.session.model.card.n_vocab * n_tokens / kv_bytes if kv_bytes else 0.0
 
 
 def _cap(options: EngineOptions, application: Application) -> Cap:
@@ -207,19 +229,19 @@ def _load_model(
     with stage(options.on_progress, "load", choice.path.name):
         model = choice.runtime.load(choice.path, load_options)
     undo.callback(model.close)
-    if wishes.layer_sizes is not None and options.layer_skip is not None:
-        model = leave_out(model, wishes.layer_sizes, options.layer_skip, load_options.cache_dir)
-    if options.draft_numerics in ("strict", "loose"):
+    if wishes.layer_sizes is not None and options.lossy.layer_skip is not None:
+        model = leave_out(model, wishes.layer_sizes, options.lossy.layer_skip, load_options.cache_dir)
+    if options.drafting.numerics in ("strict", "loose"):
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
     with stage(options.on_progress, "looking for numbers of rows that have the bits of each other"):
-        numerics = plugins.load_plugin(plugins.NUMERICS, options.draft_numerics)
+        numerics = plugins.load_plugin(plugins.NUMERICS, options.drafting.numerics)
         model, note = numerics(model, n_ctx, load_options.cache_dir)
     return model, () if note is None else (note,)
 
 
-def _slots(model: Model, options: LoadOptions, runtime_reason: str, *, slide: bool) -> list[SessionSlot]:
-    """Open the sessions of the requests that are generated at the same time.
+def _sessions(model: Model, options: LoadOptions, *, slide: bool) -> tuple[list[Session], list[str]]:
+    """Open the sessions of the requests that are generated at the same time; also return sentences that warn.
 
     There are several only where a row does not depend on what else is in its forward. Elsewhere a text would depend on
     the other requests, so the requests take turns on one session.
@@ -233,46 +255,34 @@ def _slots(model: Model, options: LoadOptions, runtime_reason: str, *, slide: bo
         sessions = [batcher.session(n_ctx) for _ in range(options.n_parallel)]
     if slide:
         sessions = [SlidingSession(session) for session in sessions]
-    slots = [SessionSlot(session, runtime_reason=runtime_reason) for session in sessions]
-    if len(slots) > 1 and not slide and model.capabilities.fork and model.capabilities.prefill_chunk == 1:
-        prefixes = SharedPrefixes(slots)
-        for slot in slots:
-            slot.prefixes = prefixes
-    if len(slots) < options.n_parallel:
-        reason = f"on the {model.card.runtime} runtime a row depends on what else is in its forward"
-        _warn(slots, [f"{options.n_parallel} parallel requests take turns: {reason}"])
-    return slots
+    if len(sessions) == options.n_parallel:
+        return sessions, []
+    reason = f"on the {model.card.runtime} runtime a row depends on what else is in its forward"
+    return sessions, [f"{options.n_parallel} parallel requests take turns: {reason}"]
 
 
 def _notes(planned: Planned, n_ctx: int) -> list[str]:
     """Return a sentence for each model trained for a shorter context than its text's, and one on other machines."""
-    small = planned.setting.small_model
+    companion = planned.setting.companion
     notes = [
         servers_note(planned.setting.options.rpc_servers),
         context_note(planned.choice.path, n_ctx),
-        "" if small is None else context_note(small, n_ctx, "the small model"),
+        "" if companion is None else context_note(companion, n_ctx, f"the {planned.setting.companion_role}"),
     ]
     return [note for note in notes if note]
 
 
-def _warn(slots: Sequence[SessionSlot], notes: Sequence[str]) -> None:
-    """Log warnings, and add them to the statistics of every text."""
-    for note in notes:
-        logger.warning("%s", note)
-    for slot in slots:
-        slot.notes += tuple(notes)
-
-
-def _open_pair(slot: SessionSlot, planned: Planned, entropy: float | None, undo: ExitStack) -> Model | None:
-    """Load the small model, where there is one, let it write in turn with the slot's model, and return it."""
-    path, options, large = planned.setting.small_model, planned.setting.options, slot.session
-    if path is None or entropy is None:
-        return None
+def _with_companion(
+    session: Session, planned: Planned, method: Companion | None, undo: ExitStack
+) -> tuple[Session, Model | None]:
+    """Load the companion, where a method writes with one; return a session on which both write, and the companion."""
+    path, options = planned.setting.companion, planned.setting.options
+    if path is None or method is None:
+        return session, None
     with stage(options.on_progress, "load", path.name):
-        small = open_small_model(path, large.model, options)
-    undo.callback(small.close)
-    slot.session = SwitchingSession(large, small.session(large.n_ctx), entropy)
-    return small
+        companion = open_companion(path, session.model, options, method)
+    undo.callback(companion.close)
+    return method.session(session, companion.session(session.n_ctx)), companion
 
 
 def _template(model: Model, source: str | None) -> ChatTemplate | None:

@@ -3,16 +3,15 @@
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import dataclass
 from threading import Lock
 
 from edgedec.api.options import EngineOptions, Numerics
 from edgedec.api.wishes import Wishes
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import SessionSlot
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.shape_names import parse_shape
-from edgedec.drafters.suffix.corpus_text import common_text
+from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.drafters.suffix.learned import NAME as LEARNED
 from edgedec.drafters.suffix.learned import LearnedDrafter
 from edgedec.drafters.suffix.learned_file import learned_path, read_learned
@@ -23,7 +22,7 @@ from edgedec.layer_skip.skipping_model import variant
 from edgedec.loading.draft_worth import expected_time, file_bytes, measured_time, why_it_cannot_pay
 from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
 from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
-from edgedec.model import Model
+from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import stage
 from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
 from edgedec.scheduler.drafter_factories import COMMON, EXIT, SUFFIX, with_draft_model
@@ -37,36 +36,53 @@ Factories = Mapping[str, DrafterFactory]
 logger = logging.getLogger("edgedec.api.load")
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What the sessions of a model draft with.
+
+    Attributes:
+        planned: The plan, without the draft model where that is not loaded.
+        curves: The cost of forwards for each of the sessions, as measured; empty where it was not measured.
+        drafting: What all of the sessions draft with; None where nothing is drafted.
+        notes: Sentences for the statistics of every text, where nothing is drafted.
+    """
+
+    planned: Planned
+    curves: tuple[CostCurve, ...] = ()
+    drafting: Drafting | None = None
+    notes: tuple[str, ...] = ()
+
+
 def open_drafters(
     model: Model,
-    slots: Sequence[SessionSlot],
+    sessions: Sequence[Session],
     planned: Planned,
     wishes: Wishes,
     options: EngineOptions,
     undo: ExitStack,
-) -> Planned:
-    """Open the drafters of the sessions; return the plan, without the draft model where that is not loaded.
+) -> Drafts:
+    """Open the drafters of the sessions, and measure what forwards cost where a decision needs it.
 
     `undo` gets what closes the draft model, should the rest of the load fail.
 
     Raises:
         EdgedecError: The draft model can't be loaded, the draft store can't be read, or a forward failed.
     """
-    setting, first, notes = planned.setting, slots[0], [*wishes.notes]
+    setting, first, notes = planned.setting, sessions[0], [*wishes.notes]
     factories = _left(wishes.factories, planned)
     if not factories:
-        for slot in slots:
-            slot.notes += wishes.notes
-        return planned
+        return Drafts(planned, notes=wishes.notes)
     max_rows = setting.options.max_rows if planned.plan.terms else None
     n_most = options.n_draft_max if max_rows is None else min(options.n_draft_max, max_rows - 1)
     with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
-        n_max = _draft_limit(model, n_most, options.draft_numerics)
+        n_max = _draft_limit(model, n_most, options.drafting.numerics)
+    curves: tuple[CostCurve, ...] = ()
     if n_max >= 1 and (EXIT in factories or not setting.pinned):  # `exit` decides by cost, even where it is pinned
-        _share_curve(slots, cost_curve(first.session, setting.options, most_rows=max_rows or MOST_ROWS))
+        curves = _curves(sessions, cost_curve(first, setting.options, most_rows=max_rows or MOST_ROWS))
     token_s = None
     if setting.draft_model is not None:
-        factories, planned, token_s, left_out = _with_draft_model(factories, planned, model, first.curve, n_max, undo)
+        curve = curves[0] if curves else CostCurve()
+        factories, planned, token_s, left_out = _with_draft_model(factories, planned, model, curve, n_max, undo)
         notes += left_out
     learned, why = _learned(model, options) if setting.learned_bytes else (None, None)
     if why is not None:
@@ -77,21 +93,21 @@ def open_drafters(
         factories,
         n_max,
         always=setting.pinned,
-        budget_bytes=drafter_bytes(setting, first.session.n_ctx) if planned.plan.terms else None,
+        budget_bytes=drafter_bytes(setting, first.n_ctx) if planned.plan.terms else None,
         store_bytes=setting.store_bytes,
+        common=_common(model, planned) if n_max >= 1 else None,
         tuned=tuned_set(setting.options.cache_dir, model.card),
-        strict=options.draft_numerics != "loose",
+        strict=options.drafting.numerics != "loose",
         learned=learned,
-        tree=None if options.draft_tree is None else parse_shape(options.draft_tree),
+        tree=None if options.drafting.tree is None else parse_shape(options.drafting.tree),
         reasons=tuple(notes),
-        head=first.session.draft_head,
+        head=first.draft_head,
         token_s=token_s,
     )
-    for slot in slots:
-        slot.drafting = drafting
-    if n_max >= 1:
-        _fill_stores(drafting, model, planned, wishes.draft_store)
-    return planned
+    if n_max >= 1 and wishes.draft_store is not None and SUFFIX in planned.setting.drafters:
+        store = DraftStore(wishes.draft_store, model, variant(model.card.left_out))
+        drafting.use_file(store, planned.setting.options)
+    return Drafts(planned, curves, drafting)
 
 
 def _with_draft_model(
@@ -155,18 +171,17 @@ def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
     return limit if invariant is True else min(limit, invariant - 1)
 
 
-def _fill_stores(drafting: Drafting, model: Model, planned: Planned, store: Path | None) -> None:
-    """Give the drafters the common text, and the draft store, where they use them."""
-    options, drafters = planned.setting.options, planned.setting.drafters
-    if COMMON in drafters:
-        drafting.common = common_text(model.tokenizer, options.cache_dir, model.card.fingerprint)
-        drafting.common.build(options)
-    if SUFFIX in drafters and store is not None:
-        drafting.use_file(DraftStore(store, model, variant(model.card.left_out)), options)
+def _common(model: Model, planned: Planned) -> CommonText | None:
+    """Return the common text in the model's tokens, where a drafter uses it."""
+    if COMMON not in planned.setting.drafters:
+        return None
+    options: LoadOptions = planned.setting.options
+    found = common_text(model.tokenizer, options.cache_dir, model.card.fingerprint)
+    found.build(options)
+    return found
 
 
-def _share_curve(slots: Sequence[SessionSlot], curve: CostCurve) -> None:
-    """Give all sessions the measured curve; sessions of one batcher measure joined forwards together."""
+def _curves(sessions: Sequence[Session], curve: CostCurve) -> tuple[CostCurve, ...]:
+    """Return the measured curve for each session; sessions of one batcher measure joined forwards together."""
     lock = Lock()
-    for slot in slots:
-        slot.curve = curve if slot.session.shared is None else JoinedCurve(curve, slot.session, lock)
+    return tuple(curve if one.shared is None else JoinedCurve(curve, one, lock) for one in sessions)

@@ -1,11 +1,12 @@
 """The options of edgedec.load, and what it must know of the application that loads a model."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
-from edgedec.decoding.lost import require_wait
+from edgedec.companion import companion_of
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.drafters.shape_names import parse_shape
@@ -15,15 +16,93 @@ from edgedec.memory_plan import parse_size
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.resolver import ResolveOptions
-from edgedec.sessions.model_switching import require_pair
 from edgedec.storage.probe_cache import cache_folder
 
 ModelName = str | os.PathLike[str]
 """A path, a name of the catalogue, hf:owner/repo[:quantization or file][@revision], or ollama:name."""
 Numerics = Literal["strict", "padded", "loose"]
-HugePagesMode = Literal["auto", "on", "off"]
 
 _MOST_DRAFTED = (1 << 16) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOptions:
+    """How drafts are made and verified; few need it, and the text is the same unless `numerics` is "loose".
+
+    Attributes:
+        overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU,
+            on a GPU or on other machines (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise"
+            and the other rules than "coupled", and with a `tree` other than "chain".
+        tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
+            "chain" under coupled, tokenwise and block, "grow" under recursive, "paths:2" under kseq and
+            multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.
+            Where a shape does not fit the rule, the rule's own is taken, and the statistics say so.
+        numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "padded"
+            gives every step the few rows that longer forwards share their bits with, where a runtime has such
+            (edgedec_methods.padded_steps): drafts change no bit there either, but the text is that of padded steps.
+            "loose" verifies longer drafts; the text may then differ where two tokens are nearly as probable.
+        store: A file in which the suffix drafter keeps the token ids of earlier texts from process to process. It
+            is read now, and written by Engine.close(). Only models of one vocabulary can share a file.
+        max_rows: As in LoadOptions; None for n_draft_max + 1.
+
+    Raises:
+        RequestError: An option is out of range.
+    """
+
+    overlap: bool = False
+    tree: str | None = None
+    numerics: Numerics = "strict"
+    store: str | os.PathLike[str] | None = None
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tree is not None:
+            parse_shape(self.tree)
+        if self.numerics not in get_args(Numerics):
+            raise OptionError("draft_numerics", self.numerics, "it must be strict, padded or loose")
+
+    def __repr__(self) -> str:
+        return _given(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lossy:
+    """What makes a text shorter to compute, or longer than the context, at the price of another text.
+
+    Attributes:
+        slide: Go on when the context is full, with its first tokens and its newest ones. The tokens between
+            them are forgotten (edgedec.sessions.sliding_window). A text then ends only at an end token, max_tokens or
+            a stop.
+        layer_skip: Leave out layers in every forward until a token reads 1 / layer_skip of the bytes of weights.
+            Decoding is about `layer_skip` times as fast, and the text is another. The layers are evenly spaced, or
+            those that edgedec tune-skip --lossy found. A value beyond what was measured for the model
+            (edgedec.layer_skip.quality_table) is refused, unless `layer_skip_force`.
+        layer_skip_force: Take a `layer_skip` beyond what was measured.
+        methods: The options of a method that writes with a further model, by the method's name (edgedec.companion):
+            {"switching": {"small_model": ..., "entropy": ...}}. Nothing is drafted then, and requests take turns.
+
+    Raises:
+        RequestError: An option of the method is out of range or unknown.
+        PluginError: No method has that name.
+    """
+
+    slide: bool = False
+    layer_skip: float | None = None
+    layer_skip_force: bool = False
+    methods: Mapping[str, Mapping[str, object]] | None = None
+
+    def __post_init__(self) -> None:
+        companion_of(self.methods)
+
+    def __repr__(self) -> str:
+        return _given(self)
+
+
+def _given(options: DraftOptions | Lossy) -> str:
+    """Return a dataclass as text, without the fields that have their defaults."""
+    given = {field.name: getattr(options, field.name) for field in fields(options)}
+    shown = [f"{f.name}={given[f.name]!r}" for f in fields(options) if given[f.name] != f.default]
+    return f"{type(options).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +116,7 @@ class EngineOptions:
         n_ctx: Tokens of the context; None for what the model was trained for, where the keys and values of more than
             4,096 tokens take at most a quarter of the memory that the model leaves free; else for half of that, or a
             quarter, and so on, down to 4,096.
-        slide: Go on when the context is full, with its first tokens and its newest ones. LOSSY: the tokens between
-            them are forgotten (edgedec.sessions.sliding_window). A text then ends only at an end token, max_tokens or
-            a stop.
-        layer_skip: LOSSY: leave out layers in every forward until a token reads 1 / layer_skip of the bytes of weights.
-            Decoding is about `layer_skip` times as fast, and the text is another. The layers are evenly spaced, or
-            those that edgedec tune-skip --lossy found. A value beyond what was measured for the model
-            (edgedec.layer_skip.quality_table) is refused, unless `layer_skip_force`.
-        layer_skip_force: Take a `layer_skip` beyond what was measured.
+        lossy: Options that change the text.
         memory: The most memory that edgedec may hold ("900MB", "1.5GiB", or bytes), for all its models in the process
             together; the rest of the process doesn't count. Options that were not given are cut down to fit, in the
             order of edgedec.memory.ladder (engine.plan.given_up lists them). If nothing fits, the model is refused
@@ -60,26 +132,8 @@ class EngineOptions:
             checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu). None for the head
             that lies beside the model, was trained here or is shipped (edgedec.loading.draft_head), where there is one;
             "off" for none.
-        draft_overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU,
-            on a GPU or on other machines (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise"
-            and the other rules than "coupled", and with a `draft_tree` other than "chain".
-        draft_tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
-            "chain" under coupled, tokenwise and block, "grow" under recursive, "paths:2" under kseq and
-            multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.
-            Where a shape does not fit the rule, the rule's own is taken, and the statistics say so.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
-        draft_numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "padded"
-            gives every step the few rows that longer forwards share their bits with, where a runtime has such
-            (edgedec_methods.padded_steps): drafts change no bit there either, but the text is that of padded steps.
-            "loose" verifies longer drafts; the text may then differ where two tokens are nearly as probable.
-        draft_store: A file in which the suffix drafter keeps the token ids of earlier texts from process to process. It
-            is read now, and written by Engine.close(). Only models of one vocabulary can share a file.
-        small_model: A smaller model of the same vocabulary that writes where the text is easy; named as the model is.
-            LOSSY: nothing verifies what it writes (edgedec.sessions.model_switching). Nothing is drafted then, and
-            requests take turns. Needs `entropy`.
-        entropy: Bits: the small model writes where the mean entropy of the last tokens is below; 0 leaves all to the
-            large model.
-        entropy_force: Take an `entropy` beyond what was measured.
+        drafting: Further options of drafting.
         chat_template: Jinja source to use instead of the model's own chat template.
         grammars: Plan memory for texts that keep to a grammar (json_schema=..., grammar=...). Without it a memory plan
             leaves grammars out, and they get the least memory that they work with.
@@ -88,66 +142,42 @@ class EngineOptions:
         n_texts: Texts of one prompt that a request writes at the same time (Engine.samples). A memory plan keeps room
             for so many of the context's length; a request with more is refused before it begins, unless they are
             shorter. Without a plan, requests may write any number.
-        max_rows: As in LoadOptions; None for n_draft_max + 1.
         n_threads: As in LoadOptions.
         kv_type: As in LoadOptions; or "auto", which takes f16, and a smaller type where memory is short. A smaller type
             may change the text.
-        flash_attention: As in LoadOptions.
-        mmap: As in LoadOptions.
-        repack: As in LoadOptions.
-        tile_cache: As in LoadOptions.
-        huge_pages: As in LoadOptions.
         n_gpu_layers: As in LoadOptions.
         device: As in LoadOptions.
-        rpc: "HOST:PORT,..." of machines that run llama.cpp's rpc-server, which take layers of the model (llamacpp
-            runtime). Drafting stays on this machine. An rpc-server asks nobody for a password, and nothing is
-            encrypted: use it on a network of your own. None for this machine alone.
-        rpc_wait: Most seconds for which a text waits when a server is lost. As soon as every server is back, the model
-            is loaded again, and the text goes on as the one that it would have been. With 0, or when the time is over,
-            RuntimeLostError ends the text.
+        runtime_options: Options that only the runtime has, by their names (edgedec.runtime_options): the cpu runtime's
+            are in edgedec_runtimes.cpu.options, llamacpp's in edgedec_runtimes.llamacpp.options. Where the runtime is
+            "auto", one that has them is chosen.
         offline: Never use the network; a model that is not on this machine is refused.
         cache_dir: Root of edgedec's cache; None for the environment variable EDGEDEC_CACHE or the platform's default.
         on_progress: Called with the progress of downloading and loading, from the calling thread.
         cancel: Stops downloading and loading.
 
     Raises:
-        RequestError: An option is out of range, or `small_model` and `entropy` are not both given.
+        RequestError: An option is out of range.
     """
 
     runtime: str = "auto"
     n_ctx: int | None = None
-    slide: bool = False
-    layer_skip: float | None = None
-    layer_skip_force: bool = False
+    lossy: Lossy = Lossy()
     memory: int | str | None = None
     gpu_memory: int | str | None = None
     draft: str | DrafterFactory | None = "auto"
     draft_model: ModelName | None = None
     draft_head: str | os.PathLike[str] | None = None
-    draft_overlap: bool = False
-    draft_tree: str | None = None
     n_draft_max: int = N_DRAFT_MAX
-    draft_numerics: Numerics = "strict"
-    draft_store: str | os.PathLike[str] | None = None
-    small_model: ModelName | None = None
-    entropy: float | None = None
-    entropy_force: bool = False
+    drafting: DraftOptions = DraftOptions()
     chat_template: str | None = None
     grammars: bool = False
     n_parallel: int = 1
     n_texts: int = 1
-    max_rows: int | None = None
     n_threads: int | None = None
     kv_type: str = "f16"
-    flash_attention: bool | None = None
-    mmap: bool = True
-    repack: bool = True
-    tile_cache: bool = True
-    huge_pages: HugePagesMode = "auto"
     n_gpu_layers: int | None = None
     device: str | None = None
-    rpc: str | None = None
-    rpc_wait: float = 0.0
+    runtime_options: Mapping[str, object] | None = None
     offline: bool = False
     cache_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
@@ -156,15 +186,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.n_draft_max <= _MOST_DRAFTED:
             raise OptionError("n_draft_max", self.n_draft_max, f"it must be from 1 to {_MOST_DRAFTED}")
-        if self.draft_tree is not None:
-            parse_shape(self.draft_tree)
-        if self.draft_numerics not in get_args(Numerics):
-            raise OptionError("draft_numerics", self.draft_numerics, "it must be strict, padded or loose")
-        if self.huge_pages not in get_args(HugePagesMode):
-            raise OptionError("huge_pages", self.huge_pages, "it must be auto, on or off")
-        addresses_of(self.rpc)
-        require_wait("rpc_wait", self.rpc_wait)
-        require_pair(self.small_model, self.entropy, force=self.entropy_force)
+        addresses_of((self.runtime_options or {}).get("rpc"))
 
     @property
     def cap_bytes(self) -> int | None:
@@ -197,19 +219,14 @@ class EngineOptions:
         return LoadOptions(
             n_ctx=self.n_ctx,
             n_parallel=self.n_parallel,
-            max_rows=self.n_draft_max + 1 if self.max_rows is None else self.max_rows,
+            max_rows=self.n_draft_max + 1 if self.drafting.max_rows is None else self.drafting.max_rows,
             n_threads=self.n_threads,
             kv_type=self.kv_type,
-            flash_attention=self.flash_attention,
-            mmap=self.mmap,
-            repack=self.repack,
-            tile_cache=self.tile_cache,
-            tiles_only=self.tile_cache,
-            huge_pages=self.huge_pages,
+            tiles_only=True,
             planning_bytes=planning_bytes,
             n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,
             device=self.device,
-            rpc_servers=addresses_of(self.rpc),
+            runtime_options=dict(self.runtime_options or {}),
             cache_dir=self._cache_root,
             on_progress=self.on_progress,
             cancel=self.cancel,

@@ -1,30 +1,27 @@
 """An engine for texts: a loaded model with its sessions, which generates and streams."""
 
 import os
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack, cast
+from typing import Unpack
 
+from edgedec.api.engine_parts import EngineParts
 from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
 from edgedec.api.request_options import (
     Prompt,
     RequestOptions,
     SamplingOptions,
-    as_token_ids,
-    predicted_ids,
-    require_rule,
 )
+from edgedec.api.requests import Requests
 from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.closeable import Closeable
 from edgedec.constraint import Predicate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.branches import Branches, branches_on
-from edgedec.decoding.generate import SessionSlot, TokenStream, finished
-from edgedec.decoding.grammars import Grammars, plain_draw_of, require_aligned
-from edgedec.decoding.prompt_length import encode_prompt
+from edgedec.decoding.generate import TokenStream, finished
+from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.prompt_read import PromptRead, prompt_read
 from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
@@ -32,13 +29,12 @@ from edgedec.decoding.text_batch import OpenConstraint
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import RequestError, argument
 from edgedec.further_processes import processes_of
-from edgedec.grammar import GRAMMAR_BYTES, Grammar, JsonSchema, chosen_grammar
-from edgedec.memory_plan import MemoryPlan
-from edgedec.model import LayerSet, Model, ModelCard, Session
+from edgedec.grammar import Grammar, JsonSchema, chosen_grammar
+from edgedec.model import LayerSet, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.recorder import share_of_halves
-from edgedec.sequence import COUPLED, Generation, Request
+from edgedec.sequence import Generation
 from edgedec.sessions.forks import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
 
@@ -58,28 +54,22 @@ class TextEngine(Closeable):
         gpu_held_bytes: The same of the device that holds most.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        slots: Sequence[SessionSlot],
-        plan: MemoryPlan,
-        small_model: Model | None = None,
-        grammar_bytes: int = GRAMMAR_BYTES,
-    ) -> None:
-        self.model = model
-        self.card: ModelCard = model.card
-        self.tokenizer: Tokenizer = model.tokenizer
-        self._small_model = small_model
-        self._pool = SessionPool(slots)
-        self._slot = slots[0]
-        self._grammars = Grammars(self.tokenizer, grammar_bytes)
-        self.plan = plan
-        self.held_bytes = self.gpu_held_bytes = 0
+    def __init__(self, parts: EngineParts) -> None:
+        self.model = parts.model
+        self.card: ModelCard = parts.model.card
+        self.tokenizer: Tokenizer = parts.model.tokenizer
+        self.plan = parts.plan
+        self.held_bytes, self.gpu_held_bytes = parts.held_bytes, parts.gpu_held_bytes
+        self._companion = parts.companion
+        self._pool = SessionPool(parts.slots)
+        self._slot = parts.slots[0]
+        self._grammars = Grammars(self.tokenizer, parts.grammar_bytes)
+        self._requests = Requests(self.model, self._slot, self._grammars)
 
     @property
     def processes(self) -> tuple[int, ...]:
         """The further processes that run its models now, whose memory counts as this process's; mostly none."""
-        return processes_of(self.model, self._small_model)
+        return processes_of(self.model, self._companion)
 
     @property
     def n_ctx(self) -> int:
@@ -117,13 +107,7 @@ class TextEngine(Closeable):
         Raises:
             RequestError: An option is unknown or out of range.
         """
-        unknown = set(options) - set(SamplingParams.names())
-        if unknown:
-            raise RequestError(
-                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SamplingParams.names())}; of a "
-                f"request also {', '.join(sorted(set(RequestOptions.__annotations__) - set(SamplingParams.names())))}"
-            )
-        return replace(replace(SamplingParams(), **self.card.sampling_defaults), **options)  # type: ignore[arg-type]
+        return self._requests.sampling(options)
 
     def generate(
         self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
@@ -151,7 +135,7 @@ class TextEngine(Closeable):
                 supported, or json_close finds no text of the grammar within max_tokens.
         """
         on_progress = options.pop("on_progress", None)
-        request, open_constraint = self._wanted(prompt, options)
+        request, open_constraint = self._requests.wanted(prompt, options)
         return TokenStream(self._pool, request, cancel, on_progress, open_constraint())
 
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
@@ -171,7 +155,7 @@ class TextEngine(Closeable):
         options.setdefault("logprobs", 0)
         if options.get("resume"):
             raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
-        request, open_constraint = self._wanted(prompt, options)
+        request, open_constraint = self._requests.wanted(prompt, options)
         return SampleStream(
             self._pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress
         )
@@ -201,14 +185,14 @@ class TextEngine(Closeable):
             PromptTooLongError, ContextFullError: The prompt does not fit the context.
             CancelledError: `cancel` was cancelled before the prompt was read.
         """
-        request, stop = self._request(prompt, {}), cancel or CancelToken()
+        request, stop = self._requests.plain(prompt, {}), cancel or CancelToken()
         return branches_on(self._pool, request, stop, most=most, on_progress=on_progress)
 
     def prompt_read(
         self, prompt: Prompt, *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
     ) -> AbstractContextManager[PromptRead]:
         """Read a prompt, and hold its session inside the block, for forwards of one's own; raises as branches()."""
-        return prompt_read(self._pool, self._request(prompt, {}), cancel or CancelToken(), on_progress)
+        return prompt_read(self._pool, self._requests.plain(prompt, {}), cancel or CancelToken(), on_progress)
 
     @contextmanager
     def partial_texts(
@@ -245,28 +229,6 @@ class TextEngine(Closeable):
             ) as texts:
                 yield texts
 
-    def _wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
-        """Return the request that options stand for, and what opens the grammar of a text of it."""
-        reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
-        close, predicate = options.pop("json_close", False), options.pop("predicate", None)
-        grammar = options.pop("grammar", None), options.pop("json_schema", None)
-        futures = options.pop("futures", None)
-        predicted = predicted_ids(self.tokenizer, options.pop("prediction", None), self.n_ctx)
-        begun_ids = as_token_ids(options.pop("resume", ()))
-        request = self._request(prompt, cast(SamplingOptions, {**plain_draw_of(futures), **options}))
-        require_rule(rule)
-        request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids)
-        chosen = chosen_grammar(*grammar, close=close)
-        sampling = request.sampling
-        if predicate is not None and rule != COUPLED:
-            raise RequestError(f"with a predicate, verify must be {COUPLED!r}, found {rule!r}: a predicate has no mask")
-        if futures is None:
-            bias = sampling.logit_bias
-            return request, lambda: self._grammars.open_constraint(chosen, predicate, bias, close=close)
-        aligned = require_aligned(futures, chosen, predicate, sampling, close=close)
-        key = self.card.fingerprint, request.prompt_ids
-        return request, lambda: self._grammars.open_aligned(aligned, futures, key, sampling.temperature)
-
     def constraint_opener(
         self,
         *,
@@ -282,21 +244,9 @@ class TextEngine(Closeable):
         chosen = chosen_grammar(grammar, json_schema)
         return lambda: self._grammars.open_constraint(chosen, predicate)
 
-    def _request(self, prompt: Prompt, options: SamplingOptions) -> Request:
-        """Return the plain request for a prompt, with a seed drawn where none is given."""
-        if self.card.pooling is not None or self.model.capabilities.final_states:
-            raise RequestError(
-                f"{self.card.name!r} is an embedding model: use embed() (edgedec embed), or load one that writes texts"
-            )
-        token_ids, sampling = self.prompt_ids(prompt), self.sampling(**options)
-        return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)
-
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
-        most, last = self.n_prompt_max, self.tokenizer.encode("")[-1:]
-        ends = last if last == self.tokenizer.encode("a")[-1:] else []
-        ids = self.tokenizer.encode(text, most=most)
-        return tuple(ids) if len(ids) <= most else (*ids[: most - len(ends)], *ends)
+        return self._requests.cut_ids(text)
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return a prompt's token ids.
@@ -305,9 +255,7 @@ class TextEngine(Closeable):
             PromptTooLongError: The prompt is a text that does not fit the context.
             RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
-        if isinstance(prompt, str):
-            return tuple(encode_prompt(self.tokenizer, prompt, self.n_prompt_max))
-        return as_token_ids(prompt)
+        return self._requests.prompt_ids(prompt)
 
     def record(
         self,
@@ -324,7 +272,7 @@ class TextEngine(Closeable):
                 for each forward that drafting makes.
             **options: The fields of SamplingParams.
         """
-        return finished(TokenStream(self._pool, replace(self._request(prompt, options), record=share)))
+        return finished(TokenStream(self._pool, replace(self._requests.plain(prompt, options), record=share)))
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
         """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.
@@ -390,8 +338,8 @@ class TextEngine(Closeable):
         for slot in self._pool.slots:
             if slot.drafting is not None:
                 slot.drafting.close()
-        if self._small_model is not None:
-            self._small_model.close()
+        if self._companion is not None:
+            self._companion.close()
         self.model.close()
         if drafting is not None and os.getpid() == self._slot.pid:
             drafting.save()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedec.api.options import Application, EngineOptions, ModelName
+from edgedec.companion import Companion, companion_of
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.suffix.learned import NAME as LEARNED
 from edgedec.drafters.suffix.learned_file import largest_learned
@@ -38,6 +39,7 @@ class Wishes:
         draft_store: The file that keeps what the suffix drafter learns, or None.
         layer_sizes: Bytes by layer, where layers are left out; else None.
         notes: Sentences for the statistics of every text.
+        companion: The method that writes with a further model, or None.
     """
 
     setting: Setting
@@ -45,6 +47,7 @@ class Wishes:
     draft_store: Path | None
     layer_sizes: LayerBytes | None
     notes: tuple[str, ...] = ()
+    companion: Companion | None = None
 
 
 def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | None, *, measure: bool = True) -> Choice:
@@ -63,9 +66,9 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
     load_options = options.load_options(planning_bytes)
     has_head = options.draft_head not in (None, OFF) and options.draft not in (None, OFF)
     if load_options.rpc_servers:
-        require_no_layers_here(layer_skip=options.layer_skip is not None, draft_head=has_head)
-    if options.draft_store is not None:
-        require_draft_store(Path(options.draft_store))  # before a download
+        require_no_layers_here(layer_skip=options.lossy.layer_skip is not None, draft_head=has_head)
+    if options.drafting.store is not None:
+        require_draft_store(Path(options.drafting.store))  # before a download
     path = resolve(model, options.resolving)
     if has_head:
         # Only some runtimes take a head. It is checked first, as the others' refusals would hide what is wrong with it.
@@ -73,7 +76,9 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
         require_fit(head, path)
         load_options = replace(load_options, draft_head=head)
     measure = measure and options.memory is None
-    return choose(path, options.runtime, load_options, measure=measure, with_layers=options.layer_skip is not None)
+    return choose(
+        path, options.runtime, load_options, measure=measure, with_layers=options.lossy.layer_skip is not None
+    )
 
 
 def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool, with_layers: bool = False) -> Choice:
@@ -102,32 +107,33 @@ def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool, wit
 def engine_wishes(
     choice: Choice, options: EngineOptions, application: Application, planning_bytes: int | None = None
 ) -> Wishes:
-    """Return what load's options ask for; the draft model and the small model are downloaded where they have to be.
+    """Return what load's options ask for; the draft model and a companion are downloaded where they have to be.
 
     Raises:
         EdgedecError: Options don't go together, a drafter or a model is not found, or `layer_skip` is refused.
     """
-    if options.slide and application.prompt_cache:
+    if options.lossy.slide and application.prompt_cache:
         raise RequestError(
             f"a context that slides can't be saved or restored; leave {argument('slide')} or "
             f"{argument('prompt_cache')} out"
         )
-    load_options, small_model, embeds = options.load_options(planning_bytes), None, embeds_only(choice.path)
+    load_options, embeds = options.load_options(planning_bytes), embeds_only(choice.path)
+    companion, companion_path = companion_of(options.lossy.methods), None
     draft = None if embeds else options.draft
-    if options.small_model is not None:
-        _require_alone(options, application)
+    if companion is not None:
+        _require_alone(companion.what, options, application)
         draft, load_options = None, pair_options(load_options)
-        small_model = resolve(options.small_model, options.resolving)
+        companion_path = resolve(companion.model, options.resolving)
     found = None if options.draft_model is None else resolve(options.draft_model, options.resolving)
     head, head_note = _head(choice, draft, options)
     factories, pinned = drafter_factories(draft, with_model=found is not None, with_head=head is not None)
     if HEAD in factories:
         load_options = replace(load_options, draft_head=head)
-    if options.draft_overlap and factories:
+    if options.drafting.overlap and factories:
         require_overlap(factories)
-    sizes, force = None, options.layer_skip_force
-    if options.layer_skip is not None:
-        sizes = require_layer_skip(choice.path, options.layer_skip, force=force, drafters=factories)
+    sizes, force = None, options.lossy.layer_skip_force
+    if options.lossy.layer_skip is not None:
+        sizes = require_layer_skip(choice.path, options.lossy.layer_skip, force=force, drafters=factories)
     draft_model, notes = used_draft_model(found, factories)
     setting = Setting(
         load_options,
@@ -137,26 +143,30 @@ def engine_wishes(
         application.store_bytes,
         application.prompt_cache,
         GRAMMAR_BYTES if options.grammars and not embeds else 0,
-        small_model=small_model,
-        draft_overlap=options.draft_overlap,
-        max_rows_pinned=options.max_rows is not None,
+        companion=companion_path,
+        companion_role="" if companion is None else companion.role,
+        draft_overlap=options.drafting.overlap,
+        max_rows_pinned=options.drafting.max_rows is not None,
         request_bytes=application.request_bytes,
         n_texts=require_count(options.n_texts, "texts"),
         learned_bytes=_learned_bytes(factories, options, pinned=pinned),
-        slides=options.slide,
+        slides=options.lossy.slide,
     )
-    store = None if options.draft_store is None else require_draft_store(Path(options.draft_store))
-    return Wishes(setting, factories, store, sizes, (*notes, *filter(None, [head_note]), *_unused(options, factories)))
+    store = None if options.drafting.store is None else require_draft_store(Path(options.drafting.store))
+    notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))
+    return Wishes(setting, factories, store, sizes, notes, companion)
 
 
 def _unused(options: EngineOptions, factories: Mapping[str, DrafterFactory]) -> list[str]:
     """Return sentences on options of drafting that have no effect with these drafters."""
     found = " + ".join(factories) or "none"
     notes = []
-    if options.draft_tree is not None and not factories:
-        notes.append(f"the shape {options.draft_tree} has no effect: nothing is drafted")
-    if options.draft_store is not None and SUFFIX not in factories:
-        notes.append(f"the draft store {Path(options.draft_store).name} is not used: it is for suffix, found {found}")
+    if options.drafting.tree is not None and not factories:
+        notes.append(f"the shape {options.drafting.tree} has no effect: nothing is drafted")
+    if options.drafting.store is not None and SUFFIX not in factories:
+        notes.append(
+            f"the draft store {Path(options.drafting.store).name} is not used: it is for suffix, found {found}"
+        )
     return notes
 
 
@@ -190,17 +200,17 @@ def _head(choice: Choice, draft: str | DrafterFactory | None, options: EngineOpt
     return usable_head(choice.path, options.resolving.cache_dir)
 
 
-def _require_alone(options: EngineOptions, application: Application) -> None:
-    """Raise RequestError if another option is given that two models that write in turn can't honour."""
+def _require_alone(what: str, options: EngineOptions, application: Application) -> None:
+    """Raise RequestError if an option is given that a text of two models can't honour; `what` says what these are."""
     refused = {
         f"a draft model ({argument('draft_model')})": options.draft_model is not None,
         f"a draft head ({argument('draft_head')})": options.draft_head not in (None, OFF),
         f"the drafter {options.draft!r} ({argument('draft')})": options.draft not in ("auto", "off", None),
-        f"a shape of drafts ({argument('draft_tree')})": options.draft_tree is not None,
-        f"a draft store ({argument('draft_store')})": options.draft_store is not None,
-        f"a context that slides ({argument('slide')})": options.slide,
+        f"a shape of drafts ({argument('draft_tree')})": options.drafting.tree is not None,
+        f"a draft store ({argument('draft_store')})": options.drafting.store is not None,
+        f"a context that slides ({argument('slide')})": options.lossy.slide,
         f"a prompt cache ({argument('prompt_cache')})": application.prompt_cache,
     }
     for option, is_given in refused.items():
         if is_given:
-            raise RequestError(f"two models that write in turn don't go together with {option}: leave out one of them")
+            raise RequestError(f"{what} don't go together with {option}: leave out one of them")

@@ -86,6 +86,10 @@ class SessionSlot:
     prefixes: SharedPrefixes | None = None
     reading: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.prefixes is not None:
+            self.prefixes.join(self)
+
 
 class TokenStream(Stream[TokenOutput]):
     """Yields tokens as they are generated. Closing or dropping the stream stops the generation.

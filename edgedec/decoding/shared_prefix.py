@@ -51,9 +51,13 @@ def n_common(held: Sequence[int], prompt: Sequence[int], limit: int) -> int:
 class SharedPrefixes:
     """Lets the sessions of parallel requests take prefixes of prompts from each other. Any thread may use it."""
 
-    def __init__(self, holders: Sequence[PrefixHolder]) -> None:
-        self._holders = tuple(holders)
+    def __init__(self, holders: Sequence[PrefixHolder] = ()) -> None:
+        self._holders = [*holders]
         self._lock = Lock()
+
+    def join(self, holder: PrefixHolder) -> None:
+        """Let one more session take prefixes from the others, and give its own."""
+        self._holders.append(holder)
 
     def begin(self, own: PrefixHolder, prompt: tuple[int, ...], cancel: CancelToken) -> None:
         """Wait while another session reads a prefix that this one will need, then say that this one reads its prompt.

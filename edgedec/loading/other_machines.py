@@ -8,7 +8,7 @@ from edgedec.errors import OptionError, RequestError, argument
 _MOST = 16  # servers that ggml connects to
 
 
-def addresses_of(rpc: str | None) -> tuple[str, ...]:
+def addresses_of(rpc: object) -> tuple[str, ...]:
     """Return the addresses that the option `rpc` names ("HOST:PORT,..."); none for None.
 
     Raises:

@@ -14,6 +14,7 @@ from edgedec.gguf.model_kinds import is_embedder
 from edgedec.loading.runtime_comparison import compare, is_faster, parse_measured
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import stage
+from edgedec.runtime_options import own_options, read_options
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key
 
@@ -67,6 +68,8 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     wants_gpu = options is not None and bool(options.n_gpu_layers) and not options.rpc_servers
     if name != "auto":
         named = _instance(plugins.load_plugin(plugins.RUNTIMES, name))
+        if options is not None:
+            read_options(own_options(named), options.runtime_options, f"the {name} runtime")
         note = _gpu_note(options, {name: _devices(named)}) if options is not None and wants_gpu else ""
         return Choice(path, named, note, header=header)
     found = plugins.plugins(plugins.RUNTIMES)
@@ -172,6 +175,7 @@ def _taking(
         refusal = runtime.accepts(path)
         if refusal is None:
             if options is not None:
+                read_options(own_options(runtime), options.runtime_options, f"the {plugin.name} runtime")
                 runtime.plan(path, replace(options, on_progress=None))
             return runtime
         refusals[plugin.name] = UnsupportedModelError(refusal)
@@ -235,5 +239,5 @@ def _key(path: Path, options: LoadOptions) -> str:
     """
     from edgedec import __version__
 
-    forward = f"{options.kv_type} {options.flash_attention} {options.mmap} {options.repack}"
+    forward = f"{options.kv_type} {sorted(options.runtime_options.items())}"
     return f"{__version__} {read_gguf(path).header_hash} {machine_key(options)} {forward}"

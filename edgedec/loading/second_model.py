@@ -1,8 +1,9 @@
-"""Models that are loaded beside another one: a draft model, and the small model of a pair that writes in turn."""
+"""Models that are loaded beside another one: a draft model, and the companion that a method writes with."""
 
 from dataclasses import replace
 from pathlib import Path
 
+from edgedec.companion import Companion
 from edgedec.device import HasDevices
 from edgedec.drafters.draft_model.alignment import encode_aligned
 from edgedec.drafters.draft_model.model import ROWS, WINDOW, DraftModel
@@ -14,6 +15,7 @@ from edgedec.gguf.model_info import describe
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.runtime_options import known_to
 from edgedec.scheduler.cost_probe import cost_curve
 
 _TIMING_S = 0.5  # what timing a draft model may take
@@ -73,31 +75,31 @@ def draft_model_options(options: LoadOptions, *, overlap: bool = False) -> LoadO
     return replace(smaller, device=None, n_gpu_layers=0, layer_split=None) if overlap else smaller
 
 
-def open_small_model(path: Path, large: Model, options: LoadOptions) -> Model:
-    """Load the small model of a pair, with the options of the large one.
+def open_companion(path: Path, target: Model, options: LoadOptions, method: Companion) -> Model:
+    """Load the further model that a method writes with, with the options of the target.
 
     Raises:
         UnsupportedModelError: The models' vocabularies differ.
         EdgedecError: As choose_runtime and Runtime.load.
     """
-    model = _load(path, small_model_options(options))
-    n_small, n_large = model.card.n_vocab, large.card.n_vocab
-    if n_small == n_large and same_tokenizer(model, large):
+    model = _load(path, companion_options(options))
+    n_small, n_large = model.card.n_vocab, target.card.n_vocab
+    if n_small == n_large and same_tokenizer(model, target):
         return model
     model.close()
     raise UnsupportedModelError(
-        f"{path}: its vocabulary of {n_small} tokens is not the large model's of {n_large}, and two models that write "
-        "in turn read each other's tokens; choose a small model of the large one's family"
+        f"{path}: its vocabulary of {n_small} tokens is not the large model's of {n_large}, and {method.what} "
+        f"read each other's tokens; choose a {method.role} of the large one's family"
     )
 
 
 def pair_options(options: LoadOptions) -> LoadOptions:
-    """Return the options for the large model of a pair: nothing is drafted, and requests take turns."""
+    """Return the options for a target that writes with a companion: nothing is drafted, and requests take turns."""
     return replace(options, max_rows=1, n_parallel=1, draft_head=None)
 
 
-def small_model_options(options: LoadOptions) -> LoadOptions:
-    """Return the options for the small model of a pair, from those of the large one."""
+def companion_options(options: LoadOptions) -> LoadOptions:
+    """Return the options for the companion of a target, from the target's."""
     return replace(_of_this_machine(pair_options(options)), resident_bytes=None, layer_split=None)
 
 
@@ -109,7 +111,7 @@ def _of_this_machine(options: LoadOptions) -> LoadOptions:
     if not options.rpc_servers:
         return options
     counts = options.n_gpu_layers is not None and options.n_gpu_layers > 0
-    return replace(options, rpc_servers=(), n_gpu_layers=None if counts else options.n_gpu_layers)
+    return replace(options.of_this_machine(), n_gpu_layers=None if counts else options.n_gpu_layers)
 
 
 def second_model_terms(path: Path, options: LoadOptions, name: str) -> tuple[MemoryTerm, ...]:
@@ -150,12 +152,14 @@ def _runtime(path: Path, options: LoadOptions) -> tuple[Runtime, LoadOptions]:
 
     Where these are on another machine, the second model's layers are on the host.
     """
-    choice = choose_runtime(path, "auto", options)
+    given = options.runtime_options  # the target's: the second model's runtime may be another one
+    choice = choose_runtime(path, "auto", replace(options, runtime_options={}))
+    options = replace(options, runtime_options=known_to(choice.runtime, given))
     if options.layer_split is None:
         return choice.runtime, options
     if not isinstance(choice.runtime, HasDevices):
         return choice.runtime, replace(options, layer_split=None)
-    own = [device.name for device in choice.runtime.devices(replace(options, rpc_servers=(), layer_split=None))]
+    own = [device.name for device in choice.runtime.devices(replace(options.of_this_machine(), layer_split=None))]
     n_layers = describe(choice.header or read_gguf(path)).n_layer + 1
     split = tuple((name, n_layers) for name, _ in options.layer_split[-1:] if name in own)
     return choice.runtime, replace(options, layer_split=split)

@@ -19,6 +19,7 @@ from edgedec.drafters.self_speculation.exit import EXITS
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.memory_plan import format_bytes
 from edgedec.model import LoadOptions
+from edgedec.runtime_options import Sacrifice, own_options, read_options
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, EXIT, HEAD, MODEL, NGRAMS, SUFFIX
 
 WITH_STORE = (SUFFIX, *NGRAMS)
@@ -47,7 +48,8 @@ class Setting:
         grammar_bytes: Most bytes that compiled grammars take, and that each text takes whose tokens a grammar limits;
             0 where no grammar is used. The first grammar also takes a second copy of the vocabulary.
         given_up: What was given up to fit: for each kind of sacrifice, the phrase that describes it.
-        small_model: The file of the smaller model that writes in turn with this one, or None.
+        companion: The file of a further model that writes with this one, or None.
+        companion_role: What that model is called.
         draft_overlap: Whether the draft model drafts on the CPU while the target verifies.
         max_rows_pinned: Whether `options.max_rows` was asked for by name; it is not given up then.
         request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.
@@ -66,7 +68,8 @@ class Setting:
     prompt_cache: bool = False
     grammar_bytes: int = 0
     given_up: Mapping[str, str] = field(default_factory=dict)
-    small_model: Path | None = None
+    companion: Path | None = None
+    companion_role: str = ""
     draft_overlap: bool = False
     max_rows_pinned: bool = False
     request_bytes: int = 0
@@ -100,8 +103,10 @@ Rung = Callable[[Setting], Setting]
 """A step down the ladder: gives something up, or returns the setting unchanged where there is nothing to give up."""
 
 
-def rungs(wishes: Setting, runtime: str, *, with_devices: bool = False) -> Sequence[Rung]:
+def rungs(wishes: Setting, runtime: object, *, with_devices: bool = False) -> Sequence[Rung]:
     """Return the steps down from these wishes on a runtime, in their order (docs/memory.md)."""
+    kind = own_options(runtime)
+    sacrifices: tuple[Sacrifice, ...] = getattr(kind, "sacrifices", ())
     free_layers = with_devices and wishes.options.n_gpu_layers in (None, -1)
     kv_types = _KV_TYPES if wishes.options.kv_type == "auto" else ()
     keeps = any(name in WITH_STORE for name in wishes.drafters)
@@ -109,8 +114,7 @@ def rungs(wishes: Setting, runtime: str, *, with_devices: bool = False) -> Seque
     return (
         *(partial(_with_context, n_ctx) for n_ctx in lengths[:1]),
         *_cuts("grammars", "grammar_bytes", "grammars of at most {}", _GRAMMAR_BYTES),
-        *([_without_mapping] if with_devices else []),
-        *([_without_repacking] if runtime == "llamacpp" else []),
+        *(partial(_without_option, kind, one) for one in sacrifices if with_devices or not one.with_devices),
         _without_draft_model,
         *_cuts("store", "store_bytes", "draft stores cut to {}", _STORE_BYTES if keeps else ()),
         *_cuts("requests", "request_bytes", "{} for all requests together", _REQUEST_BYTES),
@@ -162,18 +166,16 @@ def _cut(kind: str, name: str, phrase: str, n_bytes: int, setting: Setting) -> S
     return setting.less(kind, phrase.format(format_bytes(n_bytes)), **fields)
 
 
-def _without_mapping(setting: Setting) -> Setting:
-    return (
-        setting.less("mapping", "weights read instead of mapped", {"mmap": False}) if setting.options.mmap else setting
-    )
-
-
 def _with_fewer_layers(setting: Setting) -> Setting:
     return setting.less("layers", "fewer layers on devices", fewer_layers=True)
 
 
-def _without_repacking(setting: Setting) -> Setting:
-    return setting.less("weights", "weights not rearranged", {"repack": False}) if setting.options.repack else setting
+def _without_option(kind: type[Any], sacrifice: Sacrifice, setting: Setting) -> Setting:
+    given = setting.options.runtime_options
+    if getattr(read_options(kind, given, "it"), sacrifice.name) == sacrifice.value:
+        return setting
+    changed = {"runtime_options": {**given, sacrifice.name: sacrifice.value}}
+    return setting.less(sacrifice.kind, sacrifice.phrase, changed)
 
 
 def _without_draft_model(setting: Setting) -> Setting:

@@ -12,6 +12,7 @@ from edgedec.device import Device
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.runtime_options import own_options
 
 _GB, _MIB = 10**9, 2**20
 _BASE_BYTES = 60_000_000  # of Python with edgedec's packages on Linux
@@ -87,6 +88,7 @@ class RuntimeThere:
 
     def __init__(self, runtime: Runtime, machine: Machine) -> None:
         self.name = runtime.name
+        self.own_options = own_options(runtime)
         self.runtime = runtime
         self.machine = machine
 

@@ -14,7 +14,7 @@ from edgedec.gguf.formats import header_path
 from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import embeds_only, trained_context
 from edgedec.loading.runtime_choice import Choice
-from edgedec.loading.second_model import draft_model_options, second_model_terms, small_model_options
+from edgedec.loading.second_model import companion_options, draft_model_options, second_model_terms
 from edgedec.memory.default_context import ample_bytes, file_bytes, longest_context
 from edgedec.memory.ladder import WITH_STORE, Rung, Setting, rungs, with_more_rows, with_streamed_weights
 from edgedec.memory.layer_split import are_ample, device_caps, devices_for, driver_terms, with_split
@@ -224,7 +224,7 @@ def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
         first = replace(first, options=replace(first.options, max_rows=1))
     settings, taken, current = [plan(first)], list[Rung](), first
     with_devices = bool(settings[0].plan.devices)
-    for rung in rungs(wishes, choice.runtime.name, with_devices=with_devices):
+    for rung in rungs(wishes, choice.runtime, with_devices=with_devices):
         lower = rung(current)
         if lower == current:
             continue
@@ -344,8 +344,8 @@ def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
         if setting.draft_model is not None:
             smaller = draft_model_options(options, overlap=setting.draft_overlap)
             terms += second_terms(setting.draft_model, smaller, _DRAFT_MODEL)
-        if setting.small_model is not None:
-            terms += second_terms(setting.small_model, small_model_options(options), "small model")
+        if setting.companion is not None:
+            terms += second_terms(setting.companion, companion_options(options), setting.companion_role)
         return terms + driver_terms(terms, caps)
 
     return plan

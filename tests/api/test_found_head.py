@@ -69,7 +69,7 @@ def test_a_head_that_does_not_fit_is_noted_or_refused(model: Path) -> None:
     (note,) = wishes.notes
     assert "m.head was found, but is not used: the draft head h does not fit the model: it taps layer 9" in note
     with pytest.raises(UnsupportedModelError, match="it taps layer 9"):
-        edgedec.load(model, runtime="cpu", draft_head=head, n_ctx=64, tile_cache=False)
+        edgedec.load(model, runtime="cpu", draft_head=head, n_ctx=64, runtime_options={"tile_cache": False})
 
 
 def test_what_is_wrong_with_a_named_head_is_said_whatever_the_runtime(model: Path, tmp_path: Path) -> None:
@@ -98,7 +98,11 @@ def test_only_runtimes_that_take_heads_get_one(model: Path) -> None:
 def test_two_models_in_turn_have_no_head(model: Path) -> None:
     """A named head is refused beside a small model."""
     with pytest.raises(RequestError, match="a draft head"):
-        _wishes(model, draft_head=model.with_name("m.head"), small_model=model, entropy=1.0)
+        _wishes(
+            model,
+            draft_head=model.with_name("m.head"),
+            lossy=edgedec.Lossy(methods={"switching": {"small_model": model, "entropy": 1.0}}),
+        )
 
 
 @pytest.mark.slow
@@ -106,7 +110,9 @@ def test_the_text_is_the_same_with_the_head(model: Path) -> None:
     """And the head was asked."""
     texts = []
     for draft in ("off", "head"):
-        with edgedec.load(model, runtime="cpu", draft=draft, n_ctx=128, tile_cache=False) as engine:
+        with edgedec.load(
+            model, runtime="cpu", draft=draft, n_ctx=128, runtime_options={"tile_cache": False}
+        ) as engine:
             result = engine.generate("hello", max_tokens=24, temperature=0)
             texts.append(result.token_ids)
     assert texts[0] == texts[1]

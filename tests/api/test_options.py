@@ -9,7 +9,7 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.api.options import EngineOptions
+from edgedec.api.options import DraftOptions, EngineOptions, Lossy
 from edgedec.api.request_options import RequestOptions
 from edgedec.errors import RequestError
 from edgedec.sampling import SamplingParams
@@ -21,6 +21,7 @@ def test_the_keywords_of_load_are_the_fields() -> None:
     """Names, defaults and types, in their order, after the model; so help() and editors show them."""
     model, *keywords = inspect.signature(edgedec.load).parameters.values()
     assert model.name == "model"
+    assert len(keywords) <= 23  # with the model's name, 24
     assert all(keyword.kind is inspect.Parameter.KEYWORD_ONLY for keyword in keywords)
     assert [(keyword.name, keyword.default, keyword.annotation) for keyword in keywords] == [
         (field.name, field.default, field.type) for field in fields(EngineOptions)
@@ -37,7 +38,8 @@ def rows(section: str) -> list[tuple[str, str]]:
 def test_the_guide_lists_every_option() -> None:
     """docs/embedding.md has every keyword of load and of a request, with its default."""
     shown = [(name, default) for name, default in rows("Options of edgedec.load") if not default.startswith("--")]
-    assert shown == [(field.name, repr(field.default)) for field in fields(EngineOptions)]
+    groups = (EngineOptions, Lossy, DraftOptions)
+    assert shown == [(field.name, repr(field.default)) for group in groups for field in fields(group)]
     of_requests = rows("Options of one request")
     sampling = SamplingParams()
     n_sampling = len(SamplingParams.names())
@@ -51,5 +53,5 @@ def test_an_unknown_keyword_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="n_contexts"):
         edgedec.load("m.gguf", n_contexts=4)  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="draft_numerics is 'exact'; it must be strict, padded or loose"):
-        EngineOptions(draft_numerics="exact")  # type: ignore[arg-type]
+        EngineOptions(drafting=DraftOptions(numerics="exact"))  # type: ignore[arg-type]
     edgedec.load(model=tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu").close()

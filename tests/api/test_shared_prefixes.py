@@ -13,6 +13,7 @@ from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
 
 import edgedec
+from edgedec.api.options import Lossy
 from edgedec.decoding import shared_prefix
 from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -252,7 +253,7 @@ def test_what_changed_while_it_was_taken_counts_for_nothing(files: dict[str, Pat
         assert slots[1].cached_ids == []
 
 
-@pytest.mark.parametrize("options", [{"slide": True}, {"n_parallel": 1}])
+@pytest.mark.parametrize("options", [{"lossy": Lossy(slide=True)}, {"n_parallel": 1}])
 def test_other_sessions_share_nothing(files: dict[str, Path], options: dict[str, Any]) -> None:
     """A context that slides, and a session alone, read every prompt as they did."""
     with opened(files, **options) as engine:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.errors import CancelledError, SessionError
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.chat import budget as chat_budget
@@ -158,7 +159,7 @@ def test_close_ends_a_paused_stream_of_a_reference_cycle(tiny_path: Path) -> Non
 def test_the_draft_store_is_written_though_a_stream_is_paused(tiny_path: Path, tmp_path: Path) -> None:
     """close() ends the stream, whose text the store learns, and writes the store."""
     file = tmp_path / "store"
-    with loaded(tiny_path, draft="suffix", draft_store=file) as engine:
+    with loaded(tiny_path, draft="suffix", drafting=DraftOptions(store=file)) as engine:
         in_thread(lambda: engine.generate(PROMPT, temperature=0, max_tokens=5))
         stream = in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS)))
         soon(engine.close)

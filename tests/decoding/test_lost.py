@@ -14,7 +14,6 @@ from support.decoding_loop import plugin, two_paths
 from support.hosted import hosted
 from support.tiny_models import tiny_llama
 
-from edgedec.api.options import EngineOptions
 from edgedec.decoding import lost
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.session_pool import SessionPool
@@ -22,11 +21,13 @@ from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import OptionError, RuntimeLostError, RuntimeUnavailableError
 from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, Progress
+from edgedec.runtime_options import read_options
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
 from edgedec_runtimes.child.model import ChildModel
 from edgedec_runtimes.child.session import ChildSession
+from edgedec_runtimes.llamacpp.options import LlamaCppOptions
 
 N_CTX = 128
 PROMPT = (5, 9, 11, 5, 9, 11, 5, 9)
@@ -182,9 +183,12 @@ def test_what_is_reported(machine: Machine) -> None:
     assert [(progress.done, progress.total) for progress in waits] == [(0, None), (1, 1)]
 
 
-@pytest.mark.parametrize("seconds", [-1, float("nan"), "5", True])
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "soon", "nan", True])
 def test_the_time_is_checked(seconds: object) -> None:
     """Only a number of seconds is taken; infinity is one."""
-    assert EngineOptions(rpc="a:1", rpc_wait=float("inf")).rpc_wait == float("inf")
-    with pytest.raises(OptionError, match="0 or more seconds"):
-        EngineOptions(rpc_wait=seconds)  # type: ignore[arg-type]
+    for given in (float("inf"), "inf"):
+        assert read_options(
+            LlamaCppOptions, {"rpc": "a:1", "rpc_wait": given}, "the llamacpp runtime"
+        ).rpc_wait == float("inf")
+    with pytest.raises(OptionError, match=r"rpc_wait is .*; it must be (0 or more seconds|a number)"):
+        read_options(LlamaCppOptions, {"rpc_wait": seconds}, "the llamacpp runtime")

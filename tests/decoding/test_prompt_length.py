@@ -9,6 +9,7 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.api.options import Lossy
 from edgedec.errors import PromptTooLongError
 
 MB = 1_000_000
@@ -80,5 +81,5 @@ def test_turns_are_left_out_of_a_chat_that_is_much_too_long(tiny: edgedec.Engine
 def test_a_context_that_slides_takes_longer_prompts(tmp_path: Path) -> None:
     """Where the context slides a prompt may be longer than it."""
     path = tiny_llama(tmp_path / "tiny.gguf", n_layer=1)
-    with edgedec.load(path, runtime="cpu", n_ctx=64, slide=True, draft="off", offline=True) as engine:
+    with edgedec.load(path, runtime="cpu", n_ctx=64, lossy=Lossy(slide=True), draft="off", offline=True) as engine:
         assert len(engine.generate("a" * 2000, max_tokens=3, ignore_end=True).token_ids) == 3

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import edgedec
+from edgedec.api.options import Lossy
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
@@ -289,7 +290,7 @@ def test_closing_the_model_ends_the_texts(tiny_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"runtime": "llamacpp"}, {"runtime": "cpu", "slide": True}])
+@pytest.mark.parametrize("options", [{"runtime": "llamacpp"}, {"runtime": "cpu", "lossy": Lossy(slide=True)}])
 def test_without_common_forwards_texts_come_one_after_another(tiny_path: Path, options: dict[str, Any]) -> None:
     """The texts are the same ones, their statistics say why, and forking says what to do."""
     with edgedec.load(tiny_path, n_ctx=128, draft=None, **options) as engine:

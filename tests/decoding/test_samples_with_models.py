@@ -11,6 +11,7 @@ from support.tiny_models import N_VOCAB, tiny_llama
 from support.tiny_quantized import Tiny, write_tiny
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.draft_call import DraftCall
 from edgedec.drafters.draft_model.draft_forward import DraftForward
 from edgedec.grammar import Grammar
@@ -32,7 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "a draft model": {"draft": "model"},
     "a cascade": {"draft": "cascade+suffix"},
     "a draft model and two requests": {"draft": "model", "n_parallel": 2},
-    "an overlapped draft model": {"draft": "model", "draft_overlap": True},
+    "an overlapped draft model": {"draft": "model", "drafting": DraftOptions(overlap=True)},
     "a head": {"draft": "head"},
     "a head and two requests": {"draft": "head+suffix", "n_parallel": 2},
 }

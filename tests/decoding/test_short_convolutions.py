@@ -7,6 +7,7 @@ import pytest
 from support.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
+from edgedec.api.options import Lossy
 from edgedec.cost_curve import CostCurve
 
 PROMPT = "the cat and the dog and the cat and the dog and "
@@ -71,7 +72,7 @@ def test_a_window_that_slides(path: Path) -> None:
     """Drafts change no text in it either."""
     found = []
     for draft in ("off", "suffix"):
-        with load(path, draft=draft, n_ctx=64, slide=True) as engine:
+        with load(path, draft=draft, n_ctx=64, lossy=Lossy(slide=True)) as engine:
             found.append(engine.generate(PROMPT, max_tokens=200, ignore_end=True, temperature=0.0).token_ids)
     assert found[0] == found[1]
     assert len(found[0]) == 200

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
 
 import edgedec
+from edgedec.api.options import Lossy
 from edgedec.conformance import check_drafter, raise_failures
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot, TokenStream
@@ -54,7 +56,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 def load(files: tuple[Path, Path]) -> Model:
     """Load the model with the head."""
-    return Cpu().load(files[0], LoadOptions(n_ctx=128, n_parallel=4, tile_cache=False, draft_head=files[1]))
+    return Cpu().load(files[0], LoadOptions(n_ctx=128, n_parallel=4, draft_head=files[1]))
 
 
 def drafter(model: Model, params: SamplingParams = GREEDY, **context: object) -> HeadDrafter:
@@ -115,7 +117,7 @@ def test_scores_that_are_no_numbers_end_the_drafts(files: tuple[Path, Path], tmp
     weights = head_weights(HEAD)
     weights["output_norm"][:] = 3e38
     (files[1] / "model.safetensors").write_bytes(safetensors_bytes(stored_tensors(HEAD, weights)))
-    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "n_ctx": 128}
+    keywords = {"runtime": "cpu", "offline": True, "runtime_options": {"tile_cache": False}, "n_ctx": 128}
     texts = []
     for draft in ("off", "head"):
         with edgedec.load(files[0], draft=draft, draft_head=files[1], **keywords) as engine:  # type: ignore[arg-type]
@@ -129,7 +131,13 @@ def test_scores_that_are_no_numbers_end_the_drafts(files: tuple[Path, Path], tmp
 
 def test_a_head_that_rests_comes_back_when_the_engine_forgets(files: tuple[Path, Path]) -> None:
     """It rests in later texts with the same sentence; after forget() it drafts and is judged anew; texts stay."""
-    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "n_ctx": 128, "n_draft_max": 4}
+    keywords = {
+        "runtime": "cpu",
+        "offline": True,
+        "runtime_options": {"tile_cache": False},
+        "n_ctx": 128,
+        "n_draft_max": 4,
+    }
     with edgedec.load(files[0], draft="off", **keywords) as engine:  # type: ignore[arg-type]
         expected = engine.generate(PROMPT, max_tokens=20, temperature=0, ignore_end=True).token_ids
     texts, tried, why = [], [], []
@@ -155,7 +163,13 @@ def test_a_head_that_rests_comes_back_when_the_engine_forgets(files: tuple[Path,
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Path, Path]) -> None:
     """Each level of a chain is a forward that reads the head's share of a token's bytes, and a replay charges it."""
-    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "draft": "head", "n_draft_max": 4}
+    keywords = {
+        "runtime": "cpu",
+        "offline": True,
+        "runtime_options": {"tile_cache": False},
+        "draft": "head",
+        "n_draft_max": 4,
+    }
     with edgedec.load(files[0], draft_head=files[1], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
         made = engine.record(PROMPT, max_tokens=20, temperature=temperature, ignore_end=True)
         head = engine.session(64).draft_head
@@ -180,21 +194,29 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
 def test_without_a_head_it_says_what_to_do(files: tuple[Path, Path]) -> None:
     """The drafter is refused before loading where no head is named, and when opened where none was loaded."""
     with pytest.raises(RequestError, match="draft_head"):
-        edgedec.load(files[0], runtime="cpu", draft="head", tile_cache=False, offline=True)
+        edgedec.load(files[0], runtime="cpu", draft="head", runtime_options={"tile_cache": False}, offline=True)
     with (
-        Cpu().load(files[0], LoadOptions(n_ctx=64, tile_cache=False)) as model,
+        Cpu().load(files[0], LoadOptions(n_ctx=64)) as model,
         pytest.raises(CapabilityError, match="draft_head"),
     ):
         drafter(model)
 
 
-@pytest.mark.parametrize("options", [{}, {"n_parallel": 2}, {"slide": True, "n_ctx": 64}, {"draft": "head+suffix"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"n_parallel": 2}, {"lossy": Lossy(slide=True), "n_ctx": 64}, {"draft": "head+suffix"}]
+)
 def test_texts_are_plain_decodings(
     options: dict[str, object], files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and merged, with parallel sessions and in a context that slides, the head drafts and changes no text."""
     monkeypatch.setattr("edgedec.api.open_drafters.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
-    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "n_draft_max": 5, "n_ctx": 128} | options
+    keywords = {
+        "runtime": "cpu",
+        "offline": True,
+        "runtime_options": {"tile_cache": False},
+        "n_draft_max": 5,
+        "n_ctx": 128,
+    } | options
     texts = []
     for draft in ("off", str(options.get("draft", "head"))):
         given = keywords | {"draft": draft, "draft_head": files[1]}
@@ -215,9 +237,10 @@ def test_requests_at_the_same_time_draft_each_for_itself(files: tuple[Path, Path
     texts: dict[str, list[tuple[int, ...]]] = {}
     drafted: list[list[float]] = []
     for draft in ("off", "head"):
-        keywords = {"draft": draft, "draft_head": files[1], "n_parallel": 3, "n_ctx": 128, "n_draft_max": 4}
+        keywords: dict[str, Any] = {"draft": draft, "draft_head": files[1], "n_parallel": 3, "n_ctx": 128}
+        keywords |= {"n_draft_max": 4, "runtime_options": {"tile_cache": False}}
         with (
-            edgedec.load(files[0], runtime="cpu", offline=True, tile_cache=False, **keywords) as engine,  # type: ignore[arg-type]
+            edgedec.load(files[0], runtime="cpu", offline=True, **keywords) as engine,
             ThreadPoolExecutor(3) as threads,
         ):
             asks = [
@@ -265,7 +288,13 @@ def written(slot: SessionSlot, seed: int) -> tuple[tuple[int, ...], DecodeStats]
 @pytest.mark.parametrize("rule", sorted(rule_names()[1:]))
 def test_other_rules_verify_what_was_drawn(rule: str, files: tuple[Path, Path]) -> None:
     """Drafts drawn from the head's q are verified by every rule; two runs of a seed are the same."""
-    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "draft": "head", "draft_head": files[1]}
+    keywords = {
+        "runtime": "cpu",
+        "offline": True,
+        "runtime_options": {"tile_cache": False},
+        "draft": "head",
+        "draft_head": files[1],
+    }
     with edgedec.load(files[0], n_ctx=128, n_draft_max=4, **keywords) as engine:  # type: ignore[arg-type]
         made = [
             engine.generate(PROMPT, max_tokens=30, temperature=1.0, seed=4, ignore_end=True, verify=rule, reuse="exact")
@@ -358,8 +387,9 @@ def test_texts_of_a_grammar_are_plain_decodings(files: tuple[Path, Path]) -> Non
     grammar = Grammar.regex(r"(.|\n){30}-?\d{2}")
     texts = []
     for draft in ("off", "head"):
-        keywords = {"draft": draft, "draft_head": files[1], "n_ctx": 128, "n_draft_max": 5, "n_threads": 1}
-        with edgedec.load(files[0], runtime="cpu", offline=True, tile_cache=False, **keywords) as engine:  # type: ignore[arg-type]
+        keywords: dict[str, Any] = {"draft": draft, "draft_head": files[1], "n_ctx": 128, "n_draft_max": 5}
+        keywords |= {"n_threads": 1, "runtime_options": {"tile_cache": False}}
+        with edgedec.load(files[0], runtime="cpu", offline=True, **keywords) as engine:
             made = [engine.generate(PROMPT, grammar=grammar, max_tokens=40, temperature=t, seed=3) for t in (0.0, 1.0)]
         texts.append([one.token_ids for one in made])
         assert draft == "off" or all(one.stats.n_drafts > 5 for one in made)  # others are against the grammar
@@ -404,7 +434,13 @@ def ends(model: Model, ids: list[int]) -> int:
 def test_a_prompt_cache_carries_the_head(files: tuple[Path, Path], tmp_path: Path) -> None:
     """A text that goes on from a file drafts as the one that goes on in the same process."""
     counts = []
-    keywords = {"runtime": "cpu", "offline": True, "tile_cache": False, "draft": "head", "draft_head": files[1]}
+    keywords = {
+        "runtime": "cpu",
+        "offline": True,
+        "runtime_options": {"tile_cache": False},
+        "draft": "head",
+        "draft_head": files[1],
+    }
     for restored in (False, True):
         with edgedec.load(files[0], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
             if restored:

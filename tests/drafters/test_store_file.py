@@ -19,6 +19,7 @@ from support.simulation import a_text
 from support.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.drafters.suffix.store_file import (
     DraftStore,
     newest,
@@ -249,7 +250,7 @@ def test_places_that_cannot_be_written_are_refused_before_loading(tmp_path: Path
         Path("a\0b"): "can't be written there",
     }.items():
         with pytest.raises(StorageError, match=words):
-            edgedec.load("no such model", draft_store=path, offline=True)
+            edgedec.load("no such model", drafting=DraftOptions(store=path), offline=True)
     assert notes.read_text() == "mine"
 
 
@@ -282,7 +283,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generated(model: Path, store: Path | None, prompt: str = "Once") -> edgedec.Generation:
     """Generate with a pinned suffix drafter."""
-    with edgedec.load(model, runtime="reference", draft="suffix", draft_store=store) as engine:
+    with edgedec.load(model, runtime="reference", draft="suffix", drafting=DraftOptions(store=store)) as engine:
         return engine.generate(prompt, max_tokens=40, temperature=0, ignore_end=True)
 
 
@@ -293,7 +294,7 @@ def test_the_text_is_the_same_with_a_store_and_without(model: Path, tmp_path: Pa
     assert plain.token_ids == first.token_ids == second.token_ids
     assert plain.stats.n_steps == first.stats.n_steps > second.stats.n_steps
     path.write_bytes(path.read_bytes()[:-3])
-    with edgedec.load(model, runtime="reference", draft="suffix", draft_store=path) as engine:
+    with edgedec.load(model, runtime="reference", draft="suffix", drafting=DraftOptions(store=path)) as engine:
         reasons = [engine.generate("Once", max_tokens=2, temperature=0).stats.reasons for _ in range(2)]
     assert reasons == [[f"the draft store {path} is damaged; it is begun anew"], []]
 
@@ -303,7 +304,7 @@ def test_an_engine_writes_when_asked_and_when_it_closes(model: Path, tmp_path: P
     """And a relative path means the folder that it was opened in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        engine = edgedec.load(model, runtime="reference", draft_store="store")
+        engine = edgedec.load(model, runtime="reference", drafting=DraftOptions(store="store"))
         patch.chdir("/")
         engine.generate("Once", max_tokens=5, ignore_end=True, temperature=0)
         engine.save_draft_store()
@@ -319,7 +320,7 @@ def test_closing_frees_everything_before_it_says_that_nothing_was_written(model:
     """The error is the second thing."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    engine = edgedec.load(model, runtime="reference", draft_store=folder / "store")
+    engine = edgedec.load(model, runtime="reference", drafting=DraftOptions(store=folder / "store"))
     engine.generate("Once", max_tokens=5, ignore_end=True)
     folder.rmdir()
     with pytest.raises(StorageError, match="could not be written"):
@@ -337,7 +338,7 @@ def test_another_models_store_is_refused(model: Path, tmp_path: Path) -> None:
     before = path.read_bytes()
     other = tiny_llama(tmp_path / "other.gguf", n_vocab=270)
     with pytest.raises(ModelFormatError, match="of another vocabulary"):
-        edgedec.load(other, runtime="reference", draft_store=path)
+        edgedec.load(other, runtime="reference", drafting=DraftOptions(store=path))
     assert path.read_bytes() == before
 
 

@@ -45,8 +45,8 @@ def test_the_small_model_of_a_pair_counts_too(tmp_path: Path) -> None:
     """Both write in the same context."""
     large = tiny_llama(tmp_path / "large.gguf", n_ctx_train=512)
     small = tiny_llama(tmp_path / "small.gguf", n_ctx_train=256, seed=1)
-    pair: dict[str, Any] = {"small_model": small, "entropy": 0.1, "entropy_force": True}
-    with edgedec.load(large, runtime="reference", n_ctx=300, **pair) as engine:
+    lossy = edgedec.Lossy(methods={"switching": {"small_model": small, "entropy": 0.1}})
+    with edgedec.load(large, runtime="reference", n_ctx=300, lossy=lossy) as engine:
         assert engine.generate("a", max_tokens=2).stats.reasons[0] == NOTE.replace("the model", "the small model")
 
 

@@ -11,6 +11,7 @@ from support.command_line import run_here
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
+from edgedec.api.options import DraftOptions, Lossy
 from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError, SessionError
 from edgedec.layer_skip.choose import choose_layers, require_layer_skip, require_measured
@@ -55,10 +56,13 @@ def model(path: Path) -> Iterator[Model]:
         yield loaded
 
 
-def opened(path: Path, cache: Path, layer_skip: float | None = SKIP, **options: Any) -> edgedec.Engine:
+def opened(
+    path: Path, cache: Path, layer_skip: float | None = SKIP, *, slide: bool = False, **options: Any
+) -> edgedec.Engine:
     """Load it with layers left out, whatever that costs."""
     chosen: dict[str, Any] = {"runtime": "cpu", "n_ctx": N_CTX, "n_threads": 1, "draft": None, "cache_dir": cache}
-    return edgedec.load(path, layer_skip=layer_skip, layer_skip_force=True, **chosen | options)
+    lossy = Lossy(layer_skip=layer_skip, layer_skip_force=True, slide=slide)
+    return edgedec.load(path, lossy=lossy, **chosen | options)
 
 
 def by_hand(model: Model, layers: LayerSet | None, way: dict[str, Any], prompt: list[int] = PROMPT) -> tuple[int, ...]:
@@ -213,7 +217,7 @@ def test_wishes_that_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(
         RequestError, match=r"never measured for a llama of 6 layers and 64 values .*; measure it .*force"
     ):
-        edgedec.load(path, runtime="cpu", layer_skip=SKIP, cache_dir=tmp_path)
+        edgedec.load(path, runtime="cpu", lossy=Lossy(layer_skip=SKIP), cache_dir=tmp_path)
     for draft in ("skip", "suffix+exit"):
         with pytest.raises(RequestError, match="runs a part of the layers"):
             opened(path, tmp_path, draft=draft)
@@ -328,12 +332,12 @@ def test_the_cost_curve_is_kept_for_its_own_layers(path: Path, tmp_path: Path) -
 def test_a_draft_store_serves_its_own_layers_only(path: Path, tmp_path: Path) -> None:
     """The whole model refuses the texts of a part of it, and the other way round."""
     file = tmp_path / "store"
-    with opened(path, tmp_path, draft="suffix", draft_store=file) as engine:
+    with opened(path, tmp_path, draft="suffix", drafting=DraftOptions(store=file)) as engine:
         texts(engine)
-    opened(path, tmp_path, draft="suffix", draft_store=file).close()
+    opened(path, tmp_path, draft="suffix", drafting=DraftOptions(store=file)).close()
     for skip in (None, 1.1):
         with pytest.raises(ModelFormatError, match="holds texts of other layers"):
-            opened(path, tmp_path, skip, draft="suffix", draft_store=file)
+            opened(path, tmp_path, skip, draft="suffix", drafting=DraftOptions(store=file))
 
 
 def test_a_store_without_layers_left_out_is_as_before(model: Model, tmp_path: Path) -> None:

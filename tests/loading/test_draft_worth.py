@@ -11,6 +11,7 @@ from support.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.api import open_drafters as opening_drafts
+from edgedec.api.options import DraftOptions
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftCost
 from edgedec.drafters.draft_model.cascade import CascadeModel
@@ -167,7 +168,11 @@ def test_one_that_was_timed_is_priced_by_that(
     """
     monkeypatch.setattr(opening_drafts, "draft_token_s", lambda *_: 0.04)
     with opened(
-        monkeypatch, CostCurve(dict.fromkeys((1, 2, 4), 0.1)), large, draft_model=small, draft_overlap=overlap
+        monkeypatch,
+        CostCurve(dict.fromkeys((1, 2, 4), 0.1)),
+        large,
+        draft_model=small,
+        drafting=DraftOptions(overlap=overlap),
     ) as engine:
         drafting = engine._slot.drafting
         assert drafting is not None
@@ -234,7 +239,12 @@ def test_every_parallel_request_has_the_draft_model(
 ) -> None:
     """Each of three requests at a time has a session of the draft model, and all share the draft store."""
     store = None if draft == "model" else tmp_path / "kept.drafts"
-    options: dict[str, Any] = {"draft": draft, "draft_model": small, "draft_store": store, "n_parallel": 3}
+    options: dict[str, Any] = {
+        "draft": draft,
+        "draft_model": small,
+        "drafting": DraftOptions(store=store),
+        "n_parallel": 3,
+    }
     with opened(monkeypatch, FLAT, large, **options) as engine:
         texts = [engine.stream(TEXT * (i + 1), max_tokens=12, ignore_end=True) for i in range(3)]
         for text in texts:

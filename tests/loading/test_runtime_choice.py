@@ -67,7 +67,7 @@ def test_the_faster_one_is_taken_and_remembered(model: Path, tmp_path: Path, mon
         )
     assert measured == ["cpu", "llamacpp", "cpu"]  # the first once more, as the other one is to take its place
     assert choosing.choose_runtime(model, "auto", replace(options, n_threads=1)).reason == ""
-    assert choosing.choose_runtime(model, "auto", replace(options, repack=False)).reason == ""
+    assert choosing.choose_runtime(model, "auto", replace(options, runtime_options={"repack": False})).reason == ""
     assert choosing.choose_runtime(model, "cpu", options, measure=True).runtime.name == "cpu"
     # What the winner can't do leaves the other one.
     assert choosing.choose_runtime(model, "auto", replace(options, n_gpu_layers=-1)).runtime.name == "cpu"

@@ -13,13 +13,14 @@ from support.real_models import real_model
 from support.spelled import Spelled
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
-from edgedec.loading.second_model import draft_model_options, open_draft_model, small_model_options
+from edgedec.loading.second_model import companion_options, draft_model_options, open_draft_model
 from edgedec.model import LoadOptions, Model
 from edgedec.scheduler.drafter_factories import require_overlap, with_draft_model
 
@@ -56,7 +57,9 @@ def test_it_takes_a_draft_model_that_drafts(tiny_path: Path, draft: str, with_mo
     """Without one, or under a drafter that does not overlap, loading says what was found and what to give."""
     model = tiny_path if with_model else None
     with pytest.raises(RequestError, match=f"draft_model.*found the drafters {re.escape(found)};"):
-        edgedec.load(tiny_path, runtime="reference", draft=draft, draft_model=model, draft_overlap=True)
+        edgedec.load(
+            tiny_path, runtime="reference", draft=draft, draft_model=model, drafting=DraftOptions(overlap=True)
+        )
     require_overlap(["suffix", "model"])
 
 
@@ -86,8 +89,8 @@ def test_the_draft_model_runs_on_the_cpu_whatever_the_target_runs_on(tiny_path: 
 def test_a_second_model_stays_on_this_machine() -> None:
     """The servers are the target's, and so is a number of layers, as servers have some; all or none holds for both."""
     for n_gpu_layers, own in ((None, None), (5, None), (-1, -1), (0, 0)):
-        target = LoadOptions(rpc_servers=("127.0.0.1:1",), n_gpu_layers=n_gpu_layers)
-        for options in (draft_model_options(target), small_model_options(target)):
+        target = LoadOptions(runtime_options={"rpc": "127.0.0.1:1"}, n_gpu_layers=n_gpu_layers)
+        for options in (draft_model_options(target), companion_options(target)):
             assert (options.rpc_servers, options.n_gpu_layers) == ((), own)
         assert draft_model_options(target, overlap=True).n_gpu_layers == 0
     assert draft_model_options(LoadOptions(n_gpu_layers=5)).n_gpu_layers == 5
@@ -112,7 +115,10 @@ def test_a_real_model_drafts_for_itself() -> None:
     """The 135M model on the cpu runtime: the same text, greedy and with a seed, and what was ready is used."""
     path = real_model("smollm2-135m.gguf")
     options: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 5}]
-    ways: list[dict[str, Any]] = [{"draft": "off"}, {"draft": "model", "draft_model": path, "draft_overlap": True}]
+    ways: list[dict[str, Any]] = [
+        {"draft": "off"},
+        {"draft": "model", "draft_model": path, "drafting": DraftOptions(overlap=True)},
+    ]
     texts = []
     for way in ways:
         with edgedec.load(path, runtime="cpu", n_ctx=256, n_draft_max=6, offline=True, **way) as engine:

@@ -19,6 +19,8 @@ from edgedec.memory.planner import Cap, Planned, plan_settings, plan_within
 from edgedec.memory_plan import MemoryPlan, MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec_runtimes.llamacpp.device_terms import HostRun, compute_bytes, default_split, kv_terms, weight_terms
+from edgedec_runtimes.llamacpp.options import LlamaCppOptions
+from edgedec_runtimes.llamacpp.options import own as own_of
 
 MB, MIB = 1_000_000, 2**20
 CUDA0 = Device("CUDA0", "CUDA", 8_000 * MB, 7_000 * MB, driver_bytes=400 * MB)
@@ -31,6 +33,7 @@ class Layered:
     """A runtime that only plans: 28 layers of 50 MB and an output of 80 MB, 10 kB of KV a layer and token."""
 
     name = "llamacpp"
+    own_options = LlamaCppOptions
 
     def __init__(self, *devices: Device) -> None:
         self.found = devices
@@ -48,7 +51,7 @@ class Layered:
         split, n_ctx = options.layer_split or (), options.n_ctx or 0
         n_host = 29 - n_split(split)
         found = [
-            MemoryTerm("weights", (1_600 if options.mmap else n_host * 50 + 100) * MB),
+            MemoryTerm("weights", (1_600 if own_of(options).mmap else n_host * 50 + 100) * MB),
             MemoryTerm("KV cache", n_ctx * min(n_host, 28) * 10_000),
             MemoryTerm("logits", options.max_rows * MB),
         ]
@@ -115,7 +118,7 @@ def test_the_ladder_goes_over_both_caps(model: Choice) -> None:
     assert found.plan.fits
     assert found.setting.options.n_ctx == 2048
     assert found.setting.options.layer_split == (("CUDA0", 22),)  # 400 + 30 + 22 * 50 + 21 * 20.48 = 1,960.08
-    assert found.setting.options.mmap is False
+    assert own_of(found.setting.options).mmap is False
     settings = plan_settings(replace(model, runtime=Layered(CUDA0)), WISHES, replace(cap, n_bytes=100 * MB))
     assert [list(entry.setting.given_up)[-1:] for entry in settings[1:4]] == [["mapping"], ["store"], ["store"]]
     n_layers = [n_split(entry.setting.options.layer_split or ()) for entry in settings]
@@ -163,7 +166,7 @@ def test_unified_memory_is_one_column(model: Choice) -> None:
     tight = planned(model, Cap(2_400 * MB), JETSON)
     assert tight.plan.fits
     assert tight.plan.total_bytes <= 2_400 * MB
-    assert tight.setting.options.mmap is False  # mapped and copied weights do not both fit
+    assert own_of(tight.setting.options).mmap is False  # mapped and copied weights do not both fit
 
 
 def test_the_watch_leaves_out_what_the_system_does_not_count(model: Choice) -> None:

@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Iterator[Model]:
     """A tiny model that a tiny head follows."""
     write_head(tmp_path / "head", HEAD)
     path = write_tiny(tmp_path / "m.gguf", TINY)
-    with Cpu().load(path, LoadOptions(n_ctx=128, n_parallel=3, tile_cache=False, draft_head=tmp_path / "head")) as made:
+    with Cpu().load(path, LoadOptions(n_ctx=128, n_parallel=3, draft_head=tmp_path / "head")) as made:
         yield made
 
 

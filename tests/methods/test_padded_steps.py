@@ -10,6 +10,7 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.conformance import check_runtime
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError, SessionError
 from edgedec.model import Forward, ForwardItem, LoadOptions, Model, Session
@@ -117,8 +118,8 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_kernels")
 def test_drafts_change_no_padded_text(path: Path) -> None:
     """The texts end with the context, where padding has no room; unpadded steps write others and draft nothing."""
-    plain, _ = written(path, draft="off", draft_numerics="padded")
-    drafted, result = written(path, draft="suffix", draft_numerics="padded")
+    plain, _ = written(path, draft="off", drafting=DraftOptions(numerics="padded"))
+    drafted, result = written(path, draft="suffix", drafting=DraftOptions(numerics="padded"))
     assert drafted == plain
     assert result.stats.n_drafts > 5
     assert result.stats.n_draft_tokens > result.stats.n_drafts  # of more than one token

@@ -18,6 +18,7 @@ from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, Drafter
 from edgedec.scheduler.estimator import Worth
 from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec_runtimes.cpu.runtime import Cpu
 
 
 def cost(n_nodes: int) -> float:
@@ -136,7 +137,7 @@ def test_the_ladder_gives_the_head_up_unless_it_is_pinned(tmp_path: object) -> N
     options = LoadOptions(draft_head=tmp_path)  # type: ignore[arg-type]
     for pinned in (False, True):
         setting = Setting(options, (SUFFIX, HEAD), pinned)
-        for rung in rungs(setting, "cpu"):
+        for rung in rungs(setting, Cpu()):
             setting = rung(setting)
             assert (HEAD in setting.drafters) == (setting.options.draft_head is not None)
         assert (HEAD in setting.drafters) == pinned

@@ -8,6 +8,7 @@ import pytest
 from support.draft_models import loaded, tiny
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.draft import Draft
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.shape_names import parse_shape, shape_for
@@ -31,9 +32,15 @@ def test_a_rule_without_a_drafter_that_draws_says_so(tmp_path: Path) -> None:
     """Looked-up tokens gain nothing from another rule, and no rule does anything at temperature 0."""
     assert "the rule kseq gains nothing" in reasons(tmp_path, "kseq", draft="suffix")[0]
     assert "changes nothing at temperature 0" in reasons(tmp_path, "block", 0.0, draft="suffix")[0]
-    assert "the shape grow has no effect" in reasons(tmp_path, "coupled", draft="suffix", draft_tree="grow")[0]
+    assert (
+        "the shape grow has no effect"
+        in reasons(tmp_path, "coupled", draft="suffix", drafting=DraftOptions(tree="grow"))[0]
+    )
     assert "the rule multipath does what block does" in reasons(tmp_path, "multipath", draft="skip")[1]
-    assert "the shape grow has no effect" in reasons(tmp_path, "coupled", draft="skip", draft_tree="grow")[1]
+    assert (
+        "the shape grow has no effect"
+        in reasons(tmp_path, "coupled", draft="skip", drafting=DraftOptions(tree="grow"))[1]
+    )
     assert reasons(tmp_path, "coupled", draft="suffix") == []
 
 
@@ -42,11 +49,11 @@ def test_what_drafts_nothing_says_so(tmp_path: Path) -> None:
     nothing = "the rule kseq gains nothing: nothing is drafted"
     assert reasons(tmp_path, "kseq", draft="off") == [nothing]
     assert reasons(tmp_path, "coupled", draft="off") == []
-    assert reasons(tmp_path, "coupled", draft="off", draft_tree="grow") == [
+    assert reasons(tmp_path, "coupled", draft="off", drafting=DraftOptions(tree="grow")) == [
         "the shape grow has no effect: nothing is drafted"
     ]
     store = tmp_path / "earlier.drafts"
-    found = reasons(tmp_path, "coupled", draft="off", draft_store=store, draft_model=tiny(tmp_path, 2))
+    found = reasons(tmp_path, "coupled", draft="off", drafting=DraftOptions(store=store), draft_model=tiny(tmp_path, 2))
     assert [reason.split(":")[0] for reason in found] == [
         "the draft model 2.gguf is not loaded",
         "the draft store earlier.drafts is not used",
@@ -63,7 +70,7 @@ def test_a_shape_that_does_not_fit_the_rule_says_so(
 ) -> None:
     """The rule's own shape is drafted instead."""
     monkeypatch.setattr(drafter_factories, "GuardedFactory", lambda factory: factory)
-    found = reasons(tmp_path, rule, draft=DraftModel(loaded(tiny(tmp_path, 2))), draft_tree=shape)
+    found = reasons(tmp_path, rule, draft=DraftModel(loaded(tiny(tmp_path, 2))), drafting=DraftOptions(tree=shape))
     assert any(f"the shape {shape} is not used under the rule {rule}" in reason for reason in found)
     assert reasons(tmp_path, rule, draft=DraftModel(loaded(tiny(tmp_path, 2)))) == []
 

@@ -12,7 +12,7 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.load import open_choice
-from edgedec.api.options import Application, EngineOptions
+from edgedec.api.options import Application, EngineOptions, Lossy
 from edgedec.api.wishes import choose
 from edgedec.errors import (
     CapabilityError,
@@ -154,7 +154,7 @@ def test_what_it_can_not_do_is_refused(model: Model, path: Path) -> None:
         SlidingSession(model.session(63))
     choice = choose(path, "cpu", LoadOptions(n_ctx=N_CTX), measure=False)
     with pytest.raises(RequestError, match="prompt_cache"):
-        open_choice(choice, EngineOptions(slide=True), Application(prompt_cache=True))
+        open_choice(choice, EngineOptions(lossy=Lossy(slide=True)), Application(prompt_cache=True))
     with Reference().load(path, LoadOptions(n_ctx=N_CTX)) as chunked:
         if chunked.capabilities.prefill_chunk != 1:
             with pytest.raises(CapabilityError, match="slide"):
@@ -167,7 +167,9 @@ WAYS: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.9, "
 
 def texts(path: Path, **options: Any) -> list[tuple[int, ...]]:
     """Return what is generated greedily and with a seed, after a prompt of more than twice the context."""
-    with edgedec.load(path, runtime="cpu", n_ctx=N_CTX, slide=True, n_threads=1, offline=True, **options) as engine:
+    with edgedec.load(
+        path, runtime="cpu", n_ctx=N_CTX, lossy=Lossy(slide=True), n_threads=1, offline=True, **options
+    ) as engine:
         found = [engine.generate(PROMPT, max_tokens=150, ignore_end=True, **way) for way in WAYS]
         assert all(len(generation.token_ids) == 150 for generation in found)
         assert options["draft"] in ("off", "auto") or any(generation.stats.n_drafts for generation in found)

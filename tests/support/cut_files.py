@@ -25,7 +25,8 @@ def check_and_cut(self):
         cut.append(True)
 
 device = "cpu" if runtime == "npu" else None
-options = LoadOptions(n_ctx=64, n_threads=2, repack=False, device=device)
+own = {"repack": False} if runtime == "llamacpp" else {}
+options = LoadOptions(n_ctx=64, n_threads=2, device=device, runtime_options=own)
 with plugins.load_plugin(plugins.RUNTIMES, runtime)().load(Path(model), options) as loaded:
     session = loaded.session(64)
     MappedFiles.check = check_and_cut

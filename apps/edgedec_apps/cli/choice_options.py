@@ -44,7 +44,10 @@ class ChoiceFlags:
     answer: Annotated[
         str | None,
         choice_option(
-            "--answer", help='What an answer is, for votes (default: what follows "Answer:").', metavar="REGEX"
+            "--answer",
+            help='What an answer is, for votes (default: what follows "Answer:").',
+            metavar="REGEX",
+            further=True,
         ),
     ] = None
     scorer: Annotated[
@@ -53,9 +56,12 @@ class ChoiceFlags:
             "--scorer",
             help="A program and its arguments, which no shell reads: it gets texts as JSON and prints their scores.",
             metavar="COMMAND",
+            further=True,
         ),
     ] = None
     scorer_seconds: Annotated[
         float | None,
-        choice_option("--scorer-seconds", help="Most seconds of a call of the scorer (default: 60).", metavar="N"),
+        choice_option(
+            "--scorer-seconds", help="Most seconds of a call of the scorer (default: 60).", metavar="N", further=True
+        ),
     ] = None

@@ -3,16 +3,37 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from edgedec_apps.cli.help_text import FURTHER, show_all
+
+_HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool, typer.Option("--help-all", is_eager=True, callback=show_all, help="Show all options and exit.")
+    ],
+)
+
+
+def is_further(hint: Any) -> bool:
+    """Return whether an option, by its annotation, is one that only --help-all shows."""
+    return any(str(getattr(one, "rich_help_panel", "")).endswith(FURTHER) for one in get_args(hint)[1:])
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with each dataclass parameter replaced by the options that its fields declare, for typer."""
 
     def run(**values: Any) -> None:
+        values.pop(_HELP_ALL.name, None)
         _build(command, values)
 
     parameters = list(_parameters(command))
+    if any(is_further(parameter.annotation) for parameter in parameters):
+        parameters.append(_HELP_ALL)
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -4,12 +4,16 @@ import shutil
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 Rows = list[tuple[str, str]]
+FURTHER = ", further"
+"""What ends the title of a group of options that only --help-all shows."""
 _OTHER = "Options"
 _LEAST_COLUMNS = 52  # typer lays the help out for at least so many, and overruns a narrower terminal
 _NAME_COLUMNS = 30
+_ALL = "edgedec.help_all"
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"  # stands for "-" while lines are wrapped, so that no option is split
 
 
@@ -33,8 +37,9 @@ class Command(_NarrowHelp, TyperCommand):
         return usage_pieces(self)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and the options, group by group."""
-        _write_groups(formatter, groups(self, ctx))
+        """Write the arguments and the options, group by group; further options only for --help-all."""
+        shown = [(title, rows) for title, rows in groups(self, ctx) if _ALL in ctx.meta or not title.endswith(FURTHER)]
+        _write_groups(formatter, shown)
 
 
 class Group(_NarrowHelp, TyperGroup):
@@ -51,6 +56,14 @@ class Group(_NarrowHelp, TyperGroup):
     def summaries(self) -> Rows:
         """Return the name and the first line of help of each command that is not hidden."""
         return [(name, first_line(self.commands[name])) for name in visible_commands(self)]
+
+
+def show_all(ctx: typer.Context, value: bool) -> None:
+    """Print the help with all options, where --help-all is given, and end the command."""
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        print(ctx.get_help())
+        raise typer.Exit
 
 
 def _write_groups(formatter: Any, groups: Iterable[tuple[str, Rows]]) -> None:

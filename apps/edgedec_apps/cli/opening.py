@@ -1,5 +1,6 @@
 """From the options of a command to a loaded engine."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
@@ -9,11 +10,11 @@ from typing import Any
 from edgedec.api.base_memory import base_bytes
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_engine
-from edgedec.api.options import Application, EngineOptions
+from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
 from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.api.request_options import require_rule
 from edgedec.draft import STORE_BYTES
-from edgedec.errors import EdgedecError, ModelFormatError
+from edgedec.errors import EdgedecError, ModelFormatError, OptionError
 from edgedec.memory.planner import Cap
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
@@ -29,6 +30,10 @@ from edgedec_apps.fit_first import require_fit
 from edgedec_apps.server.core.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 
+_RPC_WAIT_S = 120.0
+_DRAFTING = {f"draft_{name}": name for name in ("overlap", "tree", "numerics", "store")}
+_LOSSY = ("slide", "layer_skip", "layer_skip_force")
+_SWITCHING = ("small_model", "entropy", "entropy_force")
 ONE_REQUEST_BYTES = 4_000_000
 """Most bytes that each drafter keeps where there is one request only: the store holds that request's own text, too."""
 
@@ -94,11 +99,32 @@ def engine_options(
         EdgedecError: An option is out of range, or the chat template can't be read.
     """
     given = {KEYWORDS.get(field.name, field.name): getattr(flags, field.name) for field in fields(flags)}
-    del given["prompt_cache"]
+    for name in (*_DRAFTING, *_LOSSY, *_SWITCHING, "prompt_cache"):
+        del given[name]
+    switching = {name: value for name in _SWITCHING if (value := getattr(flags, name)) not in (None, False)}
+    given["lossy"] = Lossy(
+        **{name: getattr(flags, name) for name in _LOSSY}, methods={"switching": switching} if switching else None
+    )
+    drafting = {field: getattr(flags, name) for name, field in _DRAFTING.items()}
+    given["drafting"] = DraftOptions(**drafting, max_rows=1 if flags.draft == "off" else None)
+    given["runtime_options"] = _own_options(flags.runtime_option or [])
     given["chat_template"] = None if flags.chat_template is None else read_text(flags.chat_template)
-    given["max_rows"] = 1 if flags.draft == "off" else None
     given |= {"n_parallel": n_parallel, "n_texts": n_texts}
     return EngineOptions(**given, grammars=grammars, on_progress=on_progress, cancel=cancel)
+
+
+def _own_options(given: Sequence[str]) -> dict[str, object]:
+    """Return the options of one runtime, from texts such as "mmap=no"; a text waits for lost machines for 120 s.
+
+    Raises:
+        OptionError: A text is not NAME=VALUE.
+    """
+    pairs = [text.partition("=") for text in given]
+    for text, (name, sign, _) in zip(given, pairs, strict=True):
+        if not name or not sign:
+            raise OptionError("runtime_options", text, "write NAME=VALUE, such as mmap=no")
+    own: dict[str, object] = {name.strip(): value for name, _, value in pairs}
+    return {"rpc_wait": _RPC_WAIT_S, **own} if "rpc" in own else own
 
 
 def application_of(

@@ -1,7 +1,4 @@
-"""Command-line options, declared once and shared by the commands that load and generate.
-
-Each option can also be given by an environment variable: EDGEDEC_ and its name.
-"""
+"""Command-line options, declared once and shared by the commands that load and generate."""
 
 from dataclasses import dataclass, fields
 from functools import partial
@@ -13,15 +10,28 @@ import typer
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.errors import RequestError
 from edgedec_apps.cli import completion
+from edgedec_apps.cli.help_text import FURTHER
 
 _MODEL, _PROMPT, _SAMPLING, _OUTPUT = "Model and memory", "Prompt", "Sampling", "Output"
 _TILES = "Tiles"
 
 
+_WITH_VARIABLE = (
+    *("--runtime", "--draft", "--context", "--memory", "--threads", "--offline"),
+    *("--max-tokens", "--temperature", "--quiet", "--host", "--port", "--api-key"),
+)
+"""The options that an environment variable can give, too: EDGEDEC_MAX_TOKENS for --max-tokens."""
+
+
 def option(
-    *flags: str, help: str, panel: str, metavar: str | None = None, complete: completion.Complete | None = None
+    *flags: str,
+    help: str,
+    panel: str,
+    metavar: str | None = None,
+    complete: completion.Complete | None = None,
+    further: bool = False,
 ) -> Any:
-    """Declare an option with its environment variable (EDGEDEC_MAX_TOKENS for --max-tokens).
+    """Declare an option.
 
     Args:
         flags: How it is typed.
@@ -29,13 +39,14 @@ def option(
         panel: The group of options that it belongs to.
         metavar: What stands for its value.
         complete: Returns the values that begin with a text, for tab completion; None for names of files.
+        further: Whether only --help-all shows it, and --help does not.
     """
-    name = flags[0].split("/")[0].strip("-").replace("-", "_").upper()
+    name = flags[0].removeprefix("--").replace("-", "_").upper()
     return typer.Option(
         *flags,
         help=help,
-        rich_help_panel=panel,
-        envvar=f"EDGEDEC_{name}",
+        rich_help_panel=f"{panel}{FURTHER}" if further else panel,
+        envvar=f"EDGEDEC_{name}" if flags[0] in _WITH_VARIABLE else None,
         show_envvar=False,
         metavar=metavar,
         autocompletion=complete,
@@ -61,7 +72,8 @@ ModelName = Annotated[
 AsJson = Annotated[bool, output_option("--json", help="Print one JSON object to standard output.")]
 Offline = Annotated[bool, model_option("--offline", help="Never use the network.")]
 JsonOut = Annotated[
-    Path | None, output_option("--json-out", help="Also write the JSON object to this file.", metavar="FILE")
+    Path | None,
+    output_option("--json-out", help="Also write the JSON object to this file.", metavar="FILE", further=True),
 ]
 Quiet = Annotated[bool, output_option("--quiet", "-q", help="Print no progress and no summary.")]
 RuntimeName = Annotated[
@@ -75,11 +87,13 @@ Threads = Annotated[
 ]
 System = Annotated[str | None, prompt_option("--system", help="The system message.", metavar="TEXT")]
 SystemFile = Annotated[
-    Path | None, prompt_option("--system-file", help="File with the system message.", metavar="FILE")
+    Path | None, prompt_option("--system-file", help="File with the system message.", metavar="FILE", further=True)
 ]
 KeepHistory = Annotated[
     bool,
-    prompt_option("--history/--no-history", help="Keep what is typed in a chat, for the next start (default: yes)."),
+    prompt_option(
+        "--history/--no-history", help="Keep what is typed in a chat, for the next start (default: yes).", further=True
+    ),
 ]
 
 
@@ -94,7 +108,9 @@ class LoadFlags:
     ] = None
     slide: Annotated[
         bool,
-        model_option("--slide", help="LOSSY: continue a full context with its first and its newest tokens."),
+        model_option(
+            "--slide", help="LOSSY: continue a full context with its first and its newest tokens.", further=True
+        ),
     ] = False
     layer_skip: Annotated[
         float | None,
@@ -102,10 +118,14 @@ class LoadFlags:
             "--layer-skip",
             help="LOSSY: leave out layers until a token reads 1/X of the bytes; about X times as fast, another text.",
             metavar="X",
+            further=True,
         ),
     ] = None
     layer_skip_force: Annotated[
-        bool, model_option("--layer-skip-force", help="Allow a --layer-skip beyond what was measured for the model.")
+        bool,
+        model_option(
+            "--layer-skip-force", help="Allow a --layer-skip beyond what was measured for the model.", further=True
+        ),
     ] = False
     memory: Annotated[
         str | None,
@@ -119,8 +139,9 @@ class LoadFlags:
         str | None,
         model_option(
             "--gpu-memory",
-            help="Most memory on each GPU, and device of --rpc (default: what is free); it gets as many layers as fit.",
+            help="Most memory on each GPU, here and elsewhere (default: what is free); it gets as many layers as fit.",
             metavar="SIZE",
+            further=True,
         ),
     ] = None
     threads: Threads = None
@@ -149,6 +170,7 @@ class LoadFlags:
             help="A trained draft head for this model (default: the one that is found, see docs/heads.md), or off.",
             metavar="HEAD",
             complete=completion.draft_head,
+            further=True,
         ),
     ] = None
     draft_overlap: Annotated[
@@ -156,6 +178,7 @@ class LoadFlags:
         model_option(
             "--draft-overlap",
             help="Let the draft model draft on the CPU while the target verifies on another device or machine.",
+            further=True,
         ),
     ] = False
     draft_tree: Annotated[
@@ -165,9 +188,12 @@ class LoadFlags:
             help="How a draft model or head branches: chain, grow, siblings:K, beam:K, paths:K (default: by --verify).",
             metavar="SHAPE",
             complete=completion.tree_shape,
+            further=True,
         ),
     ] = None
-    draft_max: Annotated[int, model_option("--draft-max", help="Most tokens of a draft.", metavar="N")] = N_DRAFT_MAX
+    draft_max: Annotated[
+        int, model_option("--draft-max", help="Most tokens of a draft.", metavar="N", further=True)
+    ] = N_DRAFT_MAX
     draft_numerics: Annotated[
         str,
         model_option(
@@ -176,11 +202,17 @@ class LoadFlags:
             "do, too; loose: longer ones, and the text may differ.",
             metavar="MODE",
             complete=completion.one_of("strict", "padded", "loose"),
+            further=True,
         ),
     ] = "strict"
     draft_store: Annotated[
         Path | None,
-        model_option("--draft-store", help="File that keeps earlier outputs for the suffix drafter.", metavar="FILE"),
+        model_option(
+            "--draft-store",
+            help="File that keeps earlier outputs for the suffix drafter.",
+            metavar="FILE",
+            further=True,
+        ),
     ] = None
     small_model: Annotated[
         str | None,
@@ -189,6 +221,7 @@ class LoadFlags:
             help="LOSSY: a smaller model of the same vocabulary writes where the text is easy; without drafts.",
             metavar="MODEL",
             complete=completion.any_model,
+            further=True,
         ),
     ] = None
     entropy: Annotated[
@@ -197,10 +230,11 @@ class LoadFlags:
             "--entropy",
             help="The small model writes while the mean entropy of the last tokens is below X bits.",
             metavar="X",
+            further=True,
         ),
     ] = None
     entropy_force: Annotated[
-        bool, model_option("--entropy-force", help="Allow an --entropy beyond what was measured.")
+        bool, model_option("--entropy-force", help="Allow an --entropy beyond what was measured.", further=True)
     ] = False
     kv_type: Annotated[
         str,
@@ -211,60 +245,28 @@ class LoadFlags:
             complete=completion.one_of("f16", "q8_0", "gear", "q4_0"),
         ),
     ] = "f16"
-    flash_attention: Annotated[
-        bool | None,
-        model_option("--flash-attention/--no-flash-attention", help="Fused attention (default: the runtime decides)."),
-    ] = None
-    mmap: Annotated[
-        bool, model_option("--mmap/--no-mmap", help="Map the weights from the file into memory (default: yes).")
-    ] = True
-    repack: Annotated[
-        bool,
-        model_option(
-            "--repack/--no-repack", help="Rearrange the weights for speed, which takes memory (default: yes)."
-        ),
-    ] = True
-    tile_cache: Annotated[
-        bool,
-        model_option(
-            "--tile-cache/--no-tile-cache",
-            help="Keep rearranged weights of the cpu runtime on the disk (default: yes).",
-        ),
-    ] = True
-    huge_pages: Annotated[
-        str,
-        model_option(
-            "--huge-pages",
-            help="Pages of 2 MiB for weights: auto where they are free, on at a price that edgedec plan tells, or off.",
-            metavar="MODE",
-            complete=completion.one_of("auto", "on", "off"),
-        ),
-    ] = "auto"
     gpu_layers: Annotated[
         int | None, model_option("--gpu-layers", help="Number of layers on the GPU; -1 for all.", metavar="N")
     ] = None
     device: Annotated[
         str | None, model_option("--device", help="The device (edgedec doctor --all lists them).", metavar="NAME")
     ] = None
-    rpc: Annotated[
-        str | None,
+    runtime_option: Annotated[
+        list[str] | None,
         model_option(
-            "--rpc",
-            help="Machines that run llama.cpp's rpc-server and take layers of the model; docs/rpc.md.",
-            metavar="HOST:PORT,...",
+            "--runtime-option",
+            help="An option that only the runtime has, such as mmap=no or huge_pages=off. Repeatable.",
+            metavar="NAME=VALUE",
         ),
     ] = None
-    rpc_wait: Annotated[
-        float,
-        model_option(
-            "--rpc-wait",
-            help="How long a text waits when one of these machines is lost, to go on then; 0: the text ends.",
-            metavar="SECONDS",
-        ),
-    ] = 120.0
     chat_template: Annotated[
         Path | None,
-        model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),
+        model_option(
+            "--chat-template",
+            help="Jinja file to use instead of the model's own template.",
+            metavar="FILE",
+            further=True,
+        ),
     ] = None
     prompt_cache: Annotated[
         Path | None,
@@ -293,36 +295,46 @@ class SamplingFlags:
     min_p: Annotated[
         float | None,
         sampling_option(
-            "--min-p", help="Keep tokens with at least X times the probability of the best; 0 is off.", metavar="X"
+            "--min-p",
+            help="Keep tokens with at least X times the probability of the best; 0 is off.",
+            metavar="X",
+            further=True,
         ),
     ] = None
     repetition_penalty: Annotated[
         float | None, sampling_option("--repetition-penalty", help="1 is off.", metavar="X")
     ] = None
     frequency_penalty: Annotated[
-        float | None, sampling_option("--frequency-penalty", help="0 is off.", metavar="X")
+        float | None, sampling_option("--frequency-penalty", help="0 is off.", metavar="X", further=True)
     ] = None
-    presence_penalty: Annotated[float | None, sampling_option("--presence-penalty", help="0 is off.", metavar="X")] = (
-        None
-    )
+    presence_penalty: Annotated[
+        float | None, sampling_option("--presence-penalty", help="0 is off.", metavar="X", further=True)
+    ] = None
     momentum: Annotated[
         float | None,
         sampling_option(
             "--momentum",
             help="Take X times n from the probability of a token that repeats n tokens, n from 2 to 5; 0 is off.",
             metavar="X",
+            further=True,
         ),
     ] = None
     penalty_last_n: Annotated[
         int | None,
         sampling_option(
-            "--penalty-last-n", help="Number of last tokens that the penalties count; -1 for all.", metavar="N"
+            "--penalty-last-n",
+            help="Number of last tokens that the penalties count; -1 for all.",
+            metavar="N",
+            further=True,
         ),
     ] = None
     logit_bias: Annotated[
         list[str] | None,
         sampling_option(
-            "--logit-bias", help="Add B to the logit of token ID; -inf excludes it. Repeatable.", metavar="ID=B"
+            "--logit-bias",
+            help="Add B to the logit of token ID; -inf excludes it. Repeatable.",
+            metavar="ID=B",
+            further=True,
         ),
     ] = None
     seed: Annotated[int | None, sampling_option("--seed", help="Same seed, same text.", metavar="N")] = None
@@ -336,12 +348,16 @@ class SamplingFlags:
             "--stop-unsure",
             help="For completions: end the text before a token whose estimated chance to be right is below P, 0 to 1.",
             metavar="P",
+            further=True,
         ),
     ] = None
     logprobs: Annotated[
         int | None,
         sampling_option(
-            "--logprobs", help="With --json: log-probabilities of the N most probable tokens.", metavar="N"
+            "--logprobs",
+            help="With --json: log-probabilities of the N most probable tokens.",
+            metavar="N",
+            further=True,
         ),
     ] = None
     verify: Annotated[
@@ -351,9 +367,10 @@ class SamplingFlags:
             help="coupled (default) keeps the text; tokenwise, block, recursive, kseq, multipath its distribution.",
             metavar="RULE",
             complete=completion.rule,
+            further=True,
         ),
     ] = None
-    ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Continue past end tokens.")] = False
+    ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Continue past end tokens.", further=True)] = False
     json_schema: Annotated[
         Path | None,
         sampling_option(
@@ -365,13 +382,18 @@ class SamplingFlags:
     json_close: Annotated[
         bool,
         sampling_option(
-            "--json-close", help="Reserve tokens to complete the JSON, or the text of any grammar, within --max-tokens."
+            "--json-close",
+            help="Reserve tokens to complete the JSON, or the text of any grammar, within --max-tokens.",
+            further=True,
         ),
     ] = False
     regex: Annotated[
         str | None,
         sampling_option(
-            "--regex", help="Write a text that this regular expression matches as a whole.", metavar="REGEX"
+            "--regex",
+            help="Write a text that this regular expression matches as a whole.",
+            metavar="REGEX",
+            further=True,
         ),
     ] = None
     grammar: Annotated[
@@ -380,6 +402,7 @@ class SamplingFlags:
             "--grammar",
             help="Write a text of the grammar in this file: GBNF where its name ends in .gbnf, else Lark.",
             metavar="FILE",
+            further=True,
         ),
     ] = None
 
@@ -403,9 +426,10 @@ class OutputFlags:
         bool, output_option("--explain", help="After the text, say on one screen what drafting did, and why.")
     ] = False
     explain_all: Annotated[
-        bool, output_option("--explain-all", help="The same with all that is known: costs, drafters, reasons.")
+        bool,
+        output_option("--explain-all", help="The same with all that is known: costs, drafters, reasons.", further=True),
     ] = False
-    verbose: Annotated[bool, output_option("--verbose", "-v", help="Show the runtimes' log.")] = False
+    verbose: Annotated[bool, output_option("--verbose", "-v", help="Show the runtimes' log.", further=True)] = False
 
     @property
     def detail(self) -> Literal["none", "short", "all"]:

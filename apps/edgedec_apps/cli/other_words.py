@@ -17,7 +17,7 @@ OPTIONS = {
     **dict.fromkeys(("-sysf", "--system-prompt-file"), "--system-file"),
     **dict.fromkeys(("-r", "--reverse-prompt"), "--stop"),
     **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v"), "--kv-type"),
-    **dict.fromkeys(("-fa", "--flash-attn"), "--flash-attention"),
+    **dict.fromkeys(("-fa", "--flash-attn"), "--runtime-option flash_attention=yes"),
     **dict.fromkeys(("-np", "--n-parallel"), "--parallel"),
     "--ignore-eos": "--ignore-end",
     **dict.fromkeys(("--no-context-shift", "--context-shift"), "--slide"),

@@ -24,7 +24,7 @@ def find_prompt(prompt: str | None, file: Path | None, memory: str | None = None
 
     Args:
         prompt: The argument.
-        file: A file, or - for standard input. With an argument, the file of EDGEDEC_FILE is not read.
+        file: A file, or - for standard input.
         memory: The most memory of the process. At most a 64th of it is read, as encoding a prompt takes several copies
             of up to four bytes a character.
         quiet: Whether it is not said that standard input is awaited.
@@ -34,8 +34,6 @@ def find_prompt(prompt: str | None, file: Path | None, memory: str | None = None
         StorageError: The file can't be read.
     """
     given = argument_text(prompt, "the prompt")
-    if given is not None and file is not None and is_from_environment("FILE", file):
-        file = None
     if file is None and sys.stdin.isatty():
         return given
     most_bytes = _most_bytes(None if memory is None else parse_size(memory))
@@ -53,25 +51,15 @@ def find_prompt(prompt: str | None, file: Path | None, memory: str | None = None
 def system_text(system: str | None, file: Path | None) -> str | None:
     """Return the system message: that of --system, or the content of --system-file without the line end at its end.
 
-    Of two, one of which comes from the environment, the other one counts.
-
     Raises:
         RequestError: Both options are given, or the text is not UTF-8 or too long.
         StorageError: The file can't be read.
     """
     if system is not None and file is not None:
-        if is_from_environment("SYSTEM_FILE", file):
-            file = None
-        elif not is_from_environment("SYSTEM", system):
-            raise RequestError("--system and --system-file exclude each other; give one of them")
+        raise RequestError("--system and --system-file exclude each other; give one of them")
     if file is None:
         return argument_text(system, "--system")
     return read_text(file).removesuffix("\n").removesuffix("\r")
-
-
-def is_from_environment(name: str, value: object) -> bool:
-    """Return whether the variable EDGEDEC_`name` has the value of an option, which may have come from there."""
-    return os.environ.get(f"EDGEDEC_{name}") == str(value)
 
 
 def piped_lines(cap_bytes: int | None = None) -> Iterator[str]:

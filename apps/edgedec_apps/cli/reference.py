@@ -58,8 +58,10 @@ context is full, the oldest turns are left out, and the chat says so.
 
 _VARIABLES = """## Environment variables
 
-Every option below can also be given by the variable beside it; the command line counts more. Flags take 1 or 0;
-repeatable options take values separated by spaces. Further variables:
+Twelve options can also be given by a variable, which is EDGEDEC_ and the option's name: `EDGEDEC_RUNTIME`,
+`EDGEDEC_DRAFT`, `EDGEDEC_CONTEXT`, `EDGEDEC_MEMORY`, `EDGEDEC_THREADS`, `EDGEDEC_OFFLINE`, `EDGEDEC_MAX_TOKENS`,
+`EDGEDEC_TEMPERATURE`, `EDGEDEC_QUIET`, `EDGEDEC_HOST`, `EDGEDEC_PORT` and `EDGEDEC_API_KEY`. The command line counts
+more; flags take 1 or 0. Further variables:
 
 | variable | meaning |
 |---|---|
@@ -114,11 +116,11 @@ def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
     options = [param for param in command.params if param.param_type_name == "option"]
     for title in dict.fromkeys(param_group(param) for param in options):
         rows = [param for param in options if param_group(param) == title]
-        content = "\n".join(f"| `{flags_of(p)}` | {describe(p)} | `{p.envvar}` |" for p in rows)
+        content = "\n".join(f"| `{flags_of(p)}` | {describe(p)} |" for p in rows)
         if content in seen:
             yield f"{title}: as above.\n"
         else:
-            yield f"| {title} | | variable |\n|---|---|---|\n{content}\n"
+            yield f"| {title} | |\n|---|---|\n{content}\n"
         seen.add(content)
 
 

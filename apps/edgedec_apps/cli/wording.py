@@ -12,6 +12,7 @@ KEYWORDS: Mapping[str, str] = {
     "draft_max": "n_draft_max",
     "gpu_layers": "n_gpu_layers",
     "parallel": "n_parallel",
+    "runtime_option": "runtime_options",
     "texts": "n_texts",
     "threads": "n_threads",
 }

@@ -36,7 +36,7 @@ def measure(source: Path, folder: Path, cancel: CancelToken) -> dict[str, Any]:
         EdgedecError: As loading and evaluating the two models.
     """
     with ExitStack() as stack:
-        options = LoadOptions(max_rows=N_ROWS, tile_cache=True, cache_dir=cache_folder(), cancel=cancel)
+        options = LoadOptions(max_rows=N_ROWS, cache_dir=cache_folder(), cancel=cancel)
         settings = [Setting(path.name, path, name) for path, name in ((source, "cpu"), (folder, "onnx"))]
         lanes, model = open_lanes(settings, options, _WINDOW, stack)
         text = DEFAULT_TEXT.read_text(encoding="utf-8")

@@ -114,7 +114,6 @@ def _evaluate(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
         options = LoadOptions(
             max_rows=N_ROWS,
             n_threads=job.threads,
-            tile_cache=True,
             cache_dir=root,
             on_progress=on_progress,
             cancel=cancel,

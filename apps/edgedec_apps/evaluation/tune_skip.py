@@ -112,7 +112,6 @@ def _tune(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
             n_ctx=2 * _BLOCK,
             max_rows=_SEARCHED,
             n_threads=job.threads,
-            tile_cache=True,
             cache_dir=root,
             on_progress=on_progress,
             cancel=cancel,

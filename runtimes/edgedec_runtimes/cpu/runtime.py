@@ -29,12 +29,12 @@ from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead, borrowed_rows,
 from edgedec_runtimes.cpu.library import ARITHMETIC, KERNEL_ROWS, KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
+from edgedec_runtimes.cpu.options import CpuOptions, own
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.other_machines import refuse_servers
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # of the code, and of each token
@@ -45,6 +45,7 @@ class Cpu:
     """Implements edgedec.model.Runtime."""
 
     name = "cpu"
+    own_options = CpuOptions
 
     def __init__(self) -> None:
         self._covered = ""  # hash of the header whose vocabulary was found to be covered; that takes 0.1 s
@@ -152,14 +153,12 @@ def _check_options(options: LoadOptions) -> None:
     """Raise RequestError for options that the runtime can't honour."""
     if options.kv_type not in KV_TYPES:
         raise OptionError("kv_type", options.kv_type, f"the cpu runtime takes {', '.join(KV_TYPES)}")
-    if options.huge_pages not in ("auto", "on", "off"):
-        raise OptionError("huge_pages", options.huge_pages, "it must be auto, on or off")
     if options.n_gpu_layers not in (None, 0, -1) or options.device not in (None, "CPU"):
         raise RequestError(
             f"the cpu runtime has no GPU; leave {argument('device')} and {argument('n_gpu_layers')} out, or use the "
             "llamacpp runtime"
         )
-    refuse_servers(options, "cpu")
+    own(options)
     for name, most in (
         ("n_ctx", 1 << 24),
         ("n_parallel", 1 << 16),

@@ -15,7 +15,6 @@ from edgedec.gguf.tile_header import HEADER_NAME
 from edgedec.gguf.untiled import UNTILED
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
-from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
@@ -32,6 +31,7 @@ from edgedec_runtimes.cpu.library import (
     native_handle,
 )
 from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
+from edgedec_runtimes.cpu.options import own
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
@@ -47,7 +47,7 @@ _TILE_ROWS = 16
 
 def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
     """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
-    whole = read_gguf(gguf.paths[0])
+    whole, chosen = read_gguf(gguf.paths[0]), own(options)
     gguf, library, rare = usual_tensors(gguf, network), native(), rarely_read(network)
     tensors = tuple(
         TileTensor(
@@ -62,10 +62,10 @@ def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
         tensors,
         LAYOUT,
         partial(_fill, gguf, frozenset(tensor.name for tensor in tensors)),
-        cache_dir=cache_folder(options.cache_dir) if options.tile_cache else None,
-        tiles_only=options.tiles_only,
-        mapped=options.mmap,
-        huge_pages=options.huge_pages,
+        cache_dir=options.cache_dir if chosen.tile_cache else None,
+        tiles_only=options.tiles_only and chosen.tile_cache,
+        mapped=chosen.mmap,
+        huge_pages=chosen.huge_pages,
         rows_only="" if rare is None else rare.name,
         on_progress=options.on_progress,
         cancel=options.cancel,

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from edgedec.errors import (
     UnsupportedModelError,
     argument,
 )
-from edgedec.loading.other_machines import check_addresses
 from edgedec.memory.system import return_free_memory
 from edgedec.model import LoadOptions
 from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.devices import device_array
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
+from edgedec_runtimes.llamacpp.options import own
 from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.draft_heads import refuse_draft_head
@@ -76,13 +76,13 @@ def checked_options(options: LoadOptions) -> LoadOptions:
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
             raise OptionError(name, value, f"it must be from {least} to {most}")
-    check_addresses(options.rpc_servers)
+    own(options)
     refuse_draft_head(options, "llamacpp")
     if options.resident_bytes is not None:
         raise RequestError(
             f"the llamacpp runtime maps all weights; leave {argument('resident_bytes')} out, or use the cpu runtime"
         )
-    return options if repack_complaint() is None else replace(options, repack=False)
+    return options if repack_complaint() is None else options.with_own(repack=False)
 
 
 def context_options(model: Any, options: LoadOptions, n_cells: int, *, embeds: bool = False) -> ContextOptions:
@@ -104,7 +104,7 @@ def context_options(model: Any, options: LoadOptions, n_cells: int, *, embeds: b
         n_threads=options.n_threads or usable_cores(),
         type_k=KV_TYPES[options.kv_type],
         type_v=KV_TYPES[options.kv_type],
-        flash_attention=options.flash_attention,
+        flash_attention=own(options).flash_attention,
         embeds=embeds,
     )
 
@@ -114,8 +114,8 @@ def _model_params(options: LoadOptions) -> Iterator[Any]:
     """Yield llama.cpp's parameters of a model; what they point to lives until the block ends."""
     api = llama()
     params = api.llama_model_default_params()
-    params.use_extra_bufts = options.repack
-    params.load_mode = _MMAP if options.mmap else _COPY
+    params.use_extra_bufts = own(options).repack
+    params.load_mode = _MMAP if own(options).mmap else _COPY
     if options.n_gpu_layers is not None:
         params.n_gpu_layers = options.n_gpu_layers
     if options.layer_split is not None:

@@ -44,6 +44,7 @@ from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
 from edgedec_runtimes.llamacpp.library import HOW_TO_MEND, how_to_install, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, checked_options, context_options, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
+from edgedec_runtimes.llamacpp.options import LlamaCppOptions, own
 from edgedec_runtimes.llamacpp.rpc.hosting import hosting
 from edgedec_runtimes.llamacpp.rpc.library import connect, rpc_note
 from edgedec_runtimes.llamacpp.rpc.patience import Patience
@@ -72,6 +73,7 @@ class LlamaCpp:
     """Implements edgedec.model.Runtime."""
 
     name = "llamacpp"
+    own_options = LlamaCppOptions
 
     def accepts(self, path: Path) -> str | None:
         """Return None when llama.cpp is installed and may run the model, else the reason why it may not."""
@@ -157,7 +159,7 @@ def _load(
 
     if options.planning_bytes is not None:
         terms(n_ctx, options.max_rows)  # the plan's dry run is still known; another one later would take memory
-    files = MappedFiles(gguf.paths, mapped) if options.mmap else None
+    files = MappedFiles(gguf.paths, mapped) if own(options).mmap else None
     if is_embedder(gguf):
         embedding = context_options(handle, options, _embedding_context(gguf, n_ctx), embeds=True)
         return LlamaCppEncoder(handle, files, card, replace(embedding, around=around), terms)
@@ -219,7 +221,8 @@ def _kept_in(options: LoadOptions) -> Path | None:
 
 def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
     n_threads = options.n_threads or usable_cores()
-    numerics = f"{version()} {options.kv_type} {options.flash_attention} {options.repack} {n_threads}"
+    chosen = own(options)
+    numerics = f"{version()} {options.kv_type} {chosen.flash_attention} {chosen.repack} {n_threads}"
     split = "" if options.layer_split is None else f"{options.layer_split} "
     split = f"{split}{options.rpc_servers} " if options.rpc_servers else split
     device = f"{split}{options.n_gpu_layers} {options.device} {platform.machine()} {cpu_name()}"
@@ -241,7 +244,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     probes = not embeds and will_probe(_fingerprint(gguf, options), options.max_rows, _kept_in(options))
     run = HostRun(sizes.kv_bytes, sizes.compute_bytes, n_ctx * (1 if embeds else options.n_parallel), info.n_embd)
     compute = compute_bytes(run, split, info.n_layer)
-    is_copied = sizes.repacks and options.mmap  # private weights are rearranged when they are read
+    is_copied = sizes.repacks and own(options).mmap  # private weights are rearranged when they are read
     n_repacked = _repacked_bytes(gguf, n_rearranged(gguf, split)) if is_copied else 0
     kv_detail = f"{counted(n_ctx, 'token')} × {options.n_parallel}, {options.kv_type}"
     later = [
@@ -254,7 +257,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     ]
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
-        *weight_terms(gguf, split, later, mmap=options.mmap),
+        *weight_terms(gguf, split, later, mmap=own(options).mmap),
         MemoryTerm("weights (repacked)", n_repacked, "a private copy"),
         MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),
         *later,
@@ -268,7 +271,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
 
 def _sizing_options(options: LoadOptions) -> LoadOptions:
     """Return the options without those that make no difference to a dry run on the host: these are None."""
-    options = replace(options, n_gpu_layers=None, device=None, layer_split=(), rpc_servers=())
+    options = replace(options.of_this_machine(), n_gpu_layers=None, device=None, layer_split=())
     return replace(options, n_ctx=None, planning_bytes=None, cache_dir=None, on_progress=None, cancel=None)
 
 
@@ -303,7 +306,7 @@ def _least_terms(gguf: GGUF, options: LoadOptions) -> tuple[MemoryTerm, ...] | N
 
 
 def _weights_term(gguf: GGUF, options: LoadOptions) -> MemoryTerm:
-    return MemoryTerm(f"weights ({'mapped' if options.mmap else 'private'})", gguf.n_bytes, "the whole file")
+    return MemoryTerm(f"weights ({'mapped' if own(options).mmap else 'private'})", gguf.n_bytes, "the whole file")
 
 
 def _vocabulary_bytes(gguf: GGUF) -> int:

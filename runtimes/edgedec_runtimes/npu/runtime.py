@@ -1,7 +1,7 @@
 """The npu runtime: runs what `edgedec export --target npu` made, on an NPU."""
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from edgedec.gguf.metadata import get_text
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard
+from edgedec.runtime_options import read_options
 from edgedec.runtime_report import RuntimeReport
 from edgedec_runtimes.npu.facts import EMBEDDING, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
@@ -34,14 +35,29 @@ from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.draft_heads import refuse_draft_head
 from edgedec_runtimes.shared.mapped_files import MappedFiles
-from edgedec_runtimes.shared.other_machines import refuse_servers
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
+
+
+@dataclass(frozen=True, slots=True)
+class NpuOptions:
+    """The npu runtime's own options (edgedec.runtime_options).
+
+    Attributes:
+        tile_cache: Keep compiled graphs on the disk, in edgedec's cache; nothing is kept without a cache.
+    """
+
+    tile_cache: bool = True
+
+
+def _own(options: LoadOptions) -> NpuOptions:
+    return read_options(NpuOptions, options.runtime_options, "the npu runtime")
 
 
 class Npu:
     """Implements edgedec.model.Runtime."""
 
     name = "npu"
+    own_options = NpuOptions
 
     def accepts(self, path: Path) -> str | None:
         """Return None when the path is an export for NPUs, else the reason why it is not."""
@@ -70,7 +86,7 @@ class Npu:
         verify_files(folder, facts.files, options)
         ort, device = load_library(), device_of(options.device)
         compiled = None
-        if device == NPU and options.tile_cache and options.cache_dir is not None:
+        if device == NPU and _own(options).tile_cache and options.cache_dir is not None:
             compiled = compiled_folder(options.cache_dir, facts, ort)
         graphs = Graphs(ort, folder, facts, device, options.n_threads or usable_cores(), compiled)
         if options.cancel is not None:
@@ -97,7 +113,7 @@ class Npu:
 
 
 def _check_options(facts: Facts, options: LoadOptions) -> None:
-    """Raise RequestError for options that the runtime can't honour. `mmap` has no effect: ONNX Runtime decides."""
+    """Raise RequestError for options that the runtime can't honour."""
     device_of(options.device)
     if options.kv_type != "f16":  # the default, which stands for what the export has
         raise OptionError(
@@ -105,7 +121,7 @@ def _check_options(facts: Facts, options: LoadOptions) -> None:
         )
     if options.n_gpu_layers not in (None, 0, -1):
         raise RequestError(f"the npu runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out")
-    refuse_servers(options, "npu")
+    _own(options)
     refuse_draft_head(options, "npu")
     if options.resident_bytes is not None:
         raise RequestError(f"the npu runtime keeps all weights in memory; leave {argument('resident_bytes')} out")

@@ -13,6 +13,7 @@ from edgedec.gguf.formats import DATA
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard
+from edgedec.runtime_options import NoOptions, read_options
 from edgedec.runtime_report import RuntimeReport
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
@@ -28,7 +29,6 @@ from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
-from edgedec_runtimes.shared.other_machines import refuse_servers
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 _KV_TYPES = {"f32": ("f16", "f32"), "int8": ("f16", "q8_0")}  # "f16" is the default, which takes what the export has
@@ -106,7 +106,7 @@ def _require_covered_vocabulary(export: Export) -> None:
 
 
 def _check_options(export: Export, options: LoadOptions) -> None:
-    """Raise RequestError for options that the runtime can't honour. `mmap` has no effect: ONNX Runtime decides."""
+    """Raise RequestError for options that the runtime can't honour."""
     if options.kv_type not in _KV_TYPES[export.kv]:
         raise OptionError(
             "kv_type",
@@ -117,7 +117,7 @@ def _check_options(export: Export, options: LoadOptions) -> None:
         raise RequestError(
             f"the onnx runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out, and choose a device"
         )
-    refuse_servers(options, "onnx")
+    read_options(NoOptions, options.runtime_options, "the onnx runtime")
     require_head(export, options)
     if options.resident_bytes is not None:
         raise RequestError(f"the onnx runtime keeps all weights in memory; leave {argument('resident_bytes')} out")

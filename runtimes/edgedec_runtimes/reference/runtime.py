@@ -15,6 +15,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model
+from edgedec.runtime_options import NoOptions, read_options
 from edgedec.runtime_report import RuntimeReport
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
@@ -22,7 +23,6 @@ from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import n_weight_bytes, read_shape, read_weights
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.draft_heads import refuse_draft_head
-from edgedec_runtimes.shared.other_machines import refuse_servers
 
 _KV_DTYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
@@ -72,16 +72,14 @@ class Reference:
 
 
 def _check_options(options: LoadOptions) -> None:
-    """Raise RequestError for options that the runtime can't honour. `mmap` has no effect: weights are copied."""
+    """Raise RequestError for options that the runtime can't honour."""
     if options.kv_type not in _KV_DTYPES:
         raise OptionError("kv_type", options.kv_type, f"the reference runtime takes {' and '.join(_KV_DTYPES)}")
     if options.n_gpu_layers not in (None, 0) or options.device not in (None, "CPU"):
         raise RequestError(
             f"the reference runtime has no GPU; leave {argument('device')} and {argument('n_gpu_layers')} out"
         )
-    if options.flash_attention:
-        raise RequestError("the reference runtime has no flash attention; leave it out")
-    refuse_servers(options, "reference")
+    read_options(NoOptions, options.runtime_options, "the reference runtime")
     refuse_draft_head(options, "reference")
     if options.resident_bytes is not None:
         raise RequestError(f"the reference runtime keeps all weights in memory; leave {argument('resident_bytes')} out")

@@ -52,7 +52,7 @@ class MappedFiles:
     def _error(self, path: Path, what: str) -> ModelFormatError:
         return ModelFormatError(
             f"{path} {what} since it was loaded; the weights are mapped from there, so check the file, and load the "
-            "model again (--no-mmap, mmap=False copies them)"
+            "model again (the runtime option mmap=no copies them)"
         )
 
     def close(self) -> None:

@@ -133,7 +133,7 @@ def test_a_cache_that_takes_no_tiles_is_said_once(model: Path, cache: Path) -> N
     for options, lines in (
         ((), [f"edgedec: {line}"]),
         (("--quiet",), []),
-        (("--no-tile-cache",), []),
+        (("--runtime-option", "tile_cache=no"), []),
     ):
         result = run_here(*run, *options)
         assert (result.code, [one for one in result.err.splitlines() if "cache" in one]) == (0, lines)

@@ -15,7 +15,7 @@ def test_what_is_named_exists() -> None:
     """Each option is one of run or serve, and each command is one; none of their commands is one of ours."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
     known = {flag for name in ("run", "serve") for each in commands[name].params for flag in each.opts}
-    options = {own for own in OPTIONS.values() if own.startswith("--")}
+    options = {own.split()[0] for own in OPTIONS.values() if own.startswith("--")}
     assert options - {flag for each in commands["run"].params for flag in each.secondary_opts} <= known
     assert {own.removeprefix("edgedec ") for own in OPTIONS.values() if own.startswith("edgedec ")} <= set(SUMMARIES)
     assert {own for own in COMMANDS.values() if not own.startswith("--")} <= set(SUMMARIES)

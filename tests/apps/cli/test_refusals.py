@@ -171,7 +171,7 @@ def test_a_bad_sampling_value_is_found_before_the_model_is_looked_for() -> None:
         ("run", "m", "hi", "--no-such-option"),
         ("run", "m", "hi", "-n", "many"),
         ("run", "m", "hi", "-n"),
-        ("run", "m", "hi", "--mmap=1"),
+        ("run", "m", "hi", "--ignore-end=1"),
         ("list", "m"),
     ],
 )

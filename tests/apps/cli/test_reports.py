@@ -47,9 +47,9 @@ def test_doctor_tells_of_huge_pages(monkeypatch: pytest.MonkeyPatch, pages: Huge
 
 def test_other_words_for_huge_pages_are_refused(own_models: Path) -> None:
     """In the words of the command line, before anything is loaded."""
-    found = run_here("plan", "tiny", "--huge-pages", "yes")
+    found = run_here("plan", "tiny", "--runtime", "cpu", "--runtime-option", "huge_pages=yes")
     assert found.code != 0
-    assert "--huge-pages is 'yes'; it must be auto, on or off" in found.err
+    assert "huge_pages is 'yes'; it must be auto, on or off" in found.err
 
 
 @pytest.mark.usefixtures("drafting")

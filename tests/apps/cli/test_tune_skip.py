@@ -9,6 +9,7 @@ from support.command_line import run_here
 from support.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.api.options import Lossy
 from edgedec_apps.evaluation.tune_skip import lines
 
 OPTIONS = ("--positions", "100", "--threads", "1", "-q")
@@ -78,7 +79,7 @@ def test_a_lossy_search_is_another_one(layered: Path, text: Path, cache: Path) -
     assert result.code == 0, result
     out = sorted((layer, half) for half, name in enumerate(("attn", "mlp")) for layer in lossy["left_out"][name])
     speedup = float(lossy["options"].split()[1])
-    with edgedec.load(layered, runtime="cpu", layer_skip=speedup, layer_skip_force=True) as engine:
+    with edgedec.load(layered, runtime="cpu", lossy=Lossy(layer_skip=speedup, layer_skip_force=True)) as engine:
         assert sorted(engine.card.left_out) == out
 
 

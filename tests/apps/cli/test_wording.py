@@ -10,6 +10,7 @@ import typer
 from support.command_line import run_here
 
 import edgedec
+from edgedec.api.options import DraftOptions, Lossy
 from edgedec.errors import EdgedecError, argument
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.app import app
@@ -17,14 +18,16 @@ from edgedec_apps.cli.wording import OPTIONS, TRAINING, in_options
 from edgedec_export.training.train_drafter import TrainOptions
 
 GUIDE = Path(__file__).parents[3] / "docs" / "embedding.md"
-ONLY_PYTHON = {"model", "max_rows", "grammars", "cache_dir", "on_progress", "cancel"}
+ONLY_PYTHON = {"model", "lossy", "methods", "drafting", "draft_max_rows", "grammars", "cache_dir"}
+ONLY_PYTHON |= {"on_progress", "cancel"}
 ONLY_ELSEWHERE = {"allow_requantize", "pooling"}
-BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_texts", "n_threads"}
+BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_texts", "n_threads", "runtime_options"}
 
 
 def test_every_argument_has_its_option() -> None:
     """All of load() and of SamplingParams, but for what is Python's alone; and each option is one of run or serve."""
     arguments = {*inspect.signature(edgedec.load).parameters, *SamplingParams.names()}
+    arguments |= {field.name for field in fields(Lossy)} | {f"draft_{field.name}" for field in fields(DraftOptions)}
     assert arguments - ONLY_PYTHON <= set(OPTIONS)
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
     known = {flag for name in ("run", "serve") for option in commands[name].params for flag in option.opts}
@@ -85,10 +88,9 @@ def test_python_is_told_its_arguments(model: Path) -> None:
         ({"n_ctx": 0}, "n_ctx is 0; "),
         ({"n_gpu_layers": 3}, "leave device and n_gpu_layers out"),
         ({"n_draft_max": 0}, "n_draft_max is 0; "),
-        ({"entropy": 1.0}, "give both, small_model and entropy"),
     ):
         with pytest.raises(EdgedecError, match=re.escape(words)):
-            edgedec.load(model, runtime="cpu", **options)
+            edgedec.load(model, runtime="cpu", **options)  # type: ignore[arg-type]
 
 
 def test_what_a_message_quotes_stays() -> None:

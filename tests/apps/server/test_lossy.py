@@ -5,13 +5,14 @@ from pathlib import Path
 from support.running_server import CHAT, messages, started
 from support.tiny_models import tiny_llama
 
+from edgedec.api.options import Lossy
 from edgedec.layer_skip.skipping_model import lossy_note
 
 
 def test_the_card_names_what_is_left_out(tmp_path: Path) -> None:
     """With --layer-skip the card of /v1/models has the note of the statistics; without it has none."""
     path = tiny_llama(tmp_path / "tiny.gguf", n_layer=6, chat_template=CHAT, n_ctx_train=1024)
-    for options, lossy in (({"layer_skip": 1.4, "layer_skip_force": True}, True), ({}, False)):
+    for options, lossy in (({"lossy": Lossy(layer_skip=1.4, layer_skip_force=True)}, True), ({}, False)):
         with started(path, load_options=options) as running:
             (card,) = running.client.get("/v1/models").json()["data"]
             note = lossy_note(running.engine.card)

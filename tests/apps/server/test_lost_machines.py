@@ -21,7 +21,11 @@ def machine() -> Iterator[RpcServer]:
 
 
 def _serving(machine: RpcServer, path: Path, wait_s: float) -> Any:
-    options = {"runtime": "llamacpp", "rpc": machine.address, "rpc_wait": wait_s, "repack": False, "n_threads": 1}
+    options = {
+        "runtime": "llamacpp",
+        "runtime_options": {"rpc": machine.address, "rpc_wait": wait_s, "repack": False},
+        "n_threads": 1,
+    }
     return started(path, load_options=options)
 
 

@@ -81,7 +81,7 @@ def test_other_architectures(name: str, prompts: Path, tmp_path: Path) -> None:
     )
     found = train_drafter(model, tmp_path / "head", options)
     assert found.history
-    with Cpu().load(model, LoadOptions(n_ctx=64, tile_cache=False, draft_head=found.path)) as opened:
+    with Cpu().load(model, LoadOptions(n_ctx=64, draft_head=found.path)) as opened:
         session = opened.session(64)
         session.forward(np.arange(8, dtype=np.int32), n_past=0)
         assert session.draft_head is not None

@@ -35,7 +35,7 @@ def mapped_bytes() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="the system's count of memory")
 def test_no_page_of_it_is_held(path: Path, tmp_path: Path) -> None:
     """2,800 tokens look up rows all over the matrix; as if it was not there, and so says the plan."""
-    options = LoadOptions(n_ctx=4096, tile_cache=True, cache_dir=tmp_path)
+    options = LoadOptions(n_ctx=4096, cache_dir=tmp_path)
     before = mapped_bytes()
     with Cpu().load(path, options) as model:
         session = model.session(4096)
@@ -54,7 +54,7 @@ def test_bits_do_not_depend_on_it(path: Path, tmp_path: Path) -> None:
     """In a prompt and step by step, logits are those of private tiles."""
     rows = []
     for tile_cache in (True, False):
-        options = LoadOptions(n_ctx=4096, tile_cache=tile_cache, cache_dir=tmp_path)
+        options = LoadOptions(n_ctx=4096, runtime_options={"tile_cache": tile_cache}, cache_dir=tmp_path)
         with Cpu().load(path, options) as model:
             session = model.session(4096)
             prompt = session.forward(TOKENS[:250], n_past=0).logits.tobytes()

@@ -81,7 +81,7 @@ def test_all_rows_may_choose_the_same_experts(tmp_path: Path, n_rows: int) -> No
 
 def streamed_options(folder: Path, resident_bytes: int | None = None) -> LoadOptions:
     """Return options with a tile cache, and with a limit for weights in memory."""
-    options = LoadOptions(n_ctx=512, n_threads=2, tile_cache=True, cache_dir=folder / "cache")
+    options = LoadOptions(n_ctx=512, n_threads=2, cache_dir=folder / "cache")
     return replace(options, resident_bytes=resident_bytes)
 
 

@@ -47,7 +47,7 @@ def small_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loaded(path: Path, cache: Path, **options: Any) -> tuple[bytes, str]:
     """Return the bits of a prompt's logits, and what the memory plan says of the weights' pages."""
-    with Cpu().load(path, LoadOptions(n_ctx=4096, tile_cache=True, cache_dir=cache, **options)) as model:
+    with Cpu().load(path, LoadOptions(n_ctx=4096, cache_dir=cache, **options)) as model:
         rows = model.session(4096).forward(TOKENS, n_past=0, rows="all").logits.tobytes()
         return rows, weights_of(model.memory(4096, 16)).detail
 
@@ -58,19 +58,19 @@ def weights_of(terms: Any) -> Any:
 
 def test_bits_do_not_depend_on_pages(path: Path, tmp_path: Path, small_file: None) -> None:
     """Mapped and copied, asked for and not, logits are the same."""
-    plain, detail = loaded(path, tmp_path, huge_pages="off")
+    plain, detail = loaded(path, tmp_path, runtime_options={"huge_pages": "off"})
     assert detail == MAPPED
-    assert loaded(path, tmp_path, huge_pages="auto") == (plain, MAPPED)
-    assert loaded(path, tmp_path, huge_pages="on") == (plain, PRIVATE_HUGE)
+    assert loaded(path, tmp_path, runtime_options={"huge_pages": "auto"}) == (plain, MAPPED)
+    assert loaded(path, tmp_path, runtime_options={"huge_pages": "on"}) == (plain, PRIVATE_HUGE)
     for mode in ("off", "auto", "on"):
-        assert loaded(path, tmp_path, huge_pages=mode, mmap=False) == (plain, PRIVATE)
+        assert loaded(path, tmp_path, runtime_options={"huge_pages": mode, "mmap": False}) == (plain, PRIVATE)
 
 
 def test_files_in_huge_pages_are_shared(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the cache can hold the file in huge pages, nothing is copied."""
     monkeypatch.setattr(huge_pages, "share_of", lambda *_: 0.95)
-    plain, _ = loaded(path, tmp_path, huge_pages="off")
-    assert loaded(path, tmp_path, huge_pages="on") == (plain, MAPPED_HUGE)
+    plain, _ = loaded(path, tmp_path, runtime_options={"huge_pages": "off"})
+    assert loaded(path, tmp_path, runtime_options={"huge_pages": "on"}) == (plain, MAPPED_HUGE)
 
 
 # A process that has read the weights: what the plan counts for them, and what it holds beside what it held before.
@@ -85,7 +85,7 @@ from edgedec_runtimes.cpu.tiles import huge_pages
 path, cache, mode, copies = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "copies"
 if copies:
     huge_pages.read_in_huge_pages = lambda *_: False
-options = LoadOptions(n_ctx=256, max_rows=1, tile_cache=True, cache_dir=cache, huge_pages=mode)
+options = LoadOptions(n_ctx=256, max_rows=1, cache_dir=cache, runtime_options={"huge_pages": mode})
 planned = Cpu().plan(path, options)
 with Cpu().load(path, options) as model:
     model.session(256).forward(np.arange(200, dtype=np.int32), n_past=0)
@@ -145,7 +145,7 @@ def test_the_plan_tells_the_price(path: Path, tmp_path: Path, small_file: None) 
     """Only with "on" is the plan's sentence longer; its bytes are the same, and so are those of the loaded model."""
     loaded(path, tmp_path)
     options = {
-        mode: LoadOptions(tile_cache=True, cache_dir=tmp_path, huge_pages=mode) for mode in ("off", "auto", "on")
+        mode: LoadOptions(runtime_options={"huge_pages": mode}, cache_dir=tmp_path) for mode in ("off", "auto", "on")
     }
     terms = {mode: weights_of(Cpu().plan(path, each)) for mode, each in options.items()}
     assert terms["off"] == terms["auto"]
@@ -176,14 +176,14 @@ def test_no_copy_without_room(
     reason: str,
 ) -> None:
     """The weights stay mapped, with the same bits; the plan says why before, and the log when it happens."""
-    plain, _ = loaded(path, tmp_path, huge_pages="off")
+    plain, _ = loaded(path, tmp_path, runtime_options={"huge_pages": "off"})
     monkeypatch.setattr(huge_pages, "read_in_huge_pages", lambda *_: False)
     monkeypatch.setattr(system, "huge_pages", lambda: pages)
     monkeypatch.setattr(system, "available_bytes", lambda: free)
     with caplog.at_level(logging.INFO, "edgedec.tiles"):
-        assert loaded(path, tmp_path, huge_pages="on") == (plain, MAPPED)
+        assert loaded(path, tmp_path, runtime_options={"huge_pages": "on"}) == (plain, MAPPED)
     assert [reason in record.message for record in caplog.records if getattr(record, "tell", False)] == [True]
-    options = LoadOptions(tile_cache=True, cache_dir=tmp_path, huge_pages="on")
+    options = LoadOptions(runtime_options={"huge_pages": "on"}, cache_dir=tmp_path)
     assert reason in weights_of(Cpu().plan(path, options)).detail
 
 
@@ -193,7 +193,7 @@ def test_streamed_weights_are_not_copied(
 ) -> None:
     """Under a cap that does not hold all weights, "on" changes nothing: no byte more than the cap's share is held."""
     monkeypatch.setattr(placing, "_copy", lambda *_: pytest.fail("weights were copied under a cap that they break"))
-    options = LoadOptions(n_ctx=64, tile_cache=True, cache_dir=tmp_path, huge_pages="on", resident_bytes=60_000_000)
+    options = LoadOptions(n_ctx=64, runtime_options={"huge_pages": "on"}, cache_dir=tmp_path, resident_bytes=60_000_000)
     (planned,) = (term for term in Cpu().plan(smollm_path, options) if term.name.startswith("weights"))
     with Cpu().load(smollm_path, options) as model:
         (held,) = (term for term in model.memory(64, 16) if term.name.startswith("weights"))
@@ -203,7 +203,7 @@ def test_streamed_weights_are_not_copied(
 
 def test_a_file_that_can_not_be_read_is_made_anew(path: Path, tmp_path: Path, small_file: None) -> None:
     """Cut short just before it is copied, the tile file is deleted and written again; the bits are the same."""
-    plain, _ = loaded(path, tmp_path, huge_pages="off")
+    plain, _ = loaded(path, tmp_path, runtime_options={"huge_pages": "off"})
     (tile_file,) = tmp_path.glob("tiles/*.tiles")
     n_bytes, copied = tile_file.stat().st_size, list[int]()
 
@@ -212,7 +212,7 @@ def test_a_file_that_can_not_be_read_is_made_anew(path: Path, tmp_path: Path, sm
             copied.append(progress.done)
             os.truncate(tile_file, 20_000_000)
 
-    assert loaded(path, tmp_path, huge_pages="on", on_progress=cut) == (plain, PRIVATE_HUGE)
+    assert loaded(path, tmp_path, runtime_options={"huge_pages": "on"}, on_progress=cut) == (plain, PRIVATE_HUGE)
     assert copied == [16 << 20]
     (tile_file,) = tmp_path.glob("tiles/*.tiles")
     assert tile_file.stat().st_size == n_bytes
@@ -220,7 +220,7 @@ def test_a_file_that_can_not_be_read_is_made_anew(path: Path, tmp_path: Path, sm
 
 def test_a_changed_file_is_noticed_after_the_copy(path: Path, tmp_path: Path, small_file: None) -> None:
     """Rows of the embedding are still read from the file, so a change of it is an error of the next forward."""
-    options = LoadOptions(n_ctx=64, tile_cache=True, cache_dir=tmp_path, huge_pages="on")
+    options = LoadOptions(n_ctx=64, runtime_options={"huge_pages": "on"}, cache_dir=tmp_path)
     with Cpu().load(path, options) as model:
         session = model.session(64)
         session.forward(TOKENS[:4], n_past=0)
@@ -240,14 +240,14 @@ def test_copying_is_cancelled(path: Path, tmp_path: Path, small_file: None) -> N
             cancel.cancel()
 
     with pytest.raises(CancelledError):
-        loaded(path, tmp_path, huge_pages="on", on_progress=stop, cancel=cancel)
-    assert loaded(path, tmp_path, huge_pages="on")[0] == plain
+        loaded(path, tmp_path, runtime_options={"huge_pages": "on"}, on_progress=stop, cancel=cancel)
+    assert loaded(path, tmp_path, runtime_options={"huge_pages": "on"})[0] == plain
 
 
 def test_other_words_are_refused(path: Path) -> None:
     """Before anything is loaded."""
     with pytest.raises(OptionError, match=r"huge_pages is 'yes'; it must be auto, on or off"):
-        Cpu().load(path, LoadOptions(huge_pages="yes"))
+        Cpu().load(path, LoadOptions(runtime_options={"huge_pages": "yes"}))
 
 
 def test_the_share_is_read_from_the_systems_list(tmp_path: Path) -> None:

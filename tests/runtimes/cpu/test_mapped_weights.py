@@ -29,7 +29,7 @@ PATH, CACHE = Path(sys.argv[1]), Path(sys.argv[2])
 TOKENS = np.random.default_rng(0).integers(0, 260, 256).astype(np.int32)
 
 def load(**options):
-    return Cpu().load(PATH, LoadOptions(n_ctx=512, n_threads=2, tile_cache=True, cache_dir=CACHE, **options))
+    return Cpu().load(PATH, LoadOptions(n_ctx=512, n_threads=2, cache_dir=CACHE, **options))
 
 def tile_file():
     (path,) = CACHE.glob("tiles/*.tiles")
@@ -273,7 +273,7 @@ def test_the_handler_goes_with_the_last_model(path: Path, tmp_path: Path) -> Non
         print(installed() == before)
         second.close()
         print(installed() == before)
-        with load(mmap=False):
+        with load(runtime_options={"mmap": False}):
             print(installed() == before)
         """,
     )
@@ -287,7 +287,7 @@ def test_without_mapping_the_file_may_go(path: Path, tmp_path: Path) -> None:
         tmp_path,
         """
         load().close()
-        with load(mmap=False) as model:
+        with load(runtime_options={"mmap": False}) as model:
             session = model.session(512)
             expected = bits(session)
             os.truncate(tile_file(), 0)

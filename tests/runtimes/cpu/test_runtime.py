@@ -342,6 +342,6 @@ def test_a_load_reports_its_begin_and_its_end(path: Path, tmp_path: Path) -> Non
     """Also where the tiles exist already, and nothing takes long."""
     for phases in (["load", "tiles"], ["load"]):
         reports: list[Progress] = []
-        load(path, tile_cache=True, cache_dir=tmp_path, on_progress=reports.append).close()
+        load(path, cache_dir=tmp_path, on_progress=reports.append).close()
         assert (reports[0], reports[-1]) == tuple(Progress("load", n, 100, "%", path.name) for n in (0, 100))
         assert list(dict.fromkeys(report.phase for report in reports)) == phases

@@ -11,18 +11,14 @@ COMMON = ("--runtime", "cpu", "-t", "0", "-n", "40", "-c", "128", "--draft", "of
 
 @pytest.mark.slow
 def test_the_text_keeps_to_what_is_asked(tiny_path: Path, tmp_path: Path) -> None:
-    """A schema and a Lark grammar from files, an expression from the command line or the environment."""
+    """A schema and a Lark grammar from files, an expression from the command line."""
     schema, lark = tmp_path / "schema.json", tmp_path / "grammar.lark"
     schema.write_text(json.dumps({"enum": ["gr\u00fcn", "rot"]}), encoding="utf-8")
     lark.write_text('start: "<" /[ab]{2}/ ">"\n', encoding="utf-8")
     result = run_here("run", tiny_path, "x", *COMMON, "--json-schema", schema)
     assert json.loads(result.text) in ("gr\u00fcn", "rot")
-    for args, env in (
-        (("--grammar", str(lark)), {}),
-        (("--regex", "<[ab]{2}>"), {}),
-        ((), {"EDGEDEC_REGEX": "<[ab]{2}>"}),
-    ):
-        result = run_here("run", tiny_path, "x", *COMMON, *args, env=env)
+    for args in (("--grammar", str(lark)), ("--regex", "<[ab]{2}>")):
+        result = run_here("run", tiny_path, "x", *COMMON, *args)
         assert result.text in ("<aa>\n", "<ab>\n", "<ba>\n", "<bb>\n"), result
     answers = run_here("chat", tiny_path, *COMMON, "--regex", "yes|no", stdin=b"Is it?\nAnd now?\n").text.split()
     assert len(answers) == 2
@@ -63,12 +59,12 @@ def test_a_cut_text_is_told_by_the_exit_code(tiny_path: Path, tmp_path: Path) ->
 
 
 def test_a_text_is_closed_in_time(tiny_path: Path, tmp_path: Path) -> None:
-    """--json-close, or its variable: the JSON is whole at every length that is enough; too few are refused first."""
+    """--json-close: the JSON is whole at every length that is enough; too few are refused first."""
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"type": "array", "items": {"type": "string"}, "minItems": 2}), encoding="utf-8")
     run = ("run", tiny_path, "x", *COMMON, "--json-schema", schema)
-    for n, flags, env in ((12, ("--json-close",), {}), (20, (), {"EDGEDEC_JSON_CLOSE": "1"})):
-        result = run_here(*run, "-n", str(n), *flags, env=env)
+    for n in (12, 20):
+        result = run_here(*run, "-n", str(n), "--json-close")
         assert result.code == 0
         assert len(json.loads(result.text)) >= 2
     run_here(*run, "-n", "5", "--json-close").failed(40, "--json-close must have room", "more with --max-tokens")

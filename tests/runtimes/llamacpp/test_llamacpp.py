@@ -17,6 +17,7 @@ from support.tiny_mamba import tiny_mamba
 from support.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import ForwardItem, LoadOptions, Model, Session
@@ -140,7 +141,10 @@ def test_more_rows_than_llama_cpp_has_sequences(tiny_path: Path) -> None:
 def test_options_load_and_decode(tiny_path: Path, kv_type: str, flash_attention: bool | None) -> None:
     """KV types, flash attention, threads, copies instead of maps, and no repacking all decode."""
     options = LoadOptions(
-        n_ctx=64, kv_type=kv_type, flash_attention=flash_attention, mmap=False, repack=False, n_threads=1
+        n_ctx=64,
+        kv_type=kv_type,
+        runtime_options={"flash_attention": flash_attention, "mmap": False, "repack": False},
+        n_threads=1,
     )
     path = tiny_path
     if kv_type == "q8_0":  # quantized blocks hold 32 numbers, so heads must too
@@ -389,7 +393,9 @@ def test_recurrent_models_draft_nothing(tmp_path: Path, numerics: Any) -> None:
     """A pinned drafter is left out with a sentence, also where drafts need not be exact; the text is the plain one."""
     path, found = tiny_mamba(tmp_path / "mamba.gguf"), []
     for draft in ("off", "suffix"):
-        with edgedec.load(path, runtime="llamacpp", n_ctx=128, draft=draft, draft_numerics=numerics) as engine:
+        with edgedec.load(
+            path, runtime="llamacpp", n_ctx=128, draft=draft, drafting=DraftOptions(numerics=numerics)
+        ) as engine:
             result = engine.generate("ab ab ab ab ", temperature=0.0, max_tokens=40, ignore_end=True)
         found.append(result.token_ids)
         assert result.stats.n_drafts == 0

@@ -27,7 +27,7 @@ def test_a_file_cut_short_in_a_forward_is_an_error(tmp_path: Path) -> None:
 def test_a_file_written_to_is_an_error_where_it_is_mapped(tmp_path: Path, mmap: bool) -> None:
     """Other weights under the same KV cache are no model's; weights that were copied do not change with the file."""
     path = tiny_llama(tmp_path / "m.gguf")
-    with edgedec.load(path, runtime="llamacpp", n_ctx=64, mmap=mmap, draft=None) as engine:
+    with edgedec.load(path, runtime="llamacpp", n_ctx=64, runtime_options={"mmap": mmap}, draft=None) as engine:
         expected = engine.generate("Hello", max_tokens=4, temperature=0).token_ids
         before = path.stat()
         while path.stat().st_mtime_ns == before.st_mtime_ns:

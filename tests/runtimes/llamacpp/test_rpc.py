@@ -27,8 +27,13 @@ from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 pytestmark = pytest.mark.slow
 
 PROMPT = "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n\n\n"
-OPTIONS: Any = {"runtime": "llamacpp", "repack": False, "n_ctx": 512, "n_threads": 1}
+OPTIONS: Any = {"runtime": "llamacpp", "n_ctx": 512, "n_threads": 1}
 SAMPLED: Any = {"max_tokens": 40, "temperature": 0.9, "seed": 7, "ignore_end": True}
+
+
+def own(*values: str) -> tuple[str, ...]:
+    """Return options of the command line that set options of the llamacpp runtime."""
+    return tuple(word for value in values for word in ("--runtime-option", value))
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +49,13 @@ def test_the_text_is_the_one_without_rpc(servers: list[RpcServer], smollm_path: 
     Then a server is killed in the middle of a text: the error says which, holds the text so far, and with the server
     started again the text goes on to the same end.
     """
-    with edgedec.load(smollm_path, **OPTIONS) as here:
+    with edgedec.load(smollm_path, runtime_options={"repack": False}, **OPTIONS) as here:
         sampled = here.generate(PROMPT, **SAMPLED)
         greedy = here.generate(PROMPT, max_tokens=40, temperature=0.0)
     addresses = ",".join(server.address for server in servers)
-    with edgedec.load(smollm_path, rpc=addresses, draft="suffix", **OPTIONS) as there:
+    with edgedec.load(
+        smollm_path, runtime_options={"rpc": addresses, "repack": False}, draft="suffix", **OPTIONS
+    ) as there:
         assert there.generate(PROMPT, **SAMPLED).token_ids == sampled.token_ids
         drafted = there.generate(PROMPT, max_tokens=40, temperature=0.0)
         assert drafted.token_ids == greedy.token_ids
@@ -69,7 +76,9 @@ def test_the_text_is_the_one_without_rpc(servers: list[RpcServer], smollm_path: 
 def test_a_text_waits_for_its_server(servers: list[RpcServer], smollm_path: Path) -> None:
     """With rpc_wait a text goes on when the server is back, as if nothing had happened; so do texts of one prompt."""
     addresses = ",".join(server.address for server in servers)
-    with edgedec.load(smollm_path, rpc=addresses, rpc_wait=60.0, draft="suffix", **OPTIONS) as model:
+    with edgedec.load(
+        smollm_path, runtime_options={"rpc": addresses, "rpc_wait": 60.0, "repack": False}, draft="suffix", **OPTIONS
+    ) as model:
         undisturbed = model.generate(PROMPT, logprobs=1, **SAMPLED)
         stream = model.stream(PROMPT, logprobs=1, **SAMPLED)
         begun = list(islice(stream, 10))
@@ -90,8 +99,8 @@ def test_a_text_waits_for_its_server(servers: list[RpcServer], smollm_path: Path
 def test_a_person_sees_one_sentence(servers: list[RpcServer], smollm_path: Path) -> None:
     """On the command line standard output is that of an undisturbed run; standard error says what happened."""
     addresses = ",".join(server.address for server in servers)
-    options = ("--rpc", addresses, "--no-repack", "--threads", "1", "-c", "512", "--raw", "-n", "60", "-t", "0")
-    command = ("run", smollm_path, *options, "--ignore-end", "--draft", "off", PROMPT)
+    options = (*own("rpc=" + addresses, "repack=no"), "--threads", "1", "-c", "512", "--raw", "-n", "60", "-t", "0")
+    command: tuple[Any, ...] = ("run", smollm_path, *options, "--ignore-end", "--draft", "off", PROMPT)
     undisturbed = run_process(*command)
     process = start(*command)
     assert process.stdout is not None
@@ -102,7 +111,7 @@ def test_a_person_sees_one_sentence(servers: list[RpcServer], smollm_path: Path)
     assert (result.code, begun + result.out) == (0, undisturbed.out)
     assert result.err.count(f"edgedec: the rpc-server {servers[1].address} does not answer any more; waiting") <= 1
     assert result.err.count("waiting up to 120 s until the model can be loaded again, then the text goes on\n") == 1
-    process = start(*command, "--rpc-wait", "0.5")
+    process = start(*command, *own("rpc_wait=0.5"))
     assert process.stdout is not None
     begun = process.stdout.read(20)
     servers[1].kill()
@@ -144,7 +153,7 @@ def test_servers_are_devices_with_memory(servers: list[RpcServer]) -> None:
     found = rpc_devices(addresses)
     assert [(one.name, one.backend) for one in found] == [("RPC0", "RPC"), ("RPC1", "RPC")]
     assert all(0 < one.free_bytes <= one.total_bytes for one in found)
-    options = LoadOptions(rpc_servers=tuple(addresses))
+    options = LoadOptions(runtime_options={"rpc": ",".join(addresses)})
     assert LlamaCpp().devices(options)[:2] == found
 
 
@@ -186,7 +195,7 @@ def _answer(listening: socket.socket, answers: list[bytes]) -> None:
 def test_the_option_is_checked_before_a_runtime_is_chosen(rpc: object, smollm_path: Path) -> None:
     """The message is about the addresses, not about runtimes that take none; naming no server is refused."""
     with pytest.raises(OptionError) as refused:
-        edgedec.load(smollm_path, rpc=rpc)  # type: ignore[arg-type]
+        edgedec.load(smollm_path, runtime_options={"rpc": rpc})
     assert refused.value.argument == "rpc"
 
 
@@ -207,8 +216,8 @@ def test_addresses_come_once() -> None:
 
 def test_other_runtimes_refuse_servers(tiny_path: Path) -> None:
     """A runtime that runs on this machine alone says which one does not."""
-    with pytest.raises(RequestError, match="use the llamacpp runtime"):
-        Cpu().plan(tiny_path, LoadOptions(rpc_servers=("127.0.0.1:1",)))
+    with pytest.raises(RequestError, match=r"the cpu runtime has no option 'rpc'"):
+        Cpu().plan(tiny_path, LoadOptions(runtime_options={"rpc": "127.0.0.1:1"}))
 
 
 def test_other_machines_are_warned_of() -> None:

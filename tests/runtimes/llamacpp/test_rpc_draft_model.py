@@ -10,16 +10,21 @@ import pytest
 from support.rpc_servers import RpcServer, rpc_servers
 
 import edgedec
+from edgedec.api.options import DraftOptions, Lossy
 from edgedec.drafters.draft_model.overlapped import THREAD_NAME, OverlappedModel
 from edgedec.errors import RequestError, RuntimeLostError, RuntimeUnavailableError
 
 pytestmark = pytest.mark.slow
 
 PROMPT = "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n\n\n"
-OPTIONS: Any = {"runtime": "llamacpp", "repack": False, "n_ctx": 512, "n_threads": 1}
+OPTIONS: Any = {"runtime": "llamacpp", "n_ctx": 512, "n_threads": 1}
 GREEDY: Any = {"max_tokens": 40, "temperature": 0.0, "ignore_end": True}
 SAMPLED: Any = {"max_tokens": 40, "temperature": 0.9, "seed": 7, "ignore_end": True}
-WAYS: Any = [{"draft": "model"}, {"draft": "model", "draft_overlap": True}, {"draft_overlap": True}]
+WAYS: Any = [
+    {"draft": "model"},
+    {"draft": "model", "drafting": DraftOptions(overlap=True)},
+    {"drafting": DraftOptions(overlap=True)},
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,7 @@ def servers() -> Iterator[list[RpcServer]]:
 @pytest.fixture(scope="module")
 def expected(smollm_path: Path) -> list[tuple[int, ...]]:
     """The greedy text and the one with a seed, of this machine alone."""
-    with edgedec.load(smollm_path, draft="off", **OPTIONS) as here:
+    with edgedec.load(smollm_path, draft="off", runtime_options={"repack": False}, **OPTIONS) as here:
         return [here.generate(PROMPT, **request).token_ids for request in (GREEDY, SAMPLED)]
 
 
@@ -51,7 +56,13 @@ def test_the_text_is_the_one_without(
     layers. Whether `auto` keeps and asks the draft model is a matter of time, and changes nothing in the text.
     """
     ways = way | OPTIONS
-    with edgedec.load(smollm_path, rpc=addresses(servers), draft_model=smollm_path, memory="1GB", **ways) as there:
+    with edgedec.load(
+        smollm_path,
+        runtime_options={"rpc": addresses(servers), "repack": False},
+        draft_model=smollm_path,
+        memory="1GB",
+        **ways,
+    ) as there:
         plain = [there.generate(PROMPT, draft=False, **request).token_ids for request in (GREEDY, SAMPLED)]
         drafted = [there.generate(PROMPT, **request) for request in (GREEDY, SAMPLED)]
         drafting = there._slot.drafting
@@ -62,7 +73,7 @@ def test_the_text_is_the_one_without(
         return
     source: Any = drafting.factories["model"]
     assert source.model.card.runtime == "cpu"
-    assert isinstance(source, OverlappedModel) == way.get("draft_overlap", False)
+    assert isinstance(source, OverlappedModel) == ("drafting" in way)
     assert {term.device for term in terms if term.name.startswith("draft model: ")} == {"host"}
     assert {term.device for term in terms if term.name == "KV cache"} == {"RPC1"}
     assert all(found.stats.n_accepted_tokens > 0 for found in drafted)
@@ -82,8 +93,13 @@ def test_a_server_is_lost_while_the_draft_model_goes_on(
             servers[1].kill()
 
     monkeypatch.setattr(OverlappedModel, "start", start_and_lose)
-    ways = {"draft": "model", "draft_model": smollm_path, "draft_overlap": True, "n_draft_max": 3} | OPTIONS
-    with edgedec.load(smollm_path, rpc=addresses(servers), **ways) as there:
+    ways = {
+        "draft": "model",
+        "draft_model": smollm_path,
+        "drafting": DraftOptions(overlap=True),
+        "n_draft_max": 3,
+    } | OPTIONS
+    with edgedec.load(smollm_path, runtime_options={"rpc": addresses(servers), "repack": False}, **ways) as there:
         stream, begun = there.stream(PROMPT, **SAMPLED), list[int]()
         with pytest.raises(RuntimeLostError, match=f"{servers[1].address} does not answer any more") as lost:
             begun.extend(output.token_id for output in stream)
@@ -104,11 +120,12 @@ def test_a_server_is_lost_while_the_draft_model_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("refused", "keyword"), [({"layer_skip": 1.05}, "layer_skip"), ({"draft_head": "some.head"}, "draft_head")]
+    ("refused", "keyword"),
+    [({"lossy": Lossy(layer_skip=1.05)}, "layer_skip"), ({"draft_head": "some.head"}, "draft_head")],
 )
 def test_what_needs_the_layers_here_is_refused_at_once(
     smollm_path: Path, refused: dict[str, Any], keyword: str
 ) -> None:
     """Before anything is looked for or loaded, and with what can be done instead."""
     with pytest.raises(RequestError, match=f"{keyword}.*other machines.*rpc"):
-        edgedec.load(smollm_path, rpc="127.0.0.1:1", **refused)
+        edgedec.load(smollm_path, runtime_options={"rpc": "127.0.0.1:1"}, **refused)

@@ -25,6 +25,11 @@ pytestmark = [
 ]
 
 
+def own(*values: str) -> tuple[str, ...]:
+    """Return options of the command line that set options of the llamacpp runtime."""
+    return tuple(word for value in values for word in ("--runtime-option", value))
+
+
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[str]:
     """Two servers on this machine."""
@@ -34,7 +39,7 @@ def addresses() -> Iterator[str]:
 
 def options(addresses: str, *given: Any) -> tuple[Any, ...]:
     """Return the options of a command that puts layers on the servers."""
-    return ("--runtime", "llamacpp", "--rpc", addresses, "--no-repack", "-c", "512", "--offline", *given)
+    return ("--runtime", "llamacpp", *own("rpc=" + addresses, "repack=no"), "-c", "512", "--offline", *given)
 
 
 def run(model: Path, *given: Any) -> tuple[Result, int]:
@@ -60,7 +65,7 @@ def is_near(held: int, planned: int) -> bool:
 
 @pytest.mark.parametrize(
     ("given", "gpu_mb"),
-    [((), 1000), (("--no-mmap", "--draft", "off"), 85)],
+    [((), 1000), ((*own("mmap=no"), "--draft", "off"), 85)],
     ids=["all layers there", "some layers here"],
 )
 def test_the_plan_is_what_both_hold(smollm_path: Path, addresses: str, given: tuple[str, ...], gpu_mb: int) -> None:

@@ -12,6 +12,7 @@ from edgedec.errors import RuntimeUnavailableError
 from edgedec.model import LoadOptions
 from edgedec.storage import probe_cache
 from edgedec_runtimes.llamacpp import library, loading, runtime, tiny_run, trial
+from edgedec_runtimes.llamacpp.options import own
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -94,8 +95,8 @@ def test_a_crash_with_rearranged_weights_leaves_them_as_they_are(
         assert (trial.repack_complaint(), trial.complaint()) == ("it ended (SIGSEGV)", None)
     assert tried == [(), ("plain",)]
     options = LoadOptions()
-    assert options.repack
-    assert not loading.checked_options(options).repack
+    assert own(options).repack
+    assert not own(loading.checked_options(options)).repack
     assert "weights are not rearranged" in runtime.LlamaCpp().report().notes[-1]
     with edgedec.load(tiny_path, runtime="llamacpp") as model:
         assert len(model.generate("a", max_tokens=3, ignore_end=True).token_ids) == 3

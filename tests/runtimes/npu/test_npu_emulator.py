@@ -54,7 +54,7 @@ def test_chains_on_the_emulator_have_the_bits_of_single_steps(emulated: Model) -
 
 def test_compiled_graphs_are_kept(emulated: Model, exported: Path, tmp_path: Path) -> None:
     """What was compiled is opened at the next load, compiled again where it is damaged, and computes the same bits."""
-    options = LoadOptions(tile_cache=True, cache_dir=tmp_path)
+    options = LoadOptions(cache_dir=tmp_path)
     expected = emulated.session(64).forward(TOKENS[:3], n_past=0).logits
     for i in range(3):
         with Npu().load(exported, options) as loaded:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.errors import RuntimeUnavailableError
 from edgedec_runtimes.npu.graphs import npu_devices
 from edgedec_runtimes.onnx.library import load_library
@@ -21,7 +22,13 @@ def test_the_text_is_plain_decodings(exported: Path, source: Path) -> None:
     except RuntimeUnavailableError as error:
         pytest.skip(str(error))
     with edgedec.load(
-        exported, runtime="npu", draft="model", draft_model=source, draft_overlap=True, n_draft_max=5, offline=True
+        exported,
+        runtime="npu",
+        draft="model",
+        draft_model=source,
+        drafting=DraftOptions(overlap=True),
+        n_draft_max=5,
+        offline=True,
     ) as engine:
         for way in WAYS:
             plain = engine.generate(PROMPT, max_tokens=24, ignore_end=True, draft=False, **way)

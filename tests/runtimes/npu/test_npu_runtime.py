@@ -150,9 +150,7 @@ def test_drafts_change_no_text(exported: Path) -> None:
     """Pinned drafts of the suffix drafter are accepted in part, and the text is plain decoding's."""
     prompt, texts = "one two one two one two one", []
     for draft in ("off", "suffix"):
-        with open_choice(
-            Choice(exported, Npu()), EngineOptions(device="cpu", n_threads=1, max_rows=16, draft=draft)
-        ) as engine:
+        with open_choice(Choice(exported, Npu()), EngineOptions(device="cpu", n_threads=1, draft=draft)) as engine:
             result = engine.generate(prompt, max_tokens=40, temperature=0.0)
             texts.append(result.token_ids)
     assert texts[0] == texts[1]

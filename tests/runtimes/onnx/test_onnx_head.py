@@ -116,7 +116,7 @@ def test_it_drafts_what_the_cpu_runtime_drafts(
     model, n = exported(name, types, **changes), 80
     with (
         loaded(model, tmp_path) as ours,
-        Cpu().load(model.gguf, LoadOptions(n_ctx=200, tile_cache=False, draft_head=tmp_path / "head")) as theirs,
+        Cpu().load(model.gguf, LoadOptions(n_ctx=200, draft_head=tmp_path / "head")) as theirs,
     ):
         other, session = theirs.session(100), ours.session(100)
         hidden = other.forward(TEXT[:n], n_past=0, taps=(1, 2, 3)).hidden

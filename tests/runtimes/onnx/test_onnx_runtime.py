@@ -15,7 +15,7 @@ from support.tiny_quantized import EXPORTED
 from support.tiny_runs import bits, one_by_one
 
 import edgedec
-from edgedec.api.options import Numerics
+from edgedec.api.options import DraftOptions, Numerics
 from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import (
     CancelledError,
@@ -226,7 +226,9 @@ def test_trees_are_sent_in_loose_numerics_only(exported: Exporter, monkeypatch: 
     for numerics in both:
         shapes.clear()
         folder = exported(types=("Q4_K", "Q6_K")).folder
-        with edgedec.load(folder, draft="recycling", draft_numerics=numerics, n_threads=1, n_ctx=256) as engine:
+        with edgedec.load(
+            folder, draft="recycling", drafting=DraftOptions(numerics=numerics), n_threads=1, n_ctx=256
+        ) as engine:
             engine.generate("one two one two one", max_tokens=60, temperature=0, ignore_end=True)
         assert any(shapes) == (numerics == "loose")
 

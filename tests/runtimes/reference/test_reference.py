@@ -28,7 +28,7 @@ from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
 
 FLOAT_KV = LoadOptions(n_ctx=128, kv_type="f32")
-ORACLE = LoadOptions(n_ctx=128, kv_type="f32", max_rows=64, flash_attention=False)
+ORACLE = LoadOptions(n_ctx=128, kv_type="f32", max_rows=64, runtime_options={"flash_attention": False})
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +373,7 @@ def test_tensors_are_all_there_and_all_used(
         LoadOptions(kv_type="q8_0"),
         LoadOptions(n_gpu_layers=4),
         LoadOptions(device="Vulkan0"),
-        LoadOptions(flash_attention=True),
+        LoadOptions(runtime_options={"flash_attention": True}),
     ],
 )
 def test_options_that_cannot_be_honoured_are_refused(path: Path, options: LoadOptions) -> None:

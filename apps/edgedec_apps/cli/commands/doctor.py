@@ -130,7 +130,7 @@ def _memory() -> dict[str, str]:
 
 
 def _huge_pages() -> str:
-    """Return which huge pages the system gives, in a sentence on what `--huge-pages` can do with them."""
+    """Return which huge pages the system gives, in a sentence on what the option huge_pages can do with them."""
     pages = system_memory.huge_pages()
     if pages is None:
         return "none"

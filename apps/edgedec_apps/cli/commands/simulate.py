@@ -33,7 +33,7 @@ def command(
         float,
         option(
             "--delay-ms",
-            help="What each forward waits for another machine (--rpc), on top of the curve.",
+            help="What each forward waits for another machine (rpc), on top of the curve.",
             metavar="MS",
             panel=_BENCH,
         ),

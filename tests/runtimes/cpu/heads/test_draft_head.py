@@ -56,7 +56,7 @@ def loaded(folder: Path, tiny: Tiny = FLOATS, head: TinyHead = OF_FLOATS) -> Ite
     """Load a tiny model that a tiny head follows."""
     write_head(folder / "head", head)
     path = write_tiny(folder / "m.gguf", tiny)
-    with Cpu().load(path, LoadOptions(n_ctx=256, tile_cache=False, draft_head=folder / "head")) as model:
+    with Cpu().load(path, LoadOptions(n_ctx=256, draft_head=folder / "head")) as model:
         yield model
 
 
@@ -302,7 +302,7 @@ def test_forks_and_saved_states_carry_the_head(tmp_path: Path) -> None:
 
 def test_a_state_without_the_head_begins_anew(tmp_path: Path) -> None:
     """Saved with a head, a text is restored without one, and the other way round: drafts then begin with new text."""
-    with loaded(tmp_path) as model, Cpu().load(tmp_path / "m.gguf", LoadOptions(n_ctx=256, tile_cache=False)) as plain:
+    with loaded(tmp_path) as model, Cpu().load(tmp_path / "m.gguf", LoadOptions(n_ctx=256)) as plain:
         with_head, without = model.session(200), plain.session(200)
         read(with_head, TEXT[:40])
         read(without, TEXT[:40])
@@ -376,7 +376,7 @@ def test_a_closed_session_drafts_nothing(tmp_path: Path) -> None:
 def test_the_plan_counts_the_head(tmp_path: Path) -> None:
     """The plan has the head's weights, keys and values, and taps, and the loaded model says the same."""
     names = {"draft head", "KV cache of the draft head", "taps of the draft head"}
-    options = LoadOptions(n_ctx=256, tile_cache=False, draft_head=tmp_path / "head")
+    options = LoadOptions(n_ctx=256, draft_head=tmp_path / "head")
     with loaded(tmp_path) as model:
         planned = {term.name: term.n_bytes for term in Cpu().plan(tmp_path / "m.gguf", options) if term.name in names}
         held = {term.name: term.n_bytes for term in model.memory(256, options.max_rows) if term.name in names}
@@ -414,7 +414,7 @@ def test_a_head_of_other_sizes_is_refused_before_the_model_is_loaded(tmp_path: P
         loaded(tmp_path, head=replace(OF_FLOATS, head_dim=8)),
     ):
         pass
-    options = LoadOptions(n_ctx=64, tile_cache=False, draft_head=tmp_path / "head")
+    options = LoadOptions(n_ctx=64, draft_head=tmp_path / "head")
     with pytest.raises(UnsupportedModelError, match="head_dim is 8"):
         Cpu().plan(tmp_path / "m.gguf", options)
 

@@ -66,7 +66,7 @@ def test_drafts_of_the_135m_are_those_of_llama_cpp(smollm_path: Path) -> None:
     head, _ = usable_head(smollm_path, None)
     if head is None or head.suffix != ".gguf":
         pytest.skip("no draft head for smollm2-135m as a GGUF")
-    with Cpu().load(smollm_path, LoadOptions(n_ctx=N_CTX, tile_cache=False)) as model:
+    with Cpu().load(smollm_path, LoadOptions(n_ctx=N_CTX)) as model:
         words = (
             "The water of the sea is salt because rivers carry salt from the rocks, and the sun takes only the water."
         )
@@ -80,7 +80,7 @@ def share_of_equal_tokens(target: Path, head: Path, text: list[int], rounding: f
     Taps and logits must be the same but for rounding, and tokens where the two best logits differ by more than that.
     """
     rng, n_past, n_same = np.random.default_rng(3), 0, 0
-    options = LoadOptions(n_ctx=N_CTX, tile_cache=False, draft_head=head)
+    options = LoadOptions(n_ctx=N_CTX, draft_head=head)
     with LlamaPair(head, target, N_CTX) as theirs, Cpu().load(target, options) as model:
         session = model.session(N_CTX)
         state = session.draft_head

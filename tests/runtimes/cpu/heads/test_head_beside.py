@@ -72,7 +72,7 @@ def both(folder: Path, tiny: Tiny, head: TinyHead) -> Iterator[tuple[HeadState, 
     """
     write_head(folder / "head", head)
     path = write_tiny(folder / "m.gguf", tiny)
-    with Cpu().load(path, LoadOptions(n_ctx=256, tile_cache=False, draft_head=folder / "head")) as model:
+    with Cpu().load(path, LoadOptions(n_ctx=256, draft_head=folder / "head")) as model:
         session, layers = model.session(200), tuple(tap - 1 for tap in head.taps)
         hidden = session.forward(TEXT[:N], n_past=0, taps=layers).hidden
         assert session.draft_head is not None

@@ -32,7 +32,7 @@ def test_embeddings_are_what_the_gguf_package_makes_of_them(tmp_path: Path, name
     tiny = Tiny(n_layer=1, n_embd=N_EMBD)
     tensors = tiny_tensors(tiny) | {"token_embd.weight": RawTensor(GGMLType[name], (N_EMBD, N_VOCAB), data)}
     path = write_gguf(tmp_path / "m.gguf", tiny_metadata(tiny), tensors)
-    with Cpu().load(path, LoadOptions(n_ctx=N_VOCAB, max_rows=256, tile_cache=False)) as model:
+    with Cpu().load(path, LoadOptions(n_ctx=N_VOCAB, max_rows=256)) as model:
         session = model.session(N_VOCAB)
         none = LayerSet.of(1, [])
         tokens = np.arange(N_VOCAB, dtype=np.int32)

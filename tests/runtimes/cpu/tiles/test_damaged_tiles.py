@@ -30,7 +30,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(path: Path, cache: Path, resident_bytes: int | None = None) -> CpuModel:
     """Load the model with its tiles in that cache."""
-    options = LoadOptions(n_ctx=64, n_threads=2, tile_cache=True, cache_dir=cache, resident_bytes=resident_bytes)
+    options = LoadOptions(n_ctx=64, n_threads=2, cache_dir=cache, resident_bytes=resident_bytes)
     model = Cpu().load(path, options)
     assert isinstance(model, CpuModel)
     return model

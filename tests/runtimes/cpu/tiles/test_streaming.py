@@ -49,7 +49,6 @@ class Streamed:
             "n_ctx": 1024,
             "n_parallel": 4,
             "n_threads": 2,
-            "tile_cache": True,
             "cache_dir": self.cache_dir,
         }
         return LoadOptions(**(chosen | {"resident_bytes": self.resident_bytes} | options))
@@ -233,7 +232,7 @@ def test_enough_for_all_streams_nothing(streamed: Streamed) -> None:
             {"resident_bytes": 1 * MB},
             r"resident_bytes is 1\.0 MB; what this model's weights pass through takes 1\.6 MB",
         ),
-        ({"tile_cache": False}, "there is no tile file to read the rest from"),
+        ({"runtime_options": {"tile_cache": False}}, "there is no tile file to read the rest from"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(streamed: Streamed, options: dict[str, Any], words: str) -> None:

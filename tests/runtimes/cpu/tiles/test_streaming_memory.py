@@ -24,7 +24,7 @@ from edgedec_runtimes.cpu.runtime import Cpu
 
 path, cache_dir, resident_bytes = sys.argv[1:]
 options = LoadOptions(
-    n_ctx=512, n_threads=2, max_rows=1, tile_cache=True, cache_dir=Path(cache_dir),
+    n_ctx=512, n_threads=2, max_rows=1, cache_dir=Path(cache_dir),
     resident_bytes=int(resident_bytes) or None,
 )
 with Cpu().load(path := Path(path), options) as model:

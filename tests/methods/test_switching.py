@@ -17,17 +17,18 @@ from support.tiny_models import byte_ids, tiny_llama
 import edgedec
 from edgedec.api import load as loading
 from edgedec.api.load import open_choice
-from edgedec.api.options import Application, EngineOptions
+from edgedec.api.options import Application, EngineOptions, Lossy
 from edgedec.api.wishes import choose
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
-from edgedec.loading.second_model import open_small_model
+from edgedec.loading.second_model import open_companion
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Rows
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
-from edgedec.sessions.model_switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, SwitchingSession
+from edgedec.storage.probe_cache import cache_folder
+from edgedec_methods.switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, SwitchingSession
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_CTX = 256
@@ -60,16 +61,16 @@ def models(paths: tuple[Path, Path]) -> Iterator[Models]:
         yield large, small
 
 
+def switching(**options: Any) -> Lossy:
+    """Return the options of load for two models that write in turn."""
+    return Lossy(methods={"switching": options})
+
+
 def pair(paths: tuple[Path, Path], entropy: float, **options: Any) -> edgedec.Engine:
     """Load both."""
-    chosen: dict[str, Any] = {
-        "runtime": "cpu",
-        "n_ctx": N_CTX,
-        "n_threads": 1,
-        "offline": True,
-        "entropy_force": True,
-    } | options
-    return edgedec.load(paths[LARGE], small_model=paths[SMALL], entropy=entropy, **chosen)
+    chosen: dict[str, Any] = {"runtime": "cpu", "n_ctx": N_CTX, "n_threads": 1, "offline": True} | options
+    lossy = switching(small_model=paths[SMALL], entropy=entropy, entropy_force=True)
+    return edgedec.load(paths[LARGE], lossy=lossy, **chosen)
 
 
 @dataclass(slots=True)
@@ -335,7 +336,9 @@ def test_the_memory_plan_has_both_models(paths: tuple[Path, Path]) -> None:
     """The small model has its own terms, with the large one's context and one row of logits; it loads under a cap."""
 
     def terms(path: Path, prefix: str) -> dict[str, int]:
-        found: Sequence[MemoryTerm] = Cpu().plan(path, LoadOptions(n_ctx=128, max_rows=1, n_threads=1, tile_cache=True))
+        found: Sequence[MemoryTerm] = Cpu().plan(
+            path, LoadOptions(n_ctx=128, max_rows=1, n_threads=1, cache_dir=cache_folder(None))
+        )
         return {prefix + term.name: term.n_bytes for term in found if not term.base}
 
     expected = terms(paths[LARGE], "") | terms(paths[SMALL], "small model: ")
@@ -368,10 +371,10 @@ def test_both_models_are_closed_with_the_engine(paths: tuple[Path, Path], monkey
     opened: list[Model] = []
 
     def noted(*args: Any) -> Model:
-        opened.append(open_small_model(*args))
+        opened.append(open_companion(*args))
         return opened[-1]
 
-    monkeypatch.setattr(loading, "open_small_model", noted)
+    monkeypatch.setattr(loading, "open_companion", noted)
     with pair(paths, 1.0):
         opened[0].session(8).close()
     with pytest.raises(SessionError, match="closed"):
@@ -389,6 +392,7 @@ def test_requests_take_turns(paths: tuple[Path, Path]) -> None:
     ("options", "words"),
     [
         ({"entropy": None}, "a small model is given without entropy"),
+        ({"entropies": 1.0}, "the method switching has no option 'entropies'; its own are small_model, entropy, "),
         ({"small_model": None}, "entropy is given without a small model"),
         ({"entropy": -0.1}, "entropy is -0.1 bits; it must be 0"),
         ({"entropy": math.nan}, "entropy is nan bits; it must be 0"),
@@ -399,22 +403,27 @@ def test_requests_take_turns(paths: tuple[Path, Path]) -> None:
 )
 def test_what_does_not_go_together_is_refused(paths: tuple[Path, Path], options: dict[str, Any], words: str) -> None:
     """Half a pair, thresholds out of range, drafters by name, a context that slides."""
-    chosen: dict[str, Any] = {"runtime": "cpu", "small_model": paths[SMALL], "entropy": 1.0, "offline": True}
+    own: dict[str, Any] = {"small_model": paths[SMALL], "entropy": 1.0} | options
+    draft, slide = own.pop("draft", "auto"), own.pop("slide", False)
+
+    def load() -> None:
+        edgedec.load(paths[LARGE], draft=draft, lossy=replace(switching(**own), slide=slide), offline=True)
+
     with pytest.raises(RequestError, match=words):
-        edgedec.load(paths[LARGE], **chosen | options)
+        load()
 
 
 def test_other_refusals(paths: tuple[Path, Path], models: Models, tmp_path: Path) -> None:
     """A draft model, a prompt cache, another vocabulary, trees and layers, saving; half a pair on the command line."""
     choice = choose(paths[LARGE], "cpu", LoadOptions(), measure=False)
-    options = EngineOptions(n_ctx=64, small_model=paths[SMALL], entropy=1.0)
+    options = EngineOptions(n_ctx=64, lossy=switching(small_model=paths[SMALL], entropy=1.0))
     with pytest.raises(RequestError, match="draft_model"):
         open_choice(choice, replace(options, draft_model=paths[SMALL]))
     with pytest.raises(RequestError, match="prompt_cache"):
         open_choice(choice, options, Application(prompt_cache=True))
     other = tiny_llama(tmp_path / "other.gguf", n_vocab=300)
     with pytest.raises(UnsupportedModelError, match="its vocabulary of 300 tokens is not the large model's of 260"):
-        edgedec.load(paths[LARGE], small_model=other, entropy=1.0, runtime="cpu", offline=True)
+        edgedec.load(paths[LARGE], lossy=switching(small_model=other, entropy=1.0), runtime="cpu", offline=True)
     session = SwitchingSession(models[LARGE].session(64), models[SMALL].session(64), TAU)
     tokens = np.ones(2, np.int32)
     for option in ({"parents": np.array([-1, 0], np.int32)}, {"taps": (0,)}, {"hidden": np.ones((2, 4), np.float32)}):

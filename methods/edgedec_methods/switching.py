@@ -10,10 +10,12 @@ Lossy: nothing verifies what the small model wrote. The text still depends only 
 prompt, the settings and the seed.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,57 @@ class Written:
 
     writer: int
     entropy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """Implements edgedec.companion.Companion: the options of switching two models by entropy.
+
+    Attributes:
+        small_model: The smaller model, which writes where the text is easy; named as the target is.
+        entropy: Bits: the small model writes where the mean entropy of the last tokens is below; 0 leaves all to the
+            large model.
+        entropy_force: Allow an `entropy` above MOST_ENTROPY.
+
+    Raises:
+        RequestError: Only one of a small model and a threshold is given, or the threshold is out of range.
+    """
+
+    small_model: str | os.PathLike[str] | None = None
+    entropy: float | None = None
+    entropy_force: bool = False
+
+    role: ClassVar[str] = "small model"
+    what: ClassVar[str] = "two models that write in turn"
+
+    def __post_init__(self) -> None:
+        if self.small_model is None or self.entropy is None:
+            pair = ("a small model", argument("entropy"))
+            given, missing = pair if self.entropy is None else pair[::-1]
+            raise RequestError(
+                f"{given} is given without {missing}; give both, {argument('small_model')} and {argument('entropy')}"
+            )
+        if not self.entropy >= 0:
+            raise RequestError(
+                f"{argument('entropy')} is {self.entropy:g} bits; it must be 0 (the large model alone) or more"
+            )
+        if self.entropy > MOST_ENTROPY and not self.entropy_force:
+            raise RequestError(
+                f"{argument('entropy')} is {self.entropy:g} bits; thresholds up to {MOST_ENTROPY:g} were measured "
+                "(docs/switching.md): "
+                f"give a lower one, or force it ({argument('entropy_force')})"
+            )
+
+    @property
+    def model(self) -> str | os.PathLike[str]:
+        """The name of the small model."""
+        assert self.small_model is not None, "it was required"
+        return self.small_model
+
+    def session(self, target: Session, companion: Session) -> Session:
+        """Return a session on which the target and the small model write in turn."""
+        assert self.entropy is not None, "it was required"
+        return SwitchingSession(target, companion, self.entropy)
 
 
 class SwitchingSession(UnsavedSession):
@@ -219,32 +272,6 @@ def next_writer(written: Sequence[Written], entropy: float) -> int:
     if mean == entropy:
         return writer
     return SMALL if mean < entropy else LARGE
-
-
-def require_pair(small_model: object | None, entropy: float | None, *, force: bool) -> None:
-    """Raise RequestError where only one of a small model and a threshold is given, or the threshold is out of range.
-
-    Args:
-        small_model: The small model's name, or None.
-        entropy: The threshold in bits, or None.
-        force: Allow thresholds above MOST_ENTROPY.
-    """
-    if (small_model is None) != (entropy is None):
-        pair = ("a small model", argument("entropy"))
-        given, missing = pair if entropy is None else pair[::-1]
-        raise RequestError(
-            f"{given} is given without {missing}; give both, {argument('small_model')} and {argument('entropy')}"
-        )
-    if entropy is None:
-        return
-    if not entropy >= 0:
-        raise RequestError(f"{argument('entropy')} is {entropy:g} bits; it must be 0 (the large model alone) or more")
-    if entropy > MOST_ENTROPY and not force:
-        raise RequestError(
-            f"{argument('entropy')} is {entropy:g} bits; thresholds up to {MOST_ENTROPY:g} were measured "
-            "(docs/switching.md): "
-            f"give a lower one, or force it ({argument('entropy_force')})"
-        )
 
 
 def _wanted(rows: Rows, n_past: int, n_text: int) -> set[int]:

@@ -1,0 +1,28 @@
+"""The options that only the cpu runtime has."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from edgedec.model import LoadOptions
+from edgedec.runtime_options import read_options
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOptions:
+    """The cpu runtime's own options (edgedec.runtime_options).
+
+    Attributes:
+        mmap: Map the weights from the disk instead of copying them.
+        tile_cache: Keep rearranged weights on the disk, in edgedec's cache; nothing is kept without a cache.
+        huge_pages: Whether the weights lie in pages of 2 MiB: "auto" where such pages are free, "off", or "on", which
+            may read the tiles again or copy them to memory that no other process shares.
+    """
+
+    mmap: bool = True
+    tile_cache: bool = True
+    huge_pages: Literal["auto", "on", "off"] = "auto"
+
+
+def own(options: LoadOptions) -> CpuOptions:
+    """Return the runtime's own options (raises as edgedec.runtime_options.read_options)."""
+    return read_options(CpuOptions, options.runtime_options, "the cpu runtime")

@@ -1,0 +1,46 @@
+"""The options that only the llamacpp runtime has."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from edgedec.decoding.lost import require_wait
+from edgedec.loading.other_machines import addresses_of
+from edgedec.model import LoadOptions
+from edgedec.runtime_options import Sacrifice, read_options
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppOptions:
+    """The llamacpp runtime's own options (edgedec.runtime_options).
+
+    Attributes:
+        mmap: Map the weights from the file instead of copying them.
+        repack: Rearrange the weights for speed, which takes private memory.
+        flash_attention: Fused attention; None to let llama.cpp decide.
+        rpc: "HOST:PORT,..." of machines that run llama.cpp's rpc-server, which take layers of the model. Drafting stays
+            on this machine. An rpc-server asks nobody for a password, and nothing is encrypted: use it on a network of
+            your own. None for this machine alone.
+        rpc_wait: Most seconds for which a text waits when a server is lost. As soon as every server is back, the model
+            is loaded again, and the text goes on as the one that it would have been. With 0, or when the time is over,
+            RuntimeLostError ends the text.
+    """
+
+    mmap: bool = True
+    repack: bool = True
+    flash_attention: bool | None = None
+    rpc: str | None = None
+    rpc_wait: float = 0.0
+
+    sacrifices: ClassVar[tuple[Sacrifice, ...]] = (
+        Sacrifice("mapping", "weights read instead of mapped", "mmap", False, with_devices=True),
+        Sacrifice("weights", "weights not rearranged", "repack", False),
+    )
+
+    def __post_init__(self) -> None:
+        addresses_of(self.rpc)
+        require_wait("rpc_wait", self.rpc_wait)
+
+
+def own(options: LoadOptions) -> LlamaCppOptions:
+    """Return the runtime's own options (raises as edgedec.runtime_options.read_options)."""
+    return read_options(LlamaCppOptions, options.runtime_options, "the llamacpp runtime")

@@ -1,0 +1,70 @@
+"""Methods that write with a further model: found by entry point, ours as well as a stranger's."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.tiny_models import tiny_llama
+
+import edgedec
+from edgedec.companion import companion_of
+from edgedec.errors import PluginError, RequestError
+
+STRANGER = '''
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Silent:
+    """Loads a further model, and lets the target write alone."""
+
+    other: str = ""
+    role = "silent model"
+    what = "a target and its silent model"
+
+    @property
+    def model(self):
+        return self.other
+
+    def session(self, target, companion):
+        companion.close()
+        return target
+'''
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with a method, as pip would install it."""
+    (tmp_path / "silent_method.py").write_text(STRANGER, encoding="utf-8")
+    about = tmp_path / "silent-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: silent\nVersion: 1.0\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text("[edgedec.sessions]\nsilent = silent_method:Silent\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_strangers_method_writes(tmp_path: Path) -> None:
+    """Its model is planned and loaded, its session writes, and nothing is drafted beside it."""
+    target, other = tiny_llama(tmp_path / "target.gguf", seed=1), tiny_llama(tmp_path / "other.gguf", seed=2)
+    keywords = {"runtime": "cpu", "n_ctx": 64, "offline": True}
+    with edgedec.load(target, draft="off", **keywords) as plain:  # type: ignore[arg-type]
+        expected = plain.generate("a", max_tokens=8, temperature=0)
+    lossy = edgedec.Lossy(methods={"silent": {"other": str(other)}})
+    with edgedec.load(target, lossy=lossy, **keywords) as engine:  # type: ignore[arg-type]
+        assert engine.generate("a", max_tokens=8, temperature=0).token_ids == expected.token_ids
+        assert any(term.name.startswith("silent model: ") for term in engine.plan.terms) == bool(engine.plan.terms)
+    with pytest.raises(
+        RequestError, match="a target and its silent model don't go together with a context that slides"
+    ):
+        edgedec.load(target, lossy=edgedec.Lossy(slide=True, methods={"silent": {"other": str(other)}}), offline=True)
+
+
+def test_what_no_method_takes_is_refused() -> None:
+    """An unknown method or option, and two methods at once."""
+    assert companion_of(None) is companion_of({}) is None
+    with pytest.raises(PluginError, match="no session is called 'guess'"):
+        edgedec.Lossy(methods={"guess": {}})
+    with pytest.raises(RequestError, match="the method switching has no option 'bits'"):
+        edgedec.Lossy(methods={"switching": {"bits": 1.0}})
+    with pytest.raises(RequestError, match="one of them can be used at a time"):
+        edgedec.Lossy(methods={"switching": {}, "guess": {}})
