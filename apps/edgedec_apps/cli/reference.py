@@ -99,13 +99,15 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
-    """Yield the section of a command; options in `seen`, which an earlier command has, are not explained again."""
+    """Yield the section of a command; what is in `seen`, as an earlier command has it, is not explained again."""
     yield f"### edgedec {name}\n"
     yield f"```\nedgedec {' '.join([name, *usage_pieces(command)])}\n```\n"
     yield inspect.cleandoc(command.help) + "\n"
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    if arguments:
-        yield "\n".join(f"- `{name_of(param)}`: {param.help}" for param in arguments) + "\n"
+    new = [line for param in arguments if (line := f"- `{name_of(param)}`: {param.help}") not in seen]
+    if new:
+        yield "\n".join(new) + "\n"
+    seen.update(new)
     options = [param for param in command.params if param.param_type_name == "option"]
     for title in dict.fromkeys(param_group(param) for param in options):
         yield _options(title, [param for param in options if param_group(param) == title], seen)
