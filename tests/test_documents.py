@@ -141,7 +141,7 @@ def test_commands_and_options_exist() -> None:
             if (command := re.match(r"(?:\S+/)?edgedec ([a-z][a-z-]*)(?: |$)", line)) is not None:
                 wrong += [where] * (command[1] not in commands)
                 wrong += [where] * (not set(OPTION.findall(line)) <= options)
-            elif (benchmark := re.match(r"(?:python )?(benchmarks/\w+\.py)", line)) is not None:
+            elif (benchmark := re.match(r"(?:python )?(benchmarks/[\w/]+\.py)", line)) is not None:
                 source = (ROOT / benchmark[1]).read_text(encoding="utf-8")
                 wrong += [where] * any(f'"{option}"' not in source for option in OPTION.findall(line))
     assert not wrong, "\n".join(wrong)
@@ -186,7 +186,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_picture_is_what_its_script_draws() -> None:
     """The README's picture is drawn from the committed result, byte for byte."""
-    spec = importlib.util.spec_from_file_location("readme_picture", ROOT / "benchmarks" / "readme_picture.py")
+    spec = importlib.util.spec_from_file_location("readme_picture", ROOT / "benchmarks" / "speed" / "readme_picture.py")
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)

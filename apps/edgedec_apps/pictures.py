@@ -15,7 +15,7 @@ from warnings import catch_warnings, filterwarnings
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.extras import install_command
 from edgedec_apps.cli.output_files import require_writable, write_file
-from edgedec_apps.cli.terminal import neutral, one_line
+from edgedec_apps.cli.shown.terminal import neutral, one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,7 +2,7 @@
 
 In a completion of code a wrong token is worth less than none: what follows it is rarely of use. SEC (Sun et al. 2024,
 arXiv:2401.09964) ends the text before such a token. Here a logistic function of three signs of doubt says how likely a
-token is the one that a source file has there. benchmarks/stop_unsure.py fits the function.
+token is the one that a source file has there. benchmarks/answers/stop_unsure.py fits the function.
 """
 
 import math
@@ -82,7 +82,7 @@ FITS: Mapping[Shape, Fit] = {
     ("qwen2", 28, 1536): Fit(0.065, 0.884, -0.097, -0.332),  # qwen2.5-coder-1.5b
     ("llama", 30, 576): Fit(-0.092, 1.082, 0.053, -0.267),  # smollm2-135m
 }
-"""What benchmarks/stop_unsure.py found, by the shape of the model (benchmarks/results/stop_unsure.json)."""
+"""What benchmarks/answers/stop_unsure.py found, by the shape of the model (benchmarks/results/stop_unsure.json)."""
 
 GENERAL = Fit(0.069, 0.834, -0.118, -0.276)
 """The fit on both coder models together, for all models without a fit of their own."""

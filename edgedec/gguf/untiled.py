@@ -1,7 +1,7 @@
 """The bytes of a GGUF's matrices, made again from tiles, in which the cpu runtime keeps them.
 
-A tile is 16 rows of a matrix, block by block of the file's columns; runtimes/edgedec_runtimes/cpu/native/tiles.h has
-the arrangement, which this file turns back for the types whose bits tiles hold as they are.
+A tile is 16 rows of a matrix, block by block of the file's columns. This file turns the arrangement back, for the types
+whose bits tiles hold as they are; runtimes/edgedec_runtimes/cpu/native/weights/tiles.h describes it.
 """
 
 from collections.abc import Callable, Mapping

@@ -17,11 +17,11 @@ from edgedec.errors import ModelNotFoundError, RequestError, StorageError
 from edgedec.storage.file_record import read_json, read_record, sidecar
 from edgedec_models.addresses import url_path
 from edgedec_models.catalogue import Entry, load_catalogue, reference_of
+from edgedec_models.fetching.lock import locked_now
+from edgedec_models.fetching.partial import partial_path
 from edgedec_models.folders import models_folder, own_folder
-from edgedec_models.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
-from edgedec_models.lock import locked_now
+from edgedec_models.hubs.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
 from edgedec_models.names import did_you_mean
-from edgedec_models.partial import partial_path
 from edgedec_models.storage import size_of, storage_errors
 
 # FILE.gguf and what the cache keeps beside it: partial files, records, locks, files that are being written.
@@ -70,7 +70,7 @@ def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
 
 def _short_names(cache_dir: Path | None) -> dict[Path, str]:
     """Return the catalogue's names for models of a hub that are in the cache; none where a catalogue is malformed."""
-    from edgedec_models.hub import find_cached, hub_folder
+    from edgedec_models.hubs.hub import find_cached, hub_folder
 
     root, found, entries = models_folder(cache_dir), dict[Path, str](), dict[str, Entry]()
     if (root / "hf").is_dir():

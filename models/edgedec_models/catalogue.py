@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 from edgedec.errors import ModelNotFoundError, RequestError, StorageError
 from edgedec_models.folders import config_folder
-from edgedec_models.hub_spec import parse_hub
+from edgedec_models.hubs.hub_spec import parse_hub
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!-]*")

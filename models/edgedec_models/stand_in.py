@@ -10,7 +10,7 @@ from pathlib import Path
 from edgedec.errors import OfflineError
 from edgedec.loading.resolve import resolve
 from edgedec.resolver import ResolveOptions
-from edgedec_models.offline import offline_reason
+from edgedec_models.fetching.offline import offline_reason
 
 
 def model_or_stand_in(name: str, options: ResolveOptions, folder: Path) -> Path:
@@ -25,6 +25,6 @@ def model_or_stand_in(name: str, options: ResolveOptions, folder: Path) -> Path:
     except OfflineError:
         if offline_reason(options):
             raise
-    from edgedec_models.distant_header import write_stand_in  # here, as httpx takes long to import
+    from edgedec_models.fetching.distant_header import write_stand_in  # here, as httpx takes long to import
 
     return write_stand_in(name, options, folder)

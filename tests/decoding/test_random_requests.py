@@ -1,4 +1,4 @@
-"""Random requests, with drafts and without: benchmarks/random_same_text.py does thousands of them."""
+"""Random requests, with drafts and without: benchmarks/texts/random_same_text.py does thousands of them."""
 
 import random
 import sys
@@ -13,7 +13,7 @@ import edgedec.decoding.step as steps
 @pytest.fixture(scope="module")
 def harness() -> ModuleType:
     """The benchmark."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "texts"))
     import random_same_text
 
     return random_same_text

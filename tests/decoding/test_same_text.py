@@ -1,4 +1,4 @@
-"""One seed, one text, on a real model, for every drafter and length of draft (all prompts: benchmarks/same_text.py)."""
+"""One seed, one text, on a real model, for every drafter and length of draft (benchmarks/texts: all prompts)."""
 
 from pathlib import Path
 from typing import Any

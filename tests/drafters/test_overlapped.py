@@ -24,7 +24,7 @@ from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
-from edgedec_apps.cli.explain import explained
+from edgedec_apps.cli.shown.explain import explained
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 

@@ -16,7 +16,7 @@ from edgedec.layer_skip.score import Score
 from edgedec.model import LayerSet, LoadOptions, Model
 from edgedec_runtimes.cpu.runtime import Cpu
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "studies"))
 
 from prompt_layer_sets import behind, least_harmful, scores_alone
 from trained_skipping import (

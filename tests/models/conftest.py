@@ -10,7 +10,8 @@ from support.servers import StubServer
 
 from edgedec.progress import CancelToken, Progress
 from edgedec.resolver import ResolveOptions
-from edgedec_models import storage, web
+from edgedec_models import storage
+from edgedec_models.fetching import web
 
 _UNSET = [
     *("EDGEDEC_MODELS", "EDGEDEC_OFFLINE", "EDGEDEC_PYPI_INDEX", "HF_HUB_OFFLINE", "PIP_INDEX_URL"),

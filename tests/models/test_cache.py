@@ -10,7 +10,7 @@ from support.servers import StubServer, add_repository, model_bytes
 from edgedec.errors import CancelledError, ModelNotFoundError, PullError, StorageError
 from edgedec.resolver import ResolveOptions
 from edgedec_models.cache import CachedModel, list_models, remove_model
-from edgedec_models.lock import locked
+from edgedec_models.fetching.lock import locked
 from edgedec_models.resolve import pull
 
 DATA = model_bytes(100_000)

@@ -10,7 +10,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe
 from edgedec_models.catalogue import WheelSource, load_catalogue
 from edgedec_models.estimates import bytes_of_params, least_read_bytes, least_weight_bytes
-from edgedec_models.hub_spec import parse_hub
+from edgedec_models.hubs.hub_spec import parse_hub
 
 GOOD = {
     "name": '"mine"',

@@ -12,7 +12,7 @@ from support.servers import StubServer, model_bytes, sha256
 from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
 from edgedec.resolver import ResolveOptions
 from edgedec_models import catalogue as catalogue_module
-from edgedec_models import verify
+from edgedec_models.fetching import verify
 from edgedec_models.folders import config_folder, models_folder
 from edgedec_models.resolve import pull, resolve
 

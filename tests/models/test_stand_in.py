@@ -16,8 +16,8 @@ from edgedec.errors import EdgedecError, OfflineError, PullError
 from edgedec.gguf.file import read_gguf
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.options import LoadFlags
-from edgedec_apps.cli.stand_ins import stand_ins
-from edgedec_models import remote_file
+from edgedec_apps.cli.reports.stand_ins import stand_ins
+from edgedec_models.fetching import remote_file
 from edgedec_models.needs_download import NeedsDownloadError
 from edgedec_models.stand_in import model_or_stand_in
 

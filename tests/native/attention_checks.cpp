@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "checks.h"
-#include "kv_cache.h"
-#include "tensor_types.h"
+#include "forward/kv_cache.h"
+#include "weights/tensor_types.h"
 
 using namespace edgedec;
 

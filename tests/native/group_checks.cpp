@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <memory>
 
-#include "attention_groups.h"
 #include "checks.h"
-#include "forward_plan.h"
+#include "forward/attention_groups.h"
+#include "forward/plan.h"
 
 using namespace edgedec;
 

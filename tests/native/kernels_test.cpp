@@ -10,10 +10,10 @@
 #include <algorithm>
 
 #include "checks.h"
-#include "kernel_sets.h"
-#include "model.h"
-#include "tensor_types.h"
-#include "tiles.h"
+#include "forward/model.h"
+#include "kernels/kernel_sets.h"
+#include "weights/tensor_types.h"
+#include "weights/tiles.h"
 
 using namespace edgedec;
 using namespace checks;

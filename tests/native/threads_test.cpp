@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "pool.h"
-#include "shares.h"
-#include "stages.h"
+#include "threads/pool.h"
+#include "threads/shares.h"
+#include "threads/stages.h"
 
 using namespace edgedec;
 

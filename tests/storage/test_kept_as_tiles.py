@@ -27,9 +27,9 @@ from edgedec.resolver import ResolveOptions
 from edgedec.storage import kept_as_tiles
 from edgedec.storage.file_record import is_tiled
 from edgedec.storage.kept_as_tiles import make_whole
+from edgedec_models.fetching.verify import find_fault
 from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.resolve import pull, resolve
-from edgedec_models.verify import find_fault
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.library import address, native
 

@@ -1,4 +1,4 @@
-"""Blocks of a file, made again from tiles of the types of native/coding.h, with the gguf package's grids.
+"""Blocks of a file, made again from tiles of the types of native/weights/coding.h, with the gguf package's grids.
 
 rebuilt(GGMLType.IQ2_XS, tiles.reshape(-1, BYTES[GGMLType.IQ2_XS]))
 """

@@ -41,7 +41,7 @@ _AT_TERMINAL = (
     "import fcntl, termios, sys; fcntl.ioctl(0, termios.TIOCSCTTY, 0); {}from edgedec_apps.cli import main; main()"
 )
 _CLOCK_STANDS_STILL = (
-    "import types, edgedec_apps.cli.progress as p; p.time = types.SimpleNamespace(monotonic=lambda: 0.0); "
+    "import types, edgedec_apps.cli.shown.progress as p; p.time = types.SimpleNamespace(monotonic=lambda: 0.0); "
 )
 _END = b"\0the end"
 _CURSOR = re.compile(rb"\x1b\[\?25([hl])")

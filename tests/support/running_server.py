@@ -13,14 +13,14 @@ import httpx
 import edgedec
 from edgedec.api.options import EngineOptions
 from edgedec.progress import CancelToken
-from edgedec_apps.server.models import Prepare
-from edgedec_apps.server.names import shown_name
-from edgedec_apps.server.opener import Opener
-from edgedec_apps.server.service import Service
+from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.core.settings import Settings
 from edgedec_apps.server.serving import address_of, open_socket, serve
-from edgedec_apps.server.settings import Settings
-from edgedec_apps.server.shelf import Place
-from edgedec_apps.server.slots import Slots
+from edgedec_apps.server.shelf.models import Prepare
+from edgedec_apps.server.shelf.names import shown_name
+from edgedec_apps.server.shelf.opener import Opener
+from edgedec_apps.server.shelf.shelf import Place
+from edgedec_apps.server.shelf.slots import Slots
 
 PATIENCE_S = 60.0
 CHAT = (

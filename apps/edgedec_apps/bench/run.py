@@ -27,8 +27,8 @@ from edgedec_apps.bench.table import lines
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.opening import open_model
 from edgedec_apps.cli.output_files import report, require_writable, write_file, write_json_file
-from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.terminal import one_line
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import one_line
 from edgedec_apps.pictures import require_picture
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores

@@ -15,7 +15,7 @@ from edgedec.sequence import Evaluated
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 from edgedec_apps.bench.rows import Recording, read_recording
 from edgedec_apps.bench.table import columns
-from edgedec_apps.cli.terminal import write_json, write_line
+from edgedec_apps.cli.shown.terminal import write_json, write_line
 from edgedec_apps.texts import read_text
 
 _HEADINGS = ("task", "tok/s", "plain", "speedup", "accepted/step")

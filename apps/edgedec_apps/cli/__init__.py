@@ -25,7 +25,7 @@ def main() -> None:
 def _run() -> int:
     """Run the command and return its exit code."""
     try:
-        from edgedec_apps.cli.terminal import prepare_streams
+        from edgedec_apps.cli.shown.terminal import prepare_streams
 
         prepare_streams()
         from edgedec_apps.cli.app import run_app
@@ -103,7 +103,7 @@ def _failed(message: str, code: int) -> int:
     except (OSError, ValueError):  # else writing it would fail again at exit
         _abandon_output()
     try:
-        from edgedec_apps.cli.terminal import say
+        from edgedec_apps.cli.shown.terminal import say
     except ImportError:
         with suppress(OSError, ValueError):
             print(f"edgedec: {message}", file=sys.stderr)
@@ -113,6 +113,6 @@ def _failed(message: str, code: int) -> int:
 
 
 def _abandon_output() -> None:
-    from edgedec_apps.cli.terminal import abandon_output
+    from edgedec_apps.cli.shown.terminal import abandon_output
 
     abandon_output()

@@ -14,7 +14,7 @@ from edgedec.errors import OptionError, RequestError
 from edgedec.sequence import Generation
 from edgedec.sessions.forks import require_count
 from edgedec_apps.cli.choice_options import ChoiceFlags
-from edgedec_apps.cli.terminal import say
+from edgedec_apps.cli.shown.terminal import say
 
 AUTO = "auto"
 

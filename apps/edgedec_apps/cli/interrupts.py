@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken
-from edgedec_apps.cli.echo import restore_echo
+from edgedec_apps.cli.chat.echo import restore_echo
 from edgedec_apps.cli.exit_codes import of_signal
-from edgedec_apps.cli.terminal import say
+from edgedec_apps.cli.shown.terminal import say
 
 T = TypeVar("T")
 

@@ -19,14 +19,14 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED
-from edgedec_apps.cli.log import show_log, warnings_of
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.preset_options import loading, preset_of
-from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.terminal import say
+from edgedec_apps.cli.shown.log import show_log, warnings_of
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import say
 from edgedec_apps.cli.wording import KEYWORDS, in_options
 from edgedec_apps.fit_first import require_fit
-from edgedec_apps.server.settings import ROOM_BYTES
+from edgedec_apps.server.core.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 
 ONE_REQUEST_BYTES = 4_000_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgedec.errors import StorageError
 from edgedec.storage.whole_file import write_atomically
-from edgedec_apps.cli.terminal import write_json, write_line
+from edgedec_apps.cli.shown.terminal import write_json, write_line
 
 
 def require_writable(*paths: Path | None) -> None:

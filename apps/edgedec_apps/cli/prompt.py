@@ -8,7 +8,7 @@ from pathlib import Path
 from edgedec.errors import RequestError
 from edgedec.memory_plan import parse_size
 from edgedec_apps import texts
-from edgedec_apps.cli.progress import shown
+from edgedec_apps.cli.shown.progress import shown
 from edgedec_apps.texts import decoded, read_text
 
 _STANDARD_INPUT = "standard input"

@@ -34,7 +34,7 @@ def ask(method: str, url: str, path: str, api_key: str | None, body: dict[str, A
     """
     import httpx
 
-    from edgedec_models.documents import MOST_JSON_BYTES, read_content
+    from edgedec_models.fetching.documents import MOST_JSON_BYTES, read_content
 
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     address = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"

@@ -9,7 +9,7 @@ from edgedec.progress import CancelToken
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.preset_options import preset_of
-from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_models.folders import cache_folder
 
 

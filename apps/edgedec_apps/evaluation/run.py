@@ -18,8 +18,8 @@ from edgedec_apps.bench.machine import versions
 from edgedec_apps.bench.table import columns, shown
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable
-from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.terminal import one_line
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import one_line
 from edgedec_apps.evaluation.eval_job import EvalJob
 from edgedec_apps.evaluation.evaluate import (
     DEFAULT_TEXT,

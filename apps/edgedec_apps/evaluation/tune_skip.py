@@ -39,8 +39,8 @@ from edgedec.scheduler.drafter_factories import SKIP_GAIN, promised_gain
 from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable
-from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.terminal import one_line
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import one_line
 from edgedec_apps.evaluation.evaluate import leading_tokens
 from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text

@@ -7,9 +7,10 @@ from PyInstaller.utils.hooks import collect_data_files, collect_dynamic_libs, co
 from edgedec.extras import DISTRIBUTION
 
 _llama_cpp = ("llama_cpp",) if find_spec("llama_cpp") else ()  # the extra [llamacpp]
+_packages = ("edgedec", "edgedec_runtimes", "edgedec_models", "edgedec_methods", "edgedec_apps.server", *_llama_cpp)
 hiddenimports = [
     name
-    for package in ("edgedec", "edgedec_runtimes", "edgedec_models", "edgedec_methods", "edgedec_apps.server", *_llama_cpp)
+    for package in _packages
     for name in collect_submodules(package, filter=lambda name: not name.startswith("llama_cpp.server"))
 ]
 datas = (

@@ -12,24 +12,20 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from edgedec_apps.server import (
-    anthropic_api,
-    embeddings_api,
-    extract_api,
-    infill_api,
-    metrics,
-    ollama_api,
-    openai_api,
-    responses_api,
-    token_api,
-    uploads,
-)
-from edgedec_apps.server.errors import Problem
+from edgedec_apps.server import extract_api
+from edgedec_apps.server.anthropic import api as anthropic_api
+from edgedec_apps.server.core import metrics
+from edgedec_apps.server.core.errors import Problem
+from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.core.web import endpoint, refusal
 from edgedec_apps.server.guard import Guard
-from edgedec_apps.server.service import Service
-from edgedec_apps.server.web import endpoint, refusal
+from edgedec_apps.server.llama import infill_api, token_api
+from edgedec_apps.server.ollama import api as ollama_api
+from edgedec_apps.server.openai import api as openai_api
+from edgedec_apps.server.openai import embeddings_api, responses_api
+from edgedec_apps.server.page import uploads
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parent / "page" / "static"
 
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

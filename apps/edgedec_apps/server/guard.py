@@ -16,11 +16,11 @@ from time import perf_counter
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgedec_apps.server.errors import ApiError, problem_of
-from edgedec_apps.server.room import SHARE, Share
-from edgedec_apps.server.service import Service
-from edgedec_apps.server.settings import is_loopback
-from edgedec_apps.server.web import refusal
+from edgedec_apps.server.core.errors import ApiError, problem_of
+from edgedec_apps.server.core.room import SHARE, Share
+from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.core.settings import is_loopback
+from edgedec_apps.server.core.web import refusal
 
 _OPEN = ("/", "/health", "/favicon.ico")
 _OPEN_BELOW = "/static/"

@@ -15,9 +15,9 @@ from edgedec.memory.system import keep_heap_small
 from edgedec.progress import CancelToken
 from edgedec_apps.server.app import build_app
 from edgedec_apps.server.connections import Connection
-from edgedec_apps.server.models import Prepare
-from edgedec_apps.server.service import Service
-from edgedec_apps.server.settings import Settings
+from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.core.settings import Settings
+from edgedec_apps.server.shelf.models import Prepare
 
 _GRACE_S = 5
 _BACKLOG = 128

@@ -16,7 +16,7 @@ from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.resolver import ResolveOptions
 from edgedec.storage.file_lock import try_lock
 from edgedec_export.optimum.child_process import last_line, run_child
-from edgedec_models.lock import locked
+from edgedec_models.fetching.lock import locked
 from edgedec_models.storage import require_space, storage_errors
 
 TORCH = "torch==2.13.0"

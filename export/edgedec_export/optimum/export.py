@@ -25,7 +25,7 @@ from edgedec_export.hf.tokenizer import tokenizer_entries
 from edgedec_export.onnx_graph.library import require_onnx
 from edgedec_export.optimum.child_process import last_line, run_child
 from edgedec_export.optimum.environment import ensure_environment
-from edgedec_models.hub_spec import parse_hub
+from edgedec_models.hubs.hub_spec import parse_hub
 from edgedec_runtimes.onnx.exported import OPTIMUM
 from edgedec_runtimes.onnx.foreign.contract import Contract
 from edgedec_runtimes.tokenizer import refusal

@@ -14,8 +14,8 @@ from edgedec_runtimes.cpu.head import MATRICES, stored_bytes
 from edgedec_runtimes.cpu.head_check import require_runnable
 from edgedec_runtimes.cpu.library import KERNEL_ROWS
 
-_KEPT_ROWS = 96  # rows of taps that native/head.cpp keeps for each session
-_BLOCK_BYTES = 1 + 20 / 32  # of a number in native/kernels.h's ActivationBlock
+_KEPT_ROWS = 96  # rows of taps that native/draft_head/head.cpp keeps for each session
+_BLOCK_BYTES = 1 + 20 / 32  # of a number in native/kernels/kernels.h's ActivationBlock
 _PAGE_TOKENS = 64
 _USUAL_TAPS = 3  # of a head whose file names none
 

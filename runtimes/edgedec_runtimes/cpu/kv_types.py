@@ -2,7 +2,7 @@
 
 `q8_0` and `q4_0` are integers of 8 and 4 bits with a float16 scale for every 32 elements. `gear` also has 4 bits, and
 keeps one element of 16, the largest ones of a token's head, as float16 beside them: the sparse part of GEAR (Kang et
-al. 2024, arXiv:2403.05527). native/kernels.h defines the layouts.
+al. 2024, arXiv:2403.05527). native/kernels/kernels.h defines the layouts.
 """
 
 from edgedec.errors import argument
@@ -41,7 +41,8 @@ def token_bytes(network: Network, kv_type: str) -> int:
 def column_bytes(network: Network, n_ctx: int) -> int:
     """Return the bytes that a session of n_ctx tokens holds for the short convolutions of a model.
 
-    The newest pages of 64 tokens hold the columns of all their tokens, older ones the last few (native/short_conv.h).
+    The newest pages of 64 tokens hold the columns of all their tokens, older ones the last few
+    (native/forward/short_conv.h).
     """
     n = network
     if not n.n_convolutions:

@@ -2,7 +2,7 @@
 
 Reading a mapped page that lies beyond the end of its file, or that the disk can't read, is a fault (SIGBUS). In the
 ranges that are registered here, the native library catches the fault, puts zeros there, and remembers it
-(native/mapping.h).
+(native/weights/mapping.h).
 """
 
 import ctypes

@@ -80,7 +80,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
 
     @property
     def batch_invariant(self) -> Literal[True]:
-        """True by construction: see native/kernels.h."""
+        """True by construction: see native/kernels/kernels.h."""
         return True
 
     @property

@@ -100,7 +100,7 @@ TILE_TYPES = frozenset(
     }
 )
 
-# The largest sizes that native/model.cpp takes.
+# The largest sizes that native/forward/model.cpp takes.
 _LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 _LARGEST |= {"n_expert": 1024, "n_ff_expert": 2**20, "n_ff_shared": 2**20}
 _MOST_TOKENS = 2**31 - 1

@@ -249,7 +249,7 @@ def _head_terms(gguf: GGUF, options: LoadOptions) -> Callable[[int], tuple[Memor
 
 
 def _scratch_bytes(n: Network) -> int:
-    """Return the bytes that native/model.cpp allocates for forwards."""
+    """Return the bytes that native/forward/model.cpp allocates for forwards."""
     n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
     n_convolved = n.n_embd if n.n_convolutions else 0
     floats = 2 * n.n_embd + n_q + max(n_q + 2 * n_kv, 3 * n_convolved) + 2 * n.n_rot

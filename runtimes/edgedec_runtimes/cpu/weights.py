@@ -39,7 +39,7 @@ from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
 from edgedec_runtimes.shared.cpu_count import cores_to_pin, usable_cores
 
 LAYOUT = "1"
-"""The version of the arrangement in tiles (native/tiles.h): another version has other tile files."""
+"""The version of the arrangement in tiles (native/weights/tiles.h): another version has other tile files."""
 
 _PIECE_BYTES = 8 << 20
 _TILE_ROWS = 16

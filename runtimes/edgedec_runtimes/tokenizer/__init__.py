@@ -5,7 +5,7 @@
 
 Covered are byte-level BPE ("gpt2") with the pre-tokenizers of `pretokenizers.py`, and SentencePiece ("llama"). Other
 vocabularies are refused, never approximated. The rules are those of llama.cpp in llama-cpp-python 0.3.36, with which
-`benchmarks/tokenizer_parity.py` compares the ids.
+`benchmarks/texts/tokenizer_parity.py` compares the ids.
 """
 
 from edgedec_runtimes.tokenizer.tokenizer import VocabularyTokenizer, open_tokenizer, refusal

@@ -31,7 +31,7 @@ from edgedec_apps.bench.measure import (
     warm_up,
 )
 from edgedec_apps.bench.prompts import BenchRequest
-from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.shown.progress import ProgressLine
 
 pytestmark = pytest.mark.usefixtures("drafting")
 

@@ -10,8 +10,8 @@ from support.servers import StubServer
 
 from edgedec.plugins import ARCHITECTURES, plugins
 from edgedec.storage import probe_cache
-from edgedec_apps.cli import bandwidth
-from edgedec_apps.cli.expectations import of_entry
+from edgedec_apps.cli.reports import bandwidth
+from edgedec_apps.cli.reports.expectations import of_entry
 from edgedec_models.catalogue import load_catalogue
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"

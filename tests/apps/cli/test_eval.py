@@ -21,7 +21,7 @@ from edgedec.errors import RequestError
 from edgedec.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, layer_bytes, without
 from edgedec.model import Capabilities, Forward, LayerSet, Session
 from edgedec.progress import CancelToken, Progress
-from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.evaluation.evaluate import (
     DEFAULT_TEXT,
     Distribution,

@@ -15,7 +15,7 @@ import pytest
 from support.command_line import ENDLESS, PATIENCE_S, TOO_LONG, finish, run_here, start, start_shell, wait_for_reader
 
 from edgedec.progress import CancelToken, Progress
-from edgedec_apps.cli import progress as cli_progress
+from edgedec_apps.cli.shown import progress as cli_progress
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals and FIFOs")
 
@@ -99,7 +99,7 @@ def test_json_holds_what_was_generated_before_ctrl_c(
         if len(written) == 5:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("edgedec_apps.cli.replies.write_text", write_text)
+    monkeypatch.setattr("edgedec_apps.cli.shown.replies.write_text", write_text)
     file = tmp_path / "a.json"
     assert run_here("run", model, "Hello", *ENDLESS, "--json-out", file).code == 130
     assert written[-1] == "\n"

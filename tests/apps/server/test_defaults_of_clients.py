@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.running_server import Running, messages
 
-from edgedec_apps.server.fields import IGNORED_HEADER, Fields
+from edgedec_apps.server.core.fields import IGNORED_HEADER, Fields
 
 openai = pytest.importorskip("openai")
 

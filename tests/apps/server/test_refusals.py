@@ -11,7 +11,7 @@ from support.running_server import Running, messages, started
 from support.tiny_models import tiny_llama
 
 from edgedec.errors import RequestError
-from edgedec_apps.server.settings import Settings
+from edgedec_apps.server.core.settings import Settings
 
 CHAT = {"messages": messages("x"), "max_tokens": 1}
 

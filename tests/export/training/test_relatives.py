@@ -19,7 +19,7 @@ from edgedec_runtimes.reference.network import KVCache, Row, evaluate, logits
 from edgedec_runtimes.reference.weights import read_shape, read_weights
 
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "studies"))
 if True:  # after the skip
     import relatives
     from relatives_costs import best_prompt_tokens, costs_of, heads_bytes, replay_prompt_tokens, row_bytes, step_bytes

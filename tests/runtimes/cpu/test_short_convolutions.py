@@ -1,7 +1,7 @@
 """Models with short convolutions go back, fork, branch and are restored anywhere in a long text, with the same bits.
 
 A session holds the columns of its newest tokens, and of older ones only those at the ends of pages of 64 tokens: from
-there it evaluates up to 63 rows again (native/short_conv.h). So the texts here are longer than what is held.
+there it evaluates up to 63 rows again (native/forward/short_conv.h). So the texts here are longer than what is held.
 """
 
 import threading

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import Result, finish, run_process, start
 from support.rpc_servers import rpc_servers
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "memory"))
 
 from held_together import watching
 

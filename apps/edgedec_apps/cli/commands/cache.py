@@ -12,8 +12,8 @@ from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Quiet, tiles_option
-from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
 from edgedec_models.cache import list_models
 from edgedec_models.folders import cache_folder
 

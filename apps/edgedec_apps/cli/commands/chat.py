@@ -12,11 +12,11 @@ from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, SamplingFlags, System, SystemFile
 from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.prompt import piped_lines, system_text
-from edgedec_apps.cli.terminal import one_line, say
+from edgedec_apps.cli.shown.terminal import one_line, say
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
-    from edgedec_apps.cli.conversation import Conversation
+    from edgedec_apps.cli.chat.conversation import Conversation
 
 _HISTORY = "chat-history"  # in the cache's folder
 
@@ -56,10 +56,10 @@ def converse(job: ChatJob) -> None:
         TemplateError: The model has no chat template; that is known before its weights are loaded.
         EdgedecError: As edgedec.load; from a pipe also what Engine.chat_stream raises.
     """
-    from edgedec_apps.cli.chat_commands import handle
-    from edgedec_apps.cli.conversation import Conversation
+    from edgedec_apps.cli.chat.conversation import Conversation
+    from edgedec_apps.cli.chat.keyboard import is_screen
+    from edgedec_apps.cli.chat.slash_commands import handle
     from edgedec_apps.cli.grammar_options import grammar_options
-    from edgedec_apps.cli.keyboard import is_screen
     from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
     from edgedec_apps.cli.templates import require_template
 
@@ -102,8 +102,8 @@ def converse(job: ChatJob) -> None:
 
 def _messages(conversation: "Conversation", *, keep_history: bool) -> Iterator[str]:
     """Yield the messages and commands that come in, until the input ends or one of them leaves the chat."""
-    from edgedec_apps.cli.chat_commands import leaves
-    from edgedec_apps.cli.keyboard import typed_messages
+    from edgedec_apps.cli.chat.keyboard import typed_messages
+    from edgedec_apps.cli.chat.slash_commands import leaves
 
     engine = conversation.engine
     if conversation.typed and not conversation.quiet:

@@ -23,7 +23,7 @@ from edgedec_apps.cli.options import (
     option,
 )
 from edgedec_apps.cli.prompt import argument_text, piped_lines
-from edgedec_apps.cli.terminal import write_json
+from edgedec_apps.cli.shown.terminal import write_json
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,13 +15,13 @@ from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.log import warnings_of
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, option
-from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.terminal import one_line, say, write_json
+from edgedec_apps.cli.shown.log import warnings_of
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import one_line, say, write_json
 from edgedec_apps.cli.wording import in_options
+from edgedec_models.fetching.offline import offline_reason
 from edgedec_models.folders import cache_folder
-from edgedec_models.offline import offline_reason
 
 _EXPORT = "Export"
 _VALUES = {"to": ("onnx", "gguf"), "target": ("cpu", "npu"), "via": ("optimum", None)}

@@ -11,9 +11,9 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, prompt_option
 from edgedec_apps.cli.output_files import require_writable, write_json_file
-from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import find_prompt
-from edgedec_apps.cli.terminal import one_line, say, write_json, write_text
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_text
 
 if TYPE_CHECKING:
     from edgedec.api.extraction import Extraction

@@ -10,8 +10,8 @@ from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.memory_plan import format_bytes
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.options import AsJson, ModelName
-from edgedec_apps.cli.progress import shown_at_a_terminal
-from edgedec_apps.cli.terminal import write_facts, write_json
+from edgedec_apps.cli.shown.progress import shown_at_a_terminal
+from edgedec_apps.cli.shown.terminal import write_facts, write_json
 
 if TYPE_CHECKING:
     from edgedec.memory.planner import Cap
@@ -30,8 +30,8 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
     from edgedec.api.base_memory import base_bytes
     from edgedec.memory.planner import Cap
     from edgedec.trained_heads.load import is_head_path
-    from edgedec_apps.cli.head_report import head_document, head_facts
-    from edgedec_apps.cli.model_report import model_document
+    from edgedec_apps.cli.reports.head_report import head_document, head_facts
+    from edgedec_apps.cli.reports.model_report import model_document
     from edgedec_models.catalogue import load_catalogue
 
     cap = Cap(
@@ -75,7 +75,7 @@ def _distant_document(model: str, cap: "Cap") -> dict[str, Any]:
         OfflineError: What is at the address may be a draft head, of which all is read.
         EdgedecError: As model_or_stand_in.
     """
-    from edgedec_apps.cli.model_report import model_document
+    from edgedec_apps.cli.reports.model_report import model_document
     from edgedec_models.stand_in import model_or_stand_in
 
     with TemporaryDirectory(prefix="edgedec-") as folder, shown_at_a_terminal("reading the header"):
@@ -98,8 +98,8 @@ def _use(document: dict[str, Any]) -> Facts:
 
 def _catalogue_document(entry: "Entry") -> dict[str, Any]:
     """Return the JSON object of a model of the catalogue that is not on this machine."""
-    from edgedec_apps.cli.bandwidth import memory_bandwidth
-    from edgedec_apps.cli.expectations import of_entry
+    from edgedec_apps.cli.reports.bandwidth import memory_bandwidth
+    from edgedec_apps.cli.reports.expectations import of_entry
 
     expected = of_entry(entry, memory_bandwidth())
     return {
@@ -120,8 +120,8 @@ def _catalogue_document(entry: "Entry") -> dict[str, Any]:
 
 
 def _catalogue_facts(entry: "Entry") -> Facts:
-    from edgedec_apps.cli.bandwidth import memory_bandwidth
-    from edgedec_apps.cli.expectations import of_entry
+    from edgedec_apps.cli.reports.bandwidth import memory_bandwidth
+    from edgedec_apps.cli.reports.expectations import of_entry
 
     bandwidth = memory_bandwidth()
     expected = of_entry(entry, bandwidth)

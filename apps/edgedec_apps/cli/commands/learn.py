@@ -13,8 +13,8 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Offline, Quiet, model_option, option
-from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.terminal import one_line, say, write_json, write_line
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
 from edgedec_models.folders import cache_folder
 
 if TYPE_CHECKING:

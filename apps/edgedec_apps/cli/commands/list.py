@@ -12,13 +12,13 @@ from edgedec.errors import EdgedecError
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.storage.file_record import is_tiled
 from edgedec_apps.cli.options import AsJson, output_option
-from edgedec_apps.cli.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
 from edgedec_models.cache import CachedModel, list_models
 from edgedec_models.catalogue import Entry, load_catalogue
 from edgedec_models.folders import cache_folder
 
 if TYPE_CHECKING:
-    from edgedec_apps.cli.expectations import Expectation
+    from edgedec_apps.cli.reports.expectations import Expectation
     from edgedec_models.presets import Preset
 
 _HEADINGS = ("NAME", "PARAMETERS", "MEMORY", "SPEED", "LICENCE", "WHAT IT IS")
@@ -103,8 +103,8 @@ def _tiles() -> dict[Path, int]:
 
 def _to_pull(here: set[str], limit: int | None) -> "list[tuple[Entry, Expectation]]":
     """Return the models of the catalogue that are not here, within a limit of memory, with what to expect of them."""
-    from edgedec_apps.cli.bandwidth import memory_bandwidth
-    from edgedec_apps.cli.expectations import of_entry
+    from edgedec_apps.cli.reports.bandwidth import memory_bandwidth
+    from edgedec_apps.cli.reports.expectations import of_entry
 
     bandwidth = memory_bandwidth()
     entries = [entry for entry in load_catalogue().values() if entry.name not in here]
@@ -116,7 +116,7 @@ def _planned(models: list[CachedModel]) -> dict[Path, int | None]:
     """Return the memory of each model with a full default context; None where nobody can plan it."""
     from edgedec.api.base_memory import base_bytes
     from edgedec.memory.planner import Cap
-    from edgedec_apps.cli.model_report import model_document
+    from edgedec_apps.cli.reports.model_report import model_document
 
     planned, cap = dict[Path, int | None](), Cap(None, base_bytes(), whole_process=True)
     for model in models:

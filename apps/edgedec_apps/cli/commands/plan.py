@@ -1,4 +1,4 @@
-"""edgedec plan: its options; edgedec_apps.cli.plan makes and prints the plan."""
+"""edgedec plan: its options; edgedec_apps.cli.reports.plan makes and prints the plan."""
 
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +41,6 @@ def command(
     The plan is for the one prompt of edgedec run: the memory with a short text, and with a full context. A chat keeps
     more of the earlier texts to draft from, as edgedec serve with --parallel 1 does.
     """
-    from edgedec_apps.cli.plan import Wanted, print_plan
+    from edgedec_apps.cli.reports.plan import Wanted, print_plan
 
     print_plan(model, Wanted(load, parallel, machine, texts), plot=plot, as_json=as_json, quiet=quiet)

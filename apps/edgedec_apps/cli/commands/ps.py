@@ -6,7 +6,7 @@ from typing import Any
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.options import AsJson
 from edgedec_apps.cli.server_client import DEFAULT_URL, ServerKey, ServerUrl, ask
-from edgedec_apps.cli.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
 
 
 def command(*, server: ServerUrl = DEFAULT_URL, api_key: ServerKey = None, as_json: AsJson = False) -> None:

@@ -11,8 +11,8 @@ from edgedec.resolver import ResolveOptions
 from edgedec.storage.file_record import is_tiled
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, model_option
-from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.terminal import say, write_json
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import say, write_json
 from edgedec_models.resolve import pull
 
 

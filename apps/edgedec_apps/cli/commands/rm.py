@@ -6,7 +6,7 @@ import typer
 
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.terminal import say
+from edgedec_apps.cli.shown.terminal import say
 
 
 def command(

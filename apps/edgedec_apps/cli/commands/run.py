@@ -10,10 +10,7 @@ from edgedec.errors import CancelledError, RequestError, RuntimeLostError, Score
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.choice_options import ChoiceFlags
 from edgedec_apps.cli.commands.chat import ChatJob, converse
-from edgedec_apps.cli.explain import sampling_line
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.log import telling_of_losses
-from edgedec_apps.cli.memory_report import Held, held_by, held_document, held_line
 from edgedec_apps.cli.options import (
     KeepHistory,
     LoadFlags,
@@ -26,10 +23,13 @@ from edgedec_apps.cli.options import (
 )
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.preset_options import with_preset
-from edgedec_apps.cli.progress import ProgressLine
 from edgedec_apps.cli.prompt import find_prompt, system_text
-from edgedec_apps.cli.replies import PlainText, cut_text, print_stream, print_texts, say_summary
-from edgedec_apps.cli.terminal import say, write_json
+from edgedec_apps.cli.reports.memory_report import Held, held_by, held_document, held_line
+from edgedec_apps.cli.shown.explain import sampling_line
+from edgedec_apps.cli.shown.log import telling_of_losses
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.replies import PlainText, cut_text, print_stream, print_texts, say_summary
+from edgedec_apps.cli.shown.terminal import say, write_json
 
 if TYPE_CHECKING:
     from edgedec.api.best_text import BestOf

@@ -10,12 +10,12 @@ from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.commands.list import billions, write_table
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Offline, Quiet, output_option
-from edgedec_apps.cli.progress import shown
-from edgedec_apps.cli.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.shown.progress import shown
+from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
 from edgedec_models.catalogue import Entry, load_catalogue
 
 if TYPE_CHECKING:
-    from edgedec_models.search import Found
+    from edgedec_models.hubs.search import Found
 
 _HEADINGS = ("NAME", "PARAMETERS", "MEMORY", "DOWNLOADS", "LICENCE", "WHAT RUNS IT")
 
@@ -35,7 +35,7 @@ def command(
     The most downloaded repositories come first. The memory is the least that a file of the type Q4_K_M needs: its
     weights. edgedec run, chat and pull take the names that are shown.
     """
-    from edgedec_models.search import search_hub
+    from edgedec_models.hubs.search import search_hub
 
     known = [entry for entry in load_catalogue().values() if _has(entry, words)]
     for entry in [] if as_json else known:
@@ -61,7 +61,7 @@ def _has(entry: Entry, words: list[str]) -> bool:
 
 
 def _row(found: "Found") -> tuple[str, ...]:
-    from edgedec_apps.cli.expectations import of_found
+    from edgedec_apps.cli.reports.expectations import of_found
 
     expected = of_found(found)
     terms = ", after its terms were accepted on the hub" if found.gated else ""

@@ -13,15 +13,15 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
-from edgedec_apps.cli.log import show_log, telling_of_losses, warnings_of
 from edgedec_apps.cli.options import LoadFlags, Quiet, option, output_option
-from edgedec_apps.cli.progress import ProgressLine
-from edgedec_apps.cli.terminal import one_line, say
+from edgedec_apps.cli.shown.log import show_log, telling_of_losses, warnings_of
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import one_line, say
 
 if TYPE_CHECKING:
-    from edgedec_apps.server.opener import Opener
-    from edgedec_apps.server.service import Service
-    from edgedec_apps.server.settings import Settings
+    from edgedec_apps.server.core.service import Service
+    from edgedec_apps.server.core.settings import Settings
+    from edgedec_apps.server.shelf.opener import Opener
 
 _SERVER = "Server"
 # The options that are for one model: models that are loaded on demand don't have them.
@@ -183,8 +183,8 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags) -
 def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "Settings":
     """Return the server's settings (RequestError where one is out of range, or is for one model and there are more)."""
     from edgedec_apps.cli.opening import room_bytes_of
-    from edgedec_apps.server.keep_alive import keep_seconds
-    from edgedec_apps.server.settings import Settings
+    from edgedec_apps.server.core.settings import Settings
+    from edgedec_apps.server.shelf.keep_alive import keep_seconds
 
     if len(set(models)) != len(models):
         raise RequestError("a model is named twice; name each once")
@@ -215,8 +215,8 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
 def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener":
     """Return what loads the models (EdgedecError where an option is out of range)."""
     from edgedec_apps.cli.opening import engine_options, serves_grammars
-    from edgedec_apps.server.names import Names
-    from edgedec_apps.server.opener import Opener
+    from edgedec_apps.server.shelf.names import Names
+    from edgedec_apps.server.shelf.opener import Opener
 
     if flags.verbose:
         show_log()

@@ -6,7 +6,7 @@ import typer
 
 from edgedec_apps.cli.options import Quiet
 from edgedec_apps.cli.server_client import DEFAULT_URL, ServerKey, ServerUrl, ask
-from edgedec_apps.cli.terminal import one_line, say
+from edgedec_apps.cli.shown.terminal import one_line, say
 
 
 def command(

@@ -8,7 +8,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, JsonOut, ModelName, Offline, Quiet, Threads, option, sampling_option
 from edgedec_apps.cli.output_files import report, require_writable
-from edgedec_apps.cli.progress import ProgressLine
+from edgedec_apps.cli.shown.progress import ProgressLine
 
 if TYPE_CHECKING:
     from edgedec_export.training.train_drafter import Trained

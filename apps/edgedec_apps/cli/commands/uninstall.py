@@ -12,7 +12,7 @@ import typer
 from edgedec.errors import RequestError
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.options import AsJson, option
-from edgedec_apps.cli.terminal import neutral, one_line, say, write_json, write_line
+from edgedec_apps.cli.shown.terminal import neutral, one_line, say, write_json, write_line
 
 if TYPE_CHECKING:
     from edgedec_apps.leftovers import Leftover

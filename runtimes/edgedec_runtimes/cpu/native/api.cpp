@@ -6,12 +6,12 @@
 #include <string>
 
 #include "api_calls.h"
-#include "head.h"
-#include "kernel_sets.h"
-#include "requantize.h"
-#include "row.h"
-#include "tensor_types.h"
-#include "tiles.h"
+#include "draft_head/head.h"
+#include "kernels/kernel_sets.h"
+#include "kernels/row.h"
+#include "weights/requantize.h"
+#include "weights/tensor_types.h"
+#include "weights/tiles.h"
 
 using namespace edgedec;
 

@@ -4,8 +4,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "model.h"
-#include "tiles.h"
+#include "forward/model.h"
+#include "weights/tiles.h"
 
 namespace edgedec {
 

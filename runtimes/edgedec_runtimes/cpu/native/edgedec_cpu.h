@@ -1,4 +1,4 @@
-/* The C interface of edgedec's CPU runtime: decoder-only transformers on weights in tiles (tiles.h).
+/* The C interface of edgedec's CPU runtime: decoder-only transformers on weights in tiles (weights/tiles.h).
  *
  * The library opens no file: the caller passes pointers with their sizes, and every size is checked. A function that can
  * fail returns EC_OK or an error code; ec_last_error() returns the reason of the last failure in the calling thread. One
@@ -269,7 +269,7 @@ EC_API void ec_session_close(ec_session *session);
 EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
                           const volatile int32_t *cancel);
 
-/* Draft heads (head.h). */
+/* Draft heads (draft_head/head.h). */
 
 /* The matrices and vectors of a head. EC_HEAD_EMBEDDING is absent where the head reads the target's embeddings. */
 enum {

@@ -18,7 +18,7 @@ from edgedec_runtimes.cpu.library import read_bandwidth
 from edgedec_runtimes.cpu.tiles.paged_file import HUGE_PAGE_BYTES, PAGE_BYTES, PagedFile, page_buffer
 
 _READ_BYTES = 4 << 20
-_EXPERT_READERS = 4  # threads, as in native/expert_store.cpp
+_EXPERT_READERS = 4  # threads, as in native/forward/expert_store.cpp
 _SCATTERED_BYTES = 512 << 20  # of a file, that pieces at random places are read from
 _LEAST_BURSTS = 2  # the first one also starts the threads
 _N_MEMORY_READS = 3

@@ -1,12 +1,12 @@
 """Models larger than the memory allowed: which parts of the weights stay in memory, and which each forward reads anew.
 
-A part is what one stage of a forward reads (native/streaming.h). The parts that stay are spread evenly over the layers,
-so that the disk is busy for all of a forward. The other parts pass through a ring of memory, as large as three of the
-largest parts.
+A part is what one stage of a forward reads (native/weights/streaming.h). The parts that stay are spread evenly over
+the layers, so that the disk is busy for all of a forward. The other parts pass through a ring of memory, as large as
+three of the largest parts.
 
 Experts of a mixture are no parts: a token reads a few of them. They have slots of memory, which hold the experts that
-were used most of late (native/expert_store.h). Where the model has experts, all parts stay if there is room, and slots
-take the rest of the memory.
+were used most of late (native/forward/expert_store.h). Where the model has experts, all parts stay if there is room,
+and slots take the rest of the memory.
 
 A memory plan predicts what a token takes (`StreamPlan.seconds_per_token`), from how fast the disk and memory are read
 (read_rates.py).

@@ -1,0 +1,32 @@
+"""Where a figure of a benchmark comes from: the commit, the machine, the versions."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from edgedec.storage.probe_cache import cpu_name
+from edgedec_apps.bench.machine import versions
+
+
+def provenance() -> dict[str, Any]:
+    """Return the commit of the running script's checkout, the processor's name and the versions.
+
+    The commit ends in "-dirty" where files differ from it.
+    """
+    return {"commit": _commit(), "cpu": cpu_name(), "versions": versions()}
+
+
+def report(found: dict[str, Any], out: Path | None) -> None:
+    """Print figures with where they come from as one line of JSON; write that to the file `out`, too, if given."""
+    document = found | provenance()
+    print(json.dumps(document))
+    if out is not None:
+        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(sys.argv[0]).resolve().parent), "describe", "--always", "--dirty", "--abbrev=10"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"

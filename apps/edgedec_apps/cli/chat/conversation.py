@@ -1,0 +1,159 @@
+"""A chat with a loaded model: its messages so far, and how the last of them is answered."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edgedec.chat import Message
+from edgedec.errors import CancelledError, PromptTooLongError
+from edgedec.progress import CancelToken
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.shown.explain import Detail, sampling_line
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print_stream, say_summary
+from edgedec_apps.cli.shown.terminal import say
+from edgedec_apps.cli.wording import in_options
+
+if TYPE_CHECKING:
+    from edgedec.api.engine import Engine
+    from edgedec.sequence import Generation
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The messages of a chat so far, and how it is answered.
+
+    Attributes:
+        engine: The loaded model.
+        model: The model's name, as it was given.
+        open: Loads a model by its name, for this chat.
+        check: Raises an error where a model of this name can't answer in a chat, as far as its header tells.
+        options: The options of each generation.
+        typed: Whether a person types the messages; else they come from a pipe.
+        markdown: Whether answers are shown as Markdown, with colours.
+        quiet, detail: What is printed after an answer.
+        messages: The messages that the next answer follows.
+        last: The last answer.
+        attached: Texts of files, which come before the next message.
+    """
+
+    engine: "Engine"
+    model: str
+    open: "Callable[[str], Engine]"
+    check: Callable[[str], None]
+    options: dict[str, Any]
+    typed: bool
+    markdown: bool
+    quiet: bool
+    detail: Detail
+    messages: list[Message] = field(default_factory=list)
+    last: "Generation | None" = None
+    attached: list[str] = field(default_factory=list)
+
+    def reset(self, system: str | None) -> None:
+        """Forget all messages, and begin with a system message unless it is None."""
+        self.messages, self.attached = [], []
+        self.last = None
+        self.instruct(system)
+
+    def instruct(self, system: str | None) -> None:
+        """Replace the system message, and keep the other messages; None leaves no system message."""
+        others = self.messages if self.system is None else self.messages[1:]
+        self.messages = [*([] if system is None else [{"role": "system", "content": system}]), *others]
+
+    @property
+    def system(self) -> str | None:
+        """The text of the system message; None where there is none."""
+        first = self.messages[0] if self.messages else None
+        return str(first["content"]) if first and first["role"] == "system" else None
+
+    def tell(self, text: str) -> None:
+        """Print a note in brackets, unless the chat is quiet."""
+        if not self.quiet:
+            say(f"({text})")
+
+
+def ask(conversation: Conversation, text: str) -> None:
+    """Answer a message, behind the texts that are attached. One that can't be answered is removed again.
+
+    Raises:
+        EdgedecError: As Engine.chat_stream.
+        CancelledError: Ctrl-C stopped the answer to a message from a pipe.
+    """
+    _send(conversation, "\n\n".join([*conversation.attached, text]))
+    if conversation.messages and conversation.messages[-1]["role"] == "assistant":  # else Ctrl-C came before a word
+        conversation.attached = []
+
+
+def regenerate(conversation: Conversation) -> None:
+    """Answer the last message of the user again."""
+    if conversation.messages and conversation.messages[-1]["role"] == "assistant":
+        conversation.messages.pop()
+    if conversation.messages and conversation.messages[-1]["role"] == "user":
+        _send(conversation, str(conversation.messages.pop()["content"]))
+    else:
+        say("(nothing to answer again)")
+
+
+def _send(conversation: Conversation, content: str) -> None:
+    """Answer a message; where that fails the messages are as before."""
+    before = list(conversation.messages)
+    conversation.messages.append({"role": "user", "content": content})
+    try:
+        _answer(conversation)
+    except BaseException:
+        conversation.messages = before
+        raise
+
+
+def _answer(conversation: Conversation) -> None:
+    """Answer the last message, and append the answer."""
+    _make_room(conversation)
+    progress = ProgressLine(quiet=conversation.quiet)
+
+    def work(cancel: CancelToken) -> "Generation":
+        with progress as on_progress:
+            stream = conversation.engine.chat_stream(
+                conversation.messages, cancel=cancel, on_progress=on_progress, **conversation.options
+            )
+            print_stream(stream, progress, show=_shown(conversation))
+        return stream.generation
+
+    generation = conversation.last = interruptible(work)
+    if not conversation.quiet:
+        say_summary(generation, conversation.detail, [sampling_line(conversation.engine, conversation.options)])
+    if generation.finish_reason == "cancelled":
+        if not conversation.typed:
+            raise CancelledError("interrupted")
+        if not generation.text:
+            conversation.messages.pop()
+            return
+    if error := cut_text(generation):
+        say(f"edgedec: {in_options(error)}")
+    conversation.messages.append({"role": "assistant", "content": generation.text})
+
+
+def _shown(conversation: Conversation) -> ShownText:
+    """Return what shows an answer while it comes."""
+    if not conversation.markdown:
+        return PlainText()
+    from edgedec_apps.cli.shown.live_text import LiveMarkdown  # here, as it imports rich
+
+    return LiveMarkdown()
+
+
+def _make_room(conversation: Conversation) -> None:
+    """Drop the oldest turns where the context is full, and so many that the next turns fit too.
+
+    After each drop the rest must be prefilled again, so several turns are dropped at once.
+    """
+    engine = conversation.engine
+    n_answer = conversation.options.get("max_tokens") or engine.n_ctx // 4
+    messages, n_dropped = engine.fit_messages(conversation.messages, min(n_answer, engine.n_ctx // 2))
+    if n_dropped:
+        with suppress(PromptTooLongError):  # the last message alone takes more than half
+            messages, n_dropped = engine.fit_messages(conversation.messages, engine.n_ctx // 2)
+        gone = "message" if n_dropped == 1 else f"{n_dropped} messages"
+        say(f"(the context of {engine.n_ctx} tokens is full: the oldest {gone} left out)")
+    conversation.messages = messages

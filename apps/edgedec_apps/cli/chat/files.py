@@ -1,0 +1,109 @@
+"""Files of a chat: what /save writes and /load reads, and the texts that /file puts before a message."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgedec.chat import Message
+from edgedec.errors import CancelledError, ModelFormatError, RequestError, StorageError
+from edgedec.progress import CancelToken
+from edgedec.storage.whole_file import write_atomically
+from edgedec_apps.texts import read_text
+
+_PDF = b"%PDF-"
+_HEAD_BYTES = 1024  # in which a PDF says that it is one
+_MOST_PDF_BYTES = 64_000_000
+_FORMAT = "edgedec chat 1"
+_ROLES = ("system", "user", "assistant")
+
+
+def save_messages(path: Path, model: str, messages: Sequence[Message]) -> None:
+    """Write a chat as JSON, whole or not at all, to a file that only its owner can read.
+
+    A file that is no chat is never replaced.
+
+    Raises:
+        RequestError: The file exists, and is no chat.
+        StorageError: The file can't be written.
+    """
+    if path.exists() or path.is_symlink():
+        try:
+            load_messages(path)
+        except (ModelFormatError, RequestError) as error:
+            raise RequestError(f"{path} exists and is no saved chat; give another name") from error
+    document = {"format": _FORMAT, "model": model, "messages": list(messages)}
+    text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+    try:
+        write_atomically(path, text.encode("utf-8", "replace"), private=True)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} can't be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+def load_messages(path: Path) -> list[Message]:
+    """Return the messages of a saved chat.
+
+    Raises:
+        ModelFormatError: The file is no saved chat.
+        RequestError: The file is not UTF-8, or too long.
+        StorageError: The file can't be read.
+    """
+    text = read_text(path)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{path} is no chat that /save wrote: it is not JSON") from error
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise ModelFormatError(f"{path} is no chat that /save wrote: its format is not {_FORMAT!r}")
+    messages = document.get("messages")
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise ModelFormatError(f"{path} is damaged: its messages must have a role, {', '.join(_ROLES)}, and a content")
+    return [{"role": each["role"], "content": each["content"]} for each in messages]
+
+
+def file_text(path: Path, most_bytes: int, cancel: CancelToken) -> str:
+    """Return the text of a text file in UTF-8, or of a PDF, of at most `most_bytes` bytes.
+
+    A PDF is read by a process of its own, within limits of memory and time.
+
+    Raises:
+        RequestError: The file is empty, too long, a PDF without text, or neither of both kinds.
+        StorageError: The file can't be read.
+    """
+    if not path.is_file() and path.exists():
+        raise RequestError(f"{path} is no file")
+    try:
+        with path.open("rb") as file:
+            is_pdf = file.read(_HEAD_BYTES).lstrip().startswith(_PDF)
+            size = path.stat().st_size
+    except OSError as error:
+        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
+    text = _pdf_text(path, size, cancel) if is_pdf else read_text(path, most_bytes)
+    if not text.strip():
+        raise RequestError(f"{path} holds no text")
+    if "\0" in text:
+        raise RequestError(f"{path} is no text: it holds zero bytes")
+    if len(text.encode()) > most_bytes:
+        raise RequestError(f"{path} holds more than {most_bytes} bytes of text; give a shorter one")
+    return text.strip("\r\n")
+
+
+def _pdf_text(path: Path, size: int, cancel: CancelToken) -> str:
+    from edgedec_apps.server.page.uploads import MOST_BYTES, missing_reader, read_pdf  # here, as it imports the server
+
+    if why := missing_reader():
+        raise RequestError(f"{path} is a PDF; {why}")
+    if size > _MOST_PDF_BYTES:
+        raise RequestError(f"{path} has {size} bytes; a PDF may have at most {_MOST_PDF_BYTES}")
+    found = read_pdf(path.read_bytes(), MOST_BYTES, cancel)
+    if cancel.cancelled:
+        raise CancelledError("interrupted")
+    if "error" in found:
+        raise RequestError(f"{path} can't be read: {found['error']}")
+    if found["cut"]:
+        raise RequestError(f"{path} holds more text than is read of a PDF; give a shorter one")
+    return str(found["text"])
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("role") in _ROLES and isinstance(value.get("content"), str)

@@ -1,0 +1,188 @@
+"""The commands of a chat: the lines that begin with a slash, typed or from a pipe."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from edgedec.counted import counted
+from edgedec.errors import EdgedecError, PromptTooLongError, RequestError, SessionError
+from edgedec_apps.cli.chat.conversation import Conversation, ask, regenerate
+from edgedec_apps.cli.chat.files import file_text, load_messages, save_messages
+from edgedec_apps.cli.chat.models import facts, switch
+from edgedec_apps.cli.chat.settings import set_option, settings
+from edgedec_apps.cli.interrupts import TerminatedError, interruptible
+from edgedec_apps.cli.shown.explain import explained, sampling_line
+from edgedec_apps.cli.shown.replies import summary
+from edgedec_apps.cli.shown.terminal import one_line, say
+from edgedec_apps.cli.wording import in_options
+
+
+class Command(NamedTuple):
+    """A command of a chat: what it does with the rest of its line, how that is called, and a sentence of help."""
+
+    run: Callable[[Conversation, str], None]
+    argument: str
+    help: str
+
+
+def handle(conversation: Conversation, text: str) -> None:
+    """Run the command that a line holds, or answer the message.
+
+    Where a person types, what can't be done is said, and the chat goes on.
+
+    Raises:
+        RequestError: From a pipe: there is no such command, or what it was given is out of range.
+        EdgedecError: As `ask`.
+    """
+    try:
+        _handle(conversation, text)
+    except EdgedecError as error:
+        if not conversation.typed or isinstance(error, SessionError | TerminatedError):
+            raise
+        say(f"edgedec: {in_options(error)}")
+
+
+def leaves(text: str) -> bool:
+    """Return whether a line ends the chat."""
+    return text.split(maxsplit=1)[0] in (_LEAVE, "/exit", "/quit")
+
+
+def names() -> list[str]:
+    """Return the names of all commands."""
+    return [*_COMMANDS, _LEAVE]
+
+
+def beginnings() -> list[str]:
+    """Return what a line with a command begins with: its name, and a space where an argument follows."""
+    return [*(f"{name} " if command.argument else name for name, command in _COMMANDS.items()), _LEAVE]
+
+
+def _handle(conversation: Conversation, text: str) -> None:
+    name, _, rest = text.strip().partition(" ")
+    if (command := _COMMANDS.get(name)) is not None:
+        command.run(conversation, rest.strip())
+    elif name.startswith("/") and not name.startswith("//"):
+        _refuse(conversation, name)
+    else:
+        ask(conversation, text.replace("//", "/", 1) if name.startswith("//") else text)
+
+
+def _refuse(conversation: Conversation, name: str) -> None:
+    """Say that there is no such command; RequestError where messages come from a pipe."""
+    error = f"no such command: {one_line(name)}; known: {', '.join(names())} (write // to begin a text with a slash)"
+    if not conversation.typed:
+        raise RequestError(error)
+    say(error)
+
+
+def _help(_: Conversation, __: str) -> None:
+    rows = [(f"{name} {command.argument}".strip(), command.help) for name, command in _COMMANDS.items()]
+    for shown, text in (*rows, *_KEYS):
+        say(f"{shown:{_COLUMN}}  {text}")
+
+
+def _clear(conversation: Conversation, _: str) -> None:
+    _begin(conversation, conversation.system)
+
+
+def _begin(conversation: Conversation, system: str | None) -> None:
+    conversation.reset(system)
+    what = "no system message" if system is None else f"system message: {one_line(system)}"
+    conversation.tell(f"forgotten; {what}")
+
+
+def _set(conversation: Conversation, rest: str) -> None:
+    if not rest:
+        for name, value in settings(conversation):
+            say(f"{name:{_COLUMN}}  {one_line(value)}")
+        return
+    name, _, value = rest.partition(" ")
+    conversation.tell(one_line(set_option(conversation, name, value.strip())))
+
+
+def _save(conversation: Conversation, rest: str) -> None:
+    save_messages(_path("/save", rest), conversation.model, conversation.messages)
+    conversation.tell(f"saved in {one_line(rest)}")
+
+
+def _load(conversation: Conversation, rest: str) -> None:
+    messages = load_messages(_path("/load", rest))
+    conversation.reset(None)
+    conversation.messages = messages
+    conversation.tell(f"loaded: {counted(len(messages), 'message')}")
+
+
+def _path(command: str, rest: str) -> Path:
+    if not rest:
+        raise RequestError(f"{command} needs the name of a file")
+    try:
+        return Path(rest).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise RequestError(f"{command}: {error}") from error
+
+
+def _attach(conversation: Conversation, rest: str) -> None:
+    path, engine = _path("/file", rest), conversation.engine
+    text = interruptible(partial(file_text, path, engine.n_ctx * _MOST_TOKEN_BYTES))
+    try:
+        n_tokens = len(engine.prompt_ids(text))
+    except PromptTooLongError as error:
+        raise PromptTooLongError(f"{path}: {error.marked}") from error
+    conversation.attached.append(text)
+    conversation.tell(f"{one_line(rest)}: {counted(n_tokens, 'token')}; its text comes before your next message")
+
+
+def _switch(conversation: Conversation, rest: str) -> None:
+    if not rest:
+        raise RequestError("/model needs the name of a model; edgedec list shows them")
+    switch(conversation, rest)
+    conversation.tell(f"{one_line(rest)} answers from now on; the conversation stays")
+
+
+def _show(conversation: Conversation, _: str) -> None:
+    for name, value in facts(conversation):
+        say(f"{name:{_COLUMN}}  {one_line(value)}")
+
+
+def _show_stats(conversation: Conversation, rest: str) -> None:
+    if rest not in ("", "all"):
+        raise RequestError(f"/stats is followed by all, or nothing, not by {rest!r:.100}")
+    if conversation.last is None:
+        say("(nothing was answered yet)")
+        return
+    stats = conversation.last.stats
+    reused = f", {stats.n_reused_tokens} of them known from before" if stats.n_reused_tokens else ""
+    say(summary(conversation.last))
+    say(f"prompt: {counted(stats.n_prompt_tokens, 'token')}{reused}")
+    further = [sampling_line(conversation.engine, conversation.options)]
+    for line in explained(stats, "all" if rest else "short", further):
+        say(line)
+
+
+def _regenerate(conversation: Conversation, _: str) -> None:
+    regenerate(conversation)
+
+
+_COLUMN = 18
+_MOST_TOKEN_BYTES = 64  # of a file's text, for each token of the context; what is longer is not read
+_LEAVE = "/bye"
+_COMMANDS = {
+    "/help": Command(_help, "", "this list"),
+    "/clear": Command(_clear, "", "forget the conversation"),
+    "/system": Command(lambda chat, rest: _begin(chat, rest or None), "TEXT", "begin again with this system message"),
+    "/set": Command(_set, "NAME VALUE", "temperature, system, ...; no VALUE: default, alone: list"),
+    "/save": Command(_save, "FILE", "write the conversation to a file"),
+    "/load": Command(_load, "FILE", "go on with the conversation of such a file"),
+    "/file": Command(_attach, "FILE", "put the text of a text file or a PDF before the next message"),
+    "/model": Command(_switch, "NAME", "go on with another model"),
+    "/show": Command(_show, "", "the model, the settings and the system message"),
+    "/stats": Command(_show_stats, "all", "what the last answer took, and what drafting did; all: every figure"),
+    "/regen": Command(_regenerate, "", "answer the last message again"),
+}
+_KEYS = (
+    (_LEAVE, "leave (so does Ctrl-D)"),
+    ("//TEXT", "send the text /TEXT, which begins with a slash"),
+    ('"""', "begin and end a message of several lines; Alt-Enter begins a line"),
+    ("Ctrl-C", "stop the answer"),
+)

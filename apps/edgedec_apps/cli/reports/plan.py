@@ -1,0 +1,237 @@
+"""edgedec plan: the memory that a model would hold, what is given up to fit, and what else would fit."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgedec.api.base_memory import base_bytes
+from edgedec.api.options import EngineOptions
+from edgedec.api.wishes import engine_wishes, find_model
+from edgedec.counted import counted
+from edgedec.errors import MemoryCapError, RequestError
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.model_info import describe
+from edgedec.gguf.trained_context import context_note
+from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.machines import RuntimeThere, machine_of
+from edgedec.memory.planner import Cap, Planned, best_of, plan_settings, with_peak
+from edgedec.memory.system import available_bytes
+from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
+from edgedec.progress import CancelToken, stage
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.opening import application_of, engine_options, room_bytes_of, serves_grammars
+from edgedec_apps.cli.options import LoadFlags
+from edgedec_apps.cli.reports.memory_report import plan_document, planned_range
+from edgedec_apps.cli.reports.plan_plot import write_plot
+from edgedec_apps.cli.reports.stand_ins import stand_ins
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import one_line, write_facts, write_json, write_line
+from edgedec_apps.pictures import require_picture
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The use that a model's memory is planned for.
+
+    Attributes:
+        flags: How the model is loaded.
+        n_parallel: Requests at the same time, as of `edgedec serve`; None for the one prompt of `edgedec run`.
+        machine: Name of the machine that is planned for; None for this one.
+        n_texts: Texts of one prompt that a request writes at the same time.
+    """
+
+    flags: LoadFlags
+    n_parallel: int | None = None
+    machine: str | None = None
+    n_texts: int = 1
+
+
+def print_plan(model: str, wanted: Wanted, *, plot: Path | None, as_json: bool, quiet: bool) -> None:
+    """Print the memory plan of a model, and what else would fit; draw it into the file `plot`, where one is given.
+
+    Raises:
+        RequestError: The number of requests is out of range, or the picture's file has the wrong ending.
+        RuntimeUnavailableError: A picture is to be drawn, and matplotlib is not installed.
+        MemoryCapError: Even the smallest setting is over the cap; its plan is printed anyway.
+        EdgedecError: As edgedec.load.
+    """
+    if wanted.n_parallel is not None and wanted.n_parallel < 1:
+        raise RequestError(f"--parallel is {wanted.n_parallel}; it must be at least 1")
+    require_picture(plot)
+    cap = _cap(wanted)
+    with stand_ins(model, wanted.flags, quiet=quiet or as_json) as (file, flags, note):
+        here = replace(wanted, flags=flags)
+        planned = interruptible(lambda cancel: _settings(file, here, cap, cancel, quiet=quiet or as_json))
+        document, chosen, planned = _chosen(model, here, planned, cap)
+    document["notes"] += [note] * bool(note)
+    if as_json:
+        write_json(document)
+    else:
+        _write(document, chosen.plan, planned, chosen)
+    if plot is not None:
+        write_plot(plot, document)
+    if not chosen.plan.fits:
+        raise MemoryCapError(f"even the smallest setting needs {_shortage(chosen.plan)}")
+
+
+def _chosen(
+    model: str, wanted: Wanted, planned: list[Planned], cap: Cap
+) -> tuple[dict[str, Any], Planned, list[Planned]]:
+    """Return the plan's document, the setting that is chosen, and all settings."""
+    found = best_of(planned)
+    chosen = with_peak(found, cap) if wanted.machine is None else found
+    planned = [chosen if other is found else other for other in planned]
+    free = available_bytes() if wanted.machine is None else machine_of(wanted.machine).free_bytes
+    return _document(model, chosen, planned, free), chosen, planned
+
+
+def _cap(wanted: Wanted) -> Cap:
+    """Return the cap of the plan, with what this process holds, or what is assumed for the machine that is named."""
+    memory, gpu_memory = wanted.flags.memory, wanted.flags.gpu_memory
+    n_bytes = None if memory is None else parse_size(memory)
+    gpu_bytes = None if gpu_memory is None else parse_size(gpu_memory)
+    if wanted.machine is None:  # measured before the model's file is looked at
+        return Cap(n_bytes, base_bytes(), whole_process=True, gpu_bytes=gpu_bytes)
+    machine = machine_of(wanted.machine)
+    most = n_bytes if n_bytes is not None and n_bytes <= machine.free_bytes else machine.free_bytes
+    name = "allowed" if most == n_bytes else "free"
+    base = machine.base_bytes
+    return Cap(most, base, whole_process=True, name=name, beside="assumed", gpu_bytes=gpu_bytes)
+
+
+def _shortage(plan: MemoryPlan) -> str:
+    """Return what a plan that does not fit needs and what is allowed, for the host and the devices, and what to do."""
+    more = "more than " if plan.partial else ""
+    host = [] if plan.cap_bytes is None else [(plan.total_bytes, plan.cap_bytes, plan.cap_name, "")]
+    of_devices = [
+        (plan.device_bytes(cap.device.name), cap.cap_bytes, cap.cap_name, f" on {cap.device.name}")
+        for cap in plan.devices
+    ]
+    parts = [
+        f"{more}{format_bytes(needed)}{where}, and {format_bytes(most)} are {name}"
+        for needed, most, name, where in host + of_devices
+        if needed > most or (plan.partial and not where)
+    ]
+    advice = (
+        "; put fewer layers there, or" if any(need > most for need, most, _, _ in of_devices) else "; allow more, or"
+    )
+    return f"{'; '.join(parts)}{advice} take a smaller model"
+
+
+def _settings(model: str, wanted: Wanted, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
+    """Return the settings for a model, with their plans, from the wishes downwards."""
+    flags, n_parallel = wanted.flags, wanted.n_parallel
+    room = available_bytes()  # planning may take more than the cap, so that it is known what would fit
+    served = n_parallel is not None
+    request_bytes = room_bytes_of(flags) if served and flags.memory is not None else 0
+    application = application_of(flags, cap.beside_bytes, one_request=not served, request_bytes=request_bytes)
+    with ProgressLine(quiet=quiet) as on_progress:
+        grammars = served and serves_grammars()
+        options = engine_options(
+            flags, on_progress, cancel, n_parallel=n_parallel or 1, n_texts=wanted.n_texts, grammars=grammars
+        )
+        choice = _choice(model, options, room, wanted.machine)
+        wishes = engine_wishes(choice, options, application, room)
+        with stage(on_progress, "planning the memory"):
+            return plan_settings(choice, wishes.setting, cap)
+
+
+def _choice(model: str, options: EngineOptions, room: int | None, machine: str | None) -> Choice:
+    """Return the model's file and its runtime; on another machine, the runtime that puts layers on its GPUs."""
+    if machine is None:
+        return find_model(model, options, room, measure=False)
+    there = machine_of(machine)
+    if there.devices and options.runtime == "auto":
+        options = replace(options, runtime="llamacpp")
+    choice = find_model(model, replace(options, n_gpu_layers=None, gpu_memory=None, device=None), room, measure=False)
+    return replace(choice, runtime=RuntimeThere(choice.runtime, there), slower=None, reason=f"as on {machine}")
+
+
+def _document(model: str, chosen: Planned, planned: list[Planned], free: int | None) -> dict[str, Any]:
+    return (
+        {"model": model, "free_bytes": free}
+        | plan_document(chosen.plan)
+        | {
+            "setting": _setting(chosen),
+            "notes": _notes(chosen),
+            "alternatives": [
+                {
+                    "given_up": list(other.plan.given_up),
+                    "total_bytes": other.plan.total_bytes,
+                    "fits": other.plan.fits,
+                    "chosen": other is chosen,
+                }
+                for other in planned
+            ],
+        }
+    )
+
+
+def _notes(chosen: Planned) -> list[str]:
+    """Return the notes on a context that is longer than trained, and on a draft model that may not be loaded."""
+    setting = chosen.setting
+    notes = [context_note(chosen.choice.path, setting.options.n_ctx or 0)]
+    if setting.draft_model is not None and not setting.pinned:
+        name = setting.draft_model.name
+        notes.append(f"the draft model {name} is loaded only where it can pay by the measured cost of forwards")
+    return [note for note in notes if note]
+
+
+def _setting(chosen: Planned) -> dict[str, Any]:
+    setting, options = chosen.setting, chosen.setting.options
+    return {
+        "runtime": chosen.choice.runtime.name,
+        "runtime_reason": chosen.choice.reason,
+        "context": options.n_ctx,
+        "kv_type": options.kv_type,
+        "drafters": list(setting.drafters),
+        "draft_model": None if setting.draft_model is None else str(setting.draft_model),
+        "small_model": None if setting.small_model is None else str(setting.small_model),
+        "store_bytes": setting.store_bytes,
+        "max_rows": options.max_rows,
+        "repack": options.repack,
+        "mmap": options.mmap,
+        "n_layers": None if options.layer_split is None else describe(read_gguf(chosen.choice.path)).n_layer + 1,
+        "layers": None if options.layer_split is None else dict(options.layer_split),
+        "resident_bytes": options.resident_bytes,
+    }
+
+
+def _layers(by_device: dict[str, int], n_layers: int) -> str:
+    """Return how many layers are where, for a person; the output matrix counts as a layer."""
+    n_host = n_layers - sum(by_device.values())
+    where = [f"{n} on {name}" for name, n in by_device.items()] + ([f"{n_host} on the host"] if n_host else [])
+    return f"{', '.join(where)} (the output counts as one, the embedding is always on the host)"
+
+
+def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], chosen: Planned) -> None:
+    write_line(one_line(document["model"]))
+    write_line(plan.table())
+    setting = document["setting"]
+    why = f"; {setting['runtime_reason']}" if setting["runtime_reason"] else ""
+    n_most = setting["max_rows"] - 1
+    drafters = (
+        f"{' + '.join(setting['drafters'])}, at most {counted(n_most, 'token')}" if setting["drafters"] else "off"
+    )
+    write_line("")
+    write_facts(
+        [
+            ("runtime", setting["runtime"] + why),
+            *([("layers", _layers(setting["layers"], setting["n_layers"]))] if setting["layers"] is not None else []),
+            ("context", f"{counted(setting['context'], 'token')}, KV cache as {setting['kv_type']}"),
+            ("drafting", drafters),
+            ("memory", planned_range(plan)),
+            ("changed to fit", ", ".join(document["given_up"]) or "nothing"),
+            *(("note", note) for note in document["notes"]),
+            ("free memory", "unknown" if document["free_bytes"] is None else format_bytes(document["free_bytes"])),
+        ]
+    )
+    if plan.partial:
+        write_line("\nFinding out what else is needed takes more memory than is free; close programs and ask again.")
+    elif len(planned) > 1:
+        write_line("\nWhat is changed to fit; each line also has the changes of the lines above it:")
+        for other in planned:
+            mark = "->" if other is chosen else "  "
+            verdict = "" if plan.cap_bytes is None else ("  fits" if other.plan.fits else "  too much")
+            last = other.plan.given_up[-1] if other.plan.given_up else "nothing"
+            write_line(f"{mark} {format_bytes(other.plan.total_bytes):>9}{verdict:10}  {last}")

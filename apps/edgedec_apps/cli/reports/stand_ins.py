@@ -1,0 +1,62 @@
+"""Models that are not on this machine, planned for by their headers, before anything is downloaded."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from edgedec.progress import CancelToken
+from edgedec.resolver import ResolveOptions
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.options import LoadFlags
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_models.needs_download import NeedsDownloadError
+from edgedec_models.stand_in import model_or_stand_in
+
+_NOTE = "planned by the header alone: a draft head, which is found by a model's weights, is not counted"
+
+
+@contextmanager
+def stand_ins(model: str, flags: LoadFlags, *, quiet: bool) -> Iterator[tuple[str, LoadFlags, str]]:
+    """Yield a model's name, the flags and a note; a stand-in is in place of each model that is not on this machine.
+
+    Where a header can't be had by itself, a person at a terminal is asked whether the model may be downloaded.
+
+    Raises:
+        NeedsDownloadError: The person says no, or there is nobody to ask.
+        EdgedecError: As model_or_stand_in.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgedec-") as root:
+        folders = [Path(root, name) for name in ("model", "draft", "small")]
+        names = (model, flags.draft_model, flags.small_model)
+        here, draft, small = (
+            None if name is None else _stand_in(name, flags, folder, quiet=quiet)
+            for name, folder in zip(names, folders, strict=True)
+        )
+        note = _NOTE if here is not None and Path(here).is_relative_to(root) else ""
+        yield here or model, replace(flags, draft_model=draft, small_model=small), note
+
+
+def _stand_in(model: str, flags: LoadFlags, folder: Path, *, quiet: bool) -> str:
+    folder.mkdir()
+
+    def work(cancel: CancelToken) -> str:
+        with ProgressLine(quiet=quiet) as on_progress:
+            options = ResolveOptions(offline=flags.offline, on_progress=on_progress, cancel=cancel)
+            return str(model_or_stand_in(model, options, folder))
+
+    try:
+        return interruptible(work)
+    except NeedsDownloadError as error:
+        if not (sys.stdin.isatty() and sys.stderr.isatty() and _agrees(error)):
+            raise
+        return model
+
+
+def _agrees(error: NeedsDownloadError) -> bool:
+    """Ask a person at the terminal whether a model may be downloaded, and return the answer."""
+    sys.stderr.write(f"edgedec: {error}\nDownload it now? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,226 @@
+"""Progress on standard error: a bar at a terminal, lines elsewhere. Work without reports is shown with its time."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from edgedec.progress import OnProgress, Progress, stage
+from edgedec_apps.cli.shown.terminal import neutral, one_line, say
+
+_PATIENCE_S = 0.5  # before work is shown at a terminal
+_LINE_PATIENCE_S = 1.0  # before work is shown elsewhere
+_LINE_EVERY_S = 10.0  # between two lines on work without progress
+_PACE_AFTER_S = 10.0  # before a line says how fast tokens come
+_TICK_S = 0.25
+
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Work:
+    """Work that is going on: its latest report, when it began, and what was shown of it."""
+
+    latest: Progress
+    started: float
+    n_before: int = 0  # what was done before it began: a run that goes on where another one stopped
+    task: Any = None
+    tenth: int = -1
+    said_at: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of the work, on one line."""
+        return one_line(f"{self.latest.phase} {self.latest.detail}".strip())
+
+
+class ProgressLine:
+    """Shows progress inside a `with` block. Work that is over in half a second shows nothing.
+
+    Attributes:
+        quiet: Whether nothing is shown at all.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._bar: Any = None
+        self._works: dict[Key, _Work] = {}
+        self._lock = threading.Lock()  # between reports and the thread of _watch
+        self._ended: threading.Event | None = None
+
+    def __enter__(self) -> OnProgress:
+        return self._report
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Remove the bar; a second call does nothing."""
+        with self._lock:
+            if self._ended is not None:
+                self._ended.set()
+                self._ended = None
+            self._remove_bar()
+            self._works.clear()
+
+    def _remove_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _report(self, progress: Progress) -> None:
+        if self.quiet:
+            return
+        key, now = (progress.phase, progress.detail), time.monotonic()
+        with self._lock:
+            work = self._works.setdefault(key, _Work(progress, now, progress.done))
+            work.latest = progress
+            self._show(work, now)
+            if _is_over(progress):
+                del self._works[key]
+                if work.task is not None:
+                    self._bar.update(work.task, visible=False)
+                if not self._works:
+                    self._remove_bar()  # another ProgressLine may show one
+            if self._ended is None and self._works:
+                self._ended = threading.Event()
+                threading.Thread(target=self._watch, args=(self._ended,), name="edgedec-progress", daemon=True).start()
+
+    def _watch(self, ended: threading.Event) -> None:
+        """Show work without new reports, until the end."""
+        while not ended.wait(_TICK_S):
+            with self._lock:
+                for work in () if ended.is_set() else self._works.values():
+                    self._show(work, time.monotonic())
+
+    def _show(self, work: _Work, now: float) -> None:
+        if sys.stderr.isatty():
+            self._draw(work, now)
+        elif work.latest.unit == "bytes" and work.latest.total:  # a download is long enough for lines in a log
+            self._say_bytes(work)
+        elif now - work.started >= _LINE_PATIENCE_S:
+            self._say(work, now)
+
+    def _draw(self, work: _Work, now: float) -> None:
+        latest = work.latest
+        if work.task is not None:
+            self._bar.update(work.task, completed=latest.done, total=latest.total, unit=latest.unit)
+        elif now - work.started >= _PATIENCE_S and not _is_over(latest):
+            if self._bar is None:
+                self._bar = _bar()
+                self._bar.start()
+            label = neutral(work.label)
+            work.task = self._bar.add_task(label, completed=latest.done, total=latest.total, unit=latest.unit)
+
+    def _say_bytes(self, work: _Work) -> None:
+        """Print a line for each tenth of a download."""
+        latest, total = work.latest, work.latest.total or 0
+        tenth = latest.done * 10 // total
+        if tenth > work.tenth:
+            work.tenth = tenth
+            say(f"{work.label}: {tenth * 10} % of {total / 1e6:.0f} MB")
+
+    def _say(self, work: _Work, now: float) -> None:
+        """Print a line for each tenth of countable work and every few seconds, and one with the duration at the end."""
+        latest, said_at, seconds = work.latest, work.said_at, now - work.started
+        if _is_over(latest):
+            if said_at is not None:
+                say(f"{work.label}: done in {seconds:.0f} s")
+            return
+        tenth = -1 if latest.total is None else latest.done * 10 // max(latest.total, 1)
+        patience = _LINE_PATIENCE_S if tenth > work.tenth else _LINE_EVERY_S
+        if said_at is None or now - said_at >= patience:
+            work.tenth, work.said_at = tenth, now
+            say(f"{work.label}: {_amount(latest) or f'{seconds:.0f} s so far'}{_pace(work, seconds)}")
+
+
+@contextmanager
+def shown(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show that the block is at work, where it takes long; nothing is shown with `quiet`."""
+    with ProgressLine(quiet=quiet) as on_progress, stage(on_progress, what):
+        yield
+
+
+@contextmanager
+def shown_at_a_terminal(what: str) -> Iterator[None]:
+    """Show at a terminal that the block is at work; elsewhere nothing is shown."""
+    with shown(what, quiet=not sys.stderr.isatty()):
+        yield
+
+
+def _is_over(progress: Progress) -> bool:
+    return progress.total is not None and progress.done >= progress.total
+
+
+def _amount(progress: Progress) -> str:
+    """Return the amount of work that is done, with its unit.
+
+    >>> _amount(Progress("measuring", 3, 20, "runs")), _amount(Progress("searching", 3, None, "sets"))
+    ('3 of 20 runs', '3 sets')
+    >>> _amount(Progress("load", 40, 100, "%")), _amount(Progress("load", 0, None, ""))
+    ('40 %', '')
+    """
+    if not progress.unit:
+        return ""
+    of = "" if progress.total is None or progress.unit == "%" else f" of {progress.total}"
+    return f"{progress.done}{of} {progress.unit}"
+
+
+def _pace(work: _Work, seconds: float) -> str:
+    """Return how long the rest will take, and how many tokens a second come; "" for short work and other units.
+
+    >>> _pace(_Work(Progress("training", 2500, 4000, "tokens"), 0.0, 500), 20.0)
+    ' (100 tokens/s, 15 s left)'
+    >>> _pace(_Work(Progress("training", 2500, 400_000, "tokens"), 0.0, 500), 20.0)
+    ' (100 tokens/s, 66 min left)'
+    >>> _pace(_Work(Progress("measuring", 10, 60, "runs"), 0.0), 60.0)
+    ' (5 min left)'
+    >>> _pace(_Work(Progress("prefill", 2500, 4000, "tokens"), 0.0), 2.0)
+    ''
+    """
+    latest = work.latest
+    rate = (latest.done - work.n_before) / max(seconds, 1e-9)
+    if latest.unit not in ("tokens", "runs") or latest.total is None or seconds < _PACE_AFTER_S or rate <= 0:
+        return ""
+    left_s = (latest.total - latest.done) / rate
+    left = f"{left_s / 60:.0f} min" if left_s >= 100 else f"{left_s:.0f} s"
+    return f" ({rate:.0f} tokens/s, {left} left)" if latest.unit == "tokens" else f" ({left} left)"
+
+
+def _bar() -> Any:
+    """Return a progress bar of rich, which is imported only here, as that takes time."""
+    from rich.console import Console
+    from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.table import Column
+    from rich.text import Text
+
+    class Amount(ProgressColumn):
+        """The amount of work: MB and speed of a download, tokens of a prefill, seconds of uncountable work."""
+
+        def render(self, task: Any) -> Text:
+            unit, total = task.fields["unit"], None if task.total is None else round(task.total)
+            if unit == "bytes":
+                speed = f" {task.speed / 1e6:5.1f} MB/s" if task.speed else ""
+                return Text(f"{task.completed / 1e6:.0f} of {(total or 0) / 1e6:.0f} MB{speed}")
+            if unit == "%":
+                return Text("")
+            seconds = f"{task.elapsed or 0:.0f} s"
+            speed = f" {task.speed:.0f}/s" if unit == "tokens" and task.speed and task.elapsed > _PACE_AFTER_S else ""
+            return Text((_amount(Progress("", round(task.completed), total, unit)) or seconds) + speed)
+
+    # In a narrow terminal the label is shortened, as a line that wraps could not be overwritten.
+    text = TextColumn(
+        "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    )
+    columns = (
+        text,
+        BarColumn(12),
+        TaskProgressColumn(table_column=Column(no_wrap=True)),
+        Amount(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+    )
+    return Bar(*columns, console=Console(stderr=True, emoji=False, highlight=False), transient=True, expand=True)

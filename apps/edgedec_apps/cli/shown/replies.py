@@ -1,0 +1,139 @@
+"""What a person sees of a reply: the text as it comes, the summary after it, and whether it was cut."""
+
+import sys
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
+
+from edgedec.counted import counted
+from edgedec.errors import CutTextError
+from edgedec.progress import Progress, stage
+from edgedec_apps.cli.chat.echo import without_echo
+from edgedec_apps.cli.shown.explain import Detail, explained, speed_compared
+from edgedec_apps.cli.shown.log import telling_of_losses
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import say, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edgedec.decoding.generate import TokenStream
+    from edgedec.decoding.samples import SampleStream
+    from edgedec.sequence import Generation
+
+
+class ShownText(Protocol):
+    """Shows a text while it comes."""
+
+    def write(self, text: str) -> None:
+        """Show the next part of the text."""
+
+    def end(self) -> None:
+        """End the text, and its last line."""
+
+    def break_off(self) -> None:
+        """End the line of the text at a terminal, for a note on standard error; the text may go on."""
+
+
+class PlainText:
+    """Writes a text to standard output as it is."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def write(self, text: str) -> None:
+        """Write the next part of the text."""
+        write_text(text)
+        self._last = text
+
+    def end(self) -> None:
+        """End the last line, unless the text ended it."""
+        if self._last and not self._last.endswith("\n"):
+            write_text("\n")
+
+    def break_off(self) -> None:
+        """End the last line where standard error is on the same screen; a pipe or a file gets nothing."""
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            self.end()
+            self._last = ""
+
+
+def print_stream(
+    stream: "TokenStream | SampleStream", progress: ProgressLine, *, n_most: int | None = None, show: ShownText | None
+) -> None:
+    """Show the tokens of a stream as they come, and close the stream; those of several texts are only counted.
+
+    Where `show` is None nothing is printed, and the tokens are counted as progress, out of `n_most`.
+    """
+    from edgedec.sequence import TokenOutput
+
+    def make_room() -> None:
+        progress.stop()
+        if show is not None:
+            show.break_off()
+
+    try:
+        with progress as on_progress, telling_of_losses(quiet=progress.quiet, before=make_room), without_echo():
+            with stage(on_progress, "prefill"):
+                first = next(stream, None)
+            for n, token in enumerate(chain([] if first is None else [first], stream), start=1):
+                if show is None:
+                    on_progress(Progress("generating", n, n_most, "tokens"))
+                elif isinstance(token, TokenOutput) and token.text:
+                    progress.stop()
+                    show.write(token.text)
+    except BaseException:
+        if show is not None:
+            show.break_off()
+        raise
+    finally:
+        stream.close()
+    if show is not None:
+        show.end()
+
+
+def print_texts(texts: "Sequence[str]") -> None:
+    """Print several texts, each below a line with its number."""
+    for number, text in enumerate(texts, 1):
+        shown = PlainText()
+        shown.write(f"--- text {number} of {len(texts)} ---\n")
+        shown.write(text or "\n")
+        shown.end()
+
+
+def say_summary(generation: "Generation", detail: Detail = "none", further: "Sequence[str]" = ()) -> None:
+    """Print the summary line of a reply, and what explains it in as much detail; `further` are lines to explain, too.
+
+    At a terminal that shows the reply too, an empty line stands before the summary.
+    """
+    separator = "\n" if sys.stderr.isatty() and sys.stdout.isatty() else ""
+    say(separator + summary(generation))
+    for line in explained(generation.stats, detail, further):
+        say(f"  {line}")
+
+
+def summary(generation: "Generation") -> str:
+    """Return one line on a reply: latency, speed, length, drafting and its use, reused tokens, why drafting was off."""
+    stats = generation.stats
+    n = stats.n_generated_tokens
+    parts = [f"first token {stats.first_token_s:.2f} s"] if stats.first_token_s else []
+    if stats.tokens_per_s:
+        parts.append(f"{stats.tokens_per_s:.1f} tokens/s")
+    parts.append(f"{counted(n, 'token')} ({generation.finish_reason})")
+    drafted = f"drafted {stats.n_draft_tokens}, accepted {stats.n_accepted_tokens}"
+    parts.append(drafted if stats.n_drafts else "nothing drafted")
+    if (gain := speed_compared(stats)) is not None:
+        parts.append(gain)
+    if stats.n_reused_tokens:
+        parts.append(f"reused {stats.n_reused_tokens} of {stats.n_prompt_tokens}")
+    return " · ".join([*parts, *stats.reasons])
+
+
+def cut_text(generation: "Generation") -> CutTextError | None:
+    """Return an error where max_tokens or a full context cut a text before its grammar allowed an end; else None."""
+    if generation.finish_reason != "length" or generation.is_whole is not False:
+        return None
+    n = len(generation.token_ids)
+    return CutTextError(
+        f"the text was cut after {n} tokens, before its grammar allowed an end, so it is not whole; allow more tokens "
+        "(--max-tokens, --context), or let edgedec close the text in time (--json-close)"
+    )

@@ -1,0 +1,1 @@
+"""The interface of Anthropic: messages, and counting their tokens."""

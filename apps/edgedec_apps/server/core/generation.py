@@ -1,0 +1,249 @@
+"""Generation of the texts of a request, piece by piece: the one place of the server that runs the engine.
+
+A request may want several texts: several prompts, and n texts of each. The texts of one prompt are generated together,
+the prompts one after the other. Text k of a prompt is drawn with seed + k, so that the first text is the one that the
+seed gives alone.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from edgedec.api.engine import Engine
+from edgedec.api.request_options import Reuse
+from edgedec.decoding.infill import Gap
+from edgedec.decoding.samples import SampleStream
+from edgedec.errors import MemoryCapError
+from edgedec.progress import CancelToken
+from edgedec.sequence import COUPLED, Generation, TokenOutput
+from edgedec.stats import DecodeStats
+from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.server.core.parts import Splitter
+from edgedec_apps.server.core.tools import Tools
+
+Prompt = str | tuple[int, ...] | Gap | list[dict[str, Any]]
+"""Text to continue, token ids to continue, a gap to fill, or the messages of a chat."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """The texts that a request wants.
+
+    Attributes:
+        prompts: The prompts to continue or answer.
+        options: Further options of Engine.stream, of sampling and of structured output; absent ones have the model's
+            defaults.
+        n: Number of texts for each prompt.
+        reuse: How the KV cache of earlier requests is reused; with "exact" the text is that of a cold start.
+        draft: Whether drafts are allowed.
+        verify: The rule that verifies drafts.
+        tools: The tools that the model may call.
+        one_call: Whether the model may call only one of them in an answer.
+        variables: Further variables of the chat template.
+        thinks: Whether a text may begin with what the model thinks, which is a part of its own in the answer.
+        best_of: How many texts are generated for each prompt where that is more than n; the n texts are then those of
+            the highest mean log-probability of a token.
+    """
+
+    prompts: tuple[Prompt, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    reuse: Reuse = "exact"
+    draft: bool = True
+    verify: str = COUPLED
+    tools: Tools = ()
+    one_call: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    thinks: bool = False
+    best_of: int = 1
+
+    def splitter(self) -> Splitter:
+        """Return what splits the texts into their parts."""
+        names = frozenset(tool["function"]["name"] for tool in self.tools) if self.tools else None
+        return Splitter(names, self.thinks, self.one_call)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counts of a text so far: tokens generated, tokens of verified drafts, and accepted tokens of these."""
+
+    n_generated: int
+    n_drafted: int
+    n_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token of text `index`, and the counts of the text so far."""
+
+    index: int
+    output: TokenOutput
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Text `index` is complete."""
+
+    index: int
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The request left the queue, and its texts will come.
+
+    Attributes:
+        queued_s: Seconds that it waited.
+        n_prompt_tokens: Number of tokens of all prompts together.
+        opened: By text, whether its prompt ends within what the model thinks.
+    """
+
+    queued_s: float
+    n_prompt_tokens: int
+    opened: tuple[bool, ...]
+
+
+Event = Begun | Piece | Finished
+
+
+def events(
+    engine: Engine, request: TextRequest, prompts: Sequence[tuple[int, ...]], cancel: CancelToken
+) -> Iterator[Event]:
+    """Generate the texts of a request in this thread; stop after the text in which `cancel` comes.
+
+    `prompts` are the token ids of the request's prompts.
+
+    Raises:
+        EdgedecError: As Engine.stream.
+    """
+    for index, token_ids in enumerate(prompts):
+        if request.best_of > request.n:
+            yield from _best(engine, request, token_ids, index * request.n, cancel)
+        elif request.n > 1:
+            yield from _several(engine, request, token_ids, index * request.n, cancel)
+        else:
+            yield from _one(engine, request, token_ids, index, cancel)
+        if cancel.cancelled:
+            return
+
+
+def require_room(engine: Engine, request: TextRequest, prompts: Sequence[tuple[int, ...]]) -> None:
+    """Raise ApiError 400 where the memory plan has no room for the texts of a prompt, each of them to its end."""
+    n = max(request.n, request.best_of)
+    for token_ids in prompts if n > 1 else ():
+        try:
+            engine.require_room(n, len(token_ids), request.options.get("max_tokens"))
+        except MemoryCapError as error:
+            name = "n" if n == request.n else "best_of"
+            raise ApiError(f"{name}: {error.naming({'n_texts': '--texts'})}", code="no_room", param=name) from error
+
+
+def _several(
+    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], first: int, cancel: CancelToken
+) -> Iterator[Event]:
+    """Generate the n texts of a prompt together; their indices are `first` and those that follow it."""
+    n_read = [0] * request.n
+    open_texts = list(range(request.n))
+    with closing(_samples(engine, request, token_ids, request.n, cancel)) as stream:
+        for found in stream:
+            k = found.text
+            n_read[k] += 1
+            stats = stream.stats(k)
+            yield Piece(first + k, found.output, Counts(n_read[k], stats.n_draft_tokens, stats.n_accepted_tokens))
+            for k in [k for k in open_texts if stream.has_ended(k)]:
+                open_texts.remove(k)
+                yield Finished(first + k, stream.generations[k])
+    for k in open_texts:
+        yield Finished(first + k, stream.generations[k])
+
+
+def _best(
+    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], first: int, cancel: CancelToken
+) -> Iterator[Event]:
+    """Generate `best_of` texts of a prompt together, and finish the n whose tokens are the most probable on average."""
+    with closing(_samples(engine, request, token_ids, request.best_of, cancel)) as stream:
+        for _ in stream:
+            pass
+    texts = sorted(stream.generations, key=_mean_logprob, reverse=True)
+    for k, generation in enumerate(texts[: request.n]):
+        yield Finished(first + k, generation)
+
+
+def _mean_logprob(generation: Generation) -> float:
+    """Return the mean log-probability of a text's tokens; a text without a token comes last."""
+    n = len(generation.token_ids)
+    return (generation.logprob_sum or 0.0) / n if n else -inf
+
+
+def _samples(
+    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], n: int, cancel: CancelToken
+) -> SampleStream:
+    options = dict(request.options)
+    if request.best_of <= request.n:
+        options.setdefault("logprobs", None)  # which takes time where nobody asks for it
+    return engine.samples_stream(
+        token_ids, n, reuse=request.reuse, draft=request.draft, verify=request.verify, cancel=cancel, **options
+    )
+
+
+def _one(
+    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], index: int, cancel: CancelToken
+) -> Iterator[Event]:
+    stream = engine.stream(
+        token_ids,
+        reuse=request.reuse,
+        draft=request.draft,
+        verify=request.verify,
+        cancel=cancel,
+        **request.options,
+    )
+    stats: DecodeStats = stream.generation.stats
+    try:
+        for n, output in enumerate(stream, 1):
+            yield Piece(index, output, Counts(n, stats.n_draft_tokens, stats.n_accepted_tokens))
+    finally:
+        stream.close()
+    yield Finished(index, stream.generation)
+
+
+async def run_in_thread(make: Callable[[], Iterator[Event]], put: Callable[[Event], None], cancel: CancelToken) -> None:
+    """Run an iterator in a thread, and call `put` in the event loop with each item; return when the thread ends.
+
+    When the task is cancelled, `cancel` ends the iterator, and the task still waits for that end: only then is the
+    engine free.
+
+    Raises:
+        Exception: As the iterator.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def hand(function: Callable[..., None], *values: Any) -> None:
+        try:
+            loop.call_soon_threadsafe(function, *values)
+        except RuntimeError:  # the loop is closed: nobody reads any more
+            cancel.cancel()
+
+    def work() -> None:
+        try:
+            for event in make():
+                hand(put, event)
+        except BaseException as error:  # a panic of Rust code is not an Exception, and the task must not wait forever
+            hand(ended.set_exception, error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        else:
+            hand(ended.set_result, None)
+
+    threading.Thread(target=work, name="edgedec-request", daemon=True).start()
+    try:
+        await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        cancel.cancel()
+        await asyncio.wait({ended})
+        if ended.exception() is None:
+            raise
+        raise asyncio.CancelledError from ended.exception()

@@ -1,0 +1,137 @@
+"""From the prompts of a request to token ids: chats go through the model's template, texts are encoded unchanged."""
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgedec.api.engine import Engine
+from edgedec.decoding.infill import Gap, gap_ids
+from edgedec.decoding.prompt_length import require_may_fit
+from edgedec.progress import CancelToken
+from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.server.core.generation import Prompt, TextRequest
+from edgedec_apps.server.core.room import Share
+from edgedec_apps.thinking import CLOSE, OPEN
+
+_TOKENIZER_BYTES = 96  # for each byte of the longest word, as measured
+_WORD = re.compile(r"\s+|\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt that can be evaluated.
+
+    Attributes:
+        token_ids: The tokens.
+        opens_thinking: Whether it ends within what the model thinks.
+    """
+
+    token_ids: tuple[int, ...]
+    opens_thinking: bool = False
+
+
+async def read_prompts(engine: Engine, request: TextRequest, share: Share, cancel: CancelToken) -> list[Encoded]:
+    """Return the token ids of each prompt: a chat goes through the model's template, a text is encoded unchanged.
+
+    Threads do this work before the request leaves the queue, so that a client that disconnects blocks nobody. Where the
+    waiting task is cancelled, `cancel` is too, which ends the rendering.
+
+    Raises:
+        EdgedecError: As Engine.stream.
+        ApiError: There is no memory for the tokenizer's work, or a chat has nothing but the message to continue.
+    """
+    return [await _read_prompt(engine, prompt, request, share, cancel) for prompt in request.prompts]
+
+
+async def _read_prompt(
+    engine: Engine, prompt: Prompt, request: TextRequest, share: Share, cancel: CancelToken
+) -> Encoded:
+    if isinstance(prompt, tuple):
+        return Encoded(prompt)
+    if isinstance(prompt, Gap):
+        gap = prompt
+        return Encoded(await encode(gap.texts, share, lambda: gap_ids(engine.tokenizer, gap, engine.n_prompt_max)))
+    try:
+        text, opened = await asyncio.to_thread(_as_text, engine, prompt, request, cancel)
+    except asyncio.CancelledError:
+        cancel.cancel()
+        raise
+    to_ids: Callable[[str], Sequence[int]] = engine.prompt_ids if isinstance(prompt, str) else engine.rendered_ids
+    return Encoded(await encode([text], share, lambda: to_ids(text)), opened)
+
+
+async def encode(texts: Sequence[str], share: Share, to_ids: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+    """Return what `to_ids`, which encodes these texts, returns in a thread, with the memory that it takes meanwhile.
+
+    Raises:
+        ApiError: There is no memory for that.
+        EdgedecError: As `to_ids`.
+    """
+    longest = await asyncio.to_thread(lambda: max(map(_longest_word_bytes, texts), default=0))
+    async with share.more(_TOKENIZER_BYTES * longest):
+        return tuple(await asyncio.to_thread(to_ids))
+
+
+def opens_thinking(rendered: str) -> bool:
+    """Return whether a chat's prompt ends with the beginning of what the model thinks.
+
+    >>> opens_thinking("<assistant><think>\\n"), opens_thinking("<user>Say <think>.<assistant>")
+    (True, False)
+    """
+    return rendered.rstrip().endswith(OPEN)
+
+
+def _longest_word_bytes(text: str) -> int:
+    """Return the most bytes of a part of a text that a tokenizer may treat as one word."""
+    return max((len(word[0]) for word in _WORD.finditer(text)), default=0) * (1 if text.isascii() else 3)
+
+
+def _as_text(engine: Engine, prompt: Prompt, request: TextRequest, cancel: CancelToken) -> tuple[str, bool]:
+    """Return the text of a prompt to encode (of no gap), and whether it ends within what the model thinks.
+
+    Raises:
+        PromptTooLongError: The text certainly does not fit the context.
+    """
+    opened = False
+    if isinstance(prompt, str):
+        text = prompt
+    else:
+        assert isinstance(prompt, list)
+        messages, begun = _split_begun(prompt)
+        text = engine.render(messages, tools=request.tools or None, cancel=cancel, variables=request.variables)
+        opened = opens_thinking(text)
+        if begun is not None:
+            text, opened = _continued(text, begun, opened=opened)
+    require_may_fit(engine.tokenizer, text, engine.n_prompt_max)
+    return text, opened
+
+
+def _split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return a chat without its last message, and that message, where it is an answer that is to be continued."""
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        return messages, None
+    if len(messages) == 1:
+        raise ApiError("messages has only the answer to continue; give the message that it answers", param="messages")
+    return messages[:-1], last
+
+
+def _continued(prompt: str, begun: dict[str, Any], *, opened: bool) -> tuple[str, bool]:
+    """Return the prompt of a chat with the beginning of its answer, and whether that ends within what is thought.
+
+    What is thought stands before the answer. Where the prompt itself begins to think, an answer ends that first, unless
+    the answer has tags of its own.
+    """
+    content = begun["content"]
+    answer = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    thought = begun.get("reasoning_content", "")
+    if answer.lstrip().startswith(OPEN):
+        return (prompt.rstrip().removesuffix(OPEN) if opened else prompt) + answer, CLOSE not in answer
+    if not thought and (not opened or CLOSE in answer):
+        return prompt + answer, False
+    head = prompt.rstrip() if opened else prompt + OPEN
+    if not answer:
+        return f"{head}\n{thought}", True
+    return f"{head}\n{thought}\n{CLOSE}\n\n{answer}", False

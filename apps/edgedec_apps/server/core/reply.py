@@ -1,0 +1,164 @@
+"""A generated answer: its wait in the queue and its texts, in one piece or as a stream."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgedec.progress import CancelToken
+from edgedec.sequence import Generation
+from edgedec_apps.server.core.errors import closing_error
+from edgedec_apps.server.core.generation import (
+    Begun,
+    Event,
+    Finished,
+    Piece,
+    TextRequest,
+    events,
+    require_room,
+    run_in_thread,
+)
+from edgedec_apps.server.core.lent import Lending, Lent
+from edgedec_apps.server.core.prompts import read_prompts
+from edgedec_apps.server.core.room import Share
+from edgedec_apps.server.core.sender import Sender
+from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.shelf.shelf import Lease
+from edgedec_apps.server.shelf.slots import Slots
+
+
+class Dialect(Protocol):
+    """The form of the answer to one request."""
+
+    media_type: str
+    """Media type of the stream."""
+
+    streams: bool
+    """Whether the answer comes as a stream."""
+
+    def begun(self, begun: Begun) -> Iterable[bytes]:
+        """Return what begins the stream."""
+
+    def piece(self, piece: Piece) -> Iterable[bytes]:
+        """Return what a token adds to the stream."""
+
+    def finished(self, finished: Finished, queued_s: float) -> Iterable[bytes]:
+        """Return what the end of a text adds to the stream."""
+
+    def end(self, generations: list[Generation]) -> Iterable[bytes]:
+        """Return what ends the stream."""
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return the last part of a stream that an error ends."""
+
+    def whole(self, generations: list[Generation], queued_s: float) -> Mapping[str, Any]:
+        """Return the answer in one piece; without texts, to a request that only wants the model to be loaded."""
+
+
+Read = Callable[[Lease], tuple[TextRequest | None, Dialect]]
+"""Reads a request's fields for the model that is lent: the texts that it wants, if any, and the form of its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Lent):
+    """The answer that a model writes.
+
+    Attributes:
+        read: Reads the request's fields once the model is there.
+    """
+
+    read: Read
+
+    async def respond(self, lending: Lending) -> None:
+        """Read the request's fields, generate and send; a text stops at its next step where the client disconnects."""
+        lease, sender = lending.lease, lending.sender
+        texts, dialect = self.read(lease)
+        sender.dialect = dialect
+        if texts is None:
+            await sender.whole(200, dialect.whole([], 0.0))
+            return
+        work = _Work(self.service, lending.slots, lease, self.wanted.named.completed(texts), dialect)
+        await work.generate(sender, lending.share, lending.cancel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The texts of a request, from their prompts to the answer, in a dialect."""
+
+    service: Service
+    slots: Slots
+    lease: Lease
+    request: TextRequest
+    dialect: Dialect
+
+    async def generate(self, sender: Sender, share: Share, cancel: CancelToken) -> None:
+        """Send the events of the producer; place and model are free when the texts are complete, read or not."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        producer = asyncio.create_task(self._produce(queue, share, cancel))
+        producer.add_done_callback(lambda _: queue.put_nowait(None))
+        texts: dict[int, Generation] = {}
+        queued_s = 0.0
+        going = True
+        try:
+            while going:
+                chunks: list[bytes] = []
+                for event in await _next_events(queue):
+                    if isinstance(event, Begun):
+                        queued_s = event.queued_s
+                        begun = self.dialect.begun(event)
+                        chunks.extend(begun if self.dialect.streams else ())
+                    elif isinstance(event, Piece) and self.dialect.streams:
+                        chunks.extend(self.dialect.piece(event))
+                    elif isinstance(event, Finished):
+                        texts[event.index] = event.generation
+                        chunks.extend(self.dialect.finished(event, queued_s) if self.dialect.streams else ())
+                    going = event is not None
+                if self.service.closing or any(map(_was_stopped, texts.values())):
+                    raise closing_error()
+                await sender.send(chunks)
+            await producer
+        finally:
+            producer.cancel()
+            await asyncio.wait({producer})
+            if not producer.cancelled():
+                producer.exception()  # raised above, or there is no client to answer
+        generations = [texts[index] for index in sorted(texts)]
+        if self.dialect.streams:
+            await sender.send(self.dialect.end(generations))
+            await sender.finish()
+        else:
+            await sender.whole(200, self.dialect.whole(generations, queued_s))
+
+    async def _produce(self, queue: "asyncio.Queue[Event | None]", share: Share, cancel: CancelToken) -> None:
+        try:
+            with self.slots.preparing():
+                engine = self.lease.loaded.engine
+                prompts = await read_prompts(engine, self.request, share, cancel)
+                token_ids = [prompt.token_ids for prompt in prompts]
+                await asyncio.to_thread(require_room, engine, self.request, token_ids)
+            async with self.slots.slot() as queued_s:
+                self.service.metrics.count_waiting(queued_s)
+                opened = tuple(prompt.opens_thinking for prompt in prompts for _ in range(self.request.n))
+                queue.put_nowait(Begun(queued_s, sum(len(prompt.token_ids) for prompt in prompts), opened))
+                await run_in_thread(lambda: self._counted(token_ids, cancel), queue.put_nowait, cancel)
+        finally:
+            self.lease.release()
+
+    def _counted(self, token_ids: Sequence[tuple[int, ...]], cancel: CancelToken) -> Iterator[Event]:
+        for event in events(self.lease.loaded.engine, self.request, token_ids, cancel):
+            if isinstance(event, Finished):
+                self.service.metrics.count_generation(event.generation)
+            yield event
+
+
+async def _next_events(queue: "asyncio.Queue[Event | None]") -> list[Event | None]:
+    """Wait for an event, and return it with those that came since, such as all tokens of an accepted draft."""
+    found = [await queue.get()]
+    while not queue.empty():
+        found.append(queue.get_nowait())
+    return found
+
+
+def _was_stopped(generation: Generation) -> bool:
+    """Return whether the end of the server stopped a text; a client that disconnected would not read an answer."""
+    return generation.finish_reason == "cancelled"

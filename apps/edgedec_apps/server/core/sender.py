@@ -1,0 +1,91 @@
+"""Sends an answer to its client: one JSON object, or a stream, or an error in the place of either."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from starlette.types import Send
+
+from edgedec_apps.server.core.errors import problem_of
+from edgedec_apps.server.core.fields import Fields
+
+
+class StreamForm(Protocol):
+    """What a sender needs to know of the form of a stream."""
+
+    media_type: str
+    """Media type of the stream."""
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return the last part of a stream that an error ends."""
+
+
+class Sender:
+    """Sends to the client: the headers with the first bytes, so that an early error has its own status.
+
+    An answer names in a header the fields of the request that were ignored.
+
+    Attributes:
+        dialect: The form of a stream or an error in it; None until the request's fields are read.
+    """
+
+    def __init__(self, path: str, send: Send, fields: Fields) -> None:
+        self.dialect: StreamForm | None = None
+        self._path = path
+        self._send = send
+        self._fields = fields
+        self._started = False
+
+    async def send(self, chunks: Iterable[bytes]) -> None:
+        """Send a part of a stream."""
+        data = b"".join(chunks)
+        if not data:
+            return
+        assert self.dialect is not None, "a stream begins when its form is known"
+        if not self._started:
+            await self._start(200, {"content-type": self.dialect.media_type, "cache-control": "no-store"})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self) -> None:
+        """End the stream."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def whole(self, status: int, document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
+        """Send one JSON object."""
+        data = json.dumps(document).encode()
+        sizes = {"content-type": "application/json", "content-length": str(len(data)), "cache-control": "no-store"}
+        await self._start(status, sizes | dict(headers or {}))
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def fail(self, error: BaseException) -> None:
+        """Send an error, as the answer or as the last part of the stream."""
+        if self._started and self.dialect is not None:
+            await self._send({"type": "http.response.body", "body": self.dialect.failed(error), "more_body": False})
+            return
+        problem = problem_of(error)
+        await self.whole(problem.status, problem.document(self._path), problem.headers)
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self._started = True
+        headers = self._fields.headers | dict(headers)
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+def json_line(document: Mapping[str, Any]) -> bytes:
+    """Return an object as a line of JSON (NDJSON).
+
+    >>> json_line({"done": True})
+    b'{"done": true}\\n'
+    """
+    return json.dumps(document).encode() + b"\n"
+
+
+def sse(document: Mapping[str, Any] | str) -> bytes:
+    """Return an object, or a bare word, as a server-sent event.
+
+    >>> sse({"n": 1}), sse("[DONE]")
+    (b'data: {"n": 1}\\n\\n', b'data: [DONE]\\n\\n')
+    """
+    data = document if isinstance(document, str) else json.dumps(document)
+    return f"data: {data}\n\n".encode()

@@ -1,0 +1,86 @@
+"""Whether the model is to think before it answers: the fields of a request as variables of the chat template."""
+
+from typing import Any
+
+from edgedec.api.engine import Engine
+from edgedec.chat import may_think, thinking_variables
+from edgedec.errors import RequestError
+from edgedec_apps.server.core.fields import Fields
+
+_EFFORT = "reasoning_effort"
+_NO_THINKING = ("none", "minimal")
+_OF_RENDERING = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "cancel", "self")
+)
+
+
+def thinks(engine: Engine, options: dict[str, Any]) -> bool:
+    """Return whether a chat's text may begin with what the model thinks; under a grammar all of it is the answer."""
+    return engine.can_chat and may_think(engine.template.source) and not {"grammar", "json_schema"} & options.keys()
+
+
+def read_template_variables(fields: Fields) -> dict[str, Any]:
+    """Return the template's variables of `chat_template_kwargs`, as llama-server and vLLM have it.
+
+    Raises:
+        ApiError: It is no object, or names what the server itself gives the template.
+    """
+    given = fields.object("chat_template_kwargs")
+    variables = given.rest()
+    for name in variables:
+        if name in _OF_RENDERING or not name.isidentifier():
+            raise given.refusal(name[:100], "can't be set; it must be a variable that the chat template has of its own")
+    return variables
+
+
+def switch(fields: Fields, name: str, engine: Engine, think: bool | None) -> dict[str, bool]:
+    """Return the variables that make the model think, or not, as the field `name` says; none for None.
+
+    Raises:
+        ApiError: The template can't do this.
+    """
+    if think is None or not engine.can_chat:
+        return {}
+    try:
+        return thinking_variables(engine.template, think)
+    except RequestError as error:
+        raise fields.refusal(name, f"can't be kept: {error}") from error
+
+
+def read_effort(fields: Fields, engine: Engine) -> dict[str, Any]:
+    """Return the template's variables of `reasoning_effort`; where the template has none, the field is ignored.
+
+    A template with a variable of that name gets the value. Else "none" and "minimal" switch thinking off, and other
+    values switch it on, where the template can do that.
+    """
+    return effort_variables(fields, _EFFORT, engine, fields.text(_EFFORT))
+
+
+def effort_variables(fields: Fields, name: str, engine: Engine, effort: str | None) -> dict[str, Any]:
+    """Return the template's variables for an effort that stood in the field `name`, as read_effort does."""
+    if effort is None:
+        return {}
+    if engine.can_chat:
+        if _EFFORT in engine.template.variables:
+            return {_EFFORT: effort}
+        try:
+            if found := thinking_variables(engine.template, effort not in _NO_THINKING):
+                return dict(found)
+        except RequestError:
+            pass
+    fields.note_ignored(name)
+    return {}
+
+
+def read_think(fields: Fields, engine: Engine) -> dict[str, Any]:
+    """Return the template's variables of ollama's `think`: true, false, or an effort such as "high".
+
+    Raises:
+        ApiError: The field is something else, or the template can't do what it says.
+    """
+    think = fields.take("think")
+    if isinstance(think, str) and think:
+        return effort_variables(fields, "think", engine, think)
+    if think not in (None, "", True, False) or (isinstance(think, int | float) and not isinstance(think, bool)):
+        raise fields.refusal("think", f"is {think!r:.40}; it must be true, false, or an effort such as 'low'")
+    return switch(fields, "think", engine, think if isinstance(think, bool) else None)

@@ -1,0 +1,139 @@
+"""llama-server's /infill: what belongs between two texts, in its form."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from edgedec.api.engine import Engine
+from edgedec.decoding.infill import Gap
+from edgedec.sequence import Generation
+from edgedec_apps.server.core.errors import problem_of
+from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.generation import Begun, Finished, Piece, TextRequest
+from edgedec_apps.server.core.naming import read_wanted
+from edgedec_apps.server.core.reply import Dialect, Reply
+from edgedec_apps.server.core.sender import sse
+from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.core.structured import structured_options, with_close
+from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.openai.forms import report
+from edgedec_apps.server.openai.requests import (
+    ignore_the_services,
+    read_max_tokens,
+    read_reuse,
+    read_sampling,
+    read_speculative,
+    require_gaps,
+)
+from edgedec_apps.server.shelf.shelf import Lease
+
+
+def routes() -> list[BaseRoute]:
+    """Return the route."""
+    return [Route("/infill", endpoint(infill), methods=["POST"])]
+
+
+async def infill(request: Request, service: Service) -> Response:
+    """Write what belongs into a gap."""
+    fields, wanted = await read_wanted(request, service)
+
+    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
+        texts, stream, warms_up = read_infill(fields, lease.loaded.engine)
+        return texts, InfillForm(wanted.named.name, streams=stream, warms_up=warms_up)
+
+    return cast(Response, Reply(service, wanted, fields, read))
+
+
+def read_infill(fields: Fields, engine: Engine) -> tuple[TextRequest, bool, bool]:
+    """Read the fields of /infill except `model`.
+
+    Returns:
+        The text that is wanted, whether as a stream, and whether only the prompt is to be read (`n_predict: 0`, with
+        which editors prepare a request).
+
+    Raises:
+        RequestError: A field is unknown, malformed or not supported; the message names it.
+    """
+    fields.rename("n_predict", "max_tokens")
+    require_gaps(fields, "input_prefix", engine)
+    files = []
+    for i, file in enumerate(fields.objects("input_extra")):
+        inner = Fields(file, f"input_extra[{i}].")
+        files.append((inner.text("filename") or "tmp", inner.text("text") or ""))
+        inner.skip("time")
+        inner.end()
+    begun = fields.text("prompt") or ""
+    gap = Gap(fields.text("input_prefix") or "", fields.text("input_suffix") or "", begun, tuple(files))
+    warms_up = fields.is_zero("max_tokens")
+    options = read_sampling(fields, engine) | read_max_tokens(fields, "max_tokens")
+    if warms_up:
+        options["max_tokens"] = 1
+    options |= with_close(fields, structured_options(fields))
+    stream, (draft, verify), reuse = fields.flag("stream"), read_speculative(fields), read_reuse(fields)
+    fields.ignore("n_probs")
+    ignore_the_services(fields)
+    fields.end()
+    return TextRequest((gap,), options, 1, reuse, draft, verify), stream, warms_up
+
+
+class InfillForm:
+    """The answers of /infill. Implements reply.Dialect.
+
+    Args:
+        model: The model's name.
+        streams: Whether the answer is a stream.
+        warms_up: Whether only the prompt was to be read, so that there is no text.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, model: str, *, streams: bool, warms_up: bool) -> None:
+        self.streams = streams
+        self._model = model
+        self._warms_up = warms_up
+
+    def begun(self, begun: Begun) -> Iterable[bytes]:
+        """Return nothing: a stream begins with the first token."""
+        return ()
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Yield what a token adds to the text."""
+        if piece.output.text and not self._warms_up:
+            yield sse({"index": 0, "content": piece.output.text, "tokens": [piece.output.token_id], "stop": False})
+
+    def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
+        """Yield why the text ended, and the counts."""
+        yield sse(self._document(finished.generation, "", queued_s))
+
+    def end(self, generations: list[Generation]) -> Iterable[bytes]:
+        """Return nothing, as finished() has sent the last event."""
+        return ()
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return an error as the last event."""
+        return sse(problem_of(error).openai())
+
+    def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        (generation,) = generations
+        return self._document(generation, generation.text, queued_s)
+
+    def _document(self, generation: Generation, text: str, queued_s: float) -> dict[str, Any]:
+        stats = generation.stats
+        by_word = generation.stop_string is not None
+        ends = {"stop": "word" if by_word else "eos", "length": "limit"}
+        return {
+            "index": 0,
+            "content": "" if self._warms_up else text,
+            "stop": True,
+            "stop_type": ends.get(generation.finish_reason, "eos"),
+            "stopping_word": generation.stop_string or "",
+            "model": self._model,
+            "tokens_evaluated": stats.n_prompt_tokens,
+            "tokens_predicted": 0 if self._warms_up else stats.n_generated_tokens,
+            "tokens_cached": stats.n_reused_tokens,
+            "truncated": False,
+        } | report([generation], queued_s)

@@ -1,0 +1,1 @@
+"""The interface of ollama: texts, and the models that there are."""

@@ -1,0 +1,135 @@
+"""Requests of ollama's interface as TextRequests.
+
+Options of loading a model have no effect but for num_ctx, which is read before the model is there. Options that would
+change the text, and that edgedec does not have, are refused.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgedec.api.engine import Engine
+from edgedec.decoding.infill import Gap
+from edgedec.noise import SEED_LIMIT
+from edgedec_apps.server.core.fields import Fields, checked
+from edgedec_apps.server.core.generation import Prompt, TextRequest
+from edgedec_apps.server.core.messages import read_messages
+from edgedec_apps.server.core.structured import ollama_format, with_close
+from edgedec_apps.server.core.thinking import read_think, thinks
+from edgedec_apps.server.core.tools import Tools, read_tools
+from edgedec_apps.server.llama.fields import require_no_other_samplers
+from edgedec_apps.server.openai.requests import MOST_LOGPROBS, read_reuse, read_speculative, require_gaps
+
+_NUMBERS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "momentum": "momentum",
+    "stop_unsure": "stop_unsure",
+}
+_WHOLE = {"top_k": "top_k", "repeat_last_n": "penalty_last_n"}
+_NAMES = {option: name for name, option in (_NUMBERS | _WHOLE | {"num_predict": "max_tokens"}).items()}
+_OF_LOADING = (
+    *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
+    *("use_mmap", "use_mlock", "embedding_only", "num_thread", "num_keep"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaDelivery:
+    """How an answer is sent: as a stream or in one piece, with log-probabilities or without."""
+
+    stream: bool
+    logprobs: bool
+
+
+def read_chat(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[TextRequest | None, OllamaDelivery]:
+    """Read the fields of /api/chat except `model`. The first result is None for a request without messages.
+
+    Such a request only wants the model to be loaded.
+
+    Args:
+        fields: The fields of the request.
+        options: The options that read_options returned.
+        engine: The model.
+
+    Raises:
+        RequestError: A field is unknown, malformed or not supported; the message names it.
+    """
+    given = fields.objects("messages")
+    prompt: Prompt | None = read_messages(given) if given else None
+    tools, _ = read_tools(fields, engine)
+    return _text_request(fields, options, prompt, engine, tools)
+
+
+def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[TextRequest | None, OllamaDelivery]:
+    """Read the fields of /api/generate except `model`. The first result is None for a request without a prompt."""
+    text, system, raw = fields.text("prompt"), fields.text("system"), fields.flag("raw")
+    suffix = fields.text("suffix")
+    for name in ("template", "context", "images", "width", "height", "steps"):
+        fields.unsupported(name, "leave it out")
+    prompt: Prompt | None = None
+    if suffix:
+        require_gaps(fields, "suffix", engine)
+        if system:
+            raise fields.refusal("system", "and suffix exclude each other; leave one out")
+        prompt = Gap(text or "", suffix)
+    elif text:
+        chats = engine.can_chat and not raw
+        if system and not chats:
+            raise fields.refusal("system", "needs a model with a chat template, and raw: false")
+        before = [{"role": "system", "content": system}] if system else []
+        prompt = [*before, {"role": "user", "content": text}] if chats else text
+    return _text_request(fields, options, prompt, engine)
+
+
+def _text_request(
+    fields: Fields, options: dict[str, Any], prompt: Prompt | None, engine: Engine, tools: Tools = ()
+) -> tuple[TextRequest | None, OllamaDelivery]:
+    options = options | with_close(fields, ollama_format(fields))
+    logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
+    if logprobs:
+        options["logprobs"] = top or 0
+    stream = fields.take("stream")
+    if stream not in (None, True, False):
+        raise fields.refusal("stream", f"is {stream!r:.40}; it must be true or false")
+    draft, verify = read_speculative(fields)
+    draft = options.pop("draft", True) and draft
+    reuse = read_reuse(fields)
+    is_chat = isinstance(prompt, list)
+    variables = read_think(fields, engine) if is_chat else {}
+    fields.skip("think")
+    fields.end()
+    delivery = OllamaDelivery(stream is not False, logprobs)
+    if prompt is None:
+        return None, delivery
+    thinking = is_chat and thinks(engine, options)
+    request = TextRequest((prompt,), options, 1, reuse, draft, verify, tools, variables=variables, thinks=thinking)
+    return request, delivery
+
+
+def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:
+    """Return the sampling options, and the tokens of the context that the request wants, from ollama's options.
+
+    A negative seed or num_predict counts as absent. A draft_num_predict of 0 becomes the option draft=False; other
+    numbers have no effect, as the engine chooses the length of drafts, which never change the text.
+
+    Raises:
+        RequestError: An option is unknown, malformed or not supported; the message names it.
+    """
+    given: dict[str, Any] = {option: fields.number(name) for name, option in _NUMBERS.items()}
+    given |= {option: fields.whole(name) for name, option in _WHOLE.items()}
+    given["stop"] = fields.texts("stop") or None
+    for option, value in (
+        ("seed", fields.whole("seed", low=-(2**63), high=SEED_LIMIT - 1)),
+        ("max_tokens", fields.whole("num_predict", low=-2)),
+    ):
+        given[option] = None if value is None or value < 0 else value
+    n_ctx = fields.whole("num_ctx", low=1)
+    require_no_other_samplers(fields)
+    no_drafts = {"draft": False} if fields.whole("draft_num_predict") == 0 else {}
+    fields.skip(*_OF_LOADING)
+    fields.end()
+    return checked(fields, given, _NAMES) | no_drafts, n_ctx

@@ -1,0 +1,1 @@
+"""The interfaces of OpenAI: chat completions, text completions, responses and embeddings."""

@@ -1,0 +1,240 @@
+"""Answers in OpenAI's forms: chat completions and text completions, in one piece or as server-sent events."""
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from edgedec.sequence import Generation, TokenOutput
+from edgedec.tokenizer import Tokenizer
+from edgedec_apps.server.core.errors import problem_of
+from edgedec_apps.server.core.generation import Begun, Finished, Piece
+from edgedec_apps.server.core.logprobs import chat_entries, completion_logprobs
+from edgedec_apps.server.core.parts import Parts, Splitter
+from edgedec_apps.server.core.sender import sse
+from edgedec_apps.server.core.timings import explanations, finish_reason, timings
+from edgedec_apps.server.openai.requests import Delivery
+
+
+class _Form(ABC):
+    """What both kinds of answers have in common. Implements reply.Dialect, with the methods of the kinds below.
+
+    Args:
+        model: The model's name.
+        delivery: How the answer is sent.
+        tokenizer: The model's tokenizer.
+        n: Number of texts for each prompt.
+    """
+
+    media_type = "text/event-stream"
+    _prefix: str
+    """The beginning of an answer's id."""
+    _whole: str
+    """The type of an answer in one piece."""
+    _part: str
+    """The type of a part of a stream."""
+
+    def __init__(self, model: str, delivery: Delivery, tokenizer: Tokenizer, n: int = 1) -> None:
+        self._head = {"id": f"{self._prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._delivery = delivery
+        self._tokenizer = tokenizer
+        self._n = n
+        self.streams = delivery.stream
+
+    @abstractmethod
+    def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
+        """Return a whole text as an entry of `choices`."""
+
+    def begun(self, begun: Begun) -> Iterable[bytes]:
+        """Return nothing: a stream begins with the first token."""
+        return ()
+
+    def end(self, generations: list[Generation]) -> Iterator[bytes]:
+        """Yield the token counts, where the request wants them, and the end of the stream."""
+        if self._delivery.usage:
+            yield sse(self._document(self._part, []) | {"usage": self._usage(generations)})
+        yield sse("[DONE]")
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return an error as the last event."""
+        return sse(problem_of(error).openai())
+
+    def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        choices = [self._choice(index, generation) for index, generation in enumerate(generations)]
+        counts = {"usage": self._usage(generations)}
+        return self._document(self._whole, choices) | counts | report(generations, queued_s)
+
+    def _usage(self, generations: list[Generation]) -> dict[str, Any]:
+        return usage(generations, self._n)
+
+    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._head["id"], "object": kind} | self._head | {"choices": choices}
+
+    def _event(self, choice: dict[str, Any], more: dict[str, Any] | None = None) -> bytes:
+        """Return a part of a stream."""
+        counts = {"usage": None} if self._delivery.usage else {}
+        return sse(self._document(self._part, [choice]) | counts | (more or {}))
+
+    def _live_counts(self, piece: Piece) -> dict[str, Any]:
+        """Return the counts so far, where the request wants them in every part; else an empty dict."""
+        if not self._delivery.live:
+            return {}
+        done = piece.counts
+        counts = {"predicted_n": done.n_generated, "draft_n": done.n_drafted, "draft_n_accepted": done.n_accepted}
+        return {"timings": counts}
+
+
+class ChatForm(_Form):
+    """The answers of /v1/chat/completions; `splitter` splits the texts into their parts."""
+
+    _prefix, _whole, _part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self,
+        model: str,
+        delivery: Delivery,
+        tokenizer: Tokenizer,
+        n: int,
+        splitter: Splitter,
+    ) -> None:
+        super().__init__(model, delivery, tokenizer, n)
+        self._splitter = splitter
+        self._begun: set[int] = set()
+
+    def begun(self, begun: Begun) -> Iterable[bytes]:
+        """Take which texts begin within what the model thinks; return nothing."""
+        self._splitter.begin(begun.opened)
+        return ()
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Yield the role before the first token of a text, then what the token adds to the text."""
+        yield from self._begin(piece.index)
+        entries = self._logprobs([piece.output])
+        n_before = self._splitter.count(piece.index)
+        parts = self._splitter.feed(piece.index, piece.output.text)
+        if parts or entries:
+            delta = _delta(parts, n_before)
+            yield self._event(_chunk(piece.index, delta, entries), self._live_counts(piece))
+
+    def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
+        """Yield the rest of a text, why it ended, and the report on it."""
+        index, generation = finished.index, finished.generation
+        yield from self._begin(index)
+        n_before = self._splitter.count(index)
+        parts = self._splitter.finish(index)
+        if parts:
+            yield self._event(_chunk(index, _delta(parts, n_before)))
+        reason = _reason(generation, self._splitter.count(index))
+        yield self._event(_chunk(index, {}, reason=reason), report([generation], queued_s))
+
+    def _begin(self, index: int) -> Iterator[bytes]:
+        if index not in self._begun:
+            self._begun.add(index)
+            yield self._event(_chunk(index, {"role": "assistant", "content": ""}))
+
+    def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
+        parts = self._splitter.whole(index, generation)
+        text = parts.text or (None if parts.calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if parts.thinking:
+            message["reasoning_content"] = parts.thinking
+        if parts.calls:
+            message["tool_calls"] = [call.as_dict() for call in parts.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(generation.outputs),
+            "finish_reason": _reason(generation, len(parts.calls)),
+        }
+
+    def _usage(self, generations: list[Generation]) -> dict[str, Any]:
+        counts = super()._usage(generations)
+        if self._splitter.thinks:
+            counts["completion_tokens_details"] = {"reasoning_tokens": self._splitter.n_thinking}
+        return counts
+
+    def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any] | None:
+        entries = chat_entries(outputs, self._tokenizer) if self._delivery.logprobs else []
+        return {"content": entries, "refusal": None} if entries else None
+
+
+def _chunk(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _delta(parts: Parts, n_before: int) -> dict[str, Any]:
+    """Return what a part of a stream adds to a message that has had `n_before` calls."""
+    delta: dict[str, Any] = {"content": parts.text} if parts.text or not (parts.calls or parts.thinking) else {}
+    if parts.thinking:
+        delta["reasoning_content"] = parts.thinking
+    if parts.calls:
+        delta["tool_calls"] = [{"index": n_before + i} | call.as_dict() for i, call in enumerate(parts.calls)]
+    return delta
+
+
+def _reason(generation: Generation, n_calls: int) -> str:
+    return "tool_calls" if n_calls and generation.finish_reason == "stop" else finish_reason(generation)
+
+
+class CompletionForm(_Form):
+    """The answers of /v1/completions; `prompts` stand before the texts where the request wants an echo."""
+
+    _prefix, _whole, _part = "cmpl", "text_completion", "text_completion"
+
+    def __init__(
+        self, model: str, delivery: Delivery, tokenizer: Tokenizer, n: int = 1, prompts: Sequence[str] = ()
+    ) -> None:
+        super().__init__(model, delivery, tokenizer, n)
+        self._prompts = prompts
+        self._lengths: dict[int, int] = {}
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Yield what a token adds to its text, with the echoed prompt before the first token."""
+        text = piece.output.text
+        if piece.index not in self._lengths:
+            text = self._echo(piece.index) + text
+        offset = self._lengths.get(piece.index, 0)
+        self._lengths[piece.index] = offset + len(text)
+        logprobs = self._logprobs([piece.output], offset)
+        if text or logprobs:
+            yield self._event(_completion(piece.index, text, logprobs), self._live_counts(piece))
+
+    def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
+        """Yield why a text ended, and the report on it."""
+        text = "" if finished.index in self._lengths else self._echo(finished.index)
+        choice = _completion(finished.index, text, None, finish_reason(finished.generation))
+        yield self._event(choice, report([finished.generation], queued_s))
+
+    def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
+        logprobs = self._logprobs(generation.outputs, 0)
+        return _completion(index, self._echo(index) + generation.text, logprobs, finish_reason(generation))
+
+    def _echo(self, index: int) -> str:
+        return self._prompts[index // self._n] if self._delivery.echo else ""
+
+    def _logprobs(self, outputs: Sequence[TokenOutput], offset: int) -> dict[str, Any] | None:
+        return completion_logprobs(outputs, self._tokenizer, offset) if self._delivery.logprobs else None
+
+
+def _completion(index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def report(generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
+    """Return the times of texts, and what was drafted and why."""
+    return {"timings": timings(generations), "edgedec": explanations(generations, queued_s)}
+
+
+def usage(generations: Sequence[Generation], n: int) -> dict[str, Any]:
+    """Return OpenAI's token counts; a prompt counts once for its `n` texts."""
+    n_prompt = sum(generation.stats.n_prompt_tokens for generation in generations[::n])
+    n_text = sum(generation.stats.n_generated_tokens for generation in generations)
+    n_cached = sum(generation.stats.n_reused_tokens for generation in generations[::n])
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_text,
+        "total_tokens": n_prompt + n_text,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+    }

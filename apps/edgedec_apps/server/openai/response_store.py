@@ -1,0 +1,76 @@
+"""The responses of /v1/responses that later requests may refer to, in memory only, with a limit of bytes."""
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from edgedec_apps.server.core.room import Room, Share
+
+_MOST_BYTES = 16_000_000
+_PART = 8  # of the memory for requests
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A response that is kept.
+
+    Attributes:
+        document: The response as it was sent.
+        messages: The chat up to and with its answer, for the chat template, without the request's instructions.
+        n_bytes: Bytes that this counts for.
+    """
+
+    document: dict[str, Any]
+    messages: list[dict[str, Any]]
+    n_bytes: int
+
+
+class ResponseStore:
+    """The latest responses. The oldest are dropped beyond the limit, and all of them where requests need the memory.
+
+    Attributes:
+        n_bytes: Bytes that the kept responses count for.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._share = Share(room, 0.0)
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        room.on_shortage = self.clear
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the kept responses count for."""
+        return self._share.n_bytes
+
+    @property
+    def n_most(self) -> int:
+        """Most bytes that they may count for."""
+        return min(_MOST_BYTES, self._room.n_bytes // _PART)
+
+    def put(self, document: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+        """Keep a response, if there is memory for it."""
+        n_bytes = 2 * len(json.dumps([document, messages]))
+        if n_bytes > self.n_most:
+            return
+        while self._kept and self.n_bytes + n_bytes > self.n_most:
+            self.drop(next(iter(self._kept)))
+        if self._room.take_now(self._share, n_bytes):
+            self._kept[document["id"]] = Kept(document, messages, n_bytes)
+
+    def get(self, response_id: str) -> Kept | None:
+        """Return a response, or None where it is not kept (any more)."""
+        return self._kept.get(response_id)
+
+    def drop(self, response_id: str) -> bool:
+        """Forget a response; return whether it was there."""
+        kept = self._kept.pop(response_id, None)
+        if kept is not None:
+            self._room.leave(self._share, kept.n_bytes)
+        return kept is not None
+
+    def clear(self) -> None:
+        """Forget all responses."""
+        for response_id in list(self._kept):
+            self.drop(response_id)

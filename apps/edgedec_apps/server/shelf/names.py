@@ -1,0 +1,207 @@
+"""What the name of a model in a request stands for: a model of the command line, a preset, or an installed model.
+
+A request never names a path or an address: a name is compared with those that are known here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from edgedec.errors import EdgedecError, RequestError
+from edgedec.loading.resolve import resolve
+from edgedec.resolver import ResolveOptions
+from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.server.core.generation import TextRequest
+from edgedec_apps.server.core.settings import Settings
+from edgedec_apps.server.shelf.models import Recipe
+from edgedec_apps.server.shelf.shelf import FOREVER_S
+from edgedec_models.cache import list_models
+from edgedec_models.presets import Preset, find_preset, list_presets
+
+_SCHEMES = ("hf:", "ollama:")
+_DEFAULT = "default"  # what clients call a model that they need not choose
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A name with what it stands for.
+
+    Attributes:
+        name: The name in answers.
+        recipe: What is loaded for it.
+        keep_s: Seconds for which the model stays loaded after a request that does not say it.
+        n_ctx: The least tokens of the context, or None.
+        system: The system message of a chat that has none; may be empty.
+        options: Options of sampling for requests that do not give them.
+        base: The name of the model that a preset is made of; else "".
+    """
+
+    name: str
+    recipe: Recipe
+    keep_s: float
+    n_ctx: int | None = None
+    system: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    base: str = ""
+
+    def completed(self, texts: TextRequest) -> TextRequest:
+        """Return a request with the system message and the options of this name, where the request has none."""
+        return replace(
+            texts,
+            prompts=tuple(self._with_system(prompt) for prompt in texts.prompts),
+            options={**self.options, **texts.options},
+        )
+
+    def _with_system(self, prompt: Any) -> Any:
+        is_chat = isinstance(prompt, list) and self.system and prompt[0].get("role") != "system"
+        return [{"role": "system", "content": self.system}, *prompt] if is_chat else prompt
+
+
+class Names:
+    """The names that a server knows (RequestError where two models of the command line have the same name).
+
+    Attributes:
+        served: The models of the command line, in its order.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.served = [_served(model) for model in settings.models]
+        if len({named.name for named in self.served}) < len(self.served):
+            raise RequestError("two models of the command line have the same name; rename the file of one")
+
+    def find(self, name: str | None, only: Recipe | None = None) -> Named:
+        """Return what a name stands for, with ":latest" or without.
+
+        None stands for the first model served; so does "default", unless it is a name, or else for the model `only`.
+
+        Raises:
+            ApiError: No model has this name (404), or there is no name, and the server was started without a model.
+            EdgedecError: A preset's file is damaged, or a folder can't be read.
+        """
+        if name is None:
+            return self._first(None)
+        for each in dict.fromkeys((name, name.removesuffix(":latest"))):
+            served = any(each == named.name for named in self.served)
+            if not served and (preset := find_preset(each)) is not None:
+                return self._of_preset(preset)
+            if (found := self._model(each)) is not None:
+                return found
+        if name.removesuffix(":latest") == _DEFAULT:
+            return self._first(only)
+        raise ApiError(
+            f"there is no model {name!r:.200} here; GET /v1/models lists the models, and edgedec pull or "
+            "POST /api/pull fetches another",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
+    def _first(self, only: Recipe | None) -> Named:
+        """Return the model for requests that name none (ApiError where there is none)."""
+        for named in self.served or (self.all() if only is not None else ()):
+            if self.served or named.recipe == only:
+                return named
+        raise ApiError("the field model is missing; name a model of GET /v1/models", param="model")
+
+    def all(self) -> list[Named]:
+        """Return all models: those of the command line, presets, installed ones; each name once.
+
+        Raises:
+            StorageError: A folder can't be read.
+        """
+        found = {named.name: named for named in self.served}
+        for preset in list_presets():
+            if preset.name not in found and self._model(preset.model) is not None:
+                found[preset.name] = self._of_preset(preset)
+        for name, path in _installed().items():
+            found.setdefault(name, self._installed(path, name))
+        return list(found.values())
+
+    def is_taken(self, name: str) -> bool:
+        """Return whether a name is that of a model, which a preset can't take."""
+        return self._model(name) is not None
+
+    def _model(self, name: str) -> Named | None:
+        """Return the model of a name that is no preset's, or None."""
+        for named, given in zip(self.served, self._settings.models, strict=True):
+            if name in (named.name, given):
+                return named
+        if name in self._settings.aliases:
+            return self.served[0]
+        path = installed_file(name)
+        return None if path is None else self._installed(path, name)
+
+    def _installed(self, path: Path, name: str) -> Named:
+        return Named(name, Recipe(str(path)), self._settings.keep_s)
+
+    def _of_preset(self, preset: Preset) -> Named:
+        base = self._model(preset.model)
+        if base is None:
+            raise ApiError(
+                f"{preset.name!r} is a preset of {preset.model!r}, which is not on this machine; pull that first",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return _with_preset(base, preset)
+
+
+def _served(model: str) -> Named:
+    """Return what a name or a path of the command line stands for, whether it is downloaded already or not."""
+    preset = None if Path(model).exists() else find_preset(model)
+    name = model if preset is None else preset.model
+    path = None if Path(name).exists() else _installed().get(name)  # as presets of the model have it
+    base = Named(shown_name(name), Recipe(name if path is None else str(path)), FOREVER_S)
+    return base if preset is None else _with_preset(base, preset)
+
+
+def _with_preset(base: Named, preset: Preset) -> Named:
+    """Return the name of a preset that is made of the model `base`."""
+    return replace(
+        base,
+        name=preset.name,
+        recipe=replace(
+            base.recipe,
+            chat_template=preset.template or base.recipe.chat_template,
+            draft_head=preset.draft_head or base.recipe.draft_head,
+        ),
+        n_ctx=preset.n_ctx,
+        system=preset.system,
+        options=preset.sampling,
+        base=base.name,
+    )
+
+
+def shown_name(model: str) -> str:
+    """Return a model's name in answers: as the command line has it, without the folder of a path.
+
+    >>> shown_name("~/tiny.gguf"), shown_name("smollm2-135m")
+    ('tiny', 'smollm2-135m')
+    """
+    path = Path(model)
+    if path.suffix.lower() == ".gguf" and not model.startswith(_SCHEMES):
+        return path.stem
+    return path.resolve().name if path.is_dir() else model
+
+
+def installed_file(name: str, *, draft_head: bool = False) -> Path | None:
+    """Return the file of a model on this machine by its name; None where there is none, and for every path.
+
+    Args:
+        name: A name that `edgedec list` shows, or one that begins with hf: or ollama:.
+        draft_head: As ResolveOptions.draft_head.
+    """
+    if (path := _installed().get(name)) is not None or not name.startswith(_SCHEMES):
+        return path
+    try:
+        return resolve(name, ResolveOptions(offline=True, draft_head=draft_head))
+    except EdgedecError:
+        return None
+
+
+def _installed() -> dict[str, Path]:
+    """Return the files of the models on this machine by name."""
+    found = [model for model in list_models() if model.complete and model.path.suffix.lower() == ".gguf"]
+    return {model.name: model.path for model in found}  # those of EDGEDEC_MODELS come last, and count more

@@ -1,0 +1,210 @@
+"""Plans and loads the models of a server, each within the memory that the server has for all of them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from hashlib import sha256
+from pathlib import Path
+
+from edgedec.api.base_memory import base_bytes
+from edgedec.api.engine import Engine
+from edgedec.api.load import open_choice
+from edgedec.api.options import Application, EngineOptions
+from edgedec.api.prompt_cache import require_prompt_cache
+from edgedec.api.wishes import engine_wishes, find_model
+from edgedec.errors import EdgedecError, MemoryCapError, ModelFormatError
+from edgedec.gguf.file import FileState, file_states
+from edgedec.gguf.trained_context import embeds_only, read_model_info, trained_context
+from edgedec.loading.resolve import resolve
+from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.planner import REQUESTS, RESERVE, Cap, plan_wishes, plan_within, planning_bytes
+from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes
+from edgedec.memory_plan import MemoryPlan
+from edgedec.progress import CancelToken, OnProgress
+from edgedec_apps.fit_first import require_fit
+from edgedec_apps.server.shelf.account import Account, planning_need
+from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
+
+_USABLE = 0.9  # of the memory that the system has free when the server starts
+_OF_ALL = (REQUESTS, RESERVE)  # the terms of a plan that all models of a server share
+_ANY_PEAK = 1 << 62  # other models are loaded: what the process held at its peak says nothing of one of them
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Plans and loads models; its method `prepare` is a shelf's Prepare.
+
+    Without `options.memory`, nine tenths of what the system had free at the first call are for the models.
+
+    Attributes:
+        named: The models of the command line, as their recipes have them.
+        options: How these are loaded.
+        others: How all other models are loaded.
+        request_bytes: Bytes that the server keeps for requests; 0 without a cap.
+        prompt_cache: The file for the KV cache of the first of `named`, or a folder with a file for each model; or
+            None.
+        showing: Returns a context in which a model is prepared or loaded; it yields what the progress is reported to.
+        tell: Called with sentences for the person who started the server.
+    """
+
+    named: Sequence[str]
+    options: EngineOptions
+    others: EngineOptions
+    request_bytes: int
+    prompt_cache: Path | None
+    showing: Callable[[], AbstractContextManager[OnProgress | None]]
+    tell: Callable[[str], None]
+    _refused: dict[tuple[Recipe, int | None], tuple[FileState, str]] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def _account(self) -> Account:
+        return Account(base_bytes())  # before any model's file is looked at
+
+    @cached_property
+    def _cap(self) -> Cap:
+        base, cap_bytes, gpu_bytes = self._account.base_bytes, self.options.cap_bytes, self.options.gpu_cap_bytes
+        if cap_bytes is not None:
+            return Cap(cap_bytes, base, whole_process=True, gpu_bytes=gpu_bytes)
+        free = available_bytes()
+        most = None if free is None else base + int(_USABLE * free)
+        return Cap(most, base, whole_process=True, name="free", gpu_bytes=gpu_bytes)
+
+    def prepare(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken, *, at_rest: bool = False) -> Prepared:
+        """Plan how a recipe is loaded, as if it were alone; a model of the command line is downloaded where it must be.
+
+        Args:
+            recipe: The model.
+            n_ctx: Tokens of its context, or None for the usual number.
+            cancel: Stops planning and loading.
+            at_rest: Whether no request uses a model that is loaded, so that none comes to hold more meanwhile.
+
+        Raises:
+            CrowdedError: The models that are loaded leave no memory to plan with.
+            MemoryCapError: The model can't fit.
+            EdgedecError: As edgedec.load.
+        """
+        options = self._options(recipe, n_ctx, cancel)
+        cache_file = self._cache_file(recipe)
+        if cache_file is not None:
+            require_prompt_cache(cache_file)
+        cap, account = self._cap, self._account
+        beside_bytes, is_capped = account.measure(), options.memory is not None
+        earlier_peak_bytes = _ANY_PEAK if account.others else peak_resident_bytes() or 0
+        cap = replace(cap, beside_bytes=account.base_bytes, earlier_peak_bytes=earlier_peak_bytes)
+        application = Application(
+            cap.beside_bytes if is_capped else None,
+            prompt_cache=cache_file is not None,
+            request_bytes=self.request_bytes if is_capped else 0,
+            earlier_peak_bytes=cap.earlier_peak_bytes,
+        )
+        held_bytes = (resident_bytes() or 0) if at_rest else beside_bytes + account.planned_bytes
+        with self.showing() as on_progress:
+            options = replace(options, on_progress=on_progress)
+            if is_capped:
+                require_fit(recipe.model, options, application, cap)
+            path = resolve(recipe.model, options.resolving)
+            if account.others and cap.n_bytes is not None and cap.n_bytes - held_bytes < planning_need(path):
+                raise self._crowded(recipe, n_ctx, path)
+            room = planning_bytes(replace(cap, beside_bytes=held_bytes))
+            choice = find_model(path, options, room)
+            setting = engine_wishes(choice, options, application, room).setting
+            planned = plan_wishes(choice, setting, cap)
+            if not planned.plan.fits:
+                planned = plan_within(choice, setting, cap)
+                self._require(planned.plan, recipe, n_ctx, path)
+        if "context" not in planned.setting.given_up:  # so that it does not depend on what else is loaded by then
+            options = replace(options, n_ctx=planned.setting.options.n_ctx)
+        shared = sum(term.n_bytes for term in planned.plan.terms if term.name in _OF_ALL)
+        return Prepared(
+            n_bytes=planned.plan.own_bytes - shared,
+            budget_bytes=(1 << 62) if cap.n_bytes is None else cap.n_bytes - beside_bytes - shared,
+            n_ctx=planned.setting.options.n_ctx or 0,
+            n_ctx_train=trained_context(choice.path),
+            open=lambda: self._open(choice, options, application, cache_file),
+        )
+
+    def _require(self, plan: MemoryPlan, recipe: Recipe, n_ctx: int | None, path: Path) -> None:
+        """Raise MemoryCapError where a plan does not fit, and remember that for this state of the model's file."""
+        try:
+            plan.require()
+        except MemoryCapError as error:
+            self._refused[recipe, n_ctx] = file_states([path])[0], error.marked
+            raise
+
+    def _crowded(self, recipe: Recipe, n_ctx: int | None, path: Path) -> MemoryCapError:
+        """Return the error for a model that can't be planned now: that it can never fit, where this is known."""
+        state, message = self._refused.get((recipe, n_ctx), (None, ""))
+        if state == file_states([path])[0]:
+            return MemoryCapError(message)
+        message = f"{path.stem}: the models that are loaded leave no memory to plan it; try again later"
+        return CrowdedError(message, partial(self.prepare, at_rest=True))
+
+    def _options(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> EngineOptions:
+        options = self.options if recipe.model in self.named else self.others
+        return replace(
+            options,
+            n_ctx=n_ctx or options.n_ctx,
+            chat_template=recipe.chat_template or options.chat_template,
+            draft_head=recipe.draft_head or options.draft_head,
+            cancel=cancel,
+        )
+
+    def _cache_file(self, recipe: Recipe) -> Path | None:
+        """Return the file that keeps the KV cache of a model, or None."""
+        path = self.prompt_cache
+        if path is not None and path.is_dir():
+            return path / f"{sha256(repr(recipe).encode()).hexdigest()[:32]}.kv"
+        return path if [recipe.model] == list(self.named[:1]) else None
+
+    def _open(
+        self, choice: Choice, options: EngineOptions, application: Application, cache_file: Path | None
+    ) -> Loaded:
+        before_bytes = resident_bytes() or 0
+        with self.showing() as on_progress:
+            engine = open_choice(choice, replace(options, on_progress=on_progress), application)
+        model = object()  # stands for the engine, and does not hold it
+        try:
+            self._restore(engine, cache_file)
+            template = engine.card.chat_template if options.chat_template is None else options.chat_template
+            path = choice.path
+            file = ModelFile(path, read_model_info(path), path.stat().st_mtime, template, embeds_only(path))
+        except BaseException:
+            engine.close()
+            raise
+        if engine.plan.given_up:
+            cap = engine.plan.caps
+            self.tell(f"{path.stem}: to keep within {cap}: {', '.join(engine.plan.given_up)}")
+        planned = [term.n_bytes for term in engine.plan.terms if term.name == REQUESTS]
+        shared = sum(term.n_bytes for term in engine.plan.terms if term.name in _OF_ALL)
+        self._account.open(model, engine.plan.own_bytes - shared, before_bytes)
+
+        def close() -> None:
+            try:
+                self._close(engine, cache_file)
+            finally:
+                self._account.close(model)
+
+        return Loaded(engine, file, close, planned[0] if planned else None)
+
+    def _restore(self, engine: Engine, cache_file: Path | None) -> None:
+        """Load a KV cache where its file exists; one that does not fit is reported, and replaced later."""
+        if cache_file is not None and cache_file.exists() and cache_file.stat().st_size:
+            try:
+                engine.load_prompt_cache(cache_file)
+            except ModelFormatError as error:
+                self.tell(f"{error}; going on without it")
+
+    def _close(self, engine: Engine, cache_file: Path | None) -> None:
+        """Save the KV cache and the draft store, and free the model; a failure to save is only reported."""
+        saves: list[Callable[[], None]] = [engine.save_draft_store]
+        if cache_file is not None:
+            saves.append(lambda: engine.save_prompt_cache(cache_file))
+        try:
+            for save in saves:
+                try:
+                    save()
+                except EdgedecError as error:
+                    self.tell(str(error))
+        finally:
+            engine.close()

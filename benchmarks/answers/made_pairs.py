@@ -1,0 +1,109 @@
+"""What better_answers.py compares task by task: the method by difficulty, pairs of ways, and intervals.
+
+Accuracies of few tasks have wide intervals, but two ways that ran on the same tasks can be compared by the tasks on
+which they differ.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from math import comb
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from made_table import choices, cost, lockstep, summed
+
+from edgedec.choosing.compute_optimal import fitted, method_for
+
+Row = Mapping[str, Any]
+FIRST = 4
+BOUNDS = (0.75, 0.5, 0.25, 0.0)
+_SAMPLES = 1000
+
+
+def by_difficulty(lines: Sequence[Row]) -> dict[str, Any]:
+    """Return the row of the table of the compute-optimal choice: each task's method by a table fitted to the others.
+
+    The score of the first texts is the share of the public tests, or the judged chance. The methods are more texts of
+    the same way of choosing: the public tests, or the likeliest; and for answers the vote, too.
+    """
+    is_code = "public" in lines[0]["rows"][0]
+    ways = [("public tests", n) for n in (4, 8, 16)] if is_code else [("likely", 4), ("vote", 8), ("likely", 16)]
+    names = {f"{way} {n}": (way, n) for way, n in ways}
+    firsts = [[row["public" if is_code else "chance"] for row in line["rows"][:FIRST]] for line in lines]
+    rights = [{name: _chosen(line, *key)["right"] for name, key in names.items()} for line in lines]
+    entries = []
+    for k, line in enumerate(lines):
+        others = [i for i in range(len(lines)) if i != k]
+        outcomes = [(fmean(firsts[i]), name, float(rights[i][name])) for i in others for name in names]
+        way, n = names[method_for(firsts[k], fitted(outcomes, BOUNDS))]
+        lengths = [row["tokens"] for row in line["rows"][:n]]
+        spent = lockstep(lengths[:FIRST]) + (lockstep(lengths[FIRST:]) if n > FIRST else 0.0)
+        spent += 0.0 if is_code else cost(FIRST * line["judge_rows"])
+        chosen = _chosen(line, way, n)
+        entries.append((chosen["right"], spent, chosen["tokens"], sum(lengths)))
+    return summed("compute-optimal", "4 to 16", entries)
+
+
+def _chosen(line: Row, way: str, n: int) -> Row:
+    rows = line["rows"][:n]
+    found: Row = rows[choices(rows)[way]]
+    return found
+
+
+def rights_of(lines: Sequence[Row], way: str, n: int) -> dict[str, bool]:
+    """Return by task whether a way of choosing among its first n texts is right."""
+    return {line["task"]: _chosen(line, way, n)["right"] for line in lines}
+
+
+def compared(ours: Mapping[str, bool], theirs: Mapping[str, bool]) -> dict[str, Any]:
+    """Return how many tasks only one of two ways gets right, and the exact p of as uneven a split by chance.
+
+    McNemar's test (1947) in its exact, two-sided form, on the tasks that both have.
+
+    >>> compared({"a": True, "b": True, "c": False}, {"a": False, "b": True, "c": False})
+    {'tasks': 3, 'right': 2, 'other right': 1, 'only ours': 1, 'only theirs': 0, 'p': 1.0}
+    """
+    both = [task for task in ours if task in theirs]
+    won, lost = (sum(a[task] and not b[task] for task in both) for a, b in ((ours, theirs), (theirs, ours)))
+    n, k = won + lost, min(won, lost)
+    p = min(1.0, 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n) if n else 1.0
+    counts = {"tasks": len(both), "right": sum(ours[t] for t in both), "other right": sum(theirs[t] for t in both)}
+    return counts | {"only ours": won, "only theirs": lost, "p": round(p, 4)}
+
+
+def auroc_of(groups: Sequence[Sequence[tuple[float, bool]]]) -> dict[str, float | None]:
+    """Return the AUROC of scores over all texts and within tasks, with 95 % intervals.
+
+    The intervals are a bootstrap over tasks (Efron 1979), as texts of one task are alike.
+
+    Args:
+        groups: By task, its texts' scores and whether each is right.
+    """
+    rng, found = random.Random(0), dict[str, float | None]()
+    measures: dict[str, Callable[[Sequence[Sequence[tuple[float, bool]]]], float | None]] = {
+        "all texts": _pooled,
+        "within tasks": _within,
+    }
+    for name, measure in measures.items():
+        drawn = [measure(rng.choices(groups, k=len(groups))) for _ in range(_SAMPLES)]
+        known = sorted(value for value in drawn if value is not None)
+        found[name] = measure(groups)
+        if known:
+            found[f"{name}, low"] = known[int(0.025 * len(known))]
+            found[f"{name}, high"] = known[int(0.975 * len(known))]
+    return found
+
+
+def _pooled(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
+    """Return what edgedec.choosing.self_evaluation.auroc does, by sorting: it is asked thousands of times."""
+    right, wrong = (np.sort([score for group in groups for score, yes in group if yes == wanted]) for wanted in (1, 0))
+    if not len(right) or not len(wrong):
+        return None
+    wins = np.searchsorted(wrong, right, "left").sum() + np.searchsorted(wrong, right, "right").sum()
+    return float(wins / (2 * len(right) * len(wrong)))
+
+
+def _within(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
+    inside = [value for group in groups if (value := _pooled([group])) is not None]
+    return fmean(inside) if inside else None

@@ -1,0 +1,226 @@
+"""Damage draft heads at random: a head that drafts, or an EdgedecError, must come out, quickly and in little memory.
+
+    python benchmarks/fuzz/fuzz_heads.py --seconds 60 --seed 1 --keep findings/
+
+Folders (config.json, safetensors, the record) and GGUFs are damaged in turn, in their bytes and in what they say. Each
+mutant is loaded, fitted to a tiny model, and drafts two tokens with the numpy head; one that fits also drafts on the
+cpu runtime, behind a text of that model. A finding is any other exception, a refusal of sizes or types by the native
+library alone, more than 1 s of processor time, more than HANG_S in all, or more memory than LIMIT_BYTES above the
+start. Findings are kept as files. Where the native code dies, the process does; the mutant is then in the folder that
+the first line of standard error names.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from fuzz_bases import Source
+from fuzz_mutants import damaged, other_values
+from support.gguf_writer import Built, build_gguf
+from support.head_mutants import mutant
+from support.tiny_heads import TinyHead, head_weights
+from support.tiny_models import tiny_llama
+
+from edgedec.errors import EdgedecError, SessionError, UnsupportedModelError
+from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.head_state import ChainRules
+from edgedec.model import LoadOptions
+from edgedec.trained_heads.gguf_head import TENSORS
+from edgedec.trained_heads.load import load_head
+from edgedec.trained_heads.reference import ReferenceHead
+from edgedec.trained_heads.target import fit
+from edgedec_runtimes.cpu.runtime import Cpu
+
+LIMIT_S = 1.0
+HANG_S = 60.0
+LIMIT_BYTES = 256 * 2**20
+N_VOCAB = 264
+
+
+class TooSlow(BaseException):
+    """Raised by the alarm; no Exception, so that nothing in the code under test takes it for one of its own."""
+
+
+def gguf_head() -> Source:
+    """Return a sound head as a GGUF's values and tensors."""
+    weights = head_weights(TinyHead(own_output=True, fc_norm="joined", n_head=2, n_head_kv=1, head_dim=16))
+    metadata = {
+        "general.architecture": "eagle3",
+        "general.name": "tiny",
+        "eagle3.block_count": 1,
+        "eagle3.context_length": 64,
+        "eagle3.embedding_length": 32,
+        "eagle3.feed_forward_length": 64,
+        "eagle3.attention.head_count": 2,
+        "eagle3.attention.head_count_kv": 1,
+        "eagle3.attention.key_length": 16,
+        "eagle3.attention.value_length": 16,
+        "eagle3.attention.layer_norm_rms_epsilon": 1e-5,
+        "eagle3.rope.freq_base": 5000.0,
+        "eagle3.rope.dimension_count": 16,
+        "eagle3.rope.scaling.type": "linear",
+        "eagle3.rope.scaling.factor": 2.0,
+        "eagle3.vocab_size": N_VOCAB,
+        "eagle3.target_layers": [2, 3, 5],
+        "eagle3.target_hidden_size": 32,
+        "eagle3.norm_before_residual": True,
+        "eagle3.norm_before_fc": True,
+        "edgedec.head": '{"name": "h", "reach": [0.5, 0.25], "target": {"name": "t"}}',
+    }
+    tensors = {TENSORS[name]: values for name, values in weights.items() if name != "d2t"}
+    return Source(metadata, tensors | {"d2t": weights["d2t"].astype(np.int64)})
+
+
+def exercise(path: Path, target: GGUF) -> bool:
+    """Load a head, fit it, and draft, as a user's first command does; return whether it fits the target."""
+    head, fits = load_head(path), True
+    try:
+        head = fit(head, target).head
+        draft_natively(path, target)
+    except UnsupportedModelError:
+        fits = False  # a sound head for another model drafts all the same, below
+    card = head.card
+    n_taps = head.tensors["fc"].shape[1]
+    embedding = np.ones((1, card.n_embd), np.float32)
+    output = np.ones((card.n_vocab_draft, card.n_embd), np.float32)
+    reference = ReferenceHead(head, lambda tokens: embedding.repeat(len(tokens), 0), output)
+    reference.absorb(np.ones((3, n_taps), np.float32))
+    drafted, _ = reference.draft([1, 2, 3, 4], 2)
+    assert all(0 <= token < card.n_vocab_target for token in drafted)
+    return fits
+
+
+def draft_natively(path: Path, target: GGUF) -> None:
+    """Draft with a head that fits, on the cpu runtime."""
+    options = LoadOptions(n_ctx=32, max_rows=2, n_threads=1, tile_cache=False, draft_head=path)
+    with Cpu().load(target.paths[0], options) as model:
+        session = model.session(32)
+        session.forward(np.arange(8, dtype=np.int32), n_past=0)
+        if session.draft_head is not None:
+            session.draft_head.chain(8, 8, ChainRules(3))
+
+
+def attempt(work: Callable[[], bool]) -> tuple[BaseException | bool, float]:
+    """Return what came out of one mutant (what `work` returned, or its error) and the processor's time it took."""
+    start = time.process_time()
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, HANG_S)
+    outcome: BaseException | bool
+    try:
+        outcome = work()
+    except (Exception, TooSlow) as error:
+        outcome = error
+    finally:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    return outcome, time.process_time() - start
+
+
+def write_mutant(folder: Path, source: Source, built: Built, rng: random.Random) -> Path:
+    """Write a damaged head and return its path: half of them folders, half of them GGUFs."""
+    if rng.random() < 0.5:
+        mutant(rng).write(folder)
+        return folder
+    path = folder.with_suffix(".gguf")
+    if rng.random() < 0.5:
+        path.write_bytes(damaged(source, built, rng))
+    else:
+        changed = other_values(source, rng)
+        path.write_bytes(build_gguf(changed.metadata, changed.tensors).data)
+    return path
+
+
+def run(count: int, seconds: float, seed: int, keep: Path) -> dict[str, object]:
+    """Try up to `count` mutants for up to `seconds`, and return the result for the last line."""
+    rng, source = random.Random(seed), gguf_head()
+    built = build_gguf(source.metadata, source.tensors)
+    refused: Counter[str] = Counter()
+    findings: list[dict[str, object]] = []
+    n_done, n_native, slowest_s, start = 0, 0, 0.0, time.perf_counter()
+    with tempfile.TemporaryDirectory() as directory:
+        print(f"mutants are written to {directory}", file=sys.stderr)
+        target = read_gguf(
+            tiny_llama(Path(directory) / "t.gguf", n_embd=32, n_head=2, n_head_kv=1, n_layer=6, n_vocab=N_VOCAB)
+        )
+        while n_done < count and time.perf_counter() - start < seconds:
+            path = write_mutant(Path(directory) / "head", source, built, rng)
+            outcome, spent_s = attempt(lambda path=path: exercise(path, target))  # type: ignore[misc]
+            n_done, slowest_s = n_done + 1, max(slowest_s, spent_s)
+            is_refused = isinstance(outcome, EdgedecError) and not _comes_late(outcome)
+            if is_refused:
+                refused[type(outcome).__name__] += 1
+            n_native += outcome is True
+            if spent_s > LIMIT_S or not (is_refused or isinstance(outcome, bool)):
+                findings.append({"error": repr(outcome), "seconds": spent_s, "kept": save(path, keep)})
+    done = {
+        "count": n_done,
+        "ok": n_done - refused.total() - len(findings),
+        "native": n_native,
+        "refused": dict(refused),
+    }
+    return done | {"findings": findings, "seed": seed, "slowest_s": round(slowest_s, 3)}
+
+
+def _comes_late(error: EdgedecError) -> bool:
+    """Return whether the native library was the first to refuse a head; it alone sees that scores are not finite."""
+    return isinstance(error, SessionError) and "not finite" not in str(error)
+
+
+def save(path: Path, keep: Path) -> str:
+    """Keep a mutant, a file or a folder."""
+    keep.mkdir(parents=True, exist_ok=True)
+    place = keep / f"head-{len(list(keep.iterdir())):04}{path.suffix}"
+    shutil.copytree(path, place) if path.is_dir() else shutil.copyfile(path, place)
+    return str(place)
+
+
+def _let_grow(n_bytes: int) -> None:
+    """Let the process grow by n_bytes at most, where the system can (Linux)."""
+    statm = Path("/proc/self/statm")
+    if statm.is_file():
+        import resource  # absent on Windows
+
+        limit = int(statm.read_text().split()[0]) * resource.getpagesize() + n_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _on_alarm(signal_number: int, frame: FrameType | None) -> NoReturn:
+    raise TooSlow
+
+
+def main() -> int:
+    """Parse the command line, run, print one line of JSON; 1 where anything was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20_000, help="mutants to try (default: 20000)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the mutations (default: 0)")
+    parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="where findings are kept")
+    options = parser.parse_args()
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, _on_alarm)
+    warnings.simplefilter("ignore", RuntimeWarning)  # damaged weights overflow
+    exercise_once = np.ones((64, 64), np.float32)
+    exercise_once @ exercise_once  # numpy's library takes its threads' memory before the limit is set
+    _let_grow(LIMIT_BYTES)
+    result = run(options.count, options.seconds, options.seed, options.keep)
+    print(json.dumps(result))
+    return 1 if result["findings"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

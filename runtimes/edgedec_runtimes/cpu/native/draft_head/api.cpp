@@ -1,0 +1,186 @@
+// The C interface of draft heads.
+#include <algorithm>
+
+#include "api_calls.h"
+#include "draft_head/head.h"
+
+using namespace edgedec;
+
+int32_t ec_head_create(ec_model *target, const ec_head_config *config, const int32_t *taps, const int32_t *tokens,
+                       ec_head **head) {
+  return guarded([&] {
+    *head = new ec_head(*target, *config, taps, tokens);
+    return EC_OK;
+  });
+}
+
+namespace {
+
+Matrix &matrix_of(ec_head *head, int32_t which) {
+  require(!head->finished && which >= 0 && which < EC_HEAD_N_MATRICES, "no such matrix of a head");
+  static constexpr int32_t of_layer[] = {-1, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN};
+  switch (which) {
+    case EC_HEAD_FC: return head->fc;
+    case EC_HEAD_OUTPUT: return head->net.output;
+    case EC_HEAD_EMBEDDING: return head->embedding;
+    default: return head->net.layers[0].matrices[of_layer[which]];
+  }
+}
+
+std::vector<float> &vector_of(ec_head *head, int32_t which) {
+  require(!head->finished && which >= 0 && which < EC_HEAD_N_VECTORS, "no such vector of a head");
+  std::vector<float> *of_layer = head->net.layers[0].vectors;
+  switch (which) {
+    case EC_HEAD_INPUT_NORM: return of_layer[EC_EMBEDDING_NORM];
+    case EC_HEAD_HIDDEN_NORM: return of_layer[EC_ATTN_NORM];
+    case EC_HEAD_FFN_NORM: return of_layer[EC_FFN_NORM];
+    case EC_HEAD_OUTPUT_NORM: return head->net.output_norm;
+    case EC_HEAD_FC_NORM: return head->fc_norm;
+    default: return head->rope_divisors;
+  }
+}
+
+HeadState &state_of(const ec_session *session) {
+  require(session->head != nullptr, "no draft head follows the session");
+  return *session->head;
+}
+
+}  // namespace
+
+int32_t ec_head_set_matrix(ec_head *head, int32_t which, int32_t type, int64_t n_rows, int64_t n_cols, const void *tiles,
+                           uint64_t n_tile_bytes) {
+  return guarded([&] {
+    Matrix &matrix = matrix_of(head, which);
+    check_tiles(type, n_rows, n_cols, n_tile_bytes);
+    require(tiles != nullptr, "a matrix has no tiles");
+    matrix = {type, n_rows, n_cols, (const uint8_t *)tiles};
+    return EC_OK;
+  });
+}
+
+int32_t ec_head_set_vector(ec_head *head, int32_t which, const float *values, int64_t n) {
+  return guarded([&] {
+    require(n >= 0 && n <= 1 << 24, "a vector is too long");
+    vector_of(head, which).assign(values, values + n);
+    return EC_OK;
+  });
+}
+
+int32_t ec_head_finish(ec_head *head) {
+  return guarded([&] {
+    require(!head->finished, "the head is finished already");
+    head->finish();
+    return EC_OK;
+  });
+}
+
+void ec_head_destroy(ec_head *head) { delete head; }
+
+int32_t ec_session_follow(ec_session *session, ec_head *head) {
+  return guarded([&] {
+    require(head == nullptr || (head->finished && &head->target == session->model), "the head is of another model");
+    session->head = head == nullptr ? nullptr : std::make_shared<HeadState>(*head, session->cache.n_ctx());
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_take(const ec_item *item) {
+  return guarded([&] {
+    if (!item->session->head) return EC_OK;
+    const ec_session &session = *item->session;
+    const ec_head &head = session.head->head();
+    require(session.model->elsewhere, "the session's own library evaluates its text");
+    require(item->n_past >= 0 && item->n_rows >= 0 && item->n_rows <= session.cache.n_ctx() - item->n_past,
+            "the rows are beyond the session's length");
+    require(item->tokens != nullptr && item->tapped != nullptr && item->n_taps == (int32_t)head.taps.size(),
+            "the rows lack tokens or taps");
+    for (int32_t i = 0; i < item->n_rows; ++i)
+      require(item->tokens[i] >= 0 && item->tokens[i] < session.model->config.n_vocab, "a token is out of range");
+    session.head->take(*item);
+    return EC_OK;
+  });
+}
+
+namespace {
+
+// Call body(), which drafts for some sessions. The target's weights, whose embeddings are read, may be mapped.
+template <class Body>
+int32_t drafting(const ec_draft_item *items, int32_t n, Body body) {
+  return guarded([&] {
+    require(n >= 0, "the number of texts is negative");
+    if (n == 0) return EC_OK;
+    for (int32_t i = 0; i < n; ++i)
+      require(items[i].session != nullptr && items[i].session->model == items[0].session->model,
+              "the texts of a draft are of several models");
+    const ec_mapping *mapping = items[0].session->model->mapping;
+    const FaultsUnblocked unblocked;
+    if (mapping != nullptr) mapping->check();
+    body();
+    if (mapping != nullptr) mapping->check();
+    return EC_OK;
+  });
+}
+
+}  // namespace
+
+int32_t ec_draft_scores(ec_draft_item *items, int32_t n) {
+  return drafting(items, n, [&] {
+    std::vector<HeadState *> states;
+    std::vector<ec_draft_item *> known;
+    for (int32_t i = 0; i < n; ++i) {
+      HeadState *state = items[i].session->head.get();
+      const auto laid_out = [&] {
+        return items[i].n_past < 0 ? state->lay_out_next(items[i].token) : state->lay_out(items[i].n_past, items[i].token);
+      };
+      items[i].n_found = state != nullptr && laid_out();
+      if (items[i].n_found == 0) continue;
+      states.push_back(state);
+      known.push_back(&items[i]);
+    }
+    const float *scores = HeadState::read(states);
+    for (ec_draft_item *item : known) {
+      const int32_t n_vocab = item->session->head->head().config.n_vocab;
+      std::copy(scores, scores + n_vocab, item->scores);
+      scores += n_vocab;
+    }
+  });
+}
+
+int32_t ec_draft_chains(ec_draft_item *items, int32_t n) {
+  return drafting(items, n, [&] { draft_chains(items, n); });
+}
+
+int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int32_t *parents, int32_t n_nodes, int32_t n_new,
+                          float *scores, int32_t *n_found) {
+  ec_draft_item item{};
+  item.session = session;
+  return drafting(&item, 1, [&] {
+    *n_found = session->head != nullptr && session->head->read_branches(tokens, parents, n_nodes, n_new, scores);
+  });
+}
+
+double ec_draft_read_seconds(const ec_session *session) { return session->head ? session->head->read_seconds : 0.0; }
+
+uint64_t ec_draft_state_bytes(const ec_session *session) { return session->head ? session->head->state_bytes() : 0; }
+
+uint64_t ec_draft_saved_bytes(const ec_session *session, int32_t n_tokens) {
+  return session->head ? session->head->saved_bytes(n_tokens) : 0;
+}
+
+int32_t ec_draft_save(ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes) {
+  return guarded([&] {
+    HeadState &state = state_of(session);
+    require(n_tokens >= 0 && n_bytes == state.saved_bytes(n_tokens), "the target has another size");
+    state.save(n_tokens, (uint8_t *)target);
+    return EC_OK;
+  });
+}
+
+int32_t ec_draft_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes) {
+  return guarded([&] {
+    HeadState &state = state_of(session);
+    require(n_tokens >= 0 && n_bytes == state.saved_bytes(n_tokens), "the source has another size");
+    state.load(n_tokens, (const uint8_t *)source);
+    return EC_OK;
+  });
+}

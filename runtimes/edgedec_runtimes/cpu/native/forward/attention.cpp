@@ -1,0 +1,283 @@
+// The attention block of a layer, or the block of a short convolution, which has the same stages (short_conv_stages.cpp).
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "forward/run.h"
+
+namespace edgedec {
+namespace {
+
+constexpr int QUERY_GROUP = 8;         // queries that share what a kernel loads
+constexpr int CHUNKS_PER_THREAD = 3;   // with fewer chunks of queries, spans are cut as well
+constexpr int PIECES_PER_THREAD = 6;   // there are then
+constexpr int CUT_ROWS = 32;           // the most rows of a forward whose spans are cut
+constexpr size_t MOST_KEPT = 1 << 21;  // the most floats of spans that threads keep for one another
+
+}  // namespace
+
+bool Run::attention_block(int thread, int32_t l, float *memory) {
+  const std::vector<int32_t> &rows = plan_.attn(l);
+  if (rows.empty()) return true;
+  if (!fetch(thread, EC_PART_QKV, l)) return false;
+  const Layer &layer = m_.layers[(size_t)l];
+  const int64_t n_q = m_.n_q(layer), n_kv = m_.n_kv(layer), width = n_q + 2 * n_kv;
+  float *qkv = m_.qkv.data();
+  const Target targets[3] = {{&layer.matrices[EC_Q], qkv, width},
+                             {&layer.matrices[EC_K], qkv + n_q, width},
+                             {&layer.matrices[EC_V], qkv + n_q + n_kv, width}};
+  if (!goes_on(thread)) return false;
+  const Activations &input = attention_input(thread, layer, rows, memory);
+  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, 3, memory);
+  release(thread, EC_PART_QKV, l);
+  if (layer.convolves()) write_columns(thread, layer, rows);
+  else write_keys_and_values(thread, layer, rows, memory);
+  const std::vector<int32_t> &attending = plan_.attending(l);
+  if (attending.empty()) return true;
+  if (layer.convolves()) convolve(thread, l, attending, memory);
+  else attend(thread, l, attending, memory);
+  if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
+  const Activations &mixed = layer.convolves() ? m_.convolved.view() : m_.attended.view();
+  add_product(thread, EC_OP_ATTN_OUT, mixed, attending, layer.matrices[EC_ATTN_OUT],
+              layer.vectors[EC_POST_ATTN_NORM], memory);
+  add_output_bias(thread, layer, attending);
+  release(thread, EC_PART_ATTN_OUT, l);
+  return true;
+}
+
+// Add the bias of the output matrix.
+void Run::add_output_bias(int thread, const Layer &layer, const std::vector<int32_t> &rows) {
+  const std::vector<float> &bias = layer.vectors[EC_ATTN_OUT_BIAS];
+  if (bias.empty()) return;
+  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
+    k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, bias.data(), c_.residual_scale, c_.n_embd);
+  });
+  end_stage(thread, EC_OP_ATTN_OUT);
+}
+
+// Add biases, apply the norms of heads, rotate, and write the keys and values to the cache. A piece is one key-value head of
+// some rows: neighbours, as the keys of 16 tokens share cache lines.
+void Run::write_keys_and_values(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
+  const int n = (int)rows.size(), n_together = n > KEY_BLOCK ? KEY_BLOCK : 4;
+  if (c_.wide_norms) {
+    stages_.each(thread, n, [&](int64_t i) {
+      float *q = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv());
+      norm_wide(q, layer.vectors[EC_Q_NORM], memory);
+      norm_wide(q + m_.n_q(), layer.vectors[EC_K_NORM], memory);
+    });
+    end_stage(thread, EC_OP_ROPE);
+  }
+  stages_.each(thread, (n + n_together - 1) / n_together * c_.n_head_kv, [&](int64_t piece) {
+    const int first = (int)piece / c_.n_head_kv * n_together;
+    for (int i = first; i < std::min(n, first + n_together); ++i)
+      write_head(layer, i, plan_.rows[(size_t)rows[(size_t)i]], (int)piece % c_.n_head_kv, memory);
+  });
+  end_stage(thread, EC_OP_ROPE);
+}
+
+// Normalize the queries or the keys of all heads of a row together.
+void Run::norm_wide(float *x, const std::vector<float> &weight, float *memory) {
+  if (weight.empty()) return;
+  k_.rms_norm(x, weight.data(), c_.rms_epsilon, (int64_t)weight.size(), memory);
+  memcpy(x, memory, weight.size() * sizeof(float));
+}
+
+// Do so for row i of those that run this block.
+void Run::write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory) {
+  const int32_t group = c_.n_head / c_.n_head_kv, d = c_.head_dim;
+  const int64_t number = &row - plan_.rows.data();
+  const float *cos_sin = layer.unrotated ? nullptr : m_.cos_sin[m_.rope_of(layer)].data() + number * c_.n_rot;
+  const std::vector<float> &q_norm = c_.wide_norms ? none_ : layer.vectors[EC_Q_NORM];
+  const std::vector<float> &k_norm = c_.wide_norms ? none_ : layer.vectors[EC_K_NORM];
+  const float temperature = temperature_at(row.position);
+  float *base = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv());
+  for (int32_t h = head * group; h < (head + 1) * group; ++h) {
+    prepare_head(base + h * d, layer.vectors[EC_Q_BIAS], h, q_norm, cos_sin, memory);
+    for (int32_t i = 0; temperature != 1.0f && i < d; ++i) base[h * d + i] *= temperature;
+  }
+  float *keys = base + m_.n_q() + head * d, *values = keys + m_.n_kv();
+  KVCache &cache = plan_.items[row.item].session->cache;
+  const std::vector<float> &key_bias = cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS];
+  prepare_head(keys, key_bias, head, k_norm, cos_sin, memory);
+  const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
+  if (!bias.empty()) k_.add(values, bias.data() + head * d, 1.0f, d);
+  cache.write(k_, layer.number, head, row.slot, keys, values);
+}
+
+void Run::prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
+                  const float *cos_sin, float *memory) {
+  const int32_t d = c_.head_dim;
+  if (!bias.empty()) k_.add(x, bias.data() + head * d, 1.0f, d);
+  if (!weight.empty()) {
+    k_.rms_norm(x, weight.data(), c_.rms_epsilon, d, memory);
+    memcpy(x, memory, (size_t)d * sizeof(float));
+  }
+  if (cos_sin != nullptr) k_.rope(x, cos_sin, c_.n_rot, c_.rope_interleaved != 0);
+}
+
+// Return what a query at a position is multiplied by, so that attention stays as sharp over long texts.
+float Run::temperature_at(int32_t position) const {
+  if (c_.temperature_tokens == 0) return 1.0f;
+  return (float)(1.0 + c_.temperature_scale * log(1.0 + position / c_.temperature_tokens));
+}
+
+// How the attention of a group of rows is cut: chunks of queries, and the spans that they see into parts where there are few
+// chunks. A piece is one part of one chunk of one key-value head.
+struct Run::AttentionCut {
+  int64_t chunk, n_chunks, n_parts;
+};
+
+struct Run::AttentionPiece {
+  const AttentionGroup *group;
+  AttentionCut of;
+  int64_t head, first_query, part;
+  int64_t number;  // of the chunk, among those of all groups and heads of a step
+};
+
+Run::AttentionCut Run::cut(const AttentionGroup &group, size_t n_groups) const {
+  const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t n_queries = (int64_t)group.rows.size() * (c_.n_head / c_.n_head_kv), n_threads = m_.pool.size();
+  const int64_t n_heads = (int64_t)n_groups * c_.n_head_kv, wanted = CHUNKS_PER_THREAD * n_threads;
+  const bool together = n_kept_ > 0 && group.unfinished;  // spans are cut in place of queries, so that each is read once
+  const int64_t least = together ? n_queries : divided(n_queries, divided(wanted, n_heads));
+  const int64_t chunk = std::min<int64_t>(divided(least, QUERY_GROUP) * QUERY_GROUP, MAX_QUERIES);
+  const int64_t n_chunks = divided(n_queries, chunk), n_pieces = n_heads * n_chunks;
+  if (n_kept_ == 0 || n_pieces >= wanted) return {chunk, n_chunks, 1};
+  return {chunk, n_chunks, std::min(group.end - group.begin, divided(PIECES_PER_THREAD * n_threads, n_pieces))};
+}
+
+int64_t Run::count_pieces(const std::vector<AttentionGroup> &groups) const {
+  int64_t n = 0;
+  for (const AttentionGroup &group : groups) {
+    const AttentionCut of = cut(group, groups.size());
+    n += of.n_chunks * c_.n_head_kv * of.n_parts;
+  }
+  return n;
+}
+
+// Return a piece of a step by its number.
+Run::AttentionPiece Run::find_piece(const std::vector<AttentionGroup> &groups, int64_t number) const {
+  int64_t n_before = 0;
+  for (const AttentionGroup &group : groups) {
+    const AttentionCut of = cut(group, groups.size());
+    const int64_t n_chunks = of.n_chunks * c_.n_head_kv;
+    if (number < n_chunks * of.n_parts) {
+      const int64_t chunk = n_chunks - 1 - number / of.n_parts;  // the last rows, which see most, come first
+      return {&group, of, chunk % c_.n_head_kv, chunk / c_.n_head_kv * of.chunk, number % of.n_parts, n_before + chunk};
+    }
+    number -= n_chunks * of.n_parts;
+    n_before += n_chunks;
+  }
+  return {};
+}
+
+void Run::attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
+  for (const std::vector<AttentionGroup> &groups : plan_.steps(l)) {
+    stages_.each(thread, count_pieces(groups), [&](int64_t number) { attend_piece(l, rows, find_piece(groups, number), memory); });
+    end_stage(thread, EC_OP_ATTENTION);
+  }
+  if (c_.head_dim % 32 == 0 || m_.attended.view().blocks == nullptr) return;
+  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
+    k_.quantize(m_.attended.view(), i, 0, m_.n_q(), m_.attention.data() + i * m_.n_q());
+  });
+  end_stage(thread, EC_OP_ATTENTION);
+}
+
+size_t attention_scratch(const ec_model &model, const Plan &plan) {
+  const size_t d = (size_t)model.config.head_dim, tree = (size_t)(plan.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
+  return MAX_QUERIES * (d + SPAN_TOKENS) + QUERY_GROUP * (d + tree) + (SPAN_TOKENS + PAGE_TOKENS) * d;
+}
+
+size_t attention_kept(const ec_model &model, const Plan &plan) {
+  if (model.pool.size() == 1 || plan.n_rows > CUT_ROWS) return 0;
+  const size_t n_queries = (size_t)plan.n_rows * (size_t)model.config.n_head;
+  const size_t n = n_queries * (size_t)plan.n_spans() * (size_t)(model.config.head_dim + 2);
+  return n <= MOST_KEPT ? n : 0;
+}
+
+// Describe the keys and values of one layer and head for attention, and where its scratch memory is.
+AttentionWork Run::work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const {
+  const KVCache &cache = item.session->cache;
+  const Layer &layer = m_.layers[(size_t)l];
+  const std::vector<float> &bias = layer.vectors[EC_K_BIAS];
+  const int64_t d = c_.head_dim;
+  AttentionWork w{};
+  w.head_dim = c_.head_dim;
+  w.layout = cache.shape().layout;
+  w.rotations = cache.shape().rotations();
+  w.n_rot = layer.unrotated ? 0 : cache.shape().n_rot;
+  w.rope_interleaved = c_.rope_interleaved != 0;
+  if (cache.shape().n_rot > 0 && !bias.empty()) w.key_bias = bias.data() + head * d;
+  w.pages = cache.pages();
+  w.offset = cache.shape().offset(layer.number, (int32_t)head);
+  w.n_prefix = item.n_past;
+  w.n_slots = item.n_past + item.n_rows;
+  w.scale = c_.attention_scale;
+  w.softcap = c_.attention_softcap;
+  w.n_spans = plan_.n_spans();
+  w.packed = memory;
+  w.weights = w.packed + MAX_QUERIES * d;
+  w.sums = w.weights + MAX_QUERIES * SPAN_TOKENS;
+  w.tree_scores = w.sums + QUERY_GROUP * d;
+  w.tree_stride = (plan_.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
+  w.unpacked = w.tree_scores + QUERY_GROUP * w.tree_stride;
+  return w;
+}
+
+// Let a piece's queries be those of its rows. Return the spans that they see, of those that their group attends to.
+Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece) {
+  const AttentionGroup &group = *piece.group;
+  const int64_t per_row = c_.n_head / c_.n_head_kv, d = c_.head_dim;
+  const Layer &layer = m_.layers[(size_t)l];
+  const std::vector<float> &sinks = layer.vectors[EC_SINKS];
+  w.n_queries = (int32_t)std::min(piece.of.chunk, (int64_t)group.rows.size() * per_row - piece.first_query);
+  w.resumed = group.resumed;
+  w.unfinished = group.unfinished;
+  Spans seen = {group.end, group.begin};
+  for (int32_t q = 0; q < w.n_queries; ++q) {
+    const int64_t query = piece.first_query + q, h = piece.head * per_row + query % per_row;
+    const AttentionGroup::Row &at = group.rows[(size_t)(query / per_row)];
+    const RowInfo &row = plan_.rows[(size_t)rows[at.place]];
+    const bool in_tree = plan_.items[row.item].parents != nullptr && !group.unfinished;  // what rows share is before a tree
+    w.query[q] = m_.qkv.data() + (int64_t)at.query * (m_.n_q() + 2 * m_.n_kv()) + h * d;
+    w.out[q] = m_.attention.data() + (int64_t)at.place * m_.n_q() + h * d;
+    w.state[q] = states_.empty() ? nullptr : states_.data() + 2 * ((int64_t)at.place * c_.n_head + h);
+    w.visible[q] = row.position + 1;
+    w.start[q] = layer.slides ? std::max(0, row.position + 1 - c_.sliding_window) : 0;
+    w.sink[q] = sinks.empty() ? nullptr : sinks.data() + h;
+    w.path[q] = in_tree ? plan_.paths.data() + row.path_begin : nullptr;
+    seen.begin = std::min<int64_t>(seen.begin, w.start[q] / SPAN_TOKENS);
+    seen.end = std::max<int64_t>(seen.end, row.position / SPAN_TOKENS + 1);
+  }
+  const int64_t end = std::min(seen.end, group.end);
+  return {std::min(std::max(seen.begin, group.begin), end), end};
+}
+
+void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory) {
+  const AttentionGroup &group = *piece.group;
+  const int64_t per_row = c_.n_head / c_.n_head_kv, d = c_.head_dim, n_parts = piece.of.n_parts;
+  AttentionWork w = work_of(l, piece.head, plan_.items[plan_.rows[(size_t)rows[group.rows[0].place]].item], memory);
+  const Spans seen = set_queries(w, l, rows, piece);
+  const int64_t per_part = (seen.end - seen.begin + n_parts - 1) / n_parts;
+  w.span_begin = std::min(seen.end, seen.begin + piece.part * per_part);
+  w.span_end = std::min(seen.end, w.span_begin + per_part);
+  const int64_t first = (piece.head * (int64_t)rows.size() + (int64_t)group.n_before) * per_row + piece.first_query;
+  if (n_parts > 1) w.kept = m_.kept.data() + first * w.n_spans * (d + 2);
+  k_.attend(w);
+  if (n_parts > 1) {  // the thread that finishes the last part joins all of them
+    std::atomic<int64_t> &n_finished = n_finished_[(size_t)piece.number];
+    if (n_finished.fetch_add(1, std::memory_order_acq_rel) != n_parts - 1) return;
+    n_finished.store(0, std::memory_order_relaxed);
+    w.span_begin = seen.begin;
+    w.span_end = seen.end;
+    k_.join_spans(w);
+  }
+  if (group.unfinished || (d % 32 != 0 && m_.attended.view().blocks != nullptr)) return;
+  for (int32_t q = 0; q < w.n_queries; ++q) {
+    const int64_t at = w.out[q] - m_.attention.data();
+    k_.quantize(m_.attended.view(), at / m_.n_q(), at % m_.n_q(), d, w.out[q]);
+  }
+}
+
+}  // namespace edgedec

@@ -1,0 +1,388 @@
+// One forward: its entry, and all stages but those of the attention block.
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "draft_head/head.h"
+#include "forward/run.h"
+#include "kernels/row.h"
+#include "weights/tiles.h"
+
+namespace edgedec {
+namespace {
+
+constexpr int PIECES_PER_THREAD = 4;  // at least
+constexpr int64_t PIECE_BYTES = 128 * 1024;  // of tiles, at most; reading and multiplying them takes some 10 microseconds
+constexpr int OWN_ROWS = 32;  // the most rows that all threads together normalize where each does so for itself
+constexpr int64_t BAND_ELEMENTS = 1 << 18;  // the most elements of a band of activations: they stay in the L2 cache
+
+int64_t band_rows(int64_t n_cols) {
+  const int64_t rows = BAND_ELEMENTS / n_cols / GROUP_ROWS * GROUP_ROWS;
+  return std::max<int64_t>(GROUP_ROWS, std::min<int64_t>(BAND, rows));
+}
+
+int64_t panels(const Matrix &w) { return (w.n_rows + PANEL_ROWS - 1) / PANEL_ROWS; }
+
+// Whether all values are finite: no exponent has all its bits set.
+bool all_finite(const float *values, int64_t n) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    memcpy(&bits, values + i, sizeof bits);
+    found |= (uint32_t)((bits & 0x7f800000u) == 0x7f800000u);
+  }
+  return found == 0;
+}
+
+void fill_rope(float *cos_sin, const Rope &rope, int32_t position) {
+  const size_t half = rope.frequencies.size();
+  for (size_t i = 0; i < half; ++i) {
+    cos_sin[i] = (float)(cos(rope.frequencies[i] * position) * rope.magnitude);
+    cos_sin[half + i] = (float)(sin(rope.frequencies[i] * position) * rope.magnitude);
+  }
+}
+
+// Tell the streamer which parts of the weights the forward will fetch.
+void begin_streaming(ec_model &model, const Plan &plan) {
+  std::vector<int32_t> order;
+  for (int32_t l = 0; l < model.config.n_layer; ++l) {
+    if (!plan.attn(l).empty()) order.push_back(Streamer::part(EC_PART_QKV, l));
+    if (!plan.attending(l).empty()) order.push_back(Streamer::part(EC_PART_ATTN_OUT, l));
+    if (!plan.mlp(l).empty()) order.insert(order.end(), {Streamer::part(EC_PART_GATE_UP, l), Streamer::part(EC_PART_DOWN, l)});
+  }
+  for (int32_t p = model.streamer.first_head_part(); plan.n_wanted > 0 && p < model.streamer.n_parts(); ++p) order.push_back(p);
+  model.streamer.begin(order);
+}
+
+// Read the rows of the embedding matrix that the forward begins with from their file.
+void read_rows(ec_model &model, const Plan &plan) {
+  for (int32_t r = 0; r < plan.n_rows; ++r) {
+    const RowInfo &row = plan.rows[(size_t)r];
+    const ec_item &item = plan.items[row.item];
+    if (item.tokens == nullptr) continue;
+    float *x = model.x.data() + (int64_t)r * model.config.n_embd;
+    if (model.streamer.started())
+      model.streamer.embed(item.tokens[row.index], x);
+    else
+      model.row_file.read(item.tokens[row.index], x);
+  }
+}
+
+}  // namespace
+
+Run::Run(ec_model &model, const Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel)
+    : m_(model), c_(model.config), k_(*model.kernels), plan_(plan), logits_(logits), best_(best), cancel_(cancel),
+      stages_(cuts_by_speed(model.speeds), most_pieces()) {}
+
+void Run::operator()(int thread) {
+  float *memory = m_.thread_memory[(size_t)thread].data();
+  embed(thread);
+  end_stage(thread, EC_OP_OTHER);
+  copy_taps(thread, -1);
+  for (int32_t l = 0; l < c_.n_layer; ++l) {
+    if (!attention_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
+    copy_taps(thread, l);
+  }
+  head(thread, memory);
+  if (best_ != nullptr && plan_.n_wanted > 0) find_best(thread);
+}
+
+// Return at least the number of pieces of any stage that is cut into pieces of two parts.
+int64_t Run::most_pieces() const {
+  const int64_t widest = std::max<int64_t>({c_.n_vocab, c_.n_ff, c_.n_ff_shared, c_.n_expert, c_.n_embd, m_.n_q() + 2 * m_.n_kv()});
+  const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
+  return std::max((widest / PANEL_ROWS + 3) * bands, most_expert_pieces());
+}
+
+// Note that a stage of this operation is over.
+void Run::end_stage(int thread, int operation) {
+  if (thread != 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  m_.seconds[operation] += std::chrono::duration<double>(now - last_).count();
+  last_ = now;
+}
+
+// Return whether the forward goes on. A thread may leave that others do not follow at once: they do its work. With streamed
+// weights all leave at the same stage, as the others would wait for parts that thread 0 does not fetch.
+bool Run::goes_on(int thread) {
+  const auto look = [&](int64_t) {
+    if (cancel_ != nullptr && *cancel_ != 0) stopped.store(true, std::memory_order_relaxed);
+  };
+  if (streamed_) stages_.each(thread, 1, look);
+  else look(0);
+  return !stopped.load(std::memory_order_relaxed);
+}
+
+void Run::embed(int thread) {
+  stages_.each(thread, plan_.n_rows, [&](int64_t r) {
+    const RowInfo &row = plan_.rows[(size_t)r];
+    const ec_item &item = plan_.items[row.item];
+    float *x = m_.x.data() + r * c_.n_embd;
+    if (item.hidden != nullptr) {
+      memcpy(x, item.hidden + (row.index + 1) * m_.n_input() - c_.n_embd, (size_t)c_.n_embd * sizeof(float));
+    } else {
+      if (!streamed_ && !m_.row_file.is_open())
+        tile_row(m_.token_embd.type, c_.n_embd, m_.token_embd.tiles, item.tokens[row.index], x);
+      if (c_.embedding_scale != 1.0f)
+        for (int32_t i = 0; i < c_.n_embd; ++i) x[i] *= c_.embedding_scale;
+    }
+    for (int i = 0; i < 2; ++i) fill_rope(m_.cos_sin[i].data() + r * c_.n_rot, m_.rope[i], row.position);
+    item.session->cache.write_rotation(row.slot, m_.cos_sin[0].data() + r * c_.n_rot);
+  });
+}
+
+// Normalize the given rows of x, and return them as activations, in order; without a weight, x as it is. A few rows are normalized by each thread for
+// itself, which takes less time than to wait for the others and to fetch what they wrote. Pieces are whole groups of rows,
+// as the rows of a group share cache lines.
+// (A thread that is late may read an x that has gone on. It finds nothing to multiply then.)
+const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight, float *memory) {
+  const int64_t n = (int64_t)rows.size();
+  const auto group = [&](const Activations &to, int64_t first) {
+    for (int64_t i = first; i < std::min(n, first + GROUP_ROWS); ++i) {
+      const float *x = m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd;
+      if (!weight.empty()) k_.rms_norm(x, weight.data(), c_.rms_epsilon, c_.n_embd, memory);
+      k_.quantize(to, i, 0, c_.n_embd, weight.empty() ? x : memory);
+    }
+  };
+  if (LATE_READS && n <= GROUP_ROWS && n * m_.pool.size() <= OWN_ROWS) {
+    group(m_.own_normed[(size_t)thread].view(), 0);
+    return m_.own_normed[(size_t)thread].view();
+  }
+  stages_.each(thread, (n + GROUP_ROWS - 1) / GROUP_ROWS, [&](int64_t piece) { group(m_.normed.view(), piece * GROUP_ROWS); });
+  end_stage(thread, EC_OP_NORM);
+  return m_.normed.view();
+}
+
+// Normalize what a layer's attention reads: rows of x, or, of a draft head, the embedding and the feature of each pair.
+const Activations &Run::attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
+  if (!m_.paired) return norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
+  const int64_t n = c_.n_embd;
+  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
+    const RowInfo &row = plan_.rows[(size_t)rows[(size_t)i]];
+    float *x = m_.x.data() + rows[(size_t)i] * n;
+    const float *embedding = plan_.items[row.item].hidden + row.index * m_.n_input();
+    k_.rms_norm(embedding, layer.vectors[EC_EMBEDDING_NORM].data(), c_.rms_epsilon, n, memory);
+    k_.rms_norm(x, layer.vectors[EC_ATTN_NORM].data(), c_.rms_epsilon, n, memory + n);
+    k_.quantize(m_.pairs.view(), i, 0, 2 * n, memory);
+    if (m_.normed_residual) memcpy(x, memory + n, (size_t)n * sizeof(float));
+  });
+  end_stage(thread, EC_OP_NORM);
+  return m_.pairs.view();
+}
+
+// Cut the products of n_matrices like w, of n_panels panels each, with n_rows rows. A piece takes some ten microseconds, so
+// that threads end a stage together and none waits long for another.
+Run::Pieces Run::cut(const Matrix &w, int n_matrices, int64_t n_panels, int64_t n_rows) const {
+  const int64_t band = std::min(band_rows(w.n_cols), n_rows), bytes = (int64_t)tile_bytes(w.type, PANEL_ROWS, w.n_cols) * n_matrices;
+  const int64_t most = std::min({PIECE_BYTES / bytes, BAND / band, n_panels / (PIECES_PER_THREAD * m_.pool.size())});
+  const int64_t panels_each = std::max<int64_t>(1, most);
+  return {n_panels, n_rows, panels_each, band, (double)(panels_each * bytes)};
+}
+
+// Call compute(piece) and write(piece), as Stages does.
+template <class Compute, class Write>
+void Run::each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write) {
+  const auto piece_of = [&](int64_t number) -> Piece {
+    const int64_t first = number % pieces.in_band() * pieces.panels_each, begin = number / pieces.in_band() * pieces.band;
+    return {first, std::min(first + pieces.panels_each, pieces.n_panels), begin, std::min(begin + pieces.band, pieces.n_rows)};
+  };
+  stages_.each_of_two_parts(
+      thread, pieces.count(), pieces.bytes, retake_, [&](int64_t number) { compute(piece_of(number)); },
+      [&](int64_t number) { write(piece_of(number)); });
+  end_stage(thread, operation);
+}
+
+// Multiply several matrices with the activations that they share, panel by panel, and write or add the products.
+void Run::products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
+              float *memory, const std::vector<int32_t> *add_to) {
+  int64_t n_panels = 0;
+  for (int t = 0; t < n_targets; ++t) n_panels += panels(*targets[t].matrix);
+  const Pieces pieces = cut(*targets[0].matrix, 1, n_panels, n_rows);
+  const int64_t stride = pieces.panels_each * PANEL_ROWS;
+  const auto target_of = [&](int64_t *panel) {
+    const Target *target = targets;
+    while (*panel >= panels(*target->matrix)) *panel -= panels(*target++->matrix);
+    return target;
+  };
+  const auto compute = [&](const Piece &piece) {
+    for (int64_t p = piece.first; p < piece.last; ++p) {
+      int64_t panel = p;
+      const Matrix &w = *target_of(&panel)->matrix;
+      const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (w.n_rows + 15) / 16);
+      k_.matmul(w, tile, last, a, piece.begin, piece.end, memory + (p - piece.first) * PANEL_ROWS, stride);
+    }
+  };
+  const auto write = [&](const Piece &piece) {
+    for (int64_t p = piece.first; p < piece.last; ++p) {
+      int64_t panel = p;
+      const Target *target = target_of(&panel);
+      const int64_t columns = std::min<int64_t>(PANEL_ROWS, target->matrix->n_rows - panel * PANEL_ROWS);
+      for (int64_t r = piece.begin; r < piece.end; ++r) {
+        const float *from = memory + (r - piece.begin) * stride + (p - piece.first) * PANEL_ROWS;
+        const int64_t row = add_to != nullptr ? (*add_to)[(size_t)r] : r;
+        float *to = target->out + row * target->stride + panel * PANEL_ROWS;
+        if (operation == EC_OP_HEAD && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
+        const float factor = target->factors != nullptr ? target->factors[r] : 1.0f;
+        if (add_to != nullptr) k_.add(to, from, c_.residual_scale * factor, columns);
+        else memcpy(to, from, (size_t)columns * sizeof(float));
+        if (operation == EC_OP_HEAD) finish_logits(to, columns);
+      }
+    }
+  };
+  each_piece(thread, operation, pieces, compute, write);
+}
+
+// Scale and cap n logits, where the architecture does so.
+void Run::finish_logits(float *logits, int64_t n) const {
+  for (int64_t i = 0; c_.logit_scale != 1.0f && i < n; ++i) logits[i] *= c_.logit_scale;
+  if (c_.logit_softcap != 0.0f) k_.softcap(logits, c_.logit_softcap, n);
+}
+
+// Add the product of a matrix to x, after a norm where the architecture has one.
+void Run::add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
+                 const std::vector<float> &post_norm, float *memory) {
+  const int64_t n = (int64_t)rows.size();
+  if (post_norm.empty()) {
+    const Target target = {&w, m_.x.data(), c_.n_embd};
+    products(thread, operation, a, n, &target, 1, memory, &rows);
+    return;
+  }
+  const Target target = {&w, m_.branch.data(), c_.n_embd};
+  products(thread, operation, a, n, &target, 1, memory);
+  stages_.each(thread, n, [&](int64_t i) {
+    k_.rms_norm(m_.branch.data() + i * c_.n_embd, post_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
+    k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, memory, c_.residual_scale, c_.n_embd);
+  });
+  end_stage(thread, EC_OP_NORM);
+}
+
+// Return the gated activations that a matrix reads: layers differ in their number.
+Activations Run::gated(const Matrix &down) const {
+  Activations found = m_.gated.view();
+  found.n = down.n_cols;
+  return found;
+}
+
+bool Run::mlp_block(int thread, int32_t l, float *memory) {
+  const std::vector<int32_t> &rows = plan_.mlp(l);
+  if (rows.empty()) return true;
+  if (!fetch(thread, EC_PART_GATE_UP, l)) return false;
+  const Layer &layer = m_.layers[(size_t)l];
+  if (!goes_on(thread)) return false;
+  const Activations &normed = norm(thread, rows, layer.vectors[EC_FFN_NORM], memory);
+  const Matrix &down = layer.matrices[EC_DOWN];
+  if (layer.has_experts()) {
+    route(thread, l, normed, (int64_t)rows.size(), memory);
+    if (!mix(thread, l, normed, (int64_t)rows.size(), memory)) return false;
+  }
+  if (down.n_rows != 0) gate_and_up(thread, layer, normed, (int64_t)rows.size(), memory);
+  release(thread, EC_PART_GATE_UP, l);
+  if (!fetch(thread, EC_PART_DOWN, l)) return false;
+  if (layer.has_experts()) add_mixed(thread, l, rows, memory);
+  else add_product(thread, EC_OP_DOWN, gated(down), rows, down, layer.vectors[EC_POST_FFN_NORM], memory);
+  release(thread, EC_PART_DOWN, l);
+  return true;
+}
+
+// Replace n gates by the gated activations; `ups` is changed.
+void Run::activate(float *gates, float *ups, int64_t n) const {
+  if (c_.glu_limit != 0.0f) {  // as SiLU of what is multiplied by the slope
+    const float limit = c_.glu_limit, slope = c_.glu_slope;
+    for (int64_t i = 0; i < n; ++i) {
+      gates[i] = slope * std::min(gates[i], limit);
+      ups[i] = (1.0f + std::max(-limit, std::min(ups[i], limit))) / slope;
+    }
+  }
+  k_.gated(gates, ups, n, c_.gelu != 0, gates);
+}
+
+// Multiply gate and up. A panel of both gives 32 columns of the gated activations, one block to quantize.
+void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory) {
+  const Matrix &gate = layer.matrices[EC_GATE], &up = layer.matrices[EC_UP];
+  const Activations out = gated(layer.matrices[EC_DOWN]);
+  const Pieces pieces = cut(gate, 2, panels(gate), n_rows);
+  const int64_t stride = pieces.panels_each * PANEL_ROWS;
+  float *gates = memory, *ups = memory + BAND * PANEL_ROWS;
+  const auto columns = [&](const Piece &piece) {
+    return std::min(piece.last * PANEL_ROWS, gate.n_rows) - piece.first * PANEL_ROWS;
+  };
+  const auto compute = [&](const Piece &piece) {
+    const int64_t tile = piece.first * PANEL_TILES, last = std::min(piece.last * PANEL_TILES, (gate.n_rows + 15) / 16);
+    for (int64_t t = tile; t < last; t += PANEL_TILES) {
+      const int64_t end = std::min(t + PANEL_TILES, last), column = (t - tile) * TILE_ROWS;
+      k_.matmul(gate, t, end, normed, piece.begin, piece.end, gates + column, stride);
+      k_.matmul(up, t, end, normed, piece.begin, piece.end, ups + column, stride);
+    }
+    for (int64_t r = 0; r < piece.end - piece.begin; ++r)
+      activate(gates + r * stride, ups + r * stride, columns(piece));
+  };
+  const auto write = [&](const Piece &piece) {
+    for (int64_t r = piece.begin; r < piece.end; ++r)
+      k_.quantize(out, r, piece.first * PANEL_ROWS, columns(piece), gates + (r - piece.begin) * stride);
+  };
+  each_piece(thread, EC_OP_GATE_UP, pieces, compute, write);
+}
+
+// Copy the states after layer l that are wanted; layer -1 is what enters the first one.
+void Run::copy_taps(int thread, int32_t l) {
+  const auto is_wanted = [l](const Plan::Tap &tap) { return tap.layer == l; };
+  if (std::none_of(plan_.taps.begin(), plan_.taps.end(), is_wanted)) return;
+  stages_.each(thread, (int64_t)plan_.taps.size(), [&](int64_t i) {
+    const Plan::Tap &tap = plan_.taps[(size_t)i];
+    for (int32_t r = 0; is_wanted(tap) && r < tap.n_rows; ++r)
+      memcpy(tap.out + r * tap.stride, m_.x.data() + (int64_t)(tap.first_row + r) * c_.n_embd, (size_t)c_.n_embd * sizeof(float));
+  });
+  end_stage(thread, EC_OP_OTHER);
+}
+
+void Run::head(int thread, float *memory) {
+  if (plan_.n_wanted == 0) return;
+  if (streamed_) return head_in_parts(thread, memory);
+  const Target target = {&m_.output, logits_, c_.n_vocab};
+  const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
+  products(thread, EC_OP_HEAD, normed, plan_.n_wanted, &target, 1, memory);
+}
+
+void Run::head_in_parts(int thread, float *memory) {
+  Streamer &streamer = m_.streamer;
+  const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
+  for (int32_t part = streamer.first_head_part(); part < streamer.n_parts(); ++part) {
+    if (!fetch(thread, part)) return;
+    const Target target = {&streamer.head(part), logits_ + streamer.head_begin(part), c_.n_vocab};
+    products(thread, EC_OP_HEAD, normed, plan_.n_wanted, &target, 1, memory);
+    release(thread, part);
+  }
+}
+
+// Find the greatest logit of each row while the caches still hold them.
+void Run::find_best(int thread) {
+  stages_.each(thread, plan_.n_wanted,
+               [&](int64_t i) { best_[i] = (int32_t)row_argmax(k_, logits_ + i * c_.n_vocab, c_.n_vocab); });
+  end_stage(thread, EC_OP_HEAD);
+}
+
+Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel) {
+  plan.end_early(model.config.n_layer);
+  plan.group_rows();
+  const int64_t wide = model.config.wide_norms ? model.n_q() : 0;
+  const size_t panel = 2 * BAND * PANEL_ROWS;
+  const size_t row = (size_t)std::max<int64_t>({model.n_input(), model.config.head_dim, wide});
+  const size_t scratch = std::max({panel, row, attention_scratch(model, plan), expert_scratch(model, plan)});
+  for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
+  model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));
+  Run run(model, plan, logits, best, cancel);
+  if (model.streamer.started()) begin_streaming(model, plan);
+  if (model.streamer.started() || model.row_file.is_open()) read_rows(model, plan);
+  {
+    const FaultsUnblocked unblocked;
+    model.pool.run([&](int thread) { run(thread); });
+  }
+  model.speeds = learned_speeds(model.speeds, run.efforts());
+  const bool streamed = !model.streamer.started() || model.streamer.end();
+  if (model.experts.started()) model.experts.check();
+  if (!streamed || run.stopped) return Outcome::cancelled;
+  return run.finite ? Outcome::done : Outcome::not_finite;
+}
+
+}  // namespace edgedec

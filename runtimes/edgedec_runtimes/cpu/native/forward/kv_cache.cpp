@@ -1,0 +1,233 @@
+#include "forward/kv_cache.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <new>
+
+#include "weights/tensor_types.h"
+
+namespace edgedec {
+namespace {
+
+std::shared_ptr<uint8_t> new_page(int64_t n_bytes) {
+  // calloc returns zero pages of the system, which take memory only where they are written
+  uint8_t *page = (uint8_t *)calloc((size_t)n_bytes, 1);
+  if (page == nullptr) throw std::bad_alloc();
+  return std::shared_ptr<uint8_t>(page, free);
+}
+
+// The index of number i of a token's n numbers: in a page of keys (in blocks of 16 tokens), and in a page of values.
+int64_t key_place(int32_t in_page, int64_t n, int64_t i) { return (in_page / KEY_BLOCK * n + i) * KEY_BLOCK + in_page % KEY_BLOCK; }
+int64_t value_place(int32_t in_page, int64_t n, int64_t i) { return in_page * n + i; }
+
+float rounded(float x, float inverse, float least, float most) {
+  const float v = nearbyintf(x * inverse);
+  return v < most ? (v > least ? v : least) : most;  // `most` for NaN
+}
+
+uint16_t scale_of(float scale, float *inverse) {
+  const uint16_t half = float_to_half(scale);
+  const float kept = half_to_float(half);
+  *inverse = kept != 0.0f ? 1.0f / kept : 0.0f;
+  return half;
+}
+
+// Round 32 floats to whole numbers from -127 to 127.
+uint16_t to_int8(const float *x, int32_t *q) {
+  float peak = 0.0f, inverse;
+  for (int i = 0; i < 32; ++i) peak = fabsf(x[i]) > peak ? fabsf(x[i]) : peak;
+  const uint16_t scale = scale_of(peak / 127.0f, &inverse);
+  for (int i = 0; i < 32; ++i) q[i] = (int32_t)rounded(x[i], inverse, -127.0f, 127.0f);
+  return scale;
+}
+
+// Round 32 floats to whole numbers from -8 to 7, by the one of a few scales with the least squared error; the float of the
+// largest magnitude becomes about -8.
+uint16_t to_int4(const float *x, int32_t *q) {
+  float peak = 0.0f, least = INFINITY;
+  for (int i = 0; i < 32; ++i) peak = fabsf(x[i]) > fabsf(peak) ? x[i] : peak;
+  uint16_t best = 0;
+  for (const float steps : {-8.0f, -7.4f, -8.7f, 7.4f}) {
+    float inverse, error = 0.0f;
+    const uint16_t scale = scale_of(peak / steps, &inverse);
+    for (int i = 0; i < 32; ++i) {
+      const float d = x[i] - half_to_float(scale) * rounded(x[i], inverse, -8.0f, 7.0f);
+      error += d * d;
+    }
+    if (error < least) least = error, best = scale;
+  }
+  const float kept = half_to_float(best), inverse = kept != 0.0f ? 1.0f / kept : 0.0f;
+  for (int i = 0; i < 32; ++i) q[i] = (int32_t)rounded(x[i], inverse, -8.0f, 7.0f);
+  return best;
+}
+
+// Find the places of the n largest magnitudes; of equal magnitudes the first places.
+void largest(const float *x, int32_t d, int32_t n, uint8_t *places) {
+  bool taken[MAX_PACKED_HEAD] = {};
+  for (int32_t j = 0; j < n; ++j) {
+    int32_t best = -1;
+    for (int32_t i = 0; i < d; ++i)
+      if (!taken[i] && (best < 0 || fabsf(x[i]) > fabsf(x[best]))) best = i;
+    taken[best] = true;
+    places[j] = (uint8_t)best;
+  }
+}
+
+}  // namespace
+
+KVShape::KVShape(int32_t n_layer, int32_t n_head_kv, int32_t head_dim, int32_t type, int32_t n_rot)
+    : n_layer(n_layer), n_head_kv(n_head_kv), head_dim(head_dim), n_rot(n_rot), layout{} {
+  const int64_t tokens = PAGE_TOKENS;
+  layout.bits = type == EC_KV_F16 ? 16 : type == EC_KV_INT8 ? 8 : 4;
+  layout.n_groups = type == EC_KV_F16 ? 0 : head_dim / 32;
+  layout.n_outliers = type == EC_KV_GEAR ? head_dim / OUTLIERS_OF : 0;
+  layout.rotated = type == EC_KV_INT4;
+  layout.values = tokens * head_dim * layout.bits / 8;
+  layout.key_scales = 2 * layout.values;
+  layout.value_scales = layout.key_scales + 2 * tokens * layout.n_groups;
+  layout.key_outliers = layout.value_scales + 2 * tokens * layout.n_groups;
+  layout.value_outliers = layout.key_outliers + 2 * tokens * layout.n_outliers;
+  layout.key_places = layout.value_outliers + 2 * tokens * layout.n_outliers;
+  layout.value_places = layout.key_places + tokens * layout.n_outliers;
+  layout.bytes = layout.value_places + tokens * layout.n_outliers;
+}
+
+KVCache::KVCache(const KVCache &other, int32_t n_tokens) : KVCache(other.shape_, other.n_ctx_) {
+  for (size_t i = 0; i < (size_t)(n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; ++i) {
+    pages_[i] = other.pages_[i];
+    addresses_[i] = pages_[i].get();
+  }
+}
+
+void KVCache::prepare(int32_t begin, int32_t end) {
+  if (shape_.page_bytes() == 0) return;
+  for (int32_t i = begin / PAGE_TOKENS; i <= (end - 1) / PAGE_TOKENS; ++i) {
+    if (pages_[i] && pages_[i].use_count() == 1) continue;
+    std::shared_ptr<uint8_t> page = new_page(shape_.page_bytes());
+    if (pages_[i]) memcpy(page.get(), pages_[i].get(), (size_t)shape_.page_bytes());
+    pages_[i] = page;
+    addresses_[i] = page.get();
+  }
+}
+
+namespace {
+
+// The pieces of a head's keys or values in a page, and the places of a token's numbers in them.
+struct Side {
+  uint8_t *data, *scales, *outliers, *places;
+  int64_t (*place)(int32_t in_page, int64_t n, int64_t i);
+};
+
+void write_packed(const KVLayout &layout, const Side &to, int32_t in_page, int32_t d, float *x) {
+  uint8_t places[MAX_PACKED_HEAD];
+  largest(x, d, layout.n_outliers, places);
+  for (int32_t j = 0; j < layout.n_outliers; ++j) {
+    const int64_t at = to.place(in_page, layout.n_outliers, j);
+    ((uint16_t *)to.outliers)[at] = float_to_half(x[places[j]]);
+    to.places[at] = places[j];
+    x[places[j]] = 0.0f;
+  }
+  for (int32_t g = 0; g < layout.n_groups; ++g) {
+    int32_t q[32];
+    uint16_t *scale = (uint16_t *)to.scales + to.place(in_page, layout.n_groups, g);
+    *scale = layout.bits == 8 ? to_int8(x + 32 * g, q) : to_int4(x + 32 * g, q);
+    if (layout.bits == 8)
+      for (int i = 0; i < 32; ++i) to.data[to.place(in_page, d, 32 * g + i)] = (uint8_t)q[i];
+    else
+      for (int i = 0; i < 16; ++i)
+        to.data[to.place(in_page, d / 2, 16 * g + i)] = (uint8_t)((q[i] + 8) | (q[16 + i] + 8) << 4);
+  }
+}
+
+}  // namespace
+
+void KVCache::write(const Kernels &kernels, int32_t layer, int32_t head, int32_t slot, const float *keys,
+                    const float *values) {
+  const int32_t d = shape_.head_dim, in_page = slot % PAGE_TOKENS;
+  const KVLayout &l = shape_.layout;
+  uint8_t *base = at(slot, shape_.offset(layer, head));
+  if (l.bits == 16) {
+    uint16_t *k = (uint16_t *)base + key_place(in_page, d, 0), *v = (uint16_t *)(base + l.values) + value_place(in_page, d, 0);
+    kernels.to_halves(values, d, v);
+    uint16_t halves[MAX_PACKED_HEAD];
+    for (int32_t begin = 0; begin < d; begin += MAX_PACKED_HEAD) {
+      const int32_t n = std::min(d - begin, MAX_PACKED_HEAD);
+      kernels.to_halves(keys + begin, n, halves);
+      for (int32_t i = 0; i < n; ++i) k[(begin + i) * KEY_BLOCK] = halves[i];
+    }
+    return;
+  }
+  float x[MAX_PACKED_HEAD];
+  memcpy(x, keys, (size_t)d * sizeof(float));
+  if (l.rotated) hadamard(x, d, 1);
+  write_packed(l, {base, base + l.key_scales, base + l.key_outliers, base + l.key_places, key_place}, in_page, d, x);
+  memcpy(x, values, (size_t)d * sizeof(float));
+  write_packed(l, {base + l.values, base + l.value_scales, base + l.value_outliers, base + l.value_places, value_place},
+               in_page, d, x);
+}
+
+void KVCache::write_rotation(int32_t slot, const float *cos_sin) {
+  float *to = (float *)at(slot, shape_.rotations());
+  for (int32_t i = 0; i < shape_.n_rot; ++i) to[key_place(slot % PAGE_TOKENS, shape_.n_rot, i)] = cos_sin[i];
+}
+
+// Call visitor(address, bytes) for every piece of one token, always in the same order.
+template <class Visit>
+void KVCache::visit(int32_t slot, Visit visitor) const {
+  const int32_t in_page = slot % PAGE_TOKENS;
+  const KVLayout &l = shape_.layout;
+  const auto of_keys = [&](uint8_t *piece, int64_t n, int64_t size) {
+    for (int64_t i = 0; i < n; ++i) visitor(piece + key_place(in_page, n, i) * size, size);
+  };
+  const auto of_values = [&](uint8_t *piece, int64_t n, int64_t size) {
+    visitor(piece + value_place(in_page, n, 0) * size, n * size);
+  };
+  const int64_t size = l.bits == 16 ? 2 : 1, n = l.bits == 4 ? shape_.head_dim / 2 : shape_.head_dim;
+  for (int32_t layer = 0; layer < shape_.n_layer; ++layer)
+    for (int32_t head = 0; head < shape_.n_head_kv; ++head) {
+      uint8_t *base = at(slot, shape_.offset(layer, head));
+      of_keys(base, n, size);
+      of_values(base + l.values, n, size);
+      of_keys(base + l.key_scales, l.n_groups, 2);
+      of_values(base + l.value_scales, l.n_groups, 2);
+      of_keys(base + l.key_outliers, l.n_outliers, 2);
+      of_values(base + l.value_outliers, l.n_outliers, 2);
+      of_keys(base + l.key_places, l.n_outliers, 1);
+      of_values(base + l.value_places, l.n_outliers, 1);
+    }
+  of_keys(at(slot, shape_.rotations()), shape_.n_rot, sizeof(float));
+}
+
+int64_t KVCache::token_bytes() const {
+  return shape_.page_bytes() / PAGE_TOKENS;
+}
+
+void KVCache::copy_token(int32_t from, int32_t to) {
+  std::vector<uint8_t> bytes((size_t)token_bytes());
+  uint8_t *at = bytes.data();
+  visit(from, [&](uint8_t *p, int64_t n) { memcpy(at, p, (size_t)n), at += n; });
+  at = bytes.data();
+  visit(to, [&](uint8_t *p, int64_t n) { memcpy(p, at, (size_t)n), at += n; });
+}
+
+void KVCache::move(const int32_t *source, int32_t n, int32_t start) {
+  if (n > 0) prepare(start, start + n);
+  for (int32_t i = 0; i < n; ++i)
+    if (source[i] != start + i) copy_token(source[i], start + i);
+}
+
+void KVCache::save(int32_t n_tokens, uint8_t *target) const {
+  for (int32_t slot = 0; slot < n_tokens; ++slot)
+    visit(slot, [&](uint8_t *p, int64_t n) { memcpy(target, p, (size_t)n), target += n; });
+}
+
+void KVCache::load(int32_t n_tokens, const uint8_t *source) {
+  if (n_tokens > 0) prepare(0, n_tokens);
+  for (int32_t slot = 0; slot < n_tokens; ++slot)
+    visit(slot, [&](uint8_t *p, int64_t n) { memcpy(p, source, (size_t)n), source += n; });
+}
+
+}  // namespace edgedec

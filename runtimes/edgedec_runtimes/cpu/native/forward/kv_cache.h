@@ -1,0 +1,60 @@
+// The keys and values of a session for all layers, in pages of 64 tokens. A fork shares pages until one session writes there.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "edgedec_cpu.h"
+#include "kernels/kernels.h"
+
+namespace edgedec {
+
+struct KVShape {
+  int32_t n_layer, n_head_kv, head_dim;
+  int32_t n_rot;  // cosines and sines stored for each token where keys are stored without their bias; else 0
+  KVLayout layout;
+
+  // `type` is one of EC_KV_...
+  KVShape(int32_t n_layer, int32_t n_head_kv, int32_t head_dim, int32_t type, int32_t n_rot);
+
+  int64_t page_bytes() const { return rotations() + (int64_t)PAGE_TOKENS * n_rot * (int64_t)sizeof(float); }
+  int64_t rotations() const { return layout.bytes * n_layer * n_head_kv; }
+  int64_t offset(int32_t layer, int32_t head) const { return layout.bytes * ((int64_t)layer * n_head_kv + head); }
+};
+
+class KVCache {
+ public:
+  KVCache(const KVShape &shape, int32_t n_ctx) : shape_(shape), n_ctx_(n_ctx), pages_((n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS) {
+    addresses_.resize(pages_.size());
+  }
+  // Share the pages that hold the first n_tokens.
+  KVCache(const KVCache &other, int32_t n_tokens);
+
+  const KVShape &shape() const { return shape_; }
+  int32_t n_ctx() const { return n_ctx_; }
+  const uint8_t *const *pages() const { return addresses_.data(); }
+
+  // Make the slots [begin, end) writable: make the pages that are absent, and copy those that are shared (std::bad_alloc).
+  void prepare(int32_t begin, int32_t end);
+  // Store one token's keys and values of one layer and head, head_dim floats each.
+  void write(const Kernels &kernels, int32_t layer, int32_t head, int32_t slot, const float *keys, const float *values);
+  // Store the cosines and sines of a token's position, [n_rot]; do nothing where the shape has none.
+  void write_rotation(int32_t slot, const float *cos_sin);
+  void move(const int32_t *source, int32_t n, int32_t start);
+
+  int64_t token_bytes() const;
+  void save(int32_t n_tokens, uint8_t *target) const;
+  void load(int32_t n_tokens, const uint8_t *source);
+
+ private:
+  template <class Visit>
+  void visit(int32_t slot, Visit visitor) const;
+  uint8_t *at(int32_t slot, int64_t offset) const { return pages_[slot / PAGE_TOKENS].get() + offset; }
+  void copy_token(int32_t from, int32_t to);
+
+  KVShape shape_;
+  int32_t n_ctx_;
+  std::vector<std::shared_ptr<uint8_t>> pages_;
+  std::vector<const uint8_t *> addresses_;
+};
+
+}  // namespace edgedec

@@ -1,0 +1,150 @@
+// A decoder-only transformer: its weights, in tiles that the caller owns, and the memory of its forwards.
+#pragma once
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "edgedec_cpu.h"
+#include "forward/expert_store.h"
+#include "forward/experts.h"
+#include "forward/kv_cache.h"
+#include "forward/short_conv.h"
+#include "kernels/kernels.h"
+#include "threads/pool.h"
+#include "weights/mapping.h"
+#include "weights/streaming.h"
+
+struct ec_mapping : edgedec::Mapping {
+  using Mapping::Mapping;
+};
+
+namespace edgedec {
+class HeadState;
+}
+
+struct ec_session {
+  ec_session(ec_model *owner, edgedec::KVCache &&kv, edgedec::ColumnCache &&of_convolutions = {{}, 0})
+      : model(owner), cache(std::move(kv)), columns(std::move(of_convolutions)) {}
+  ec_model *model;
+  edgedec::KVCache cache;
+  edgedec::ColumnCache columns;
+  std::shared_ptr<edgedec::HeadState> head;  // of a draft head that follows the text; nullptr for none
+};
+
+namespace edgedec {
+
+// Thrown for wrong arguments; the C interface returns EC_INVALID.
+struct Invalid : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Thrown for results that are infinite or no numbers; the C interface returns EC_NOT_FINITE.
+struct NotFinite : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Rows of activations, and the memory that they point to.
+class ActivationBuffer {
+ public:
+  ActivationBuffer() = default;
+  ActivationBuffer(int64_t rows, int64_t n, bool quantized, bool floats);
+  const Activations &view() const { return view_; }
+
+ private:
+  std::vector<ActivationBlock> blocks_;
+  std::vector<float> floats_;
+  Activations view_{};
+};
+
+// How queries and keys are rotated.
+struct Rope {
+  std::vector<double> frequencies;  // [n_rot / 2], radians per position
+  double magnitude = 1.0;           // of rotated elements
+};
+
+constexpr int MAX_CONVOLUTION = 16;  // the most tokens that a convolution goes over
+
+struct Layer {
+  Matrix matrices[EC_N_MATRICES];
+  std::vector<float> vectors[EC_N_VECTORS];
+  bool slides = false, unrotated = false;
+  bool has_experts() const { return matrices[EC_ROUTER].n_rows != 0; }
+  int32_t number = 0;  // among the layers with attention, or among those with a convolution
+  // A layer with a kernel has a short convolution in place of attention. The matrices of queries, keys and values are then its
+  // C, B and x, of n_embd rows each: what enters the convolution is B * x, and what leaves it is multiplied by C.
+  bool convolves() const { return !vectors[EC_CONVOLUTION].empty(); }
+};
+
+}  // namespace edgedec
+
+struct ec_model {
+  ec_model(const ec_config &config, int32_t n_threads, int32_t max_rows, const edgedec::Kernels *kernels);
+
+  ec_config config;
+  int32_t max_rows;
+  const edgedec::Kernels *kernels;
+  edgedec::Pool &pool;
+  edgedec::Matrix token_embd{}, output{};
+  std::vector<float> output_norm;
+  std::vector<edgedec::Layer> layers;
+  edgedec::Rope rope[2];  // the second one of sliding layers, where they have their own
+  bool finished = false;
+  bool elsewhere = false;        // another library evaluates the text: there are no weights, and sessions have no keys and values
+  ec_look_up look_up = nullptr;  // of a model that is elsewhere
+  // Of a draft head's layer: an item's hidden states are pairs of an embedding and a feature, 2 * n_embd numbers. The feature
+  // is the residual stream, normed where normed_residual is true, and the attention reads both, each after a norm of its own.
+  bool paired = false, normed_residual = false;
+  edgedec::Streamer streamer;  // of weights that are read in each forward
+  edgedec::ExpertStore experts;  // those of streamed weights
+  edgedec::RowFile row_file;   // reads rows of token_embd, where they are not looked up in memory
+  const ec_mapping *mapping = nullptr;  // of the tiles, where they are mapped from a file
+  double seconds[EC_N_OPERATIONS] = {};  // of all forwards so far, by operation
+  std::vector<double> speeds;            // of the pool's threads (threads/shares.h)
+  std::vector<edgedec::Touched> touched; // by rows of a layer, of all forwards so far; empty without experts
+
+  // --- memory of a forward, for up to max_rows rows ---
+  std::vector<float> x;                 // [rows][n_embd], the residual stream
+  std::vector<float> qkv;               // [rows][n_head * head_dim + 2 * n_kv]
+  std::vector<float> attention;         // [rows][n_head * head_dim]
+  std::vector<float> kept;              // attention's results by spans, where several threads compute one result
+  std::vector<float> branch;            // [rows][n_embd], a block's output before its norm
+  std::vector<float> cos_sin[2];        // [rows][n_rot], of each rope
+  edgedec::ActivationBuffer normed, attended, convolved, gated;
+  std::vector<edgedec::ActivationBuffer> own_normed;  // of each thread, for one group of rows
+  std::vector<edgedec::Routing> routings;  // by layer, where there are experts
+  std::vector<float> scores;               // [rows][n_expert + 1], of the layer's routers
+  edgedec::ActivationBuffer expert_gated;
+  std::vector<edgedec::ActivationBuffer> own_gathered;  // of each thread, for one group of an expert's rows
+  edgedec::ActivationBuffer pairs;  // [rows][2 * n_embd], where `paired` is true
+  std::vector<std::vector<float>> thread_memory;  // a panel, a row, scores
+
+  int64_t n_q() const { return (int64_t)config.n_head * config.head_dim; }
+  int64_t n_kv() const { return (int64_t)config.n_head_kv * config.head_dim; }
+  // The elements of a layer's queries, and of its keys; those of a convolution's three inputs.
+  int64_t n_q(const edgedec::Layer &layer) const { return layer.convolves() ? config.n_embd : n_q(); }
+  int64_t n_kv(const edgedec::Layer &layer) const { return layer.convolves() ? config.n_embd : n_kv(); }
+  edgedec::ColumnShape columns() const;
+  // Which of the ropes a layer has.
+  int rope_of(const edgedec::Layer &layer) const { return layer.slides && !rope[1].frequencies.empty() ? 1 : 0; }
+  int32_t convolution_length = 0;  // of the layers with convolutions, where there are any
+  int64_t n_input() const { return (paired ? 2 : 1) * (int64_t)config.n_embd; }
+  void finish();
+
+ private:
+  void check_experts(const edgedec::Layer &layer) const;
+  void finish_convolution(edgedec::Layer &layer);
+};
+
+namespace edgedec {
+
+enum class Outcome { done, cancelled, not_finite };
+
+// Evaluate rows again until a session holds the columns before its first n_past tokens. Throws as forward() does.
+Outcome renew_columns(ec_session &session, int32_t n_past, const volatile int32_t *cancel);
+
+// Throws Invalid, std::bad_alloc, Unreadable.
+Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
+                const volatile int32_t *cancel);
+
+}  // namespace edgedec

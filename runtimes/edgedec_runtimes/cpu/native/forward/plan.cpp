@@ -1,0 +1,132 @@
+#include "forward/plan.h"
+
+#include <algorithm>
+
+namespace edgedec {
+namespace {
+
+void add_paths(Plan &plan, const ec_item &item, int32_t first) {
+  for (int32_t i = 0; i < item.n_rows; ++i) {
+    RowInfo &row = plan.rows[(size_t)(first + i)];
+    const int32_t parent = item.parents[i];
+    row.path_begin = (int32_t)plan.paths.size();
+    if (parent >= 0) {
+      const RowInfo &p = plan.rows[(size_t)(first + parent)];
+      for (int32_t j = 0; j < p.path_length; ++j) plan.paths.push_back(plan.paths[(size_t)(p.path_begin + j)]);
+      row.path_length = p.path_length;
+    }
+    plan.paths.push_back(row.slot);
+    row.path_length += 1;
+    row.position = item.n_past + row.path_length - 1;
+  }
+}
+
+// Return where the rows of each item are in a list of rows.
+std::vector<RowRange> ranges_of(const Plan &plan, const std::vector<int32_t> &rows) {
+  std::vector<RowRange> ranges;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool is_next = i > 0 && plan.rows[(size_t)rows[i]].item == plan.rows[(size_t)rows[i - 1]].item;
+    if (!is_next) ranges.push_back({i, i, i});
+    ranges.back().end = i + 1;
+  }
+  return ranges;
+}
+
+void check_item(const ec_model &model, const ec_item &item) {
+  const ec_config &c = model.config;
+  const auto require = [](bool holds, const char *message) {
+    if (!holds) throw Invalid(message);
+  };
+  require(item.session != nullptr && item.session->model == &model, "an item's session belongs to another model");
+  require(item.n_rows > 0 && item.n_past >= 0, "an item has no rows, or a negative n_past");
+  require((int64_t)item.n_past + item.n_rows <= item.session->cache.n_ctx(), "an item is longer than its session");
+  require((item.tokens == nullptr) != (item.hidden == nullptr), "an item has either tokens or hidden states");
+  require(item.first_layer >= 0 && item.first_layer <= c.n_layer, "first_layer is out of range");
+  require(item.hidden != nullptr || item.first_layer == 0, "tokens begin with layer 0");
+  for (int32_t i = 0; i < item.n_rows; ++i) {
+    require(item.tokens == nullptr || (item.tokens[i] >= 0 && item.tokens[i] < c.n_vocab), "a token is out of range");
+    require(item.parents == nullptr || (item.parents[i] >= -1 && item.parents[i] < i), "a parent is out of range");
+  }
+  require(item.n_wanted >= 0 && item.n_taps >= 0, "a count is negative");
+  for (int32_t i = 0; i < item.n_wanted; ++i)
+    require(item.wanted[i] >= 0 && item.wanted[i] < item.n_rows, "a wanted row is out of range");
+  for (int32_t i = 0; i < item.n_taps; ++i)
+    require(item.taps[i] >= item.first_layer && item.taps[i] < c.n_layer, "a tap is out of range");
+}
+
+}  // namespace
+
+void Plan::end_early(int32_t n_layer) {
+  last_layer = n_layer - 1;
+  std::vector<char> is_read((size_t)n_rows, 0);
+  for (int32_t r : wanted) is_read[(size_t)r] = 1;
+  for (const Tap &tap : taps)
+    if (tap.layer >= last_layer) std::fill_n(is_read.begin() + tap.first_row, tap.n_rows, 1);
+  if (std::all_of(is_read.begin(), is_read.end(), [](char c) { return c != 0; })) return;
+  // The queries of an item go on from the first row that is read to the last one: attention takes ranges of rows.
+  for (const RowRange &range : std::vector<RowRange>(ranges(last_layer))) {
+    size_t begin = range.begin, end = range.end;
+    while (begin < end && !is_read[(size_t)attn(last_layer)[begin]]) ++begin;
+    while (begin < end && !is_read[(size_t)attn(last_layer)[end - 1]]) --end;
+    if (begin == end) continue;
+    last_ranges.push_back({last_attn.size(), last_attn.size() + end - begin, begin});
+    last_attn.insert(last_attn.end(), attn(last_layer).begin() + (int64_t)begin, attn(last_layer).begin() + (int64_t)end);
+  }
+  for (int32_t r : mlp(last_layer))
+    if (is_read[(size_t)r]) last_mlp.push_back(r);
+  ends_early = true;
+}
+
+void Plan::group_rows() {
+  if (ends_early) last_steps = attention_steps(*this, last_attn, last_ranges);
+  if (attn_rows.empty()) all_steps = attention_steps(*this, all_rows, all_ranges);
+  for (size_t l = 0; l < attn_rows.size(); ++l) attn_steps.push_back(attention_steps(*this, attn_rows[l], attn_ranges[l]));
+}
+
+bool Plan::has_steps() const {
+  const auto several = [](const AttentionSteps &steps) { return steps.size() > 1; };
+  return several(all_steps) || several(last_steps) || std::any_of(attn_steps.begin(), attn_steps.end(), several);
+}
+
+Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
+  Plan plan{};
+  plan.items = items;
+  plan.n_items = n_items;
+  bool subset = false;
+  for (int32_t i = 0; i < n_items; ++i) {
+    const ec_item &item = items[i];
+    check_item(model, item);
+    for (int32_t j = 0; j < i; ++j)
+      if (items[j].session == item.session) throw Invalid("a session stands twice in one forward");
+    if (item.n_rows > model.max_rows - plan.n_rows) throw Invalid("a forward has too many rows");
+    plan.first_row.push_back(plan.n_rows);
+    for (int32_t r = 0; r < item.n_rows; ++r) {
+      plan.rows.push_back({i, r, item.n_past + r, item.n_past + r, 0, 0});
+      plan.all_rows.push_back(plan.n_rows + r);
+    }
+    if (item.parents != nullptr) add_paths(plan, item, plan.n_rows);
+    for (int32_t t = 0; t < item.n_taps; ++t)
+      plan.taps.push_back({item.taps[t], plan.n_rows, item.n_rows, item.tapped + (int64_t)t * item.n_rows * model.config.n_embd,
+                           model.config.n_embd});
+    for (int32_t w = 0; w < item.n_wanted; ++w) plan.wanted.push_back(plan.n_rows + item.wanted[w]);
+    plan.n_rows += item.n_rows;
+    plan.most_slots = std::max(plan.most_slots, item.n_past + item.n_rows);
+    subset = subset || item.attn != nullptr || item.mlp != nullptr || item.first_layer > 0;
+  }
+  plan.n_wanted = (int32_t)plan.wanted.size();
+  plan.all_ranges = ranges_of(plan, plan.all_rows);
+  if (!subset) return plan;
+  plan.attn_rows.resize((size_t)model.config.n_layer);
+  plan.mlp_rows.resize((size_t)model.config.n_layer);
+  for (int32_t l = 0; l < model.config.n_layer; ++l)
+    for (int32_t r = 0; r < plan.n_rows; ++r) {
+      const ec_item &item = items[plan.rows[(size_t)r].item];
+      if (l < item.first_layer) continue;
+      if (item.attn == nullptr || item.attn[l]) plan.attn_rows[(size_t)l].push_back(r);
+      if (item.mlp == nullptr || item.mlp[l]) plan.mlp_rows[(size_t)l].push_back(r);
+    }
+  for (const std::vector<int32_t> &rows : plan.attn_rows) plan.attn_ranges.push_back(ranges_of(plan, rows));
+  return plan;
+}
+
+}  // namespace edgedec

@@ -1,0 +1,85 @@
+// What a forward evaluates: its rows, where each row goes in its session's cache, and which rows each layer runs.
+#pragma once
+#include <vector>
+
+#include "forward/attention_groups.h"
+#include "forward/model.h"
+
+namespace edgedec {
+
+struct RowInfo {
+  int32_t item, index;              // the item that the row belongs to, and its number within that item
+  int32_t slot, position;           // where the cache holds its keys and values, and its position in the text
+  int32_t path_begin, path_length;  // of a row of a tree: its part of Plan::paths
+};
+
+struct RowRange {
+  size_t begin, end;  // of a list of rows
+  size_t first_query; // where the list of rows that have queries holds the first of these rows
+};
+
+struct Plan {
+  const ec_item *items;
+  int32_t n_items, n_rows = 0, n_wanted = 0, most_slots = 0;
+  std::vector<RowInfo> rows;
+  std::vector<int32_t> paths;      // for each row of a tree: the slots from the cached prefix to the row, one row after another
+  std::vector<int32_t> wanted;     // the rows whose logits are wanted
+  std::vector<int32_t> first_row;  // of each item
+  std::vector<std::vector<int32_t>> attn_rows, mlp_rows;  // by layer; empty where all rows run all layers
+  std::vector<int32_t> all_rows;
+  std::vector<RowRange> all_ranges;                // the rows of each item among all_rows
+  std::vector<std::vector<RowRange>> attn_ranges;  // by layer: the rows of each item among attn_rows
+  // Of the last layer, where nobody reads what leaves it for some rows: these only write their keys and values.
+  bool ends_early = false;
+  std::vector<int32_t> last_attn, last_mlp;
+  std::vector<RowRange> last_ranges;
+  // How the rows attend: of the lists all_rows, attn_rows by layer, and last_attn.
+  AttentionSteps all_steps, last_steps;
+  std::vector<AttentionSteps> attn_steps;
+  // Where the states after a layer are copied to, row by row; layer -1 stands for the embeddings.
+  struct Tap {
+    int32_t layer, first_row, n_rows;
+    float *out;
+    int64_t stride;
+  };
+  std::vector<Tap> taps;
+
+  const std::vector<int32_t> &attn(int32_t layer) const { return attn_rows.empty() ? all_rows : attn_rows[(size_t)layer]; }
+  // Those rows of attn(layer) that go on behind their keys and values.
+  const std::vector<int32_t> &attending(int32_t layer) const { return is_cut(layer) ? last_attn : attn(layer); }
+  // The rows of each item among attending(layer).
+  const std::vector<RowRange> &ranges(int32_t layer) const {
+    if (is_cut(layer)) return last_ranges;
+    return attn_ranges.empty() ? all_ranges : attn_ranges[(size_t)layer];
+  }
+  // Where the rows attn(layer) have row i of attending(layer).
+  size_t query_of(int32_t layer, size_t i) const {
+    for (const RowRange &range : ranges(layer))
+      if (i < range.end) return range.first_query + i - range.begin;
+    return i;
+  }
+  const AttentionSteps &steps(int32_t layer) const {
+    if (is_cut(layer)) return last_steps;
+    return attn_steps.empty() ? all_steps : attn_steps[(size_t)layer];
+  }
+  // Whether rows of some layer attend in several steps.
+  bool has_steps() const;
+  int64_t n_spans() const { return (most_slots + SPAN_TOKENS - 1) / SPAN_TOKENS; }
+  const std::vector<int32_t> &mlp(int32_t layer) const {
+    if (is_cut(layer)) return last_mlp;
+    return mlp_rows.empty() ? all_rows : mlp_rows[(size_t)layer];
+  }
+  // Let the last layer leave out what nobody reads; all taps must be known.
+  void end_early(int32_t n_layer);
+  // Find the rows that attend together; the sessions' memory must be made.
+  void group_rows();
+
+ private:
+  bool is_cut(int32_t layer) const { return ends_early && layer == last_layer; }
+  int32_t last_layer = 0;
+};
+
+// Check the items and plan their forward (throws Invalid).
+Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items);
+
+}  // namespace edgedec

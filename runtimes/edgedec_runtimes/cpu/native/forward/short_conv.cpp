@@ -1,0 +1,168 @@
+#include "forward/short_conv.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <new>
+
+#include "forward/model.h"
+
+namespace edgedec {
+
+ColumnCache::ColumnCache(const ColumnShape &shape, int32_t n_ctx) : shape_(shape) {
+  if (is_used()) pages_.resize((size_t)(n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS);
+}
+
+ColumnCache::ColumnCache(const ColumnCache &other, int32_t n_tokens) : shape_(other.shape_), pages_(other.pages_.size()) {
+  if (!is_used()) return;
+  const size_t n = std::min((size_t)n_tokens, other.tokens_.size()), width = (size_t)(2 * shape_.n_layer);
+  std::copy_n(other.pages_.begin(), (n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS, pages_.begin());
+  tokens_.assign(other.tokens_.begin(), other.tokens_.begin() + (std::ptrdiff_t)n);
+  ran_.assign(other.ran_.begin(), other.ran_.begin() + (std::ptrdiff_t)(n * width));
+}
+
+int32_t ColumnCache::held_before(int32_t n_past) const {
+  for (int32_t slot = std::max(0, n_past - shape_.n_back); is_used() && slot < n_past; ++slot)
+    if (!holds(slot)) return held_before(slot / PAGE_TOKENS * PAGE_TOKENS);
+  return n_past;
+}
+
+void ColumnCache::describe(int32_t begin, int32_t end, ec_item *item) const {
+  const size_t width = (size_t)(2 * shape_.n_layer);
+  const uint8_t *ran = ran_.data() + (size_t)begin * width;
+  int32_t n = 0;
+  if ((size_t)end > tokens_.size()) throw Invalid("the session does not hold so many tokens");
+  for (; begin + n < end && memcmp(ran, ran + (size_t)n * width, width) == 0; ++n)
+    if (tokens_[(size_t)(begin + n)] < 0) throw Invalid("the session can't go back to this position: it began with hidden states");
+  item->n_past = begin, item->n_rows = n, item->tokens = tokens_.data() + begin;
+  item->attn = ran, item->mlp = ran + shape_.n_layer;
+}
+
+void ColumnCache::begin(const ec_item &item) {
+  if (!is_used()) return;
+  const int32_t end = item.n_past + item.n_rows;
+  resize_notes(std::min((int32_t)tokens_.size(), item.tokens != nullptr ? item.n_past : end));
+  for (size_t i = (size_t)((end - 1) / PAGE_TOKENS + 1); i < pages_.size() && pages_[i].columns; ++i) pages_[i] = {};
+  for (int32_t i = item.n_past / PAGE_TOKENS - 2; i >= 0 && pages_[(size_t)i].first < PAGE_TOKENS - shape_.n_back; --i)
+    pages_[(size_t)i] = copy_of(pages_[(size_t)i], PAGE_TOKENS - shape_.n_back);
+  prepare(item.n_past, end);
+}
+
+void ColumnCache::note(const ec_item &item) {
+  if (!is_used()) return;
+  const int32_t n_layer = shape_.n_layer;
+  const size_t width = (size_t)(2 * n_layer);
+  resize_notes(std::max((int32_t)tokens_.size(), item.n_past + item.n_rows));
+  for (int32_t r = 0; r < item.n_rows; ++r) {
+    uint8_t *ran = ran_.data() + (size_t)(item.n_past + r) * width;
+    if (item.tokens != nullptr) tokens_[(size_t)(item.n_past + r)] = item.tokens[r];
+    for (int32_t l = item.first_layer; l < n_layer; ++l) {
+      ran[l] = item.attn == nullptr || item.attn[l];
+      ran[n_layer + l] = item.mlp == nullptr || item.mlp[l];
+    }
+  }
+}
+
+void ColumnCache::resize_notes(int32_t n_slots) {
+  tokens_.resize((size_t)n_slots, -1);
+  ran_.resize((size_t)n_slots * (size_t)(2 * shape_.n_layer), 0);
+}
+
+void ColumnCache::prepare(int32_t begin, int32_t end) {
+  for (int32_t i = begin / PAGE_TOKENS; is_used() && i <= (end - 1) / PAGE_TOKENS; ++i) {
+    Page &page = pages_[(size_t)i];
+    const int32_t first = i * PAGE_TOKENS < begin ? page.first : 0;
+    if (first > std::max(begin - i * PAGE_TOKENS, 0)) throw Invalid("the session does not hold the columns of so many tokens");
+    if (page.first != first || page.columns.use_count() > 1) page = copy_of(page, first);
+  }
+}
+
+void ColumnCache::forget(int32_t slot) {
+  for (size_t i = (size_t)(slot / PAGE_TOKENS); i < pages_.size(); ++i) pages_[i] = {};
+}
+
+ColumnCache::Page ColumnCache::new_page(int32_t first) const {
+  Page page;
+  page.first = first;
+  // calloc returns zero pages of the system, which take memory only where they are written
+  page.columns.reset((float *)calloc((size_t)shape_.n_conv * (size_t)(PAGE_TOKENS - first) * (size_t)shape_.n_embd, sizeof(float)),
+                     free);
+  if (page.columns == nullptr) throw std::bad_alloc();
+  return page;
+}
+
+// Return a page of the slots from number `first` on, with those columns that `page` holds of them.
+ColumnCache::Page ColumnCache::copy_of(const Page &page, int32_t first) const {
+  Page copy = new_page(first);
+  const int32_t begin = std::max(first, page.first);
+  for (int32_t l = 0; l < shape_.n_conv && begin < PAGE_TOKENS; ++l)
+    memcpy(copy.columns.get() + copy.place(begin, l) * shape_.n_embd, page.columns.get() + page.place(begin, l) * shape_.n_embd,
+           (size_t)(PAGE_TOKENS - begin) * (size_t)shape_.n_embd * sizeof(float));
+  return copy;
+}
+
+void ColumnCache::move(const int32_t *source, int32_t n, int32_t start) {
+  if (!is_used() || n == 0) return;
+  const size_t width = (size_t)(2 * shape_.n_layer);
+  if ((size_t)source[n - 1] >= tokens_.size()) throw Invalid("the slots are out of range");
+  prepare(start, start + n);
+  for (int32_t i = 0; i < n; ++i) {
+    const int32_t from = source[i], to = start + i;
+    if (!holds(from) || !holds(to)) throw Invalid("the slots to move are not of the latest forward");
+    for (int32_t l = 0; l < shape_.n_conv; ++l) memmove(at(to, l), at(from, l), (size_t)shape_.n_embd * sizeof(float));
+    tokens_[(size_t)to] = tokens_[(size_t)from];
+    memmove(ran_.data() + (size_t)to * width, ran_.data() + (size_t)from * width, width);
+  }
+}
+
+// Call visitor(page, first, n_slots) for each page of the first n_tokens: the slots of it that are saved.
+template <class Visit>
+void ColumnCache::visit_saved(int32_t n_tokens, Visit visitor) const {
+  for (int32_t begin = 0; begin < n_tokens; begin += PAGE_TOKENS) {
+    const int32_t n_held = std::min(n_tokens - begin, PAGE_TOKENS), n = std::min(n_held, shape_.n_back);
+    visitor(begin / PAGE_TOKENS, n_held - n, n);
+  }
+}
+
+uint64_t ColumnCache::saved_bytes(int32_t n_tokens) const {
+  if (!is_used() || n_tokens < 0) return 0;
+  uint64_t n_columns = 0;
+  visit_saved(n_tokens, [&](int32_t, int32_t, int32_t n) { n_columns += (uint64_t)n * (uint64_t)shape_.n_conv; });
+  return n_columns * (uint64_t)shape_.n_embd * sizeof(float) +
+         (uint64_t)n_tokens * (sizeof(int32_t) + 2 * (uint64_t)shape_.n_layer);
+}
+
+void ColumnCache::save(int32_t n_tokens, uint8_t *target) const {
+  if (!is_used()) return;
+  const size_t n_noted = (size_t)n_tokens * (size_t)(2 * shape_.n_layer);
+  memcpy(target, tokens_.data(), (size_t)n_tokens * sizeof(int32_t));
+  memcpy(target + (size_t)n_tokens * sizeof(int32_t), ran_.data(), n_noted);
+  target += (size_t)n_tokens * sizeof(int32_t) + n_noted;
+  visit_saved(n_tokens, [&](int32_t page, int32_t first, int32_t n) {
+    const size_t n_bytes = (size_t)n * (size_t)shape_.n_embd * sizeof(float);
+    for (int32_t l = 0; l < shape_.n_conv; ++l, target += n_bytes) memcpy(target, at(page * PAGE_TOKENS + first, l), n_bytes);
+  });
+}
+
+void ColumnCache::load(int32_t n_tokens, const uint8_t *source) {
+  if (!is_used()) return;
+  const size_t n_noted = (size_t)n_tokens * (size_t)(2 * shape_.n_layer);
+  std::vector<int32_t> tokens((size_t)n_tokens);
+  memcpy(tokens.data(), source, (size_t)n_tokens * sizeof(int32_t));
+  for (int32_t token : tokens)
+    if (token < -1 || token >= shape_.n_vocab) throw Invalid("the saved state is damaged: it has a token that there is not");
+  tokens_ = std::move(tokens);
+  source += (size_t)n_tokens * sizeof(int32_t);
+  ran_.assign(source, source + n_noted);
+  source += n_noted;
+  forget(0);
+  visit_saved(n_tokens, [&](int32_t number, int32_t first, int32_t n) {
+    pages_[(size_t)number] = new_page(first);
+    const size_t n_bytes = (size_t)n * (size_t)shape_.n_embd * sizeof(float);
+    for (int32_t l = 0; l < shape_.n_conv; ++l, source += n_bytes)
+      memcpy(at(number * PAGE_TOKENS + first, l), source, n_bytes);
+  });
+}
+
+}  // namespace edgedec

@@ -1,0 +1,132 @@
+// The kernels of the instruction set EDGEDEC_SIMD. This file is compiled once for each set, with that set's compiler flags.
+// Everything has internal linkage, as no other file may call a function that was compiled with those flags.
+#include "kernels/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <utility>
+
+#include "weights/coding.h"
+#include "weights/tensor_types.h"
+
+#if defined(__GNUC__)
+#define UNROLL _Pragma("GCC unroll 16")
+#else
+#define UNROLL
+#endif
+
+#if defined(_MSC_VER)
+#define EDGEDEC_INLINE __forceinline
+#else
+#define EDGEDEC_INLINE __attribute__((always_inline)) inline
+#endif
+
+// EDGEDEC_SIMD: 0 portable, 1 NEON, 2 AVX2, 3 AVX-512 with VNNI, 4 AVX2 with AVX-VNNI, 5 NEON with i8mm
+#define EDGEDEC_NEON (EDGEDEC_SIMD == 1 || EDGEDEC_SIMD == 5)
+#if EDGEDEC_SIMD == 3
+#include "kernels/simd_avx512.h"
+#elif EDGEDEC_SIMD == 2 || EDGEDEC_SIMD == 4
+#include "kernels/simd_avx2.h"
+#elif EDGEDEC_NEON
+#include "kernels/simd_neon.h"
+#else
+#include "kernels/simd_portable.h"
+#endif
+
+#if EDGEDEC_NEON && defined(__linux__)
+#include <sys/auxv.h>
+#elif EDGEDEC_NEON && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif EDGEDEC_SIMD == 4
+#include <cpuid.h>
+#endif
+
+namespace {
+
+using edgedec::ActivationBlock;
+using edgedec::Activations;
+using edgedec::AttentionWork;
+using edgedec::GROUP_ROWS;
+using edgedec::hash_of;
+using edgedec::Matrix;
+using edgedec::MAX_QUERIES;
+
+constexpr bool ROWS_IN_PAIRS = EDGEDEC_SIMD == 5;  // of the activations (kernels.h)
+
+#include "kernels/elementwise.inl"
+#include "kernels/matmul.inl"
+#include "kernels/attention.inl"
+#include "kernels/row.inl"
+
+#if EDGEDEC_SIMD == 4
+// Bit 4 of EAX in CPUID's leaf 7.1; not every compiler's __builtin_cpu_supports knows AVX-VNNI.
+bool has_dpbusd() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 4)) != 0;
+}
+#else
+[[maybe_unused]] bool has_dpbusd() { return true; }
+#endif
+
+#if EDGEDEC_NEON
+#if defined(__APPLE__)
+bool has_feature(const char *name) {
+  int found = 0;
+  size_t n_bytes = sizeof found;
+  return sysctlbyname(name, &found, &n_bytes, nullptr, 0) == 0 && found != 0;
+}
+bool has_dots() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm() { return has_feature("hw.optional.arm.FEAT_I8MM"); }
+#elif defined(__linux__)
+bool has_dots() { return (getauxval(AT_HWCAP) & (1ul << 20)) != 0; }   // HWCAP_ASIMDDP
+bool has_i8mm() { return (getauxval(AT_HWCAP2) & (1ul << 13)) != 0; }  // HWCAP2_I8MM
+#else
+bool has_dots() { return true; }
+bool has_i8mm() { return false; }  // not known
+#endif
+#endif
+
+bool supported() {
+#if EDGEDEC_SIMD == 3
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+#elif EDGEDEC_SIMD == 2 || EDGEDEC_SIMD == 4
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") && has_dpbusd();
+#elif EDGEDEC_NEON
+  return has_dots() && (EDGEDEC_SIMD == 1 || has_i8mm());
+#else
+  return true;
+#endif
+}
+
+}  // namespace
+
+namespace edgedec {
+
+#if EDGEDEC_SIMD == 3
+#define EDGEDEC_NAME "avx512vnni"
+const Kernels *avx512_kernels() {
+#elif EDGEDEC_SIMD == 4
+#define EDGEDEC_NAME "avxvnni"
+const Kernels *avxvnni_kernels() {
+#elif EDGEDEC_SIMD == 2
+#define EDGEDEC_NAME "avx2"
+const Kernels *avx2_kernels() {
+#elif EDGEDEC_SIMD == 5
+#define EDGEDEC_NAME "i8mm"
+const Kernels *i8mm_kernels() {
+#elif EDGEDEC_SIMD == 1
+#define EDGEDEC_NAME "neon"
+const Kernels *neon_kernels() {
+#else
+#define EDGEDEC_NAME "portable"
+const Kernels *portable_kernels() {
+#endif
+  static const Kernels kernels = {EDGEDEC_NAME, supported, matmul, quantize,   rms_norm,   rope,    gated,
+                                  add_rows,     softcap,   to_halves, attend, join_spans, row_maxima, row_sum, row_chances,
+                                  ROWS_IN_PAIRS};
+  return &kernels;
+}
+
+}  // namespace edgedec

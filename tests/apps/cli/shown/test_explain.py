@@ -1,0 +1,89 @@
+"""What explains a text: on one screen, or all of it; and whether drafts helped."""
+
+from pathlib import Path
+
+import pytest
+from support.command_line import run_here
+from support.tiny_models import tiny_llama
+
+from edgedec.sequence import Generation
+from edgedec.stats import DecodeStats
+from edgedec_apps.cli.shown.explain import explained, speed_compared
+from edgedec_apps.cli.shown.replies import summary
+
+_LONG = "a sentence of many words that goes on and on, " * 5
+
+
+def full() -> DecodeStats:
+    """Return statistics with all that can be explained, none of it short."""
+    stats = DecodeStats(runtime="cpu", runtime_reason=_LONG, seed=2**63, lossy=f"LOSSY: {_LONG}")
+    for name in ("suffix", "common", "recycling", "learned", "model", "head", "skip"):
+        stats.count_proposal(name, 1000, 12.3)
+        stats.count_outcome(name, 900, 400)
+    for _ in range(900):
+        stats.count_draft(8, 5)
+    stats.n_generated_tokens, stats.n_steps, stats.first_token_s, stats.total_s = 5401, 901, 1.0, 11.0
+    stats.saved_s, stats.constraint_logprob = 3.0, -123.456
+    stats.curve = {n: 0.01 * n for n in range(1, 65)}
+    stats.explanation = [_LONG, "head: " + _LONG, "the head x does not say by a hash which model it was trained for"]
+    return stats
+
+
+def test_the_short_form_fits_a_screen() -> None:
+    """With all that can be explained it takes fewer than 24 lines of 80 columns; the long form has every figure."""
+    further = ["sampling: temperature 0.7, top_p 0.95 (the model's file)", f"memory held at the peak: 1 GB; {_LONG}"]
+    short, whole = explained(full(), "short", further), explained(full(), "all", further)
+    assert len(short) <= 22
+    assert max(map(len, short)) <= 78  # it is indented by two
+    assert "drafting: 1.3 times as fast as without drafts; it saved about 3.00 s after the" in short
+    assert not [line for line in short if "hash" in line]
+    assert [line for line in whole if "hash" in line]
+    assert any("64: 640.0 ms (64.00 steps)" in line for line in whole)
+    assert explained(full(), "none", further) == []
+
+
+@pytest.mark.parametrize(
+    ("saved_s", "words"),
+    [
+        (3.0, "1.3 times as fast as without drafts"),
+        (0.4, "as fast as without drafts"),
+        (-0.4, "as fast as without drafts"),
+        (-2.0, "0.8 times as fast as without drafts"),
+        (None, None),
+    ],
+)
+def test_the_last_line_says_whether_drafts_helped(saved_s: float | None, words: str | None) -> None:
+    """In tenths, and nothing where it is not known or nothing was drafted."""
+    stats = full()
+    stats.saved_s = saved_s
+    assert speed_compared(stats) == words
+    line = summary(Generation("text", (1, 2), "stop", stats))
+    assert ("without drafts" in line) == (words is not None)
+    assert words is None or f"accepted 4500 · {words}" in line
+    stats.n_drafts = 0
+    assert speed_compared(stats) is None
+
+
+def test_explain_and_explain_all(model: Path) -> None:
+    """Both name the sampling with where it comes from; the long form has the seed."""
+    args = ("run", model, "Hello", "-n", "4", "-t", "0.5", "--seed", "7")
+    short, whole = (run_here(*args, option).err.splitlines() for option in ("--explain", "--explain-all"))
+    sampled = "  sampling: temperature 0.5 (options); top_p 0.95 (edgedec's defaults)"
+    assert sampled in short
+    assert sampled in whole
+    assert "  seed: 7" in whole
+    assert "  seed: 7" not in short
+
+
+def test_the_defaults_of_the_models_file_are_named(tmp_path: Path) -> None:
+    """What its authors recommend is taken, and named with where it comes from; an option counts more."""
+    path = tiny_llama(
+        tmp_path / "m.gguf", more={"general.sampling.temp": 0.25, "general.sampling.top_k": 3}, n_ctx_train=512
+    )
+    for args, sampled in (
+        ((), "temperature 0.25, top_k 3 (the model's file); top_p 0.95 (edgedec's defaults)"),
+        (("--top-k", "0"), "temperature 0.25 (the model's file); top_p 0.95 (edgedec's defaults); top_k 0 (options)"),
+    ):
+        found = run_here("run", path, "Hello", "--raw", "-n", "2", "--explain", *args)
+        assert f"sampling: {sampled}" in " ".join(found.err.split())
+    assert "temperature 0.25, top_k 3, top_p 0.95 (from the model file)" in run_here("info", path).text

@@ -1,0 +1,249 @@
+"""The memory for requests: what they may take together, who waits for it, and what is refused."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.running_server import PATIENCE_S, Running, messages, started, wait_until
+
+from edgedec.progress import CancelToken
+from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.server.core.room import Room, Share
+
+ROOM_BYTES = 4_000_000
+SMALL = {"messages": messages("x"), "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def narrow(chat_path: Path) -> Iterator[Running]:
+    """A server whose requests may take 4 MB together."""
+    with started(chat_path, n_parallel=2, room_bytes=ROOM_BYTES, body_timeout_s=3.0) as running:
+        yield running
+
+
+def test_a_share_waits_until_there_is_room() -> None:
+    """Who wants more than there is waits; who leaves wakes the first for whom there is room then."""
+
+    async def scene() -> None:
+        room, order = Room(1600), list[str]()
+        first, second, small = (Share(room, PATIENCE_S) for _ in range(3))
+        await first.grow(1000)
+
+        async def ask(share: Share, name: str, n_bytes: int) -> None:
+            await share.grow(n_bytes)
+            order.append(name)
+
+        tasks = [asyncio.create_task(ask(second, "large", 900)), asyncio.create_task(ask(small, "small", 100))]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (order, room.n_taken) == (["small"], 1100)  # there is always some room for a small one
+        first.close()
+        await asyncio.wait(tasks)
+        assert (order, room.n_taken) == (["small", "large"], 1000)
+        second.close()
+        small.close()
+        small.close()
+        assert room.n_taken == 0
+
+    asyncio.run(scene())
+
+
+def test_what_was_given_to_one_who_just_left_goes_on() -> None:
+    """Room is never given twice, and what a request gets in the moment in which it is cancelled goes to the next."""
+
+    async def scene() -> None:
+        room = Room(1600)
+        shares = [Share(room, PATIENCE_S) for _ in range(4)]
+        await shares[0].grow(1400)
+        tasks = [asyncio.create_task(share.grow(800)) for share in shares[1:]]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        shares[0].close()
+        assert [share.n_bytes for share in shares] == [0, 800, 0, 0]  # before it knows
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        assert [share.n_bytes for share in shares] == [0, 0, 800, 0]
+        await tasks[1]
+        shares[2].close()
+        assert [share.n_bytes for share in shares] == [0, 0, 0, 800]
+        await tasks[2]
+        assert room.n_taken == 800
+
+    asyncio.run(scene())
+
+
+def test_a_share_that_is_too_large_or_too_late_is_refused() -> None:
+    """More than one request may have is refused at once (413), and what has waited too long with 503."""
+
+    async def scene() -> None:
+        room = Room(1600)
+        first, second = Share(room, PATIENCE_S), Share(room, 0.01)
+        with pytest.raises(ApiError, match=r"needs about 1\.4 kB of memory, .* one request may use 1\.4 kB") as refused:
+            await first.grow(1401)
+        assert refused.value.status == 413
+        await first.grow(1400)
+        with pytest.raises(ApiError, match="use all the memory for requests") as busy:
+            await second.grow(101)
+        assert (busy.value.status, busy.value.retry_after_s, room.n_taken) == (503, 5, 1400)
+        async with second.more(100):
+            assert room.n_taken == 1500
+        assert room.n_taken == 1400
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":"' + b"a b " * 400_000 + b'"}',
+        '{{"prompt":"{}"}}'.format("中" * 300_000).encode(),
+        b'{"prompt":"' + b"a" * 400_000 + b'\\ud83d\\ude00"}',
+        b'{"messages":[' + b",".join([b'{"role":"user","content":""}'] * 9000) + b"]}",
+        b'{"messages":[' + b",".join([b"{}"] * 90_000) + b"]}",
+        b'{"messages":[' + b"[" * 9000 + b"]" * 9000 + b"," + b",".join([b"[]"] * 9000) + b"]}",
+        b'{"messages":"' + b'\\"' * 1_000_000,
+    ],
+    ids=["text", "wide text", "one wide character", "messages", "objects", "lists", "quotes"],
+)
+def test_what_takes_too_much_memory_is_refused(narrow: Running, body: bytes) -> None:
+    """A body that would take more than one request may have is a 413 before it is read as JSON."""
+    reply = narrow.client.post("/v1/chat/completions", content=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_large")
+    assert "of memory, and one request may use 3.5 MB" in reply.json()["error"]["message"]
+    wait_until(lambda: narrow.service.room.n_taken == 0, "it is not given back")
+
+
+def test_marks_within_texts_are_no_values(narrow: Running) -> None:
+    """A text of braces and commas takes what a text takes: it is refused for its length, not for its structure."""
+    chat = {"messages": messages('{[,:\\"' * 20_000)}
+    assert narrow.client.post("/v1/chat/completions", json=chat).json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["with a length", "in chunks"])
+def test_bodies_in_flight_stay_within_the_room(narrow: Running, chunked: bool) -> None:
+    """Of forty bodies that come half, as many are read as there is room for; a small request is answered meanwhile."""
+    host, port = narrow.url.removeprefix("http://").split(":")
+    size = 800_000
+    framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n"
+    part = b"x" * (size // 2)
+    with ExitStack() as connections:
+        for _ in range(40):
+            connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            connection.sendall(head.encode())
+            connection.setblocking(False)
+            with suppress(BlockingIOError):
+                connection.send(b"%x\r\n" % len(part) + part if chunked else part)
+        wait_until(lambda: narrow.service.room.n_taken > ROOM_BYTES // 2, "nothing is read")
+        assert narrow.client.post("/v1/chat/completions", json=SMALL).status_code == 200
+        assert narrow.service.room.n_taken <= ROOM_BYTES
+    wait_until(lambda: narrow.service.room.n_taken == 0, "it is not given back")
+
+
+def test_bodies_that_do_not_come_give_way(narrow: Running) -> None:
+    """Where all the room is taken for bodies that do not come, a small request has it within some seconds."""
+    narrow.service.settings = replace(narrow.service.settings, body_timeout_s=PATIENCE_S)
+    host, port = narrow.url.removeprefix("http://").split(":")
+    with ExitStack() as connections:
+        for size in (800_000, 60_000, *[10_000] * 60, *[100] * 5):
+            connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+            connection.sendall(head.encode())
+        wait_until(lambda: narrow.service.room.n_taken > ROOM_BYTES - 1000, "it is not taken")
+        begun = time.monotonic()
+        assert narrow.client.post("/v1/chat/completions", json=SMALL | {"user": "u" * 1000}).status_code == 200
+        assert time.monotonic() - begun < PATIENCE_S / 2
+    narrow.service.settings = replace(narrow.service.settings, body_timeout_s=3.0)
+
+
+def test_a_request_takes_its_share_until_it_is_answered(endless: Running) -> None:
+    """While a text is made its request counts; afterwards, or when its client leaves, nothing is left of it."""
+    asked: dict[str, Any] = {"messages": messages("x"), "ignore_end": True, "stream": True}
+    with endless.client.stream("POST", "/v1/chat/completions", json=asked) as reply:
+        lines = reply.iter_lines()  # dropping these closes the stream
+        next(lines)
+        assert endless.service.room.n_taken > len(json.dumps(asked))
+        shown = endless.client.get("/metrics").text
+        assert f"edgedec_request_bytes_limit {endless.service.room.n_bytes}\n" in shown
+    wait_until(lambda: endless.service.room.n_taken == 0, "it is not given back")
+
+
+class _Held:
+    """A chat template that waits for a sign."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.cancel: CancelToken | None = None
+
+    source = ""
+    variables = ()
+
+    def render(self, messages: Any, *, cancel: CancelToken | None = None, **options: Any) -> str:
+        self.cancel = cancel
+        self.begun.set()
+        assert self.go.wait(PATIENCE_S)
+        return "x"
+
+
+def test_a_client_that_leaves_while_its_template_runs_holds_nothing(chat_path: Path) -> None:
+    """A prompt is rendered before its request has a place: others are answered, and who left counts no more."""
+    body = json.dumps(SMALL).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    template = _Held()
+    with started(chat_path, n_parallel=1, n_queue=1) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        running.engine._template = template
+        slots = running.slots
+        try:
+            with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+                connection.sendall(head.encode() + body)
+                assert template.begun.wait(PATIENCE_S)
+                assert (slots.n_running, slots.n_waiting) == (0, 1)
+                text = running.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
+                assert text.status_code == 200
+            wait_until(lambda: slots.n_waiting == 0, "it counts as one who waits")
+            assert template.cancel is not None
+            assert template.cancel.cancelled  # a real template ends here
+        finally:
+            template.go.set()
+        assert running.client.post("/v1/chat/completions", json=SMALL).status_code == 200
+
+
+def test_a_prompt_that_does_not_fit_is_told_without_waiting(endless: Running) -> None:
+    """It is refused while another text has the only place, not when its turn would come."""
+    asked: dict[str, Any] = {"messages": messages("x"), "ignore_end": True, "stream": True}
+    with endless.client.stream("POST", "/v1/chat/completions", json=asked) as reply:
+        lines = reply.iter_lines()  # dropping these closes the stream
+        next(lines)
+        refused = endless.client.post("/v1/completions", json={"prompt": "a" * 200_000})
+        assert endless.slots.n_running == 1
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    wait_until(lambda: endless.slots.n_running == 0, "it goes on")
+
+
+def test_a_body_waits_for_room_and_is_answered(narrow: Running) -> None:
+    """A large body that comes while the room is taken is read, and answered, once there is room."""
+    answers: list[httpx.Response] = []
+    large = {"messages": messages("x"), "max_tokens": 2, "user": "u" * 500_000}
+    host, port = narrow.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 800000\r\n\r\n{")
+        wait_until(lambda: narrow.service.room.n_taken == 3_200_000, "it is not read")
+        other = threading.Thread(
+            target=lambda: answers.append(
+                httpx.post(f"{narrow.url}/v1/chat/completions", json=large, timeout=PATIENCE_S)
+            )
+        )
+        other.start()
+        wait_until(lambda: len(narrow.service.room._waiting) == 1, "nobody waits")
+    other.join(PATIENCE_S)
+    assert [answer.status_code for answer in answers] == [200]

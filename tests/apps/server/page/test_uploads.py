@@ -1,0 +1,170 @@
+"""PDFs that the web chat is given: their texts, and what is refused, with a reason, by whatever the file holds."""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from support.pdf_files import pdf_of, swelling
+from support.running_server import Running, started, wait_until
+
+from edgedec_apps.server.page import pdf_text, uploads
+
+PAGES = ("The first page.\nIts second (line).", "", "The last page.")
+
+
+def send(server: Running, data: bytes, **headers: str) -> httpx.Response:
+    """Send a PDF as the page does."""
+    return server.client.post("/page/pdf", content=data, headers={"content-type": "application/pdf", **headers})
+
+
+def message(reply: httpx.Response, status: int) -> str:
+    """Return the message of a refusal of this status."""
+    assert reply.status_code == status, reply.text
+    return str(reply.json()["error"]["message"])
+
+
+def test_one_program_reads_no_pdfs(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is packed into one program says so, and what to do."""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    words = message(send(server, pdf_of(*PAGES)), 501)
+    assert "packed into one program" in words
+    assert "attach the text itself" in words
+
+
+def test_only_the_page_itself_and_the_key_may_send_files(chat_path: Path) -> None:
+    """Pages of other origins are refused as everywhere, and a server with a key wants it."""
+    with started(chat_path, api_key="secret") as running:
+        assert "API key" in message(httpx.post(f"{running.url}/page/pdf", content=pdf_of("a")), 401)
+        assert "may not use this server" in message(send(running, pdf_of("a"), origin="https://evil.example"), 403)
+        load = running.client.post("/api/generate", json={"model": "tiny"}, headers={"origin": "https://evil.example"})
+        assert load.status_code == 403
+        assert httpx.post(f"{running.url}/api/generate", json={"model": "tiny"}).status_code == 401
+        assert running.client.get("/page/pdf").status_code == 405
+
+
+def test_the_text_of_a_pdf(server: Running) -> None:
+    """Pages with an empty line between them; pages without text count, and add nothing."""
+    found = send(server, pdf_of(*PAGES)).json()
+    assert found == {"text": "The first page.\nIts second (line).\n\nThe last page.", "n_pages": 3, "cut": False}
+
+
+def test_a_long_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At so many characters, which is said; pages behind that are not read."""
+    monkeypatch.setattr(pdf_text, "MOST_CHARACTERS", 20)
+    found = pdf_text.text_of(pdf_of(*PAGES))
+    assert found == {"text": "The first page.\nIts ", "n_pages": 3, "cut": True}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "does not begin with %PDF-"),
+        (b"PK\x03\x04 no pdf", "does not begin with %PDF-"),
+        (b"%PDF-1.4\nand nothing else", "it is no PDF, or damaged"),
+        (pdf_of("", ""), "its pages have no text"),
+        (pdf_of("a").replace(b"/Kids [4 0 R]", b"/Kids [2 0 R]"), "the PDF can't be read"),  # a page tree in a circle
+    ],
+)
+def test_what_is_no_pdf_with_a_text_is_refused(server: Running, data: bytes, words: str) -> None:
+    """With a reason, and the server goes on."""
+    assert words in message(send(server, data), 400)
+    assert server.client.get("/health").status_code == 200
+
+
+def test_a_password_is_named() -> None:
+    """A PDF that needs a password is refused as such; one whose password is empty is read."""
+    import io
+
+    from pypdf import PdfWriter
+
+    def locked(password: str) -> bytes:
+        writer, file = PdfWriter(clone_from=io.BytesIO(pdf_of("Secret"))), io.BytesIO()
+        writer.encrypt(password, "owner", algorithm="RC4-128")
+        writer.write(file)
+        return file.getvalue()
+
+    assert pdf_text.text_of(locked("")) == {"text": "Secret", "n_pages": 1, "cut": False}
+    assert pdf_text.text_of(locked("word")) == {"error": "it is protected by a password"}
+
+
+def test_damaged_pdfs_end_in_a_text_or_an_exception() -> None:
+    """300 PDFs with bytes changed, cut or doubled: a text, a refusal, or an exception that the process reports."""
+    rng = random.Random(7)
+    whole = pdf_of(*PAGES)
+    n_read = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(rng.randrange(1, 6)):
+            at = rng.randrange(len(data))
+            change = rng.randrange(3)
+            if change == 0:
+                data[at] = rng.randrange(256)
+            elif change == 1:
+                del data[at : at + rng.randrange(1, 40)]
+            else:
+                data[at:at] = data[max(0, at - 30) : at]
+        try:
+            found = pdf_text.text_of(bytes(data))
+        except Exception:
+            continue
+        assert found.keys() in ({"text", "n_pages", "cut"}, {"error"})
+        n_read += "text" in found
+    assert 0 < n_read < 300
+
+
+def test_a_file_that_swells_is_stopped(server: Running) -> None:
+    """Some kilobytes that become 300 MB are refused, and this process does not hold them."""
+    data = swelling(300_000_000)
+    assert len(data) < server.service.settings.max_body_bytes
+    assert "the PDF can't be read" in message(send(server, data), 400)
+    wait_until(lambda: server.service.room.n_taken == 0, "the memory is not given back")
+
+
+def test_what_takes_too_long_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is killed, and the reply says why."""
+    monkeypatch.setattr(uploads, "_PATIENCE_S", 0.001)
+    assert "it took longer than 0.001 s to read" in message(send(server, pdf_of(*PAGES)), 400)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the system can't limit processes")
+def test_a_process_without_its_server_ends() -> None:
+    """Nobody ends a PDF's process whose server was killed: the system does, after so much computing."""
+    code = (
+        "from edgedec_apps.server.page import pdf_text; pdf_text.MOST_CPU_S = 1; pdf_text.limit(10**9)\n"
+        "while True: pass"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+
+
+def test_memory_and_size_are_bounded(chat_path: Path) -> None:
+    """A server with little memory for requests says so; a body that is too large is refused as everywhere."""
+    with started(chat_path, room_bytes=40_000_000, max_body_bytes=10_000) as running:
+        assert "takes at least 48.0 MB of memory" in message(send(running, pdf_of("a")), 413)
+        assert "more than the 10000 bytes allowed" in message(send(running, b"%PDF-" + b"0" * 20_000), 413)
+        wait_until(lambda: running.service.room.n_taken == 0, "the memory is not given back")
+
+
+def test_a_server_that_ends_ends_the_process(chat_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PDF that is being read does not hold the end up."""
+    code = "import time; print('reading', flush=True); time.sleep(600)"
+    monkeypatch.setattr(uploads, "_command", lambda n_bytes: [sys.executable, "-c", code])
+    with started(chat_path) as running:
+        replies: list[httpx.Response] = []
+
+        def ask() -> None:
+            replies.append(httpx.post(f"{running.url}/page/pdf", content=pdf_of("a"), timeout=60))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while not running.service._running:
+            time.sleep(0.01)
+        begun = time.monotonic()
+    asking.join(30)
+    assert time.monotonic() - begun < uploads._PATIENCE_S
+    assert [reply.status_code for reply in replies] in ([400], [503], [])

@@ -1,0 +1,115 @@
+"""Models of Ollama, used where Ollama keeps them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.servers import model_bytes, sha256
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError
+from edgedec.resolver import ResolveOptions
+from edgedec_models.hubs.ollama import MODEL_LAYER
+from edgedec_models.resolve import resolve
+
+DATA = model_bytes(5_000)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return the folder that OLLAMA_MODELS names."""
+    return tmp_path / "ollama"
+
+
+def add_manifest(folder: Path, path: str, layers: object) -> None:
+    """Write a manifest with these layers."""
+    manifest = folder / "manifests" / path
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+
+
+def add_model(folder: Path, path: str) -> Path:
+    """Add a model with weights, a template and a licence; return the blob of the weights."""
+    blob = folder / "blobs" / f"sha256-{sha256(DATA)}"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(DATA)
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.template", "digest": f"sha256:{'1' * 64}", "size": 3},
+        {"mediaType": MODEL_LAYER, "digest": f"sha256:{sha256(DATA)}", "size": len(DATA)},
+    ]
+    add_manifest(folder, path, layers)
+    return blob
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("registry.ollama.ai/library/qwen3/latest", "ollama:qwen3"),
+        ("registry.ollama.ai/library/qwen3/0.6b", "ollama:qwen3:0.6b"),
+        ("registry.ollama.ai/someone/tiny/latest", "ollama:someone/tiny:latest"),
+        ("hf.co/someone/tiny-GGUF/Q4_0", "ollama:hf.co/someone/tiny-GGUF:Q4_0"),
+    ],
+)
+def test_weights_are_found_in_place(folder: Path, path: str, name: str) -> None:
+    """Names are looked up as Ollama does: in its registry and `library`, unless the name has others."""
+    blob = add_model(folder, path)
+    assert resolve(name, ResolveOptions(offline=True)) == blob
+
+
+def test_home_folder_is_used_without_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without OLLAMA_MODELS the models in the home folder are used."""
+    blob = add_model(tmp_path / ".ollama" / "models", "registry.ollama.ai/library/tiny/latest")
+    monkeypatch.delenv("OLLAMA_MODELS")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert resolve("ollama:tiny", ResolveOptions()) == blob
+
+
+def test_unknown_model_gets_near_ones(folder: Path) -> None:
+    """The error for a missing model has similar names, and says how to get it."""
+    add_model(folder, "registry.ollama.ai/library/qwen3/0.6b")
+    with pytest.raises(ModelNotFoundError, match=r"did you mean ollama:qwen3:0\.6b\?; get it with `ollama pull qwen3`"):
+        resolve("ollama:qwen3", ResolveOptions())
+
+
+@pytest.mark.parametrize("name", ["ollama:", "ollama:../x", "ollama:a/../b", "ollama:a:..", "ollama:a/b/c/d"])
+def test_names_that_lead_elsewhere_are_refused(folder: Path, name: str) -> None:
+    """A name with `..` is refused."""
+    with pytest.raises(ModelNotFoundError, match="write ollama:NAME"):
+        resolve(name, ResolveOptions())
+
+
+@pytest.mark.parametrize(
+    "digest", ["sha256:../../../etc/passwd", "sha256:abc", "sha256-" + "a" * 64, f"md5:{'a' * 64}"]
+)
+def test_digests_that_lead_elsewhere_are_refused(folder: Path, digest: str) -> None:
+    """A digest of another form is refused and does not become a path."""
+    add_manifest(folder, "registry.ollama.ai/library/x/latest", [{"mediaType": MODEL_LAYER, "digest": digest}])
+    with pytest.raises(ModelFormatError, match="names the digest"):
+        resolve("ollama:x", ResolveOptions())
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([], "names 0 files of weights"),
+        ([{"mediaType": MODEL_LAYER, "digest": f"sha256:{'a' * 64}"}] * 2, "names 2 files of weights"),
+        (["nonsense"], "not one of Ollama's"),
+        (None, "not one of Ollama's"),
+        ([{"mediaType": MODEL_LAYER}], "not one of Ollama's"),
+    ],
+)
+def test_odd_manifests_are_reported(folder: Path, layers: object, words: str) -> None:
+    """The error for a manifest without exactly one file of weights says what it has."""
+    add_manifest(folder, "registry.ollama.ai/library/x/latest", layers)
+    with pytest.raises(ModelFormatError, match=words):
+        resolve("ollama:x", ResolveOptions())
+
+
+def test_missing_or_truncated_weights_are_reported(folder: Path) -> None:
+    """The error for missing or truncated weights mentions `ollama pull`."""
+    blob = add_model(folder, "registry.ollama.ai/library/x/latest")
+    blob.write_bytes(b"GGUF")
+    with pytest.raises(ModelFormatError, match="have 4 bytes where 5000 were expected"):
+        resolve("ollama:x", ResolveOptions())
+    blob.unlink()
+    with pytest.raises(ModelNotFoundError, match="are missing"):
+        resolve("ollama:x", ResolveOptions())
