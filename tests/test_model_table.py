@@ -189,8 +189,11 @@ def write_zeros(path: Path, kind: GGMLType) -> None:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """Return a table of Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
+    """Return a table of Markdown; names whose other cells are equal share a row."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in rows:
+        names.setdefault(tuple(cells), []).append(name)
+    lines = [head, ["---"] * len(head), *([", ".join(shared), *cells] for cells, shared in names.items())]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

