@@ -12,7 +12,7 @@ from support.tiny_quantized import ARCHITECTURES, write_tiny
 import edgedec
 from edgedec.api import open_drafters as opening_drafts
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftCost
+from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.loading.draft_worth import (

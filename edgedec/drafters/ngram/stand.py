@@ -10,7 +10,8 @@ the top of the perturbed log-probabilities. Lossless, as it only proposes. It di
 - The prompt fills in the contexts that the table lacks.
 """
 
-from edgedec.draft import DraftContext, Shedding
+from edgedec.draft import DraftContext
+from edgedec.drafter_traits import Shedding
 from edgedec.drafters.ngram.base import NgramDrafter
 from edgedec.drafters.ngram.ranking import Ranking
 
