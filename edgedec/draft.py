@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from enum import Enum
 from threading import RLock
 from typing import Any, Protocol, runtime_checkable
 
@@ -194,65 +193,6 @@ class DrafterNeeds:
         Any other drafter may rest: the tokens of the steps that it missed come in one accept() before its next draft().
         """
         return bool(self.taps or self.candidates)
-
-
-class DraftCost(Enum):
-    """What each token of a drafter's drafts takes."""
-
-    NOTHING = "next to nothing: the tokens are looked up"
-    CALLS = "a call of a model that has read the text along with the target"
-    MODEL = "a forward of a model that first has to read what it missed of the text"
-    TARGET = "a forward of the target itself, through a part of its weights"
-
-
-class Draws(Enum):
-    """What a drafter draws from distributions of its own, under a rule or for a shape that looks at these."""
-
-    UNKNOWN = "the drafter does not say"
-    NOTHING = "its tokens are looked up, or the most probable ones"
-    CHAINS = "chains"
-    SHAPES = "trees of every shape"
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterTraits:
-    """What a drafter declares of itself; the scheduler decides by it until drafts were timed and compared with texts.
-
-    Attributes:
-        cost: What each token of a draft takes.
-        draws: What is drawn.
-        rate: P(a node is accepted | its parent was accepted), as expected.
-        level_s: Seconds that a draft is expected to take for each token deeper; None where that is not known.
-        about: Returns the name and the memory of the model that the drafter uses, for a person; None without one.
-    """
-
-    cost: DraftCost = DraftCost.NOTHING
-    draws: Draws = Draws.NOTHING
-    rate: float = 0.7
-    level_s: float | None = None
-    about: Callable[[], str] | None = None
-
-
-@runtime_checkable
-class Declaring(Protocol):
-    """A drafter that declares its traits; any other one looks tokens up, and does not say what it draws."""
-
-    @property
-    def traits(self) -> DrafterTraits:
-        """What the scheduler should know, when the drafter was made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shedding:
-    """What a drafter loses where memory runs short: its place, and all that it keeps.
-
-    Attributes:
-        order: Drafters with lower numbers lose it sooner; a drafter that declares nothing has the default.
-        what: What is lost, for a person; `{name}` stands for the drafter's name.
-    """
-
-    order: int = 40
-    what: str = "the drafter {name}"
 
 
 class Correction:

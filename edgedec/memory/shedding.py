@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Protocol, runtime_checkable
 
-from edgedec.draft import DrafterFactory, LoadedDraftModel, ModelFactory, Shedding
+from edgedec.draft import DrafterFactory, LoadedDraftModel, ModelFactory
+from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_model.model import SMALL_WINDOW
 from edgedec.drafters.head.head import SHED
 from edgedec.drafters.suffix.suffix import SuffixStore

@@ -8,8 +8,8 @@ worth of its drafts (edgedec.scheduler.estimator).
 from dataclasses import dataclass
 
 from edgedec.cost_curve import Cost, best_length
-from edgedec.draft import DraftCost
 from edgedec.draft_constants import AT_ONCE, BUCKET, CAUTION, FIRST, GAIN, TRIAL_STEPS
+from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
 from edgedec.scheduler.estimator import DraftSeconds
 from edgedec.scheduler.node_choice import PolicyOptions

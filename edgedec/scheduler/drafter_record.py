@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from edgedec.cost_curve import Budget, Cost
 from edgedec.counted import counted
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftCost, Drafter, DrafterTraits, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, Verification
 from edgedec.draft_constants import (
     FIRST_PRICE_S,
     KEPT,
@@ -16,6 +16,7 @@ from edgedec.draft_constants import (
     TRIAL_SHARE,
     TRIAL_STEPS,
 )
+from edgedec.drafter_traits import DraftCost, DrafterTraits
 from edgedec.scheduler.acceptance import Calibration
 from edgedec.scheduler.estimator import DraftSeconds, Worth
 

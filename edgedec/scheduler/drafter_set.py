@@ -10,17 +10,9 @@ from typing import Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import (
-    Declaring,
-    DraftContext,
-    Drafter,
-    DrafterFactory,
-    DrafterNeeds,
-    DrafterTraits,
-    JointDrafter,
-    ModelFactory,
-)
+from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory
 from edgedec.draft_constants import GAIN
+from edgedec.drafter_traits import Declaring, DrafterTraits
 from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.store_file import DraftStore

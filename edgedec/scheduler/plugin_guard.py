@@ -10,20 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import (
-    EMPTY_DRAFT,
-    Declaring,
-    Draft,
-    DraftContext,
-    Drafter,
-    DrafterFactory,
-    DrafterNeeds,
-    DrafterTraits,
-    Draws,
-    Shedding,
-    Verification,
-)
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
 from edgedec.draft_constants import SURE
+from edgedec.drafter_traits import Declaring, DrafterTraits, Draws, Shedding
 from edgedec.errors import PluginError
 
 _MAKING_S = 2.0  # that a constructor may take: the first token waits for it
@@ -60,7 +49,9 @@ class Guarded:
             self._drafter = drafter = make()
             traits = drafter.traits if isinstance(drafter, Declaring) else DrafterTraits(draws=Draws.UNKNOWN)
             if not isinstance(traits, DrafterTraits):
-                raise PluginError(f"its traits are {type(traits).__name__}; they must be edgedec.draft.DrafterTraits")
+                raise PluginError(
+                    f"its traits are {type(traits).__name__}; they must be edgedec.drafter_traits.DrafterTraits"
+                )
             return drafter.needs, traits, drafter.memory_bytes()
 
         Thread(target=self._run, name="edgedec-drafter", daemon=True).start()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from edgedec.draft import Draws
+from edgedec.drafter_traits import Draws
 from edgedec.sequence import COUPLED
 from edgedec.tree_shapes import CHAIN, TreeShape
 from edgedec.verification.rules import find_rule

@@ -17,7 +17,8 @@ Measured: replayed beside `auto`, 1.69 times as fast as plain decoding, where `a
 Status: study
 """
 
-from edgedec.draft import DraftContext, Shedding
+from edgedec.draft import DraftContext
+from edgedec.drafter_traits import Shedding
 from edgedec.drafters.ngram.base import NgramDrafter
 from edgedec.drafters.ngram.ranking import Ranking
 

@@ -21,7 +21,8 @@ Status: study
 
 import math
 
-from edgedec.draft import DraftContext, Shedding
+from edgedec.draft import DraftContext
+from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child
 from edgedec.drafters.ngram.base import NgramDrafter
 from edgedec.drafters.ngram.ranking import Ranking

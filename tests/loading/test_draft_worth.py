@@ -13,7 +13,7 @@ import edgedec
 from edgedec.api import open_drafters as opening_drafts
 from edgedec.api.options import DraftOptions
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftCost
+from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.loading.draft_worth import (

@@ -8,7 +8,8 @@ import pytest
 from support.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, DraftCost, Drafter
+from edgedec.draft import Draft, Drafter
+from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.head.head import HeadDrafter
 from edgedec.memory.ladder import Setting, rungs
 from edgedec.model import LoadOptions

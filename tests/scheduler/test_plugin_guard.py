@@ -14,17 +14,8 @@ from numpy.typing import NDArray
 from support.simulation import GREEDY, a_text, decode, fake_session
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import (
-    Draft,
-    DraftContext,
-    DraftCost,
-    Drafter,
-    DrafterFactory,
-    DrafterNeeds,
-    DrafterTraits,
-    Draws,
-    Verification,
-)
+from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.errors import PluginError
 from edgedec.noise import Noise
 from edgedec.scheduler.drafter_set import Drafting, open_policy
@@ -388,4 +379,4 @@ def test_traits_of_another_type_are_refused() -> None:
     """With a reason that says what they must be."""
     policy, sequence = opened(Declared(traits="none"))
     assert policy is None
-    assert "its traits are str; they must be edgedec.draft.DrafterTraits" in sequence.stats.reasons[0]
+    assert "its traits are str; they must be edgedec.drafter_traits.DrafterTraits" in sequence.stats.reasons[0]

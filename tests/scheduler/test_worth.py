@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from support.simulation import Clock, Oracle, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, DraftCost, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.estimator import Worth
 from edgedec.scheduler.policy import Policy

@@ -165,7 +165,7 @@ def test_the_policy_keeps_the_distribution(
     """Where it decides by cost between looked-up nodes and a draft model's chain, and rows are cheap."""
     curve = CostCurve({1: 1.0, 4: 1.1, 8: 1.6})
     monkeypatch.setattr(curve, "observe", lambda *args, **options: None)
-    monkeypatch.setattr(costly_drafters, "_LOOK_FIRST", 0)
+    monkeypatch.setattr(costly_drafters, "FIRST", 0)
     records = {"model": DrafterRecord(level_s=0.05, first_s=0.0)}
     drafters: dict[str, DrafterFactory] = {"suffix": SuffixDrafter, "model": Hotter(source)}
     name = "temperature 1"

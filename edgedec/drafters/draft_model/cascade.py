@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, DrafterTraits, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
+from edgedec.drafter_traits import DrafterTraits
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser, ModelDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter

@@ -20,16 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import (
-    EMPTY_DRAFT,
-    Draft,
-    DraftContext,
-    DraftCost,
-    DrafterNeeds,
-    DrafterTraits,
-    Draws,
-    Verification,
-)
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.draft_forward import DraftForward
 from edgedec.drafters.draft_model.draft_text import DraftText, n_common, window_of

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DraftCost, DrafterNeeds, DrafterTraits, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.drafter_traits import DraftCost, DrafterTraits
 from edgedec.drafters.draft_model.alignment import Aligned, continuation, leading_ids, whole_characters
 from edgedec.drafters.draft_model.draft_text import window_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser

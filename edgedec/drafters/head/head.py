@@ -20,17 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import (
-    EMPTY_DRAFT,
-    Draft,
-    DraftContext,
-    DraftCost,
-    DrafterNeeds,
-    DrafterRestsError,
-    DrafterTraits,
-    Draws,
-    Verification,
-)
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, DrafterRestsError, Verification
+from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
 from edgedec.drafters.levels import LevelMaker, agreement

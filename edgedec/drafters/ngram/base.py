@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Shedding, Verification, store_limit
+from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Verification, store_limit
+from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child, grow_tree, path_of
 from edgedec.drafters.ngram.ranking import Ranking
 from edgedec.drafters.ngram.table import BITS, CandidateTable, K, context_key, last_tokens, learn_text

@@ -4,7 +4,8 @@ The drafter can propose before the text itself has taught the other drafters any
 from a corpus (Liu et al. 2024). Lossless, as it only proposes.
 """
 
-from edgedec.draft import DraftContext, Shedding
+from edgedec.draft import DraftContext
+from edgedec.drafter_traits import Shedding
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 from edgedec.drafters.suffix.fixed_text import FixedTextDrafter
 from edgedec.drafters.suffix.matching import Match

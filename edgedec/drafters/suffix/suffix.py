@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import STORE_BYTES, Draft, DraftContext, DrafterNeeds, Shedding, Verification, store_limit
+from edgedec.draft import STORE_BYTES, Draft, DraftContext, DrafterNeeds, Verification, store_limit
+from edgedec.drafter_traits import Shedding
 from edgedec.drafters.suffix.automaton import STATE_BYTES, SuffixAutomaton
 from edgedec.drafters.suffix.matching import Match, MatchRates
 
