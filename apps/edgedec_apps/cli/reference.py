@@ -48,7 +48,7 @@ and the chat says so.
 - At a terminal, answers are shown as Markdown while they come. `/set markdown off` shows the text itself, as pipes,
   files, grammars and `TERM=dumb` get it; `NO_COLOR=1` leaves out the colours.
 - A paste of several lines is one message, which Enter sends. Alt-Enter begins a new line, Tab completes commands, and
-  the arrow up brings back earlier lines, which the cache keeps in `chat-history`, readable for you alone.
+  the arrow up brings back earlier lines.
 - A script whose lines come from others must put `/` before each line that begins with a slash, or those lines are
   commands.
 """
@@ -101,8 +101,7 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
     """Yield the section of a command; what is in `seen`, as an earlier command has it, is not explained again."""
-    yield f"### edgedec {name}\n"
-    yield f"```\nedgedec {' '.join([name, *usage_pieces(command)])}\n```\n"
+    yield f"### edgedec {' '.join([name, *usage_pieces(command)])}\n"
     yield inspect.cleandoc(command.help) + "\n"
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     new = [line for param in arguments if (line := f"- `{name_of(param)}`: {param.help}") not in seen]
@@ -110,16 +109,25 @@ def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
         yield "\n".join(new) + "\n"
     seen.update(new)
     options = [param for param in command.params if param.param_type_name == "option"]
+    old = []
     for title in dict.fromkeys(param_group(param) for param in options):
-        yield _options(title, [param for param in options if param_group(param) == title], seen)
+        text = _options(title, [param for param in options if param_group(param) == title], seen)
+        if text is None:
+            old.append(title)
+        else:
+            yield text
+    further = ", further"
+    shown = [title for title in old if title != "Options" and title.removesuffix(further) not in {*old} - {title}]
+    if shown:
+        yield f"As above: {'; '.join(shown)}.\n"
 
 
-def _options(title: str, options: list[Any], seen: set[str]) -> str:
-    """Return a group of a command's options; lines and groups in `seen` are not repeated, and new ones are added."""
+def _options(title: str, options: list[Any], seen: set[str]) -> str | None:
+    """Return a group of a command's options, None for a group in `seen`; lines in `seen` are named, not repeated."""
     lines = [f"- `{flags_of(param)}`: {describe(param)}" for param in options]
     content = "\n".join([title, *lines])
     if content in seen:
-        return f"{title}: as above.\n"
+        return None
     new = [line for line in lines if line not in seen]
     old = [f"`{max(param.opts, key=len)}`" for param, line in zip(options, lines, strict=True) if line in seen]
     seen.update([content, *lines])
