@@ -6,18 +6,14 @@ Run: python benchmarks/memory/board_plans.py > docs/boards.md
 import subprocess
 import sys
 
-_MODELS = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")
-COMMANDS = {
-    "4 GB": (f"{_MODELS[0]} --machine jetson-orin-nano-4gb",),
-    "8 GB": (f"{_MODELS[0]} --draft-model {_MODELS[1]} --context 16384 --machine raspberry-pi-8gb",),
-}
+COMMANDS = {"4 GB": ("qwen2.5-coder-1.5b --machine jetson-orin-nano-4gb",)}
 _INTRODUCTION = """# Plans for boards
 
-What `edgedec plan` says for boards of 4 and 8 GB, written on x86-64 by
-`python benchmarks/memory/board_plans.py > docs/boards.md`; nothing was loaded on these machines. `--machine` assumes
-what the system and the driver hold (`edgedec/memory/machines.py`). Tiles may have other sizes on Arm.
-[memory.md](memory.md#memory-by-device) explains the terms. A Jetson's GPU shares the board's memory, so there is one
-column.
+What `edgedec plan` says for a board, written on x86-64 by
+`python benchmarks/memory/board_plans.py > docs/boards.md`; nothing was loaded on that machine. `--machine` assumes what
+the system and the driver hold (`edgedec/memory/machines.py`); other boards: `edgedec plan MODEL --machine NAME`. Tiles
+may have other sizes on Arm. [memory.md](memory.md#memory-by-device) explains the terms. A Jetson's GPU shares the
+board's memory, so there is one column.
 """
 
 
