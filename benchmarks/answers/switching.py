@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--entropies", type=float, nargs="+", default=[0.15, 0.35, 0.5, 0.75, 1.0, 1.5])
     args = parser.parse_args()
-    options: dict[str, Any] = {"runtime": "cpu", "n_ctx": _N_CTX, "offline": True, "draft": "off", "max_rows": 1}
+    options: dict[str, Any] = {"runtime": "cpu", "n_ctx": _N_CTX, "offline": True, "draft": "off"}
     options["n_threads"] = args.threads
     with edgedec.load(args.large, **options) as large, edgedec.load(args.small, **options) as small:
         messages = [[{"role": "user", "content": text}] for text in prompts_of(args.prompts, args.task, args.count)]

@@ -3,7 +3,7 @@
     python benchmarks/texts/sliding_window.py smollm2-135m --windows 256 512 1024
 
 The perplexity is teacher-forced over a text, at the positions behind the largest window: with the whole text before
-them, and with the windows that `edgedec.load(slide=True)` gives them. Then one text is generated twice, and the times
+them, and with the windows that `edgedec.Lossy(slide=True)` gives them. Then one text is generated twice, and the times
 of its tokens are compared. Ends with one line of JSON.
 """
 

@@ -14,6 +14,7 @@ from support.schemas import CASES
 from support.tiny_models import EOS, byte_ids
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
@@ -86,7 +87,9 @@ def test_drafts_change_no_text(byte_path: Path, plain: Texts, draft: str) -> Non
 
 def test_drafts_are_as_long_as_was_planned(byte_path: Path, plain: Texts) -> None:
     """Where memory is planned, a draft has a node less than the rows planned for, forced tokens counted; else more."""
-    within, beyond = (texts(byte_path, "suffix", max_rows=4, memory=memory) for memory in ("500MB", None))
+    within, beyond = (
+        texts(byte_path, "suffix", drafting=DraftOptions(max_rows=4), memory=memory) for memory in ("500MB", None)
+    )
     for key, generation in within.items():
         assert _shown(generation) == _shown(plain[key]), key
         assert len(generation.stats.accepted_by_position) <= 3, key

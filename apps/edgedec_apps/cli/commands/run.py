@@ -59,7 +59,7 @@ class RunJob:
         prompt_option(
             "--file",
             "-f",
-            help="A file with the prompt, or with what it is about; - is standard input.",
+            help="A file (- is standard input) with the prompt, or with what it is about.",
             metavar="FILE",
         ),
     ] = None
