@@ -21,7 +21,7 @@ from support.reference_head import ReferenceHead
 from edgedec.gguf.file import read_gguf
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit
-from edgedec.trained_heads.target_rows import embedding_rows, output_name, read_rows
+from edgedec_export.target_rows import embedding_rows, output_name, read_rows
 
 TOLERANCE = 0.02
 

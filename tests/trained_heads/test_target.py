@@ -10,11 +10,11 @@ from support.tiny_models import tiny_llama
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.trained_heads.acceptance import accepts_too_little
 from edgedec.trained_heads.card import HeadCard, Promise, Target
 from edgedec.trained_heads.head import Head
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import default_taps, fit, hash_weights, target_of
+from edgedec_runtimes.cpu.draft_head.acceptance import accepts_too_little
 
 TINY = TinyHead(n_embd=64, n_embd_target=64, head_dim=16, taps=(0, 2, 4), n_vocab_target=260)
 
