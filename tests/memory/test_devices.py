@@ -14,10 +14,10 @@ from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.device_account import remember_drivers, with_account, with_measured_drivers
 from edgedec.memory.ladder import Setting
 from edgedec.memory.layer_split import device_caps, split_layers, whole_split
-from edgedec.memory.machines import Machine, RuntimeThere, machine_of
 from edgedec.memory.planner import Cap, Planned, plan_settings, plan_within
 from edgedec.memory_plan import MemoryPlan, MemoryTerm
 from edgedec.model import LoadOptions
+from edgedec_apps.cli.reports.machines import Machine, RuntimeThere, machine_of
 from edgedec_runtimes.llamacpp.device_terms import HostRun, compute_bytes, default_split, kv_terms, weight_terms
 from edgedec_runtimes.llamacpp.options import LlamaCppOptions
 from edgedec_runtimes.llamacpp.options import own as own_of
