@@ -35,7 +35,7 @@ class Engine(TextEngine):
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
         self._template = parts.template
-        self._embedder = Embedder(self._pool, self.card, parts.path)
+        self._embedder = Embedder(self.pool, self.card, parts.path)
 
     def embed(
         self,

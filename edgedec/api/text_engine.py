@@ -52,6 +52,7 @@ class TextEngine(Closeable):
         plan: The memory plan that the model was loaded under; without terms where nothing was planned.
         held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
         gpu_held_bytes: The same of the device that holds most.
+        pool: The sessions that requests are generated on, each with what a generation on it must know.
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -61,7 +62,7 @@ class TextEngine(Closeable):
         self.plan = parts.plan
         self.held_bytes, self.gpu_held_bytes = parts.held_bytes, parts.gpu_held_bytes
         self._companion = parts.companion
-        self._pool = SessionPool(parts.slots)
+        self.pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
         self._grammars = Grammars(self.tokenizer, parts.grammar_bytes)
         self._requests = Requests(self.model, self._slot, self._grammars)
@@ -92,7 +93,7 @@ class TextEngine(Closeable):
         So a trained head that rests, because it accepted too little, drafts again.
         """
         if self._slot.drafting is not None:
-            with self._pool.all() as slots:
+            with self.pool.all() as slots:
                 for slot in slots:
                     if slot.drafting is not None:
                         slot.drafting.forget()
@@ -136,7 +137,7 @@ class TextEngine(Closeable):
         """
         on_progress = options.pop("on_progress", None)
         request, open_constraint = self._requests.wanted(prompt, options)
-        return TokenStream(self._pool, request, cancel, on_progress, open_constraint())
+        return TokenStream(self.pool, request, cancel, on_progress, open_constraint())
 
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
         """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""
@@ -156,9 +157,7 @@ class TextEngine(Closeable):
         if options.get("resume"):
             raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
         request, open_constraint = self._requests.wanted(prompt, options)
-        return SampleStream(
-            self._pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress
-        )
+        return SampleStream(self.pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress)
 
     def branches(
         self,
@@ -186,13 +185,13 @@ class TextEngine(Closeable):
             CancelledError: `cancel` was cancelled before the prompt was read.
         """
         request, stop = self._requests.plain(prompt, {}), cancel or CancelToken()
-        return branches_on(self._pool, request, stop, most=most, on_progress=on_progress)
+        return branches_on(self.pool, request, stop, most=most, on_progress=on_progress)
 
     def prompt_read(
         self, prompt: Prompt, *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
     ) -> AbstractContextManager[PromptRead]:
         """Read a prompt, and hold its session inside the block, for forwards of one's own; raises as branches()."""
-        return prompt_read(self._pool, self._requests.plain(prompt, {}), cancel or CancelToken(), on_progress)
+        return prompt_read(self.pool, self._requests.plain(prompt, {}), cancel or CancelToken(), on_progress)
 
     @contextmanager
     def partial_texts(
@@ -272,7 +271,7 @@ class TextEngine(Closeable):
                 for each forward that drafting makes.
             **options: The fields of SamplingParams.
         """
-        return finished(TokenStream(self._pool, replace(self._requests.plain(prompt, options), record=share)))
+        return finished(TokenStream(self.pool, replace(self._requests.plain(prompt, options), record=share)))
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
         """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.
@@ -281,8 +280,8 @@ class TextEngine(Closeable):
             StorageError: The file can't be written, or another file has its name.
             CapabilityError: The session can't be saved.
         """
-        with self._pool.all():
-            write_prompt_cache(Path(path), cache_of(self._pool.last))
+        with self.pool.all():
+            write_prompt_cache(Path(path), cache_of(self.pool.last))
 
     def load_prompt_cache(self, path: str | os.PathLike[str]) -> int:
         """Restore the KV cache from a file of save_prompt_cache; return how many tokens it holds.
@@ -292,8 +291,8 @@ class TextEngine(Closeable):
             StorageError: The file can't be read.
         """
         cache = read_prompt_cache(Path(path), self.card.fingerprint)
-        with self._pool.all():
-            restore_cache(self._pool.last, cache)
+        with self.pool.all():
+            restore_cache(self.pool.last, cache)
         return len(cache.token_ids)
 
     def save_draft_store(self) -> None:
@@ -304,7 +303,7 @@ class TextEngine(Closeable):
                 does not try again.
         """
         if self._slot.drafting is not None:
-            with self._pool.all():
+            with self.pool.all():
                 self._slot.drafting.save()
 
     def close(self) -> None:
@@ -316,26 +315,26 @@ class TextEngine(Closeable):
         Raises:
             StorageError, ModelFormatError: The model is freed, but the draft store could not be written.
         """
-        for slot in self._pool.slots:
+        for slot in self.pool.slots:
             slot.closing = True
             slot.session.cancel()
         if os.getpid() != self._slot.pid:  # in a forked child
             self._close_models()
             return
-        streams = [stream for slot in self._pool.slots if (stream := slot.stream and slot.stream())]
+        streams = [stream for slot in self.pool.slots if (stream := slot.stream and slot.stream())]
         for stream in streams:
             stream.cancel()  # all of them, before the first is waited for
         if any(stream.close_soon(self.close) for stream in streams):
             return
         for stream in streams:
             stream.close()
-        with self._pool.all():
+        with self.pool.all():
             self._close_models()
 
     def _close_models(self) -> None:
         self.held_bytes = self.gpu_held_bytes = 0
         drafting = self._slot.drafting
-        for slot in self._pool.slots:
+        for slot in self.pool.slots:
             if slot.drafting is not None:
                 slot.drafting.close()
         if self._companion is not None:
