@@ -24,7 +24,14 @@ from edgedec.memory.ladder import Setting
 from edgedec.memory.planner import free_if_short, with_kv_type
 from edgedec.model import LoadOptions
 from edgedec.progress import stage
-from edgedec.scheduler.drafter_factories import HEAD, SUFFIX, drafter_factories, require_overlap, used_draft_model
+from edgedec.scheduler.drafter_factories import (
+    HEAD,
+    SUFFIX,
+    drafter_factories,
+    keeping_stores,
+    require_overlap,
+    used_draft_model,
+)
 from edgedec.sessions.forks import require_count
 from edgedec.storage.probe_cache import cache_folder
 
@@ -151,6 +158,7 @@ def engine_wishes(
         n_texts=require_count(options.n_texts, "texts"),
         learned_bytes=_learned_bytes(factories, options, pinned=pinned),
         slides=options.lossy.slide,
+        stores=keeping_stores(factories),
     )
     store = None if options.drafting.store is None else require_draft_store(Path(options.drafting.store))
     notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))

@@ -6,6 +6,7 @@ from pathlib import Path
 from edgedec import plugins
 from edgedec.cost_curve import CostCurve, best_length
 from edgedec.draft import DrafterFactory
+from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
@@ -15,7 +16,6 @@ from edgedec.scheduler.plugin_guard import GuardedFactory
 
 SUFFIX, COMMON, MODEL, CASCADE, SKIP, EXIT = "suffix", "common", "model", "cascade", "skip", "exit"
 HEAD = "head"
-NGRAMS = ("recycling", "trigram", "stand")
 AUTO = (SUFFIX, COMMON)
 
 
@@ -108,6 +108,12 @@ def promised_gain(tuned: TunedSet, curve: CostCurve, n_max: int) -> float:
         return 0.0
     cost = curve.up_to(n_max + 1).__getitem__
     return best_length(tuned.agreement, tuned.cost * whole_s, cost, n_max, 1 / whole_s)[1]
+
+
+def keeping_stores(factories: Mapping[str, DrafterFactory]) -> tuple[str, ...]:
+    """Return the names of the drafters that declare a store, which they keep between requests."""
+    declared = {name: getattr(factory, "shedding", None) for name, factory in factories.items()}
+    return tuple(name for name, what in declared.items() if isinstance(what, Shedding) and what.keeps_store)
 
 
 def drafter_factory(name: str) -> DrafterFactory:

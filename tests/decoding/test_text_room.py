@@ -148,9 +148,8 @@ def test_a_search_has_room_for_its_texts_or_does_not_begin(tiny_path: Path, plai
             short = {**options, "max_tokens": 29}
             engine.pool.slots[0].fork_tokens = 10 * 64  # for the prompt's page and nine of texts
             assert len(engine.best(PROMPT, SearchBy("beam", 4), **short).texts) == 4
-            engine.pool.slots[
-                0
-            ].row_tokens = 40.0  # a larger vocabulary: the two rows that are not planned are over a page
+            # A larger vocabulary: the two rows that are not planned are over a page.
+            engine.pool.slots[0].row_tokens = 40.0
             with pytest.raises(MemoryCapError, match="8 texts of up to 29 tokens"):
                 engine.best(PROMPT, SearchBy("beam", 4), **short)
 

@@ -26,7 +26,7 @@ MB, MIB = 1_000_000, 2**20
 CUDA0 = Device("CUDA0", "CUDA", 8_000 * MB, 7_000 * MB, driver_bytes=400 * MB)
 JETSON = replace(CUDA0, unified=True, free_bytes=6_000 * MB)
 NEAR, FAR = replace(CUDA0, name="NEAR", driver_bytes=0), replace(CUDA0, name="FAR", backend="RPC", driver_bytes=0)
-WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"))
+WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"), stores=("suffix",))
 
 
 class Layered:
