@@ -3,14 +3,15 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from edgedec.decoding.one_reader import second_reader
-from edgedec.decoding.samples import SampleStream
 from edgedec.decoding.stream import Stream
-from edgedec.decoding.text_batch import SampleOutput
 from edgedec.progress import CancelToken
-from edgedec.sequence import Generation, TokenOutput
+from edgedec.sequence import Generation, SampleOutput, TokenOutput
+
+if TYPE_CHECKING:
+    from edgedec.decoding.samples import SampleStream
 
 __all__ = ["AsyncSampleStream", "AsyncStream", "AsyncTokenStream", "TokenOutput", "in_thread"]
 
@@ -63,10 +64,10 @@ AsyncTokenStream = AsyncStream[TokenOutput]
 class AsyncSampleStream(AsyncStream[SampleOutput]):
     """The tokens of several texts of one prompt; `generations` has all of them when the stream has ended."""
 
-    def __init__(self, make_stream: Callable[[CancelToken], SampleStream]) -> None:
+    def __init__(self, make_stream: "Callable[[CancelToken], SampleStream]") -> None:
         self._stream: SampleStream | None = None
 
-        def made(cancel: CancelToken) -> SampleStream:
+        def made(cancel: CancelToken) -> "SampleStream":
             self._stream = make_stream(cancel)
             return self._stream
 

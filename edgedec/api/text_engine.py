@@ -5,27 +5,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from edgedec.api.engine_parts import EngineParts
-from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
 from edgedec.api.request_options import (
     Prompt,
     RequestOptions,
     SamplingOptions,
 )
 from edgedec.api.requests import Requests
-from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.closeable import Closeable
-from edgedec.constraint import Predicate
+from edgedec.constraint import OpenConstraint, Predicate
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.branches import Branches, branches_on
 from edgedec.decoding.generate import TokenStream, finished
 from edgedec.decoding.grammars import Grammars
-from edgedec.decoding.prompt_read import PromptRead, prompt_read
-from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
-from edgedec.decoding.text_batch import OpenConstraint
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import RequestError, argument
 from edgedec.further_processes import processes_of
@@ -37,6 +31,12 @@ from edgedec.scheduler.recorder import share_of_halves
 from edgedec.sequence import Generation
 from edgedec.sessions.forks import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # what few texts need is imported when it is asked for
+    from edgedec.choosing.partial_texts import PartialTexts
+    from edgedec.decoding.branches import Branches
+    from edgedec.decoding.prompt_read import PromptRead
+    from edgedec.decoding.samples import SampleStream, Until
 
 
 class TextEngine(Closeable):
@@ -147,11 +147,13 @@ class TextEngine(Closeable):
         self,
         prompt: Prompt,
         n: int,
-        until: Until | None,
+        until: "Until | None",
         cancel: CancelToken | None,
         **options: Unpack[RequestOptions],
-    ) -> SampleStream:
+    ) -> "SampleStream":
         """Generate `n` texts of a prompt, token by token; see Engine.samples_stream."""
+        from edgedec.decoding.samples import SampleStream
+
         on_progress = options.pop("on_progress", None)
         options.setdefault("logprobs", 0)
         if options.get("resume"):
@@ -166,7 +168,7 @@ class TextEngine(Closeable):
         most: int = MOST_FORKS,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
-    ) -> AbstractContextManager[Branches]:
+    ) -> "AbstractContextManager[Branches]":
         """Open branches of a prompt inside the block, for decoding of one's own; see edgedec.decoding.branches.
 
         The block waits for its turn as a request does. The model's other requests share forwards with it where the
@@ -184,13 +186,17 @@ class TextEngine(Closeable):
             PromptTooLongError, ContextFullError: The prompt does not fit the context.
             CancelledError: `cancel` was cancelled before the prompt was read.
         """
+        from edgedec.decoding.branches import branches_on
+
         request, stop = self._requests.plain(prompt, {}), cancel or CancelToken()
         return branches_on(self.pool, request, stop, most=most, on_progress=on_progress)
 
     def prompt_read(
         self, prompt: Prompt, *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
-    ) -> AbstractContextManager[PromptRead]:
+    ) -> "AbstractContextManager[PromptRead]":
         """Read a prompt, and hold its session inside the block, for forwards of one's own; raises as branches()."""
+        from edgedec.decoding.prompt_read import prompt_read
+
         return prompt_read(self.pool, self._requests.plain(prompt, {}), cancel or CancelToken(), on_progress)
 
     @contextmanager
@@ -202,7 +208,7 @@ class TextEngine(Closeable):
         stop: Sequence[str] = (),
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Iterator[PartialTexts]:
+    ) -> "Iterator[PartialTexts]":
         """Read a prompt, and hold its texts inside the block for a search: edgedec.choosing has the searches.
 
             with model.partial_texts(model.chat_ids(messages), max_tokens=200) as texts:
@@ -219,6 +225,8 @@ class TextEngine(Closeable):
         Raises:
             What branches() raises.
         """
+        from edgedec.choosing.partial_texts import PartialTexts
+
         ids = self.prompt_ids(prompt)
         with self.branches(ids, cancel=cancel, on_progress=on_progress) as branches:
             room = max(1, min(max_tokens, branches.n_ctx - len(ids)))
@@ -280,6 +288,8 @@ class TextEngine(Closeable):
             StorageError: The file can't be written, or another file has its name.
             CapabilityError: The session can't be saved.
         """
+        from edgedec.api.prompt_cache import cache_of, write_prompt_cache
+
         with self.pool.all():
             write_prompt_cache(Path(path), cache_of(self.pool.last))
 
@@ -290,6 +300,8 @@ class TextEngine(Closeable):
             ModelFormatError: The file is damaged, or was made with another model, release or options.
             StorageError: The file can't be read.
         """
+        from edgedec.api.prompt_cache import read_prompt_cache, restore_cache
+
         cache = read_prompt_cache(Path(path), self.card.fingerprint)
         with self.pool.all():
             restore_cache(self.pool.last, cache)

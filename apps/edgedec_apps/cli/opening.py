@@ -11,7 +11,6 @@ from edgedec.api.base_memory import base_bytes
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_engine
 from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
-from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.api.request_options import require_rule
 from edgedec.draft import STORE_BYTES
 from edgedec.errors import EdgedecError, ModelFormatError, OptionError
@@ -67,6 +66,8 @@ def open_model(
     base = None if flags.memory is None else base_bytes()  # before the model's file is looked at
     with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
         if flags.prompt_cache is not None:
+            from edgedec.api.prompt_cache import require_prompt_cache
+
             require_prompt_cache(flags.prompt_cache)
         options = engine_options(flags, on_progress, cancel, n_texts=n_texts, grammars=grammars)
         application = application_of(flags, base, one_request=one_request)
