@@ -9,7 +9,6 @@ from typing import Literal, get_args
 from edgedec.companion import companion_of
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
-from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import OptionError
 from edgedec.loading.other_machines import addresses_of
 from edgedec.memory_plan import parse_size
@@ -57,6 +56,8 @@ class DraftOptions:
 
     def __post_init__(self) -> None:
         if self.tree is not None:
+            from edgedec.drafters.shape_names import parse_shape
+
             parse_shape(self.tree)
         if self.numerics not in get_args(Numerics):
             raise OptionError("draft_numerics", self.numerics, "it must be strict, padded or loose")

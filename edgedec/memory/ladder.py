@@ -15,7 +15,6 @@ from typing import Any
 
 from edgedec.counted import counted
 from edgedec.draft import STORE_BYTES
-from edgedec.drafters.self_speculation.exit import EXITS
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.memory_plan import format_bytes
 from edgedec.model import LoadOptions
@@ -205,10 +204,18 @@ def _with_context(n_ctx: int, setting: Setting) -> Setting:
 
 
 def _with_rows(n_rows: int, setting: Setting) -> Setting:
-    least = EXITS if EXIT in setting.drafters else 1  # the drafter `exit` looks at as many rows to find its exit
-    if not setting.drafters or setting.max_rows_pinned or not least <= n_rows < setting.options.max_rows:
+    if not setting.drafters or setting.max_rows_pinned or not _least_rows(setting) <= n_rows < setting.options.max_rows:
         return setting
     return setting.less("rows", f"drafts cut to {n_rows - 1} tokens", {"max_rows": n_rows})
+
+
+def _least_rows(setting: Setting) -> int:
+    """Return the fewest rows that the drafters can do with: the drafter `exit` looks at several to find its exit."""
+    if EXIT not in setting.drafters:
+        return 1
+    from edgedec.drafters.self_speculation.exit import EXITS
+
+    return EXITS
 
 
 def _without_learned(setting: Setting) -> Setting:
