@@ -20,6 +20,7 @@ from support.rule_checks import (
 from support.tree_draws import check_drawn_tree
 
 import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.api.request_options import require_rule
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, Place
@@ -103,7 +104,7 @@ def test_a_shape_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert why == ("the shape comb:2 is not used under the rule kseq, where drafts are paths or chain",)
     check_drawn_tree("recursive", "comb:2", 3, 4, 0.0)
     drafter = DraftModel(loaded(tiny(tmp_path, 2)))
-    options = {"runtime": "reference", "n_ctx": 256, "draft": drafter, "draft_tree": "comb:2"}
+    options = {"runtime": "reference", "n_ctx": 256, "draft": drafter, "drafting": DraftOptions(tree="comb:2")}
     with edgedec.load(tiny(tmp_path, 1), **options) as engine:  # type: ignore[arg-type]
         made = engine.generate("a cat", max_tokens=8, temperature=1.0, seed=1, verify="recursive", ignore_end=True)
     assert made.stats.n_draft_tokens > 0
