@@ -1,6 +1,9 @@
-"""Generations for an event loop: a thread generates, and the loop hands out the tokens."""
+"""Generations for an event loop: a thread generates, and the loop hands out the tokens.
 
-import asyncio
+`asyncio` is imported in the functions that need it: whoever calls them has an event loop, and so has imported it. For
+all others the import would be a part of the start.
+"""
+
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +23,8 @@ T = TypeVar("T")
 
 async def in_thread(generate: Callable[[CancelToken], T]) -> T:
     """Generate in a thread; cancelling the task stops the generation."""
+    import asyncio
+
     cancel = CancelToken()
     try:
         return await asyncio.to_thread(generate, cancel)
@@ -81,6 +86,8 @@ class AsyncSampleStream(AsyncStream[SampleOutput]):
 
 async def _tokens(make_stream: Callable[[CancelToken], Stream[T]], cancel: CancelToken) -> AsyncGenerator[T]:
     """Generate in a thread and yield the tokens; the generation stops when the consumer stops."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
 
