@@ -239,7 +239,7 @@ class Application:
     """What a memory plan must know of the application that loads a model.
 
     Attributes:
-        base_bytes: Bytes that the process holds without a model (edgedec.api.base_memory); `memory` is then for the
+        base_bytes: Bytes that the process holds without a model (edgedec_apps.base_memory); `memory` is then for the
             whole process. None where `memory` is for edgedec's models only.
         store_bytes: Most bytes that each drafter keeps between requests.
         prompt_cache: Whether the KV cache will be read from a file or saved to one.

@@ -9,7 +9,6 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.api.base_memory import base_bytes
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.ladder import Setting
@@ -18,6 +17,7 @@ from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
 from edgedec.scheduler.drafter_factories import drafter_factories, keeping_stores
+from edgedec_apps.base_memory import base_bytes
 
 MB = 1_000_000
 _KV = {"f16": 40_000, "q8_0": 22_500, "gear": 16_000, "q4_0": 12_500}  # bytes a token
@@ -396,8 +396,8 @@ def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, mo
 
 def test_where_held_memory_is_not_told_the_most_that_was_held_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a sandbox without /proc: the plan's first term is the peak, not nothing."""
-    monkeypatch.setattr("edgedec.api.base_memory.resident_bytes", lambda: None)
-    monkeypatch.setattr("edgedec.api.base_memory.peak_resident_bytes", lambda: 70 * MB)
+    monkeypatch.setattr("edgedec_apps.base_memory.resident_bytes", lambda: None)
+    monkeypatch.setattr("edgedec_apps.base_memory.peak_resident_bytes", lambda: 70 * MB)
     assert base_bytes() == 70 * MB
 
 

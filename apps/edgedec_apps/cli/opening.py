@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edgedec.api.base_memory import base_bytes
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_engine
 from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
@@ -19,6 +18,7 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED
+from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.preset_options import loading, preset_of
 from edgedec_apps.cli.shown.log import show_log, warnings_of

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgedec.api.base_memory import base_bytes
 from edgedec.api.options import EngineOptions
 from edgedec.api.wishes import engine_wishes, find_model
 from edgedec.counted import counted
@@ -17,6 +16,7 @@ from edgedec.memory.planner import Cap, Planned, best_of, plan_settings, with_pe
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
 from edgedec.progress import CancelToken, stage
+from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.opening import application_of, engine_options, room_bytes_of, serves_grammars
 from edgedec_apps.cli.options import LoadFlags
