@@ -1,6 +1,6 @@
 """Which tokens a grammar allows after a text, and after each path of a draft."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -196,6 +196,10 @@ class Constraint:
                 return False
             self._ahead.append(token_id)
         return True
+
+
+OpenConstraint = Callable[[], Constraint | None]
+"""Opens the grammar of one text, at its beginning."""
 
 
 @runtime_checkable

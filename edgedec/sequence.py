@@ -163,6 +163,19 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """One generated token of one of several texts.
+
+    Attributes:
+        text: The number of the text.
+        output: The token.
+    """
+
+    text: int
+    output: TokenOutput
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished generation.
 

@@ -38,10 +38,10 @@ from fuzz_mutants import contradictory, damaged
 from support.gguf_writer import Built, build_gguf
 
 from edgedec.errors import EdgedecError
-from edgedec.gguf.consistency import require_consistent
 from edgedec.gguf.file import GGUFArray, read_gguf
 from edgedec.gguf.model_info import describe, require_text_decoder
 from edgedec.model import LoadOptions
+from edgedec_runtimes.shared.consistency import require_consistent
 
 LIMIT_S = 1.0
 LIMIT_BYTES = 128 * 2**20

@@ -33,6 +33,7 @@ from fuzz_bases import Source
 from fuzz_mutants import damaged, other_values
 from support.gguf_writer import Built, build_gguf
 from support.head_mutants import mutant
+from support.reference_head import ReferenceHead
 from support.tiny_heads import TinyHead, head_weights
 from support.tiny_models import tiny_llama
 
@@ -42,7 +43,6 @@ from edgedec.head_state import ChainRules
 from edgedec.model import LoadOptions
 from edgedec.trained_heads.gguf_head import TENSORS
 from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.reference import ReferenceHead
 from edgedec.trained_heads.target import fit
 from edgedec_runtimes.cpu.runtime import Cpu
 

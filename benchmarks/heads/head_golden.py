@@ -10,14 +10,18 @@ then only the accepted tokens a step are meant to agree.
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from support.reference_head import ReferenceHead
+
 from edgedec.gguf.file import read_gguf
 from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.reference import ReferenceHead
 from edgedec.trained_heads.target import fit
-from edgedec.trained_heads.target_rows import embedding_rows, output_name, read_rows
+from edgedec_export.target_rows import embedding_rows, output_name, read_rows
 
 TOLERANCE = 0.02
 

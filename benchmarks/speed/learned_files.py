@@ -69,7 +69,7 @@ def main() -> None:
     n_different = 0
     with edgedec.load(args.model, runtime="cpu", n_ctx=1024, **load) as engine:
         tokens, prompts, n_files = split(engine, args.folder, args.every)
-        drafting = engine._slot.drafting
+        drafting = engine.pool.slots[0].drafting
         assert drafting is not None, "the policy drafts"
         drafting.learned = sort_text(tokens)
         without = {name: factory for name, factory in drafting.factories.items() if name != NAME}

@@ -92,7 +92,7 @@ def main() -> None:
             for temperature in args.temperatures:
                 for way in args.ways:
                     rule, _, shape = way.partition(":")
-                    drafting = engine._slot.drafting
+                    drafting = engine.pool.slots[0].drafting
                     assert drafting is not None, "a drafter is pinned"
                     drafting.tree = parse_shape(shape) if shape else None
                     made = engine.generate(

@@ -171,7 +171,7 @@ def ways_of(auto: Mapping[str, Any], widths: Sequence[int]) -> dict[str, tuple[d
 
 def measured(engine: edgedec.Engine, requests: Sequence[Any], args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of each way and temperature; texts must be equal."""
-    drafting = engine._slot.drafting
+    drafting = engine.pool.slots[0].drafting
     assert drafting is not None, "auto drafts"
     ways = {name: way for name, way in ways_of(drafting.factories, args.widths).items() if name in (args.ways or name)}
     totals: dict[tuple[float, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))

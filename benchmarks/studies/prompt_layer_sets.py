@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from trained_skipping import Texts, read_texts
 
-from edgedec.layer_skip.judge import Judge
 from edgedec.layer_skip.layer_sets import LayerBytes, evenly_spaced, layer_bytes, without
-from edgedec.layer_skip.score import Score
 from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet, LoadOptions, Session
 from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.evaluation.layer_judge import Judge
+from edgedec_apps.evaluation.layer_score import Score
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 

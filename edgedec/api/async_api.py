@@ -1,16 +1,20 @@
-"""Generations for an event loop: a thread generates, and the loop hands out the tokens."""
+"""Generations for an event loop: a thread generates, and the loop hands out the tokens.
 
-import asyncio
+`asyncio` is imported in the functions that need it: whoever calls them has an event loop, and so has imported it. For
+all others the import would be a part of the start.
+"""
+
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from edgedec.decoding.one_reader import second_reader
-from edgedec.decoding.samples import SampleStream
 from edgedec.decoding.stream import Stream
-from edgedec.decoding.text_batch import SampleOutput
 from edgedec.progress import CancelToken
-from edgedec.sequence import Generation, TokenOutput
+from edgedec.sequence import Generation, SampleOutput, TokenOutput
+
+if TYPE_CHECKING:
+    from edgedec.decoding.samples import SampleStream
 
 __all__ = ["AsyncSampleStream", "AsyncStream", "AsyncTokenStream", "TokenOutput", "in_thread"]
 
@@ -19,6 +23,8 @@ T = TypeVar("T")
 
 async def in_thread(generate: Callable[[CancelToken], T]) -> T:
     """Generate in a thread; cancelling the task stops the generation."""
+    import asyncio
+
     cancel = CancelToken()
     try:
         return await asyncio.to_thread(generate, cancel)
@@ -63,10 +69,10 @@ AsyncTokenStream = AsyncStream[TokenOutput]
 class AsyncSampleStream(AsyncStream[SampleOutput]):
     """The tokens of several texts of one prompt; `generations` has all of them when the stream has ended."""
 
-    def __init__(self, make_stream: Callable[[CancelToken], SampleStream]) -> None:
+    def __init__(self, make_stream: "Callable[[CancelToken], SampleStream]") -> None:
         self._stream: SampleStream | None = None
 
-        def made(cancel: CancelToken) -> SampleStream:
+        def made(cancel: CancelToken) -> "SampleStream":
             self._stream = make_stream(cancel)
             return self._stream
 
@@ -80,6 +86,8 @@ class AsyncSampleStream(AsyncStream[SampleOutput]):
 
 async def _tokens(make_stream: Callable[[CancelToken], Stream[T]], cancel: CancelToken) -> AsyncGenerator[T]:
     """Generate in a thread and yield the tokens; the generation stops when the consumer stops."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
 

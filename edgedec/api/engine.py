@@ -1,32 +1,32 @@
 """The engine that an application holds: a loaded model that generates, streams, chats and embeds."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard, Unpack, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeGuard, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec import plugins
 from edgedec.api import async_api as aio
-from edgedec.api.best_text import BestOf, best_of, prompt_text
 from edgedec.api.chat_prompt import ChatPrompts
-from edgedec.api.embedding import Embedder
 from edgedec.api.engine_parts import EngineParts
 from edgedec.api.request_options import Prompt, RequestOptions
-from edgedec.api.search_text import searched
 from edgedec.api.text_engine import TextEngine
 from edgedec.chat import ChatTemplate, Message, thinking_variables
-from edgedec.choosing.asked_prompt import AskedPrompt
-from edgedec.choosing.choice import ChosenText
-from edgedec.choosing.search_by import SearchBy
-from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.decoding.generate import TokenStream, finished
-from edgedec.decoding.samples import SampleStream, Until
 from edgedec.errors import CancelledError, RequestError, TemplateError, argument
-from edgedec.extraction import Extraction
-from edgedec.gguf.pooling import Pooling
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sequence import Generation
+
+if TYPE_CHECKING:  # what few texts need is imported when it is asked for
+    from edgedec.api.best_text import BestOf
+    from edgedec.api.embedding import Embedder
+    from edgedec.choosing.choice import ChosenText
+    from edgedec.choosing.search_by import SearchBy
+    from edgedec.decoding.samples import SampleStream, Until
+    from edgedec.extraction import Extraction
+    from edgedec.gguf.pooling import Pooling
 
 
 class Engine(TextEngine):
@@ -35,13 +35,19 @@ class Engine(TextEngine):
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
         self._template = parts.template
-        self._embedder = Embedder(self._pool, self.card, parts.path)
+        self._path = parts.path
+
+    @cached_property
+    def _embedder(self) -> "Embedder":
+        from edgedec.api.embedding import Embedder
+
+        return Embedder(self.pool, self.card, self._path)
 
     def embed(
         self,
         texts: Sequence[Prompt],
         *,
-        pooling: Pooling | None = None,
+        pooling: "Pooling | None" = None,
         dimensions: int | None = None,
         cancel: CancelToken | None = None,
     ) -> NDArray[np.float32]:
@@ -64,6 +70,8 @@ class Engine(TextEngine):
             CapabilityError: The runtime has no hidden states.
             CancelledError: `cancel` stopped the work.
         """
+        from edgedec.decoding.embedding import require_dimensions, require_pooling
+
         chosen = require_pooling(self.card, pooling)
         require_dimensions(self.card, dimensions)
         all_ids = [self.prompt_ids(text) for text in texts]
@@ -78,7 +86,7 @@ class Engine(TextEngine):
         max_tokens: int = 64,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Extraction:
+    ) -> "Extraction":
         """Return the stretches of a passage that the model most probably answers a question with, found exactly.
 
         A stretch begins and ends where one of its tokens does. Its probability is that of its tokens followed by the
@@ -101,7 +109,7 @@ class Engine(TextEngine):
         """
         task = plugins.load_plugin(plugins.TASKS, "extract")
         return cast(
-            Extraction,
+            "Extraction",
             task(self, question, passage, n=n, max_tokens=max_tokens, cancel=cancel, on_progress=on_progress),
         )
 
@@ -239,7 +247,7 @@ class Engine(TextEngine):
         prompt: Prompt | Sequence[Message],
         n: int = 8,
         *,
-        until: Until | None = None,
+        until: "Until | None" = None,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
@@ -259,11 +267,11 @@ class Engine(TextEngine):
         prompt: Prompt | Sequence[Message],
         n: int = 8,
         *,
-        until: Until | None = None,
+        until: "Until | None" = None,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
-    ) -> SampleStream:
+    ) -> "SampleStream":
         """Generate `n` texts of one prompt together, token by token. Dropping the stream stops all of them.
 
         The prompt is read once, and the texts share its KV cache. All texts have their rows in common forwards, which
@@ -298,12 +306,12 @@ class Engine(TextEngine):
     def best(
         self,
         prompt: Prompt | Sequence[Message],
-        how: BestOf | SearchBy | None = None,
+        how: "BestOf | SearchBy | None" = None,
         *,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
-    ) -> ChosenText:
+    ) -> "ChosenText":
         """Choose among several texts of a prompt, or search for the best one; docs/better-answers.md says how.
 
         When `cancel` stops the writing, the choice is among the texts so far; a search ends with CancelledError.
@@ -320,6 +328,11 @@ class Engine(TextEngine):
             ScorerError: The scorer raised an error, took too long, or returned something else than scores.
             What samples() and branches() raise.
         """
+        from edgedec.api.best_text import BestOf, best_of, prompt_text
+        from edgedec.api.search_text import searched
+        from edgedec.choosing.asked_prompt import AskedPrompt
+        from edgedec.choosing.search_by import SearchBy
+
         ids: Sequence[int]
         if _is_chat(prompt):
             ids, options = self._chat_prompt(prompt, cancel, think, options)
@@ -335,7 +348,7 @@ class Engine(TextEngine):
         prompt: Prompt | Sequence[Message],
         n: int = 8,
         *,
-        until: Until | None = None,
+        until: "Until | None" = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
     ) -> tuple[Generation, ...]:
@@ -349,7 +362,7 @@ class Engine(TextEngine):
         prompt: Prompt | Sequence[Message],
         n: int = 8,
         *,
-        until: Until | None = None,
+        until: "Until | None" = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
     ) -> aio.AsyncSampleStream:

@@ -17,14 +17,12 @@ from edgedec.chat import ChatTemplate, open_template
 from edgedec.companion import Companion
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot
-from edgedec.decoding.shared_prefix import SharedPrefixes
 from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
 from edgedec.device import devices_of
 from edgedec.draft import DrafterFactory
 from edgedec.further_processes import processes_of
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
-from edgedec.layer_skip.choose import leave_out
 from edgedec.loading.other_machines import servers_note
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import open_companion
@@ -36,9 +34,7 @@ from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.runtime_options import own_options, read_options
-from edgedec.sessions.batching import Batcher
 from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
-from edgedec.sessions.sliding_window import SlidingSession
 
 # The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
 _ENGINES: WeakSet[Engine] = WeakSet()
@@ -173,7 +169,11 @@ def _slots(
     few_rows = _FEW_ROWS_BYTES // (4 * first.model.card.n_vocab)
     n_pages_each = n_pages(0, first.n_ctx)
     shared = len(sessions) > 1 and not options.lossy.slide and first.model.capabilities.fork
-    prefixes = SharedPrefixes() if shared and first.model.capabilities.prefill_chunk == 1 else None
+    prefixes = None
+    if shared and first.model.capabilities.prefill_chunk == 1:
+        from edgedec.decoding.shared_prefix import SharedPrefixes
+
+        prefixes = SharedPrefixes()
     curves = drafts.curves or tuple(CostCurve() for _ in sessions)
     return [
         SessionSlot(
@@ -230,6 +230,8 @@ def _load_model(
         model = choice.runtime.load(choice.path, load_options)
     undo.callback(model.close)
     if wishes.layer_sizes is not None and options.lossy.layer_skip is not None:
+        from edgedec.layer_skip.choose import leave_out
+
         model = leave_out(model, wishes.layer_sizes, options.lossy.layer_skip, load_options.cache_dir)
     if options.drafting.numerics in ("strict", "loose"):
         return model, ()
@@ -251,9 +253,13 @@ def _sessions(model: Model, options: LoadOptions, *, slide: bool) -> tuple[list[
     if options.n_parallel == 1 or model.batch_invariant is not True:
         sessions = [model.session(n_ctx)]
     else:
+        from edgedec.sessions.batching import Batcher
+
         batcher = Batcher(model)
         sessions = [batcher.session(n_ctx) for _ in range(options.n_parallel)]
     if slide:
+        from edgedec.sessions.sliding_window import SlidingSession
+
         sessions = [SlidingSession(session) for session in sessions]
     if len(sessions) == options.n_parallel:
         return sessions, []

@@ -10,26 +10,19 @@ from edgedec.api.options import EngineOptions, Numerics
 from edgedec.api.wishes import Wishes
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DrafterFactory
-from edgedec.drafters.shape_names import parse_shape
 from edgedec.drafters.suffix.corpus_text import CommonText, common_text
-from edgedec.drafters.suffix.learned import NAME as LEARNED
-from edgedec.drafters.suffix.learned import LearnedDrafter
-from edgedec.drafters.suffix.learned_file import learned_path, read_learned
-from edgedec.drafters.suffix.store_file import DraftStore, vocabulary_hash
 from edgedec.errors import StorageError
 from edgedec.layer_skip.layer_sets import tuned_set
-from edgedec.layer_skip.skipping_model import variant
-from edgedec.loading.draft_worth import expected_time, file_bytes, measured_time, why_it_cannot_pay
 from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
 from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import stage
 from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
-from edgedec.scheduler.drafter_factories import COMMON, EXIT, SUFFIX, with_draft_model
+from edgedec.scheduler.drafter_factories import COMMON, EXIT, LEARNED, SUFFIX, drafter_factory, with_draft_model
 from edgedec.scheduler.drafter_set import Drafting
-from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sorted_text import SortedText
 from edgedec.storage.probe_cache import cache_folder
+from edgedec.tree_shapes import TreeShape
 
 Factories = Mapping[str, DrafterFactory]
 
@@ -88,7 +81,7 @@ def open_drafters(
     if why is not None:
         notes.append(why)
     if learned is not None and SUFFIX in factories and not setting.pinned:
-        factories = {**factories, LEARNED: LearnedDrafter}
+        factories = {**factories, LEARNED: drafter_factory(LEARNED)}
     drafting = Drafting(
         factories,
         n_max,
@@ -99,12 +92,15 @@ def open_drafters(
         tuned=tuned_set(setting.options.cache_dir, model.card),
         strict=options.drafting.numerics != "loose",
         learned=learned,
-        tree=None if options.drafting.tree is None else parse_shape(options.drafting.tree),
+        tree=_shape(options),
         reasons=tuple(notes),
         head=first.draft_head,
         token_s=token_s,
     )
     if n_max >= 1 and wishes.draft_store is not None and SUFFIX in planned.setting.drafters:
+        from edgedec.drafters.suffix.store_file import DraftStore
+        from edgedec.layer_skip.skipping_model import variant
+
         store = DraftStore(wishes.draft_store, model, variant(model.card.left_out))
         drafting.use_file(store, planned.setting.options)
     return Drafts(planned, curves, drafting)
@@ -118,6 +114,8 @@ def _with_draft_model(
     Where it can't pay, return the factories and the plan without it, None, and a sentence why. One that is pinned is
     not timed.
     """
+    from edgedec.loading.draft_worth import expected_time, file_bytes, measured_time, why_it_cannot_pay
+
     setting, path = planned.setting, planned.setting.draft_model
     assert path is not None, "asked for where a draft model is planned"
     options, overlap = setting.options, setting.draft_overlap
@@ -144,8 +142,20 @@ def _with_draft_model(
     return with_draft_model(factories, source, pinned=setting.pinned), planned, token_s, []
 
 
+def _shape(options: EngineOptions) -> TreeShape | None:
+    """Return the shape of drafts that the options name (raises what parse_shape raises)."""
+    if options.drafting.tree is None:
+        return None
+    from edgedec.drafters.shape_names import parse_shape
+
+    return parse_shape(options.drafting.tree)
+
+
 def _learned(model: Model, options: EngineOptions) -> tuple[SortedText | None, str | None]:
     """Return the user's files that were learned for a model's vocabulary, and a sentence where they can't be read."""
+    from edgedec.drafters.suffix.learned_file import learned_path, read_learned
+    from edgedec.drafters.suffix.store_file import vocabulary_hash
+
     path = learned_path(cache_folder(options.resolving.cache_dir), vocabulary_hash(model.tokenizer))
     try:
         found = read_learned(path, model.card.n_vocab)
@@ -183,5 +193,9 @@ def _common(model: Model, planned: Planned) -> CommonText | None:
 
 def _curves(sessions: Sequence[Session], curve: CostCurve) -> tuple[CostCurve, ...]:
     """Return the measured curve for each session; sessions of one batcher measure joined forwards together."""
+    if all(one.shared is None for one in sessions):
+        return (curve,) * len(sessions)
+    from edgedec.scheduler.shared_cost_curve import JoinedCurve
+
     lock = Lock()
     return tuple(curve if one.shared is None else JoinedCurve(curve, one, lock) for one in sessions)

@@ -9,7 +9,6 @@ from typing import Literal, get_args
 from edgedec.companion import companion_of
 from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
-from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import OptionError
 from edgedec.loading.other_machines import addresses_of
 from edgedec.memory_plan import parse_size
@@ -57,6 +56,8 @@ class DraftOptions:
 
     def __post_init__(self) -> None:
         if self.tree is not None:
+            from edgedec.drafters.shape_names import parse_shape
+
             parse_shape(self.tree)
         if self.numerics not in get_args(Numerics):
             raise OptionError("draft_numerics", self.numerics, "it must be strict, padded or loose")
@@ -238,7 +239,7 @@ class Application:
     """What a memory plan must know of the application that loads a model.
 
     Attributes:
-        base_bytes: Bytes that the process holds without a model (edgedec.api.base_memory); `memory` is then for the
+        base_bytes: Bytes that the process holds without a model (edgedec_apps.base_memory); `memory` is then for the
             whole process. None where `memory` is for edgedec's models only.
         store_bytes: Most bytes that each drafter keeps between requests.
         prompt_cache: Whether the KV cache will be read from a file or saved to one.

@@ -5,27 +5,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from edgedec.api.engine_parts import EngineParts
-from edgedec.api.prompt_cache import cache_of, read_prompt_cache, restore_cache, write_prompt_cache
 from edgedec.api.request_options import (
     Prompt,
     RequestOptions,
     SamplingOptions,
 )
 from edgedec.api.requests import Requests
-from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.closeable import Closeable
-from edgedec.constraint import Predicate
+from edgedec.constraint import OpenConstraint, Predicate
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.branches import Branches, branches_on
 from edgedec.decoding.generate import TokenStream, finished
 from edgedec.decoding.grammars import Grammars
-from edgedec.decoding.prompt_read import PromptRead, prompt_read
-from edgedec.decoding.samples import SampleStream, Until
 from edgedec.decoding.session_pool import SessionPool
-from edgedec.decoding.text_batch import OpenConstraint
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import RequestError, argument
 from edgedec.further_processes import processes_of
@@ -37,6 +31,12 @@ from edgedec.scheduler.recorder import share_of_halves
 from edgedec.sequence import Generation
 from edgedec.sessions.forks import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # what few texts need is imported when it is asked for
+    from edgedec.choosing.partial_texts import PartialTexts
+    from edgedec.decoding.branches import Branches
+    from edgedec.decoding.prompt_read import PromptRead
+    from edgedec.decoding.samples import SampleStream, Until
 
 
 class TextEngine(Closeable):
@@ -52,6 +52,7 @@ class TextEngine(Closeable):
         plan: The memory plan that the model was loaded under; without terms where nothing was planned.
         held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
         gpu_held_bytes: The same of the device that holds most.
+        pool: The sessions that requests are generated on, each with what a generation on it must know.
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -61,7 +62,7 @@ class TextEngine(Closeable):
         self.plan = parts.plan
         self.held_bytes, self.gpu_held_bytes = parts.held_bytes, parts.gpu_held_bytes
         self._companion = parts.companion
-        self._pool = SessionPool(parts.slots)
+        self.pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
         self._grammars = Grammars(self.tokenizer, parts.grammar_bytes)
         self._requests = Requests(self.model, self._slot, self._grammars)
@@ -92,7 +93,7 @@ class TextEngine(Closeable):
         So a trained head that rests, because it accepted too little, drafts again.
         """
         if self._slot.drafting is not None:
-            with self._pool.all() as slots:
+            with self.pool.all() as slots:
                 for slot in slots:
                     if slot.drafting is not None:
                         slot.drafting.forget()
@@ -136,7 +137,7 @@ class TextEngine(Closeable):
         """
         on_progress = options.pop("on_progress", None)
         request, open_constraint = self._requests.wanted(prompt, options)
-        return TokenStream(self._pool, request, cancel, on_progress, open_constraint())
+        return TokenStream(self.pool, request, cancel, on_progress, open_constraint())
 
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
         """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""
@@ -146,19 +147,19 @@ class TextEngine(Closeable):
         self,
         prompt: Prompt,
         n: int,
-        until: Until | None,
+        until: "Until | None",
         cancel: CancelToken | None,
         **options: Unpack[RequestOptions],
-    ) -> SampleStream:
+    ) -> "SampleStream":
         """Generate `n` texts of a prompt, token by token; see Engine.samples_stream."""
+        from edgedec.decoding.samples import SampleStream
+
         on_progress = options.pop("on_progress", None)
         options.setdefault("logprobs", 0)
         if options.get("resume"):
             raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
         request, open_constraint = self._requests.wanted(prompt, options)
-        return SampleStream(
-            self._pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress
-        )
+        return SampleStream(self.pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress)
 
     def branches(
         self,
@@ -167,7 +168,7 @@ class TextEngine(Closeable):
         most: int = MOST_FORKS,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
-    ) -> AbstractContextManager[Branches]:
+    ) -> "AbstractContextManager[Branches]":
         """Open branches of a prompt inside the block, for decoding of one's own; see edgedec.decoding.branches.
 
         The block waits for its turn as a request does. The model's other requests share forwards with it where the
@@ -185,14 +186,18 @@ class TextEngine(Closeable):
             PromptTooLongError, ContextFullError: The prompt does not fit the context.
             CancelledError: `cancel` was cancelled before the prompt was read.
         """
+        from edgedec.decoding.branches import branches_on
+
         request, stop = self._requests.plain(prompt, {}), cancel or CancelToken()
-        return branches_on(self._pool, request, stop, most=most, on_progress=on_progress)
+        return branches_on(self.pool, request, stop, most=most, on_progress=on_progress)
 
     def prompt_read(
         self, prompt: Prompt, *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
-    ) -> AbstractContextManager[PromptRead]:
+    ) -> "AbstractContextManager[PromptRead]":
         """Read a prompt, and hold its session inside the block, for forwards of one's own; raises as branches()."""
-        return prompt_read(self._pool, self._requests.plain(prompt, {}), cancel or CancelToken(), on_progress)
+        from edgedec.decoding.prompt_read import prompt_read
+
+        return prompt_read(self.pool, self._requests.plain(prompt, {}), cancel or CancelToken(), on_progress)
 
     @contextmanager
     def partial_texts(
@@ -203,7 +208,7 @@ class TextEngine(Closeable):
         stop: Sequence[str] = (),
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Iterator[PartialTexts]:
+    ) -> "Iterator[PartialTexts]":
         """Read a prompt, and hold its texts inside the block for a search: edgedec.choosing has the searches.
 
             with model.partial_texts(model.chat_ids(messages), max_tokens=200) as texts:
@@ -220,6 +225,8 @@ class TextEngine(Closeable):
         Raises:
             What branches() raises.
         """
+        from edgedec.choosing.partial_texts import PartialTexts
+
         ids = self.prompt_ids(prompt)
         with self.branches(ids, cancel=cancel, on_progress=on_progress) as branches:
             room = max(1, min(max_tokens, branches.n_ctx - len(ids)))
@@ -272,7 +279,7 @@ class TextEngine(Closeable):
                 for each forward that drafting makes.
             **options: The fields of SamplingParams.
         """
-        return finished(TokenStream(self._pool, replace(self._requests.plain(prompt, options), record=share)))
+        return finished(TokenStream(self.pool, replace(self._requests.plain(prompt, options), record=share)))
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
         """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.
@@ -281,8 +288,10 @@ class TextEngine(Closeable):
             StorageError: The file can't be written, or another file has its name.
             CapabilityError: The session can't be saved.
         """
-        with self._pool.all():
-            write_prompt_cache(Path(path), cache_of(self._pool.last))
+        from edgedec.api.prompt_cache import cache_of, write_prompt_cache
+
+        with self.pool.all():
+            write_prompt_cache(Path(path), cache_of(self.pool.last))
 
     def load_prompt_cache(self, path: str | os.PathLike[str]) -> int:
         """Restore the KV cache from a file of save_prompt_cache; return how many tokens it holds.
@@ -291,9 +300,11 @@ class TextEngine(Closeable):
             ModelFormatError: The file is damaged, or was made with another model, release or options.
             StorageError: The file can't be read.
         """
+        from edgedec.api.prompt_cache import read_prompt_cache, restore_cache
+
         cache = read_prompt_cache(Path(path), self.card.fingerprint)
-        with self._pool.all():
-            restore_cache(self._pool.last, cache)
+        with self.pool.all():
+            restore_cache(self.pool.last, cache)
         return len(cache.token_ids)
 
     def save_draft_store(self) -> None:
@@ -304,7 +315,7 @@ class TextEngine(Closeable):
                 does not try again.
         """
         if self._slot.drafting is not None:
-            with self._pool.all():
+            with self.pool.all():
                 self._slot.drafting.save()
 
     def close(self) -> None:
@@ -316,26 +327,26 @@ class TextEngine(Closeable):
         Raises:
             StorageError, ModelFormatError: The model is freed, but the draft store could not be written.
         """
-        for slot in self._pool.slots:
+        for slot in self.pool.slots:
             slot.closing = True
             slot.session.cancel()
         if os.getpid() != self._slot.pid:  # in a forked child
             self._close_models()
             return
-        streams = [stream for slot in self._pool.slots if (stream := slot.stream and slot.stream())]
+        streams = [stream for slot in self.pool.slots if (stream := slot.stream and slot.stream())]
         for stream in streams:
             stream.cancel()  # all of them, before the first is waited for
         if any(stream.close_soon(self.close) for stream in streams):
             return
         for stream in streams:
             stream.close()
-        with self._pool.all():
+        with self.pool.all():
             self._close_models()
 
     def _close_models(self) -> None:
         self.held_bytes = self.gpu_held_bytes = 0
         drafting = self._slot.drafting
-        for slot in self._pool.slots:
+        for slot in self.pool.slots:
             if slot.drafting is not None:
                 slot.drafting.close()
         if self._companion is not None:

@@ -7,13 +7,10 @@ from pathlib import Path
 from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.companion import Companion, companion_of
 from edgedec.draft import DrafterFactory
-from edgedec.drafters.suffix.learned import NAME as LEARNED
 from edgedec.drafters.suffix.learned_file import largest_learned
-from edgedec.drafters.suffix.store_file import require_draft_store
 from edgedec.errors import RequestError, argument
 from edgedec.gguf.trained_context import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
-from edgedec.layer_skip.choose import require_layer_skip
 from edgedec.layer_skip.layer_sets import LayerBytes
 from edgedec.loading.draft_head import OFF, require_fit, usable_head
 from edgedec.loading.other_machines import require_no_layers_here
@@ -24,7 +21,15 @@ from edgedec.memory.ladder import Setting
 from edgedec.memory.planner import free_if_short, with_kv_type
 from edgedec.model import LoadOptions
 from edgedec.progress import stage
-from edgedec.scheduler.drafter_factories import HEAD, SUFFIX, drafter_factories, require_overlap, used_draft_model
+from edgedec.scheduler.drafter_factories import (
+    HEAD,
+    LEARNED,
+    SUFFIX,
+    drafter_factories,
+    keeping_stores,
+    require_overlap,
+    used_draft_model,
+)
 from edgedec.sessions.forks import require_count
 from edgedec.storage.probe_cache import cache_folder
 
@@ -67,8 +72,7 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
     has_head = options.draft_head not in (None, OFF) and options.draft not in (None, OFF)
     if load_options.rpc_servers:
         require_no_layers_here(layer_skip=options.lossy.layer_skip is not None, draft_head=has_head)
-    if options.drafting.store is not None:
-        require_draft_store(Path(options.drafting.store))  # before a download
+    _draft_store(options)  # before a download
     path = resolve(model, options.resolving)
     if has_head:
         # Only some runtimes take a head. It is checked first, as the others' refusals would hide what is wrong with it.
@@ -133,6 +137,8 @@ def engine_wishes(
         require_overlap(factories)
     sizes, force = None, options.lossy.layer_skip_force
     if options.lossy.layer_skip is not None:
+        from edgedec.layer_skip.choose import require_layer_skip
+
         sizes = require_layer_skip(choice.path, options.lossy.layer_skip, force=force, drafters=factories)
     draft_model, notes = used_draft_model(found, factories)
     setting = Setting(
@@ -151,10 +157,19 @@ def engine_wishes(
         n_texts=require_count(options.n_texts, "texts"),
         learned_bytes=_learned_bytes(factories, options, pinned=pinned),
         slides=options.lossy.slide,
+        stores=keeping_stores(factories),
     )
-    store = None if options.drafting.store is None else require_draft_store(Path(options.drafting.store))
     notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))
-    return Wishes(setting, factories, store, sizes, notes, companion)
+    return Wishes(setting, factories, _draft_store(options), sizes, notes, companion)
+
+
+def _draft_store(options: EngineOptions) -> Path | None:
+    """Return the path of the draft store, where one is wanted (raises what require_draft_store raises)."""
+    if options.drafting.store is None:
+        return None
+    from edgedec.drafters.suffix.store_file import require_draft_store
+
+    return require_draft_store(Path(options.drafting.store))
 
 
 def _unused(options: EngineOptions, factories: Mapping[str, DrafterFactory]) -> list[str]:

@@ -6,15 +6,15 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import TextEnd
 from edgedec.decoding.lost import Waiting
 from edgedec.decoding.prompt_length import too_long
+from edgedec.decoding.reading import n_common
 from edgedec.decoding.session_pool import SessionPool
-from edgedec.decoding.shared_prefix import SharedPrefixes, n_common
 from edgedec.decoding.step import Decoder
 from edgedec.decoding.stream import Stream
 from edgedec.decoding.text_loop import TextLoop
@@ -33,9 +33,11 @@ from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.scheduler.drafter_set import Drafting, open_policy
-from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.sequence import COUPLED, Generation, Request, TextState, TokenOutput
 from edgedec.stats import DecodeStats
+
+if TYPE_CHECKING:
+    from edgedec.decoding.shared_prefix import SharedPrefixes
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ class SessionSlot:
     fork_tokens: int | None = None
     wait_s: float = 0.0
     notes: tuple[str, ...] = ()
-    prefixes: SharedPrefixes | None = None
+    prefixes: "SharedPrefixes | None" = None
     reading: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -376,6 +378,8 @@ def open_run(
         decoder.strict = drafting.strict
         decoder.policy = open_policy(drafting, session, curve, text, decoder.noise, constraint)
         if decoder.policy is not None and constraint is not None:
+            from edgedec.scheduler.jump_forward import ForcedDrafts
+
             prices = None if drafting.always else curve
             decoder.forced = ForcedDrafts(constraint, drafting.n_max, prices, coupled=request.rule == COUPLED)
     return TextRun(text, decoder, drafting)

@@ -2,15 +2,18 @@
 
 from collections.abc import Hashable, Mapping
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from edgedec import plugins
 from edgedec.constraint import Constraint, EarlierTexts, GrammarState, Predicate
-from edgedec.decoding.closing import ClosingConstraint, ClosingTokens
-from edgedec.decoding.predicate import AnyText, PredicateConstraint, both
 from edgedec.errors import RequestError, argument
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, GrammarCompiler
 from edgedec.sampling import SamplingParams
 from edgedec.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgedec.decoding.closing import ClosingTokens
+    from edgedec.decoding.predicate import AnyText
 
 
 class Grammars:
@@ -44,9 +47,13 @@ class Grammars:
                 f"item by item; leave {argument('json_close')} or uniqueItems out"
             )
         if state.predicate is not None:
+            from edgedec.decoding.predicate import PredicateConstraint
+
             return PredicateConstraint(state, state.predicate, self._tokenizer)
         if not close:
             return Constraint(state)
+        from edgedec.decoding.closing import ClosingConstraint, ClosingTokens
+
         with self._lock:
             if self._closing_tokens is None:
                 self._closing_tokens = ClosingTokens(self._tokenizer)
@@ -73,6 +80,8 @@ class Grammars:
             )
         if close:
             raise RequestError(f"{argument('json_close')} can't close a text that a predicate judges; leave one out")
+        from edgedec.decoding.predicate import AnyText, PredicateConstraint, both
+
         with self._lock:
             self._any_text = self._any_text or AnyText(self._tokenizer)
         state = self._any_text if grammar is None else self._compiled(grammar)

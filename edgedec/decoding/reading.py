@@ -1,5 +1,7 @@
 """Reads tokens of a text into a session's KV cache, and keeps account of them whatever ends a forward."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from edgedec.model import Forward, ForwardItem, Session
@@ -60,3 +62,11 @@ def reread(text: TextState, session: Session, on_progress: OnProgress | None) ->
         else:
             n = min(session.exact_rows(n_past) or 1, n_all - n_past)
             read(text, session, n_past + (n if n > 1 and session.has_exact_rows(n_past, n) else 1))
+
+
+def n_common(held: Sequence[int], prompt: Sequence[int], limit: int) -> int:
+    """Return how many tokens two texts have in common from their start on, at most `limit`."""
+    n = 0
+    while n < min(len(held), len(prompt), limit) and held[n] == prompt[n]:
+        n += 1
+    return n

@@ -11,6 +11,7 @@ from threading import Lock
 from time import monotonic, sleep
 from typing import Protocol
 
+from edgedec.decoding.reading import n_common
 from edgedec.errors import EdgedecError, SessionError
 from edgedec.model import Session
 from edgedec.progress import CancelToken
@@ -38,14 +39,6 @@ class PrefixHolder(Protocol):
     cached_ids: list[int]
     n_exact: int
     reading: tuple[int, ...]
-
-
-def n_common(held: Sequence[int], prompt: Sequence[int], limit: int) -> int:
-    """Return how many tokens two texts have in common from their start on, at most `limit`."""
-    n = 0
-    while n < min(len(held), len(prompt), limit) and held[n] == prompt[n]:
-        n += 1
-    return n
 
 
 class SharedPrefixes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter, thread_time
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +23,15 @@ from edgedec.model import Forward, ForwardItem, Session
 from edgedec.noise import Noise
 from edgedec.progress import OnProgress
 from edgedec.sampling import Distribution, Place, distribution, log_probs
-from edgedec.scheduler.jump_forward import ForcedDrafts
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.time_saved import TimeSaved
 from edgedec.sequence import COUPLED, TextState
 from edgedec.verification.coupled import verify_coupled
 from edgedec.verification.rules import find_rule
 from edgedec.verification.uniform import uniform_source
+
+if TYPE_CHECKING:
+    from edgedec.scheduler.jump_forward import ForcedDrafts
 
 _INEXACT = (
     "drafting off in a context of this length: on the {runtime} runtime the rows of one forward are not bit-equal to "
@@ -71,7 +74,7 @@ class Decoder:
     ending: TextEnd = field(default_factory=TextEnd)
     on_progress: OnProgress | None = None
     constraint: Constraint | None = None
-    forced: ForcedDrafts | None = None
+    forced: "ForcedDrafts | None" = None
     forward_rows: int | None = None
     strict: bool = True
     logprobs: list[ChosenLogprobs] = field(default_factory=list)

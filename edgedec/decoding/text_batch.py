@@ -4,11 +4,10 @@ In each step, all of them have their rows in one forward, and the models that dr
 (joint_drafting.py).
 """
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from time import perf_counter
 
-from edgedec.constraint import Constraint
+from edgedec.constraint import Constraint, OpenConstraint
 from edgedec.decoding.generate import SessionSlot, begun, open_run, remember_cached, reuse_prefix
 from edgedec.decoding.joint_drafting import JointDrafting
 from edgedec.decoding.reading import read
@@ -20,25 +19,9 @@ from edgedec.errors import EdgedecError, MemoryCapError, RequestError, argument
 from edgedec.model import Forward
 from edgedec.progress import OnProgress
 from edgedec.scheduler.shared_cost_curve import curve_of_fork
-from edgedec.sequence import Generation, Request, TextState, TokenOutput
+from edgedec.sequence import Generation, Request, SampleOutput, TextState, TokenOutput
 from edgedec.sessions.forks import ForkedSession, SessionForks, require_forks
 from edgedec.stats import DecodeStats
-
-OpenConstraint = Callable[[], Constraint | None]
-"""Opens the grammar of one text, at its beginning."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleOutput:
-    """One generated token of one of several texts.
-
-    Attributes:
-        text: The number of the text.
-        output: The token.
-    """
-
-    text: int
-    output: TokenOutput
 
 
 class TextBatch(TextLoop):

@@ -1,1 +1,1 @@
-"""Leaving out half-layers: sets of them, how a set is searched or chosen, and what it costs in quality."""
+"""Leaving out half-layers: sets of them, how a set is chosen, and what it costs in quality."""

@@ -29,9 +29,7 @@ from edgedec.gguf.metadata import get_text
 from edgedec.storage.whole_file import write_atomically
 from edgedec.trained_heads.card import Target
 from edgedec.trained_heads.gguf_head import is_head
-from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.record import RECORD_FILE, RECORD_KEY, parse_record, read_record
-from edgedec.trained_heads.target import fit, target_of
 
 HEADS = "heads"
 """The name of the cache's folder of trained heads, and the beginning of the names of plug-ins that have others."""
@@ -78,6 +76,9 @@ def require_fit(head: Path, model: Path) -> None:
     Raises:
         ModelError, StorageError, MemoryCapError: It can't, or does not; the message says why.
     """
+    from edgedec.trained_heads.load import load_head
+    from edgedec.trained_heads.target import fit
+
     fit(load_head(head), read_gguf(header_path(model)))
 
 
@@ -99,6 +100,8 @@ def find_head(model: Path, cache_dir: Path | None) -> FoundHead | None:
     candidates = [(path, target) for folder in _folders(cache_dir) for path, target in heads_in(folder)]
     if not candidates:
         return None
+    from edgedec.trained_heads.target import target_of
+
     gguf = read_gguf(header_path(model))
     named = target_of(gguf, cache_dir)
     for wanted in ("weights_hash", "norms_hash"):

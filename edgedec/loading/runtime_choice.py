@@ -11,7 +11,6 @@ from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, ar
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_kinds import is_embedder
-from edgedec.loading.runtime_comparison import compare, is_faster, parse_measured
 from edgedec.model import LoadOptions, Runtime
 from edgedec.progress import stage
 from edgedec.runtime_options import own_options, read_options
@@ -195,6 +194,8 @@ def _instance(plugin: Any) -> Runtime:
 
 def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
     """Return the choice with the rival in place of its runtime where the rival is known, or found now, to be faster."""
+    from edgedec.loading.runtime_comparison import compare, is_faster, parse_measured
+
     first = choice.runtime
     key = _key(choice.path, options)
     known = probe_cache.get(options.cache_dir, _KIND, key)

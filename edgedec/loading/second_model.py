@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedec.companion import Companion
 from edgedec.device import HasDevices
-from edgedec.drafters.draft_model.alignment import encode_aligned
-from edgedec.drafters.draft_model.model import ROWS, WINDOW, DraftModel
-from edgedec.drafters.draft_model.overlapped import OverlappedModel
-from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe
@@ -18,6 +15,10 @@ from edgedec.model import LoadOptions, Model, Runtime
 from edgedec.runtime_options import known_to
 from edgedec.scheduler.cost_probe import cost_curve
 
+if TYPE_CHECKING:
+    from edgedec.drafters.draft_model.model import DraftModel
+    from edgedec.drafters.draft_model.universal import UniversalDraftModel
+
 _TIMING_S = 0.5  # what timing a draft model may take
 _SAMPLED = 4096  # tokens of two vocabularies that are compared
 _PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
@@ -25,7 +26,7 @@ _PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
 
 def open_draft_model(
     path: Path, target: Model, options: LoadOptions, *, overlap: bool = False, most: int | None = None
-) -> DraftModel | UniversalDraftModel:
+) -> "DraftModel | UniversalDraftModel":
     """Load a draft model. Where its tokenizer is not the target's, it drafts text instead of tokens.
 
     Args:
@@ -40,6 +41,10 @@ def open_draft_model(
         RequestError: With `overlap`: the tokenizers differ.
         EdgedecError: As choose_runtime and Runtime.load.
     """
+    from edgedec.drafters.draft_model.model import DraftModel
+    from edgedec.drafters.draft_model.overlapped import OverlappedModel
+    from edgedec.drafters.draft_model.universal import UniversalDraftModel
+
     model = _load(path, draft_model_options(options, overlap=overlap))
     try:
         if same_tokenizer(model, target):
@@ -57,7 +62,7 @@ def open_draft_model(
         raise
 
 
-def draft_token_s(source: DraftModel | UniversalDraftModel, options: LoadOptions) -> float | None:
+def draft_token_s(source: "DraftModel | UniversalDraftModel", options: LoadOptions) -> float | None:
     """Return the seconds that a draft model takes for a token, from the cache or measured now on its first session.
 
     What the session holds is lost. None where a forward fails.
@@ -71,6 +76,8 @@ def draft_token_s(source: DraftModel | UniversalDraftModel, options: LoadOptions
 
 def draft_model_options(options: LoadOptions, *, overlap: bool = False) -> LoadOptions:
     """Return the options to load a draft model with, from those of its target."""
+    from edgedec.drafters.draft_model.model import ROWS, WINDOW
+
     smaller = replace(_of_this_machine(options), n_ctx=WINDOW, max_rows=ROWS, resident_bytes=None, draft_head=None)
     return replace(smaller, device=None, n_gpu_layers=0, layer_split=None) if overlap else smaller
 
@@ -167,6 +174,8 @@ def _runtime(path: Path, options: LoadOptions) -> tuple[Runtime, LoadOptions]:
 
 def _require_encoding(model: Model, path: Path) -> None:
     """Raise UnsupportedModelError unless the tokenizer turns a text into tokens that spell the same text."""
+    from edgedec.drafters.draft_model.alignment import encode_aligned
+
     if encode_aligned(model.tokenizer, _PROBE.encode()) is None:
         name = model.card.name or model.card.architecture
         raise UnsupportedModelError(

@@ -15,15 +15,11 @@ from typing import Any
 
 from edgedec.counted import counted
 from edgedec.draft import STORE_BYTES
-from edgedec.drafters.self_speculation.exit import EXITS
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.memory_plan import format_bytes
 from edgedec.model import LoadOptions
 from edgedec.runtime_options import Sacrifice, own_options, read_options
-from edgedec.scheduler.drafter_factories import CASCADE, COMMON, EXIT, HEAD, MODEL, NGRAMS, SUFFIX
-
-WITH_STORE = (SUFFIX, *NGRAMS)
-"""The drafters that keep something between requests."""
+from edgedec.scheduler.drafter_factories import CASCADE, COMMON, EXIT, HEAD, MODEL
 
 _GRAMMAR_BYTES = (16_000_000, LEAST_GRAMMAR_BYTES)
 _STORE_BYTES = (8_000_000, 2_000_000)
@@ -42,7 +38,7 @@ class Setting:
         drafters: Names of the drafters, "model" or "cascade" among them where a draft model drafts.
         pinned: Whether the drafters were asked for by name; they are not given up then.
         draft_model: The draft model's file, or None.
-        store_bytes: Most bytes that each drafter keeps between requests.
+        store_bytes: Most bytes that each drafter with a store keeps between requests.
         prompt_cache: Whether the KV cache is read from a file or saved to one. While that happens, memory holds the KV
             cache a second time and the contents of the file besides.
         grammar_bytes: Most bytes that compiled grammars take, and that each text takes whose tokens a grammar limits;
@@ -58,6 +54,7 @@ class Setting:
         learned_bytes: Most bytes of the user's own files that the drafters may read from; 0 for none.
         slides: Whether the context slides. Its length decides then what the model sees of a text, so free memory does
             not make it longer.
+        stores: Names of drafters that keep a store between requests.
     """
 
     options: LoadOptions
@@ -77,6 +74,12 @@ class Setting:
     fewer_layers: bool = False
     learned_bytes: int = 0
     slides: bool = False
+    stores: tuple[str, ...] = ()
+
+    @property
+    def n_stores(self) -> int:
+        """How many of the drafters keep a store between requests."""
+        return sum(name in self.stores for name in self.drafters)
 
     def less(self, kind: str, phrase: str, options: Mapping[str, Any] | None = None, **fields: Any) -> "Setting":
         """Return the setting with a sacrifice of this kind; its phrase replaces an earlier one of the same kind.
@@ -109,14 +112,13 @@ def rungs(wishes: Setting, runtime: object, *, with_devices: bool = False) -> Se
     sacrifices: tuple[Sacrifice, ...] = getattr(kind, "sacrifices", ())
     free_layers = with_devices and wishes.options.n_gpu_layers in (None, -1)
     kv_types = _KV_TYPES if wishes.options.kv_type == "auto" else ()
-    keeps = any(name in WITH_STORE for name in wishes.drafters)
     lengths = _CONTEXTS if wishes.options.n_ctx is None else ()
     return (
         *(partial(_with_context, n_ctx) for n_ctx in lengths[:1]),
         *_cuts("grammars", "grammar_bytes", "grammars of at most {}", _GRAMMAR_BYTES),
         *(partial(_without_option, kind, one) for one in sacrifices if with_devices or not one.with_devices),
         _without_draft_model,
-        *_cuts("store", "store_bytes", "draft stores cut to {}", _STORE_BYTES if keeps else ()),
+        *_cuts("store", "store_bytes", "draft stores cut to {}", _STORE_BYTES if wishes.n_stores else ()),
         *_cuts("requests", "request_bytes", "{} for all requests together", _REQUEST_BYTES),
         *(partial(_with_rows, n_rows) for n_rows in _ROWS[:-1]),
         *([_with_fewer_layers] if free_layers else []),
@@ -202,10 +204,18 @@ def _with_context(n_ctx: int, setting: Setting) -> Setting:
 
 
 def _with_rows(n_rows: int, setting: Setting) -> Setting:
-    least = EXITS if EXIT in setting.drafters else 1  # the drafter `exit` looks at as many rows to find its exit
-    if not setting.drafters or setting.max_rows_pinned or not least <= n_rows < setting.options.max_rows:
+    if not setting.drafters or setting.max_rows_pinned or not _least_rows(setting) <= n_rows < setting.options.max_rows:
         return setting
     return setting.less("rows", f"drafts cut to {n_rows - 1} tokens", {"max_rows": n_rows})
+
+
+def _least_rows(setting: Setting) -> int:
+    """Return the fewest rows that the drafters can do with: the drafter `exit` looks at several to find its exit."""
+    if EXIT not in setting.drafters:
+        return 1
+    from edgedec.drafters.self_speculation.exit import EXITS
+
+    return EXITS
 
 
 def _without_learned(setting: Setting) -> Setting:

@@ -16,7 +16,7 @@ from edgedec.gguf.trained_context import embeds_only, trained_context
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import companion_options, draft_model_options, second_model_terms
 from edgedec.memory.default_context import ample_bytes, file_bytes, longest_context
-from edgedec.memory.ladder import WITH_STORE, Rung, Setting, rungs, with_more_rows, with_streamed_weights
+from edgedec.memory.ladder import Rung, Setting, rungs, with_more_rows, with_streamed_weights
 from edgedec.memory.layer_split import are_ample, device_caps, devices_for, driver_terms, with_split
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 from edgedec.memory.watch import margin_bytes
@@ -366,7 +366,7 @@ def _drafter_terms(setting: Setting, n_ctx: int) -> Iterator[MemoryTerm]:
     if n_ctx and any(name in _INDEX_TEXT for name in setting.drafters):
         n_bytes = int(n_ctx * setting.options.n_parallel * setting.n_texts * _STATES_PER_TOKEN * STATE_BYTES)
         yield MemoryTerm("index of the text", n_bytes, f"for drafts, {counted(n_ctx, 'token')}", grows=True)
-    if n_bytes := setting.store_bytes * sum(name in WITH_STORE for name in setting.drafters):
+    if n_bytes := setting.store_bytes * setting.n_stores:
         yield MemoryTerm(STORES, n_bytes, "texts kept between requests, where full", grows=True)
 
 

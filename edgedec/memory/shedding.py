@@ -20,8 +20,6 @@ from typing import Protocol, runtime_checkable
 
 from edgedec.draft import DrafterFactory, LoadedDraftModel, ModelFactory
 from edgedec.drafter_traits import Shedding
-from edgedec.drafters.draft_model.model import SMALL_WINDOW
-from edgedec.drafters.head.head import SHED
 from edgedec.drafters.suffix.suffix import SuffixStore
 from edgedec.errors import EdgedecError
 from edgedec.head_state import HeadState
@@ -124,6 +122,8 @@ def _draft_models(drafting: Drafting) -> list[tuple[LoadedDraftModel, list[str]]
 
 
 def _window(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Shedder:
+    from edgedec.drafters.draft_model.model import SMALL_WINDOW
+
     def held() -> int:
         n_ctx = source.n_ctx
         if n_ctx <= SMALL_WINDOW or names[0] in drafting.off:
@@ -147,6 +147,8 @@ def _model(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Sh
 
 
 def _head(drafting: Drafting, head: HeadState) -> Shedder:
+    from edgedec.drafters.head.head import SHED
+
     def held() -> int:
         return 0 if head.gone else head.held_bytes
 

@@ -2,20 +2,22 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedec import plugins
 from edgedec.cost_curve import CostCurve, best_length
 from edgedec.draft import DrafterFactory
-from edgedec.drafters.draft_model.cascade import CascadeModel
-from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.draft_model.universal import UniversalDraftModel
+from edgedec.drafter_traits import Shedding
 from edgedec.errors import RequestError, argument
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.scheduler.plugin_guard import GuardedFactory
 
+if TYPE_CHECKING:
+    from edgedec.drafters.draft_model.model import DraftModel
+    from edgedec.drafters.draft_model.universal import UniversalDraftModel
+
 SUFFIX, COMMON, MODEL, CASCADE, SKIP, EXIT = "suffix", "common", "model", "cascade", "skip", "exit"
-HEAD = "head"
-NGRAMS = ("recycling", "trigram", "stand")
+HEAD, LEARNED = "head", "learned"
 AUTO = (SUFFIX, COMMON)
 
 
@@ -46,7 +48,7 @@ def drafter_factories(
 
 
 def with_draft_model(
-    factories: Mapping[str, DrafterFactory], source: DraftModel | UniversalDraftModel, *, pinned: bool
+    factories: Mapping[str, DrafterFactory], source: "DraftModel | UniversalDraftModel", *, pinned: bool
 ) -> dict[str, DrafterFactory]:
     """Return the factories with those of the draft model in their places.
 
@@ -56,6 +58,8 @@ def with_draft_model(
     Raises:
         RequestError: A cascade is wanted, and the draft model's tokenizer is not the target's.
     """
+    from edgedec.drafters.draft_model.cascade import CascadeModel
+
     filled = dict(factories)
     if CASCADE in filled:
         if not source.cascades:
@@ -108,6 +112,12 @@ def promised_gain(tuned: TunedSet, curve: CostCurve, n_max: int) -> float:
         return 0.0
     cost = curve.up_to(n_max + 1).__getitem__
     return best_length(tuned.agreement, tuned.cost * whole_s, cost, n_max, 1 / whole_s)[1]
+
+
+def keeping_stores(factories: Mapping[str, DrafterFactory]) -> tuple[str, ...]:
+    """Return the names of the drafters that declare a store, which they keep between requests."""
+    declared = {name: getattr(factory, "shedding", None) for name, factory in factories.items()}
+    return tuple(name for name, what in declared.items() if isinstance(what, Shedding) and what.keeps_store)
 
 
 def drafter_factory(name: str) -> DrafterFactory:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
@@ -15,7 +15,6 @@ from edgedec.draft_constants import GAIN
 from edgedec.drafter_traits import Declaring, DrafterTraits
 from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
-from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.head_state import HeadState
 from edgedec.layer_skip.layer_sets import TunedSet
@@ -33,6 +32,9 @@ from edgedec.sequence import COUPLED, TextState
 from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats
 from edgedec.tree_shapes import TreeShape
+
+if TYPE_CHECKING:
+    from edgedec.drafters.suffix.store_file import DraftStore
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class Drafting:
     store: dict[str, Any] = field(default_factory=dict)
     records: dict[str, DrafterRecord] = field(default_factory=dict)
     common: CommonText | None = None
-    file: DraftStore | None = None
+    file: "DraftStore | None" = None
     notes: list[str] = field(default_factory=list)
     policies: list[Policy] = field(default_factory=list)
     off: dict[str, str] = field(default_factory=dict)
@@ -111,7 +113,7 @@ class Drafting:
         for model in self._models:
             model.forget()
 
-    def use_file(self, file: DraftStore, options: LoadOptions) -> None:
+    def use_file(self, file: "DraftStore", options: LoadOptions) -> None:
         """Fill the store from a file, and save to that file from now on (raises what DraftStore.fill raises)."""
         note = file.fill(self.store, self.share_bytes, options)
         self.file = file

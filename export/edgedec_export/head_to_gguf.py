@@ -26,7 +26,6 @@ from edgedec.trained_heads.gguf_head import ARCHITECTURE, D2T, TENSORS, TOKEN_ID
 from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.record import RECORD_KEY, record_text
 from edgedec.trained_heads.target import fit
-from edgedec.trained_heads.target_rows import output_name, read_raw_rows
 from edgedec_export.block_types import BLOCK_ENCODERS
 from edgedec_export.gguf_writer import (
     Entry,
@@ -41,6 +40,7 @@ from edgedec_export.gguf_writer import (
     whole_number,
     write_gguf,
 )
+from edgedec_export.target_rows import output_name, read_raw_rows
 
 MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "embedding", "output")
 DEFAULT_TYPES = "Q4_0,fc=Q8_0"

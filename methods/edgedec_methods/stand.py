@@ -28,7 +28,7 @@ _LEAST_RATE = 0.3
 class StandDrafter(NgramDrafter):
     """Implements edgedec.draft.Drafter with contexts of one to three tokens; samples of one prompt share the table."""
 
-    shedding = Shedding(22, "the table of {name}")
+    shedding = Shedding(22, "the table of {name}", keeps_store=True)
 
     def __init__(self, context: DraftContext) -> None:
         rankings = {

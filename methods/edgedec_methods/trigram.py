@@ -36,7 +36,7 @@ _LEAST_RATE = 0.5
 class TrigramDrafter(NgramDrafter):
     """Implements edgedec.draft.Drafter with contexts of one and two tokens."""
 
-    shedding = Shedding(21, "the table of {name}")
+    shedding = Shedding(21, "the table of {name}", keeps_store=True)
 
     def __init__(self, context: DraftContext) -> None:
         rankings = {2: Ranking(context, error=1.5, known=0.8), 1: Ranking(context, error=2.0, known=0.65)}

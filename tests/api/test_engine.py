@@ -296,7 +296,7 @@ def test_cancelling_the_task_stops_the_generation(tiny_path: Path, runtime: str)
 
         async def work() -> None:
             task = asyncio.create_task(engine.agenerate(PROMPT, temperature=0, ignore_end=True))
-            while not engine._pool._holders and not task.done():
+            while not engine.pool.n_held and not task.done():
                 await asyncio.sleep(0.001)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -527,7 +527,7 @@ def test_a_forward_that_was_refused_leaves_no_tokens_to_reuse(
         raise MemoryCapError("no memory for a forward's results")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tiny._slot.session, "evaluate", refused)
+        patch.setattr(tiny.pool.slots[0].session, "evaluate", refused)
         with pytest.raises(MemoryCapError):
             tiny.generate(other, temperature=0, max_tokens=12)
     assert tiny.generate(other, temperature=0, max_tokens=12).token_ids == expected

@@ -160,7 +160,7 @@ def test_requests_take_turns_where_rows_depend_on_each_other(path: Path) -> None
     pytest.importorskip("llama_cpp")
     jobs = [(prompt, 0.0) for prompt in PROMPTS[:3]]
     with edgedec.load(path, runtime="llamacpp", n_parallel=3, draft="off") as engine:
-        assert not isinstance(engine._slot.session, BatchedSession)
+        assert not isinstance(engine.pool.slots[0].session, BatchedSession)
         assert texts(engine, jobs) == [texts(engine, [job])[0] for job in jobs]
 
 
@@ -169,7 +169,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(path: Path) -> None:
     """close() in a child returns, though a thread of the parent held the lock of the joined forwards at the fork."""
     held, done = threading.Event(), threading.Event()
     with edgedec.load(path, runtime="cpu", n_parallel=2, draft="off") as engine, ThreadPoolExecutor(1) as pool:
-        session = engine._slot.session
+        session = engine.pool.slots[0].session
         assert isinstance(session, BatchedSession)
 
         def hold() -> None:

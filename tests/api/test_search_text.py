@@ -50,7 +50,7 @@ def test_a_search_that_ends_early_leaves_nothing(engine: edgedec.Engine, name: s
     with pytest.raises(CancelledError):
         engine.best(PROMPT, search(name), cancel=cancel, on_progress=after_some, **SEED)
     assert engine.generate(PROMPT, max_tokens=8, **SEED).token_ids == plain
-    slot = engine._slot
+    slot = engine.pool.slots[0]
     kept, slot.fork_tokens = slot.fork_tokens, 64
     try:
         with pytest.raises(MemoryCapError):

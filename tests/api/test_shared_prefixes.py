@@ -200,7 +200,7 @@ def test_a_head_can_be_shed_after_the_first_session_took_a_prefix(
         third = engine.stream(PROMPTS[1], **wanted(1))
         next(third)
         assert third.generation.stats.n_reused_tokens == N_SYSTEM
-        drafting = engine._slot.drafting
+        drafting = engine.pool.slots[0].drafting
         assert drafting is not None
         assert drafting.head is not None
         assert drafting.head.held_bytes > 0
@@ -257,4 +257,4 @@ def test_what_changed_while_it_was_taken_counts_for_nothing(files: dict[str, Pat
 def test_other_sessions_share_nothing(files: dict[str, Path], options: dict[str, Any]) -> None:
     """A context that slides, and a session alone, read every prompt as they did."""
     with opened(files, **options) as engine:
-        assert all(slot.prefixes is None for slot in engine._pool.slots)
+        assert all(slot.prefixes is None for slot in engine.pool.slots)

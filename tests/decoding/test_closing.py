@@ -106,7 +106,7 @@ def test_close_refuses_those_who_wait_behind_a_paused_stream(tiny_path: Path, tm
         held = in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS)))
         waiting = pool.submit(engine.generate, PROMPT, **ENDLESS)
         saving = pool.submit(engine.save_prompt_cache, tmp_path / "cache")
-        while len(engine._pool._waiting) < 2:
+        while engine.pool.n_waiting < 2:
             assert not waiting.done()
             assert not saving.done()
         soon(engine.close)
@@ -124,7 +124,7 @@ def test_a_thread_is_not_taken_for_the_one_that_paused_a_stream(tiny_path: Path)
             stream = in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS)))
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(engine.generate, PROMPT, temperature=0, max_tokens=1, ignore_end=True)
-                while not engine._pool._waiting:
+                while not engine.pool.n_waiting:
                     assert not waiting.done()
                 stream.close()
                 assert waiting.result(WAIT_S).finish_reason == "length"
@@ -254,7 +254,7 @@ def test_a_second_reader_of_a_stream_is_told(tiny: edgedec.Engine) -> None:
         except SessionError as error:
             errors.append(str(error))
 
-    step = tiny._slot.session.evaluate
+    step = tiny.pool.slots[0].session.evaluate
 
     def evaluate(*args: Any, **options: Any) -> Any:
         if not errors:
@@ -263,7 +263,7 @@ def test_a_second_reader_of_a_stream_is_told(tiny: edgedec.Engine) -> None:
         return step(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny._slot.session, "evaluate", evaluate)
+        patch.setattr(tiny.pool.slots[0].session, "evaluate", evaluate)
         outputs = list(stream)
     assert "".join(output.text for output in outputs) == expected
     assert len(errors) == 2

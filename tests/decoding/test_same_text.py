@@ -76,7 +76,7 @@ def test_learned_files_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_model_that_drafts_for_itself_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model and the cascade around it, pinned, and left to the policy where it is loaded in any case."""
-    monkeypatch.setattr("edgedec.api.open_drafters.why_it_cannot_pay", lambda *_, **__: None)
+    monkeypatch.setattr("edgedec.loading.draft_worth.why_it_cannot_pay", lambda *_, **__: None)
     model = real_model("smollm2-135m.gguf")
     if not _plain:
         _plain.extend(generated("off", 15))

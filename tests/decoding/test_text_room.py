@@ -103,7 +103,7 @@ def test_forwards_return_no_more_rows_than_planned(
         return evaluate(forks, items)
 
     monkeypatch.setattr(SessionForks, "forward", counted)
-    slots = capped._pool.slots
+    slots = capped.pool.slots
     planned = slots[0].text_rows
     assert planned is not None
     assert planned >= 16
@@ -146,9 +146,10 @@ def test_a_search_has_room_for_its_texts_or_does_not_begin(tiny_path: Path, plai
             with pytest.raises(MemoryCapError, match=r"8 texts of up to 94 tokens each .* room for 7: ask for 7"):
                 engine.best(PROMPT, SearchBy("beam", 4), **options)
             short = {**options, "max_tokens": 29}
-            engine._slot.fork_tokens = 10 * 64  # for the prompt's page and nine of texts
+            engine.pool.slots[0].fork_tokens = 10 * 64  # for the prompt's page and nine of texts
             assert len(engine.best(PROMPT, SearchBy("beam", 4), **short).texts) == 4
-            engine._slot.row_tokens = 40.0  # a larger vocabulary: the two rows that are not planned are over a page
+            # A larger vocabulary: the two rows that are not planned are over a page.
+            engine.pool.slots[0].row_tokens = 40.0
             with pytest.raises(MemoryCapError, match="8 texts of up to 29 tokens"):
                 engine.best(PROMPT, SearchBy("beam", 4), **short)
 
@@ -169,9 +170,9 @@ def test_a_full_pool_ends_a_text_where_it_ends_without_drafts(tiny_path: Path, d
     """A forward whose draft finds no cells is made without it; the text ends where a single token finds none."""
     with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=draft) as engine:
         whole = engine.generate(PROMPT, max_tokens=100, **OPTIONS)
-        pool = _Pool(engine._slot.session)
+        pool = _Pool(engine.pool.slots[0].session)
         pool.n_cells = len(engine.prompt_ids(PROMPT)) + 59
-        engine._slot.session = pool
+        engine.pool.slots[0].session = pool
         found = engine.generate(PROMPT, max_tokens=100, **OPTIONS)
         assert found.finish_reason == "length"
         assert "KV cache is full" in " ".join(found.stats.reasons)

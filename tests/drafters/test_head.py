@@ -144,8 +144,8 @@ def test_a_head_that_rests_comes_back_when_the_engine_forgets(files: tuple[Path,
     with edgedec.load(files[0], draft="head", draft_head=files[1], **keywords) as engine:  # type: ignore[arg-type]
         for step in ("judged", "later", "forgotten", "after"):
             if step == "judged":
-                assert engine._slot.drafting is not None
-                engine._slot.drafting.store["head"] = Tally(n_drafts=195, n_right=-20)
+                assert engine.pool.slots[0].drafting is not None
+                engine.pool.slots[0].drafting.store["head"] = Tally(n_drafts=195, n_right=-20)
             if step == "forgotten":
                 engine.forget()
             made = engine.generate(PROMPT, max_tokens=20, temperature=0, ignore_end=True)

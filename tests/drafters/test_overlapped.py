@@ -231,7 +231,7 @@ def test_a_text_that_ends_while_the_thread_drafts(target: Path, equal: Model, en
         else:
             threads.append(Thread(target=engine.close))
             threads[1].start()
-            while not engine._slot.closing:
+            while not engine.pool.slots[0].closing:
                 time.sleep(0.001)
         source.let_go.set()
         for thread in threads:

@@ -267,7 +267,7 @@ def test_nothing_behind_an_end_token_is_learned(tmp_path: Path, ignore_end: bool
         drafted = engine.generate("Once", max_tokens=40, temperature=0, ignore_end=ignore_end)
         assert (drafted.token_ids, drafted.finish_reason) == (plain.token_ids, plain.finish_reason)
         assert drafted.stats.n_accepted_tokens > 10
-        store = engine._slot.drafting.store["suffix"]  # type: ignore[union-attr]
+        store = engine.pool.slots[0].drafting.store["suffix"]  # type: ignore[union-attr]
         learned = tuple(store.take_outputs()[-1])
     assert learned == (whole if ignore_end else whole[: end + 1])
 

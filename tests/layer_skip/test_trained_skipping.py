@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_models import byte_ids, tiny_llama
 
-from edgedec.layer_skip.judge import Judge
 from edgedec.layer_skip.layer_sets import left_out, without
-from edgedec.layer_skip.score import Score
 from edgedec.model import LayerSet, LoadOptions, Model
+from edgedec_apps.evaluation.layer_judge import Judge
+from edgedec_apps.evaluation.layer_score import Score
 from edgedec_runtimes.cpu.runtime import Cpu
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "studies"))

@@ -174,7 +174,7 @@ def test_one_that_was_timed_is_priced_by_that(
         draft_model=small,
         drafting=DraftOptions(overlap=overlap),
     ) as engine:
-        drafting = engine._slot.drafting
+        drafting = engine.pool.slots[0].drafting
         assert drafting is not None
         engine.generate(TEXT, max_tokens=4, temperature=0, ignore_end=True)
         level_s = drafting.records[name].level_s
@@ -252,7 +252,7 @@ def test_every_parallel_request_has_the_draft_model(
         for text in texts:
             list(text)
         stats = [text.generation.stats for text in texts]
-        drafting = {id(slot.drafting) for slot in engine._pool.slots}
+        drafting = {id(slot.drafting) for slot in engine.pool.slots}
     assert len(drafting) == 1
     name = {"auto": "cascade", "model": "model"}[draft]
     if draft == "model":
@@ -263,7 +263,7 @@ def test_every_parallel_request_has_the_draft_model(
 def test_the_sources_name_their_model(large: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cascade is around the draft model, and tells the same of it."""
     with opened(monkeypatch, FLAT, large, draft="model+cascade", draft_model=small) as engine:
-        drafting = engine._slot.drafting
+        drafting = engine.pool.slots[0].drafting
         assert drafting is not None
         model, cascade = drafting.factories["model"], drafting.factories["cascade"]
         assert isinstance(cascade, CascadeModel)

@@ -18,7 +18,7 @@ from edgedec.model import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TOKEN_BYTES = 2 * 2 * (16 + 16) * 2  # two layers of two heads with 16 elements, keys and values, in f16
-WISHES = Setting(LoadOptions(max_rows=16), ("suffix",))
+WISHES = Setting(LoadOptions(max_rows=16), ("suffix",), stores=("suffix",))
 
 
 @pytest.fixture

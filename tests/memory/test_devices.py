@@ -8,13 +8,12 @@ import pytest
 from support.real_models import real_model
 
 from edgedec.device import HOST, Device, DeviceCap, Split, n_split
-from edgedec.errors import MemoryCapError, RequestError, RuntimeUnavailableError
+from edgedec.errors import MemoryCapError
 from edgedec.gguf.file import read_gguf
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.device_account import remember_drivers, with_account, with_measured_drivers
 from edgedec.memory.ladder import Setting
 from edgedec.memory.layer_split import device_caps, split_layers, whole_split
-from edgedec.memory.machines import Machine, RuntimeThere, machine_of
 from edgedec.memory.planner import Cap, Planned, plan_settings, plan_within
 from edgedec.memory_plan import MemoryPlan, MemoryTerm
 from edgedec.model import LoadOptions
@@ -26,7 +25,7 @@ MB, MIB = 1_000_000, 2**20
 CUDA0 = Device("CUDA0", "CUDA", 8_000 * MB, 7_000 * MB, driver_bytes=400 * MB)
 JETSON = replace(CUDA0, unified=True, free_bytes=6_000 * MB)
 NEAR, FAR = replace(CUDA0, name="NEAR", driver_bytes=0), replace(CUDA0, name="FAR", backend="RPC", driver_bytes=0)
-WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"))
+WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"), stores=("suffix",))
 
 
 class Layered:
@@ -340,16 +339,3 @@ def test_the_driver_is_measured_by_the_devices_own_account(tmp_path: Path) -> No
     assert with_measured_drivers([CUDA0], "other", tmp_path) == (CUDA0,)
     shared = replace(plan, devices=(DeviceCap(JETSON, 5_000 * MB),))
     assert with_account(shared, [replace(JETSON, free_bytes=1)]) == shared
-
-
-def test_a_machine_that_is_not_here_is_planned_for_and_not_loaded_on(tmp_path: Path) -> None:
-    """The machines by name; an unknown one is refused with the names."""
-    assert machine_of("jetson-orin-nano-8gb").devices[0].unified
-    with pytest.raises(RequestError, match="rtx-4060-laptop"):
-        machine_of("cray-1")
-    there = RuntimeThere(Layered(), Machine(8_000 * MB, 0, (CUDA0,)))
-    assert there.devices(LoadOptions()) == (CUDA0,)
-    with pytest.raises(RuntimeUnavailableError, match="no device 'CUDA1'; it has CUDA0"):
-        there.devices(LoadOptions(device="CUDA1"))
-    with pytest.raises(RuntimeUnavailableError):
-        there.load(tmp_path, LoadOptions())

@@ -9,7 +9,6 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.api.base_memory import base_bytes
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.ladder import Setting
@@ -17,6 +16,8 @@ from edgedec.memory.planner import Cap, Planned, plan_settings, plan_within
 from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions
+from edgedec.scheduler.drafter_factories import drafter_factories, keeping_stores
+from edgedec_apps.base_memory import base_bytes
 
 MB = 1_000_000
 _KV = {"f16": 40_000, "q8_0": 22_500, "gear": 16_000, "q4_0": 12_500}  # bytes a token
@@ -76,7 +77,7 @@ def choice(tmp_path: Path) -> Choice:
     return Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=4096), Sized())
 
 
-WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"))
+WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"), stores=("suffix",))
 WISHES_KEPT = replace(WISHES, max_rows_pinned=True)
 
 
@@ -173,6 +174,16 @@ def test_below_the_weights_they_are_read_as_needed_with_drafting(choice: Choice)
         planned(choice, 120).plan.require()
 
 
+def test_stores_are_planned_for_the_drafters_that_declare_one(choice: Choice) -> None:
+    """Each drafter that keeps something between requests has its store in the plan; no other drafter has one."""
+    factories, _ = drafter_factories("suffix+common+recycling+trigram+stand+learned", with_model=False)
+    assert keeping_stores(factories) == ("suffix", "recycling", "trigram", "stand")
+    wishes = replace(WISHES, drafters=tuple(factories), stores=keeping_stores(factories), store_bytes=MB)
+    terms = {term.name: term.n_bytes for term in planned(choice, 2000, wishes).plan.terms}
+    assert terms["draft stores"] == 4 * MB
+    assert planned(choice, 2000, replace(wishes, drafters=("common",))).setting.n_stores == 0
+
+
 def test_a_runtime_that_needs_all_weights_refuses(tmp_path: Path) -> None:
     """Without reading as needed the smallest setting is the one without drafting; it says how much it is over."""
     choice = Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), NoStream())
@@ -185,7 +196,7 @@ def test_a_runtime_that_needs_all_weights_refuses(tmp_path: Path) -> None:
 
 def test_what_was_asked_for_by_name_is_not_given_up(choice: Choice) -> None:
     """A context and drafters that were named stay, whatever the cap."""
-    wishes = Setting(LoadOptions(max_rows=16, n_ctx=4096), ("suffix", "common"), pinned=True)
+    wishes = Setting(LoadOptions(max_rows=16, n_ctx=4096), ("suffix", "common"), pinned=True, stores=("suffix",))
     found = planned(choice, 700, wishes)
     assert (found.setting.options.n_ctx, found.setting.drafters) == (4096, ("suffix", "common"))
     assert found.setting.given_up == {"store": "draft stores cut to 2.0 MB"} or found.plan.fits
@@ -196,7 +207,7 @@ def test_the_kv_type_is_left_to_the_plan_only_where_it_is_auto(
     choice: Choice, n_mb: float, kv_type: str, n_ctx: int
 ) -> None:
     """ "auto" begins at f16 and takes q8_0 before the context is cut; f16 that was given stays."""
-    wishes = Setting(LoadOptions(max_rows=16, kv_type="auto"), ("suffix", "common"))
+    wishes = Setting(LoadOptions(max_rows=16, kv_type="auto"), ("suffix", "common"), stores=("suffix",))
     found = planned(choice, n_mb, wishes)
     assert (found.setting.options.kv_type, found.setting.options.n_ctx) == (kv_type, n_ctx)
     assert planned(choice, n_mb).setting.options.kv_type == "f16"
@@ -385,8 +396,8 @@ def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, mo
 
 def test_where_held_memory_is_not_told_the_most_that_was_held_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a sandbox without /proc: the plan's first term is the peak, not nothing."""
-    monkeypatch.setattr("edgedec.api.base_memory.resident_bytes", lambda: None)
-    monkeypatch.setattr("edgedec.api.base_memory.peak_resident_bytes", lambda: 70 * MB)
+    monkeypatch.setattr("edgedec_apps.base_memory.resident_bytes", lambda: None)
+    monkeypatch.setattr("edgedec_apps.base_memory.peak_resident_bytes", lambda: 70 * MB)
     assert base_bytes() == 70 * MB
 
 

@@ -18,9 +18,9 @@ def test_a_session_drafts_from_what_another_one_wrote(tiny_path: Path) -> None:
         paused = engine.stream("x" + TEXT, **GREEDY)
         for _ in range(35):
             next(paused)
-        store = engine._slot.drafting.store["suffix"]  # type: ignore[union-attr]
+        store = engine.pool.slots[0].drafting.store["suffix"]  # type: ignore[union-attr]
         found = engine.generate("x" + TEXT, **GREEDY)
-        assert all(slot.drafting is engine._slot.drafting for slot in engine._pool.slots)
+        assert all(slot.drafting is engine.pool.slots[0].drafting for slot in engine.pool.slots)
         assert len(store.outputs) == 2
         for _ in paused:
             pass
@@ -49,6 +49,6 @@ def test_texts_of_one_prompt_draft_from_each_other(tiny_path: Path) -> None:
     """In `samples`, a text that comes later in a step finds what an earlier one got: the same token, greedily."""
     with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft="suffix") as engine:
         texts = engine.samples("x" + TEXT, 3, **GREEDY)
-        store = engine._slot.drafting.store["suffix"]  # type: ignore[union-attr]
+        store = engine.pool.slots[0].drafting.store["suffix"]  # type: ignore[union-attr]
     assert len({text.token_ids for text in texts}) == 1
     assert [list(output) for output in store.outputs] == [list(text.token_ids) for text in texts]

@@ -17,8 +17,8 @@ from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.record import RECORD_FILE, record_text
 from edgedec.trained_heads.target import target_of
-from edgedec.trained_heads.target_rows import read_rows
 from edgedec_export.head_to_gguf import parse_types, write_head_gguf
+from edgedec_export.target_rows import read_rows
 
 KIND: dict[str, Any] = {"n_embd": 64, "n_embd_target": 64, "n_head": 4, "head_dim": 16, "taps": (1, 2, 3)}
 KIND |= {"n_vocab_target": 260}

@@ -111,7 +111,7 @@ def search(incomplete: str) -> list[str]:
 
 def machine(incomplete: str) -> list[str]:
     """Return the names of the machines that a memory plan can be made for."""
-    from edgedec.memory.machines import MACHINES
+    from edgedec_apps.cli.reports.machines import MACHINES
 
     return _fitting(incomplete, lambda: MACHINES)
 

@@ -7,11 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edgedec.api.base_memory import base_bytes
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_engine
 from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
-from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.api.request_options import require_rule
 from edgedec.draft import STORE_BYTES
 from edgedec.errors import EdgedecError, ModelFormatError, OptionError
@@ -20,6 +18,7 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED
+from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
 from edgedec_apps.cli.preset_options import loading, preset_of
 from edgedec_apps.cli.shown.log import show_log, warnings_of
@@ -67,6 +66,8 @@ def open_model(
     base = None if flags.memory is None else base_bytes()  # before the model's file is looked at
     with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
         if flags.prompt_cache is not None:
+            from edgedec.api.prompt_cache import require_prompt_cache
+
             require_prompt_cache(flags.prompt_cache)
         options = engine_options(flags, on_progress, cancel, n_texts=n_texts, grammars=grammars)
         application = application_of(flags, base, one_request=one_request)

@@ -17,7 +17,6 @@ from edgedec.draft_constants import GAIN
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.errors import RequestError
 from edgedec.layer_skip.choose import choose_layers, require_layer_skip
-from edgedec.layer_skip.judge import SKIPPED_ROWS, Judge
 from edgedec.layer_skip.layer_sets import (
     LayerBytes,
     TunedSet,
@@ -28,8 +27,6 @@ from edgedec.layer_skip.layer_sets import (
     layer_bytes,
     left_out,
 )
-from edgedec.layer_skip.score import Score
-from edgedec.layer_skip.search import Effort, Found, effort_for, search
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, LoadOptions, Model, Session
@@ -43,6 +40,9 @@ from edgedec_apps.cli.output_files import report, require_writable
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line
 from edgedec_apps.evaluation.evaluate import leading_tokens
+from edgedec_apps.evaluation.layer_judge import SKIPPED_ROWS, Judge
+from edgedec_apps.evaluation.layer_score import Score
+from edgedec_apps.evaluation.layer_search import Effort, Found, effort_for, search
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text

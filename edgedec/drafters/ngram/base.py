@@ -30,7 +30,7 @@ class NgramDrafter:
     """
 
     needs = DrafterNeeds(candidates=K)
-    shedding = Shedding(20, "the table of {name}")
+    shedding = Shedding(20, "the table of {name}", keeps_store=True)
 
     def __init__(self, context: DraftContext, name: str, rankings: Mapping[int, Ranking], least_rate: float) -> None:
         limit_bytes = store_limit(context.budget_bytes)

@@ -1,9 +1,9 @@
 """skip: the target without some of its half-layers drafts, in its own session.
 
 SWIFT (Xia et al. 2024, arXiv:2410.06161): attention and feed-forward blocks are left out independently, and a search
-finds which ones; nothing is trained. Here the search is made before (`edgedec tune-skip`, edgedec.layer_skip.search)
-and its result kept on the disk; without one, every fourth layer is left out. A chain goes on while one more token is
-likely enough to be worth a forward, where SWIFT stops below a top-1 probability of 0.8.
+finds which ones; nothing is trained. Here the search is made before (`edgedec tune-skip`) and its result kept on the
+disk; without one, every fourth layer is left out. A chain goes on while one more token is likely enough to be worth a
+forward, where SWIFT stops below a top-1 probability of 0.8.
 """
 
 from edgedec.draft import Draft, DraftContext, DrafterNeeds

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.drafters.suffix.sorted_match import sort_text
 from edgedec.errors import StorageError
 from edgedec.progress import CancelToken
 from edgedec.sorted_text import SortedText
@@ -83,6 +82,8 @@ def write_learned(learned: Learned, cancel: CancelToken | None = None) -> None:
         StorageError: The file can't be written.
         CancelledError: The token was cancelled.
     """
+    from edgedec.drafters.suffix.sorted_match import sort_text
+
     path = learned.file
     try:
         if not learned.sources:

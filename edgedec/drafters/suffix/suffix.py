@@ -75,7 +75,7 @@ class SuffixDrafter:
     """
 
     needs = DrafterNeeds()
-    shedding = Shedding(90, "the suffix drafter")
+    shedding = Shedding(90, "the suffix drafter", keeps_store=True)
 
     def __init__(self, context: DraftContext) -> None:
         self._lock = context.lock

@@ -14,7 +14,7 @@ from edgedec.storage.probe_cache import cache_folder
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.record import record_text
 from edgedec.trained_heads.target import target_of
-from edgedec.trained_heads.target_rows import output_name
+from edgedec_export.target_rows import output_name
 from edgedec_export.training import short_list
 from edgedec_export.training.head_folder import write_head
 from edgedec_export.training.lessons import LessonFile

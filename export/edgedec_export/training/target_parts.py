@@ -11,7 +11,7 @@ from edgedec.gguf.file import GGUF
 from edgedec.gguf.levels import dequantize
 from edgedec.trained_heads.card import HeadCard, Target
 from edgedec.trained_heads.target import default_taps
-from edgedec.trained_heads.target_rows import EMBEDDING, output_name
+from edgedec_export.target_rows import EMBEDDING, output_name
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.cpu.network import Network, read_network
 

@@ -19,12 +19,9 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard
 from edgedec.progress import Progress
 from edgedec.runtime_report import RuntimeReport
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.target import fit
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.cpu import kv_types, weights
-from edgedec_runtimes.cpu.draft_head.memory import head_facts, head_terms
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead, borrowed_rows, output_bytes, output_type
 from edgedec_runtimes.cpu.library import ARITHMETIC, KERNEL_ROWS, KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel
@@ -230,6 +227,9 @@ def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions) -> Cpu
     """Return the head that the options name, arranged for a native model; None where they name none."""
     if options.draft_head is None:
         return None
+    from edgedec.trained_heads.load import load_head
+    from edgedec.trained_heads.target import fit
+
     path = gguf.paths[0]
     fitted = fit(load_head(options.draft_head), gguf)
     head = CpuDraftHead(handle, fitted, partial(borrowed_rows, gguf), lambda: layer_bytes(path).total)
@@ -242,6 +242,8 @@ def _head_terms(gguf: GGUF, options: LoadOptions) -> Callable[[int], tuple[Memor
     """Return the terms of the draft head by the tokens of a session; they don't hold on to the header."""
     if options.draft_head is None:
         return lambda n_ctx: ()
+    from edgedec_runtimes.cpu.draft_head.memory import head_facts, head_terms
+
     facts = head_facts(options.draft_head)
     n_output = output_bytes(facts.card, output_type(gguf))
     return lambda n_ctx: head_terms(facts, n_output, n_ctx, options.n_parallel)

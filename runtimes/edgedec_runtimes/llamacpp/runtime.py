@@ -14,7 +14,6 @@ from edgedec.counted import counted
 from edgedec.defaults import default_n_ctx
 from edgedec.device import HOST, Device
 from edgedec.errors import EdgedecError
-from edgedec.gguf.consistency import require_consistent
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
 from edgedec.gguf.model_info import ModelInfo, describe, require_text_decoder
 from edgedec.gguf.model_kinds import is_embedder
@@ -50,6 +49,7 @@ from edgedec_runtimes.llamacpp.rpc.library import connect, rpc_note
 from edgedec_runtimes.llamacpp.rpc.patience import Patience
 from edgedec_runtimes.llamacpp.rpc.servers import rpc_devices
 from edgedec_runtimes.llamacpp.trial import complaint, repack_complaint
+from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles

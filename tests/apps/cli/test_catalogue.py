@@ -69,7 +69,7 @@ def test_the_list_names_another_runtime(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_does_not_fit_is_left_out(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the plan of a model that is here, and by the weights of one that is not."""
     monkeypatch.setenv("EDGEDEC_MODELS", str(model.parent))
-    monkeypatch.setattr("edgedec.api.base_memory.resident_bytes", lambda: 60_000_000)  # each command in a new process
+    monkeypatch.setattr("edgedec_apps.base_memory.resident_bytes", lambda: 60_000_000)  # each command in a new process
     fitting = pulled("--fits", "2GB")
     assert set(fitting) == {name for name, each in pulled().items() if each["least_memory_bytes"] <= 2_000_000_000}
     assert "qwen3-1.7b" in fitting

@@ -22,7 +22,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Don't count what other tests in this process have held; two commands find the same process, as in a shell."""
-    monkeypatch.setattr("edgedec.api.base_memory.resident_bytes", lambda: 60 * MB)
+    monkeypatch.setattr("edgedec_apps.base_memory.resident_bytes", lambda: 60 * MB)
     monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: 0)
 
 

@@ -56,7 +56,7 @@ def test_other_words_for_huge_pages_are_refused(own_models: Path) -> None:
 def test_info_has_the_memory_of_the_plan(own_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each context, and with a short text, info says to the byte what `edgedec plan` says."""
     monkeypatch.delenv("EDGEDEC_RUNTIME")
-    monkeypatch.setattr("edgedec.api.base_memory.resident_bytes", lambda: 60_000_000)  # each command in a new process
+    monkeypatch.setattr("edgedec_apps.base_memory.resident_bytes", lambda: 60_000_000)  # each command in a new process
     told = json.loads(run_here("info", "tiny", "--json").out)
     assert list(told["memory_bytes"]) == ["512", "2048"]
     for n_ctx, n_bytes in told["memory_bytes"].items():

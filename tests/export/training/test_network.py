@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from support.reference_head import ReferenceHead
 
 from edgedec.trained_heads.card import HeadCard
 from edgedec.trained_heads.head import Head, HeadTensor
-from edgedec.trained_heads.reference import ReferenceHead
 from edgedec_export.training.target_parts import TargetParts, card_of
 
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")

@@ -65,7 +65,7 @@ def test_the_text_is_the_one_without(
     ) as there:
         plain = [there.generate(PROMPT, draft=False, **request).token_ids for request in (GREEDY, SAMPLED)]
         drafted = [there.generate(PROMPT, **request) for request in (GREEDY, SAMPLED)]
-        drafting = there._slot.drafting
+        drafting = there.pool.slots[0].drafting
         terms = there.plan.terms
     assert plain == [found.token_ids for found in drafted] == expected
     assert drafting is not None

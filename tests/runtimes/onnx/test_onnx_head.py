@@ -25,7 +25,7 @@ from edgedec.loading.draft_head import HEADS
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.trained_heads.record import RECORD_FILE, record_text
 from edgedec.trained_heads.target import target_of
-from edgedec.trained_heads.target_rows import read_rows
+from edgedec_export.target_rows import read_rows
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx.exported import read_export
 from edgedec_runtimes.onnx.graph_parts import read_parts

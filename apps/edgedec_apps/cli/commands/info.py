@@ -27,9 +27,9 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
 
     Only the file's header is read (of a draft head, all), and downloaded where the model is not on this machine.
     """
-    from edgedec.api.base_memory import base_bytes
     from edgedec.memory.planner import Cap
     from edgedec.trained_heads.load import is_head_path
+    from edgedec_apps.base_memory import base_bytes
     from edgedec_apps.cli.reports.head_report import head_document, head_facts
     from edgedec_apps.cli.reports.model_report import model_document
     from edgedec_models.catalogue import load_catalogue

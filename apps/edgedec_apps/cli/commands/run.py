@@ -101,7 +101,6 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
         CutTextError: The text was cut before its grammar allowed an end; it is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
-    from edgedec_apps.cli.choice import n_texts_of, way_of
     from edgedec_apps.cli.grammar_options import grammar_options
     from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
 
@@ -110,12 +109,16 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
     if not job.raw and not prompt.strip():
         raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
     require_writable(job.output.json_out)
-    way = way_of(job.choice)
+    way, n_texts = None, 1
+    if job.choice != ChoiceFlags():
+        from edgedec_apps.cli.choice import n_texts_of, way_of
+
+        way = way_of(job.choice)
+        n_texts = n_texts_of(way, job.choice)
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
 
     def work(cancel: CancelToken) -> "tuple[Written, Held, str, bool]":
-        n_texts = n_texts_of(way, job.choice)
         with open_model(
             job.model, job.load, job.output, cancel, one_request=True, n_texts=n_texts, grammars=bool(grammar)
         ) as engine:
@@ -123,7 +126,7 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
             progress = ProgressLine(quiet=job.output.quiet)
             with progress as on_progress:
                 started = options | {"cancel": cancel, "on_progress": on_progress}
-                found = _written(engine, job, _prompt(engine, job, prompt), way, started, progress)
+                found = _written(engine, job, _prompt(engine, job, prompt), way, n_texts, started, progress)
             store_prompt_cache(engine, job.load.prompt_cache)
             return found, held_by(engine), sampling_line(engine, options), cancel.cancelled
 
@@ -147,16 +150,15 @@ def _written(
     job: RunJob,
     prompt: "str | list[Message]",
     way: "BestOf | SearchBy | None",
+    n: int,
     options: dict[str, Any],
     progress: ProgressLine,
 ) -> "Written":
     """Generate and print the text, or the texts; several are printed one after another when all are written.
 
-    Where a text is chosen or searched for, that one is printed, and the choice is returned.
+    Where a text is chosen or searched for, that one is printed, and the choice is returned; else `n` texts are written.
     """
-    from edgedec_apps.cli.choice import count_of
-
-    n_most, n = options.get("max_tokens"), count_of(job.choice)
+    n_most = options.get("max_tokens")
     show = None if job.output.as_json else PlainText()
     if way is not None:
         with telling_of_losses(quiet=job.output.quiet, before=progress.stop):
@@ -195,20 +197,22 @@ def _prompt(engine: "Engine", job: RunJob, prompt: str) -> "str | list[Message]"
 
 
 def _report(found: "Written", held: Held, model: str, output: OutputFlags, sampled: str) -> None:
-    from edgedec_apps.cli.choice import choice_document, say_choice
-
     texts = found if isinstance(found, tuple) else found.texts
     if not output.quiet:
         shown = texts if isinstance(found, tuple) else (found.generation,)
         for number, text in enumerate(shown, 1):
             say_summary(text, output.detail, [sampled, held_line(held)] if number == len(shown) else [])
         if not isinstance(found, tuple):
+            from edgedec_apps.cli.choice import say_choice
+
             say_choice(found, others=output.detail != "none" or output.verbose)
     if not output.as_json and output.json_out is None:
         return
     documents = [_document(text, model) for text in texts]
     document = documents[0] if len(texts) == 1 else {"model": model, "texts": documents}
     if not isinstance(found, tuple):
+        from edgedec_apps.cli.choice import choice_document
+
         document = documents[found.place] | {"choice": choice_document(found), "texts": documents}
     document |= {"memory": held_document(held)}
     if output.as_json:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgedec.api.base_memory import base_bytes
 from edgedec.api.options import EngineOptions
 from edgedec.api.wishes import engine_wishes, find_model
 from edgedec.counted import counted
@@ -13,14 +12,15 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import context_note
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.machines import RuntimeThere, machine_of
 from edgedec.memory.planner import Cap, Planned, best_of, plan_settings, with_peak
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
 from edgedec.progress import CancelToken, stage
+from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.opening import application_of, engine_options, room_bytes_of, serves_grammars
 from edgedec_apps.cli.options import LoadFlags
+from edgedec_apps.cli.reports.machines import RuntimeThere, machine_of
 from edgedec_apps.cli.reports.memory_report import plan_document, planned_range
 from edgedec_apps.cli.reports.plan_plot import write_plot
 from edgedec_apps.cli.reports.stand_ins import stand_ins

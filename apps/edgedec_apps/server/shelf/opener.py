@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 
-from edgedec.api.base_memory import base_bytes
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_choice
 from edgedec.api.options import Application, EngineOptions
@@ -22,6 +21,7 @@ from edgedec.memory.planner import REQUESTS, RESERVE, Cap, plan_wishes, plan_wit
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes
 from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken, OnProgress
+from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.fit_first import require_fit
 from edgedec_apps.server.shelf.account import Account, planning_need
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe

@@ -7,7 +7,6 @@ from edgedec_runtimes.cpu.network import Network
 
 DEFAULT_LAYERS = 4
 _WIDTHS = 32  # a width is a multiple of this, so that rows are whole blocks of Q4_0 and Q8_0
-_BIASED = frozenset({"llama", "qwen2"})
 
 
 @dataclass(frozen=True, slots=True)

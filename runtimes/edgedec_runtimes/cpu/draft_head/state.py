@@ -17,7 +17,7 @@ from edgedec.errors import ModelFormatError, SessionError, argument
 from edgedec.head_state import ChainRules, DraftedChain
 from edgedec.logit_ops import LogitOps
 from edgedec.memory_plan import format_bytes
-from edgedec.trained_heads.acceptance import accepts_too_little
+from edgedec_runtimes.cpu.draft_head.acceptance import accepts_too_little
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.library import NOT_FINITE, Drafted, DraftItem, DraftRules, address, check, native
 

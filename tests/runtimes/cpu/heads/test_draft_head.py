@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.random_blocks import random_blocks
+from support.reference_head import ReferenceHead
 from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
@@ -26,7 +27,6 @@ from edgedec.model import LoadOptions, Model, Session
 from edgedec.sessions.sliding_window import SlidingSession
 from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.reference import ReferenceHead
 from edgedec.trained_heads.target import fit
 from edgedec_export.block_types import quantize_q4_0
 from edgedec_runtimes.cpu.draft_head.check import require_runnable

@@ -22,7 +22,7 @@ from edgedec.logit_ops import NUMPY_ROW_OPS
 from edgedec.model import LoadOptions
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit
-from edgedec.trained_heads.target_rows import embedding_rows
+from edgedec_export.target_rows import embedding_rows
 from edgedec_runtimes.cpu.draft_head.beside import Borrowed, HeadBeside, TextBeside
 from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows
 from edgedec_runtimes.cpu.runtime import Cpu

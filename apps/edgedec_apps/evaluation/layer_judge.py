@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.layer_skip.score import Score, ScoreSums, Top
 from edgedec.model import Forward, ForwardItem, LayerSet, Session
+from edgedec_apps.evaluation.layer_score import Score, ScoreSums, Top
 
 SKIPPED_ROWS = 8
 """Rows at a window's start that are not compared, as they have next to no context."""

@@ -13,7 +13,6 @@ from support.draft_models import TEXT
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 from edgedec.errors import CancelledError, CapabilityError, RequestError, SessionError, StorageError
-from edgedec.layer_skip.judge import Judge
 from edgedec.layer_skip.layer_sets import (
     LayerBytes,
     TunedSet,
@@ -25,8 +24,9 @@ from edgedec.layer_skip.layer_sets import (
     tuned_set,
     without,
 )
-from edgedec.layer_skip.search import Effort, effort_for, search
 from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, LoadOptions, Model, Session
+from edgedec_apps.evaluation.layer_judge import Judge
+from edgedec_apps.evaluation.layer_search import Effort, effort_for, search
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_LAYER = 5

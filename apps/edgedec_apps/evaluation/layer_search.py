@@ -12,10 +12,10 @@ the same set again.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from edgedec.layer_skip.judge import Judge, Trace
 from edgedec.layer_skip.layer_sets import Half, LayerBytes, without
-from edgedec.layer_skip.score import Score
 from edgedec.model import LayerSet
+from edgedec_apps.evaluation.layer_judge import Judge, Trace
+from edgedec_apps.evaluation.layer_score import Score
 
 _FIRST_ROWS = 28  # rows of each window that half-layers are scored on alone
 _LEAST_WORTH = 0.005  # share of a token's bytes: a half-layer that saves less is not looked at

@@ -14,11 +14,11 @@ from support.tiny_models import tiny_llama
 from support.tiny_quantized import ARCHITECTURES, write_tiny
 
 from edgedec.errors import ModelFormatError
-from edgedec.gguf.consistency import require_consistent
 from edgedec.gguf.file import GGUF, GGUFArray, TensorInfo, ValueType, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model import LoadOptions
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
+from edgedec_runtimes.shared.consistency import require_consistent
 
 TOKENS = "tokenizer.ggml.tokens"
 
