@@ -11,9 +11,9 @@ _INTRODUCTION = """# Plans for boards
 
 What `edgedec plan` says for a board, written on x86-64 by
 `python benchmarks/memory/board_plans.py > docs/boards.md`; nothing was loaded on that machine. `--machine` assumes what
-the system and the driver hold (`apps/edgedec_apps/cli/reports/machines.py`); other boards: `edgedec plan MODEL --machine NAME`. Tiles
-may have other sizes on Arm. [memory.md](memory.md#memory-by-device) explains the terms. A Jetson's GPU shares the
-board's memory, so there is one column.
+the system and the driver hold (`apps/edgedec_apps/cli/reports/machines.py`); other boards: `edgedec plan MODEL
+--machine NAME`. Tiles may have other sizes on Arm. [memory.md](memory.md#memory-by-device) explains the terms. A
+Jetson's GPU shares the board's memory, so there is one column.
 """
 
 
