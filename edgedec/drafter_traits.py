@@ -52,6 +52,21 @@ class Declaring(Protocol):
         """What the scheduler should know, when the drafter was made."""
 
 
+@runtime_checkable
+class Following(Protocol):
+    """A drafter whose model reads each text along with the target, which takes time also where it is not asked.
+
+    Attributes:
+        followed_s: Seconds that reading has taken since begin(), drafts not included.
+    """
+
+    @property
+    def followed_s(self) -> float: ...
+
+    def idle(self) -> None:
+        """Stop reading the text; the drafter is not asked before the next text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shedding:
     """What a drafter loses where memory runs short: its place, and all that it keeps.

@@ -222,6 +222,8 @@ def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
     policy, session, n_past = decoder.policy, decoder.session, text.n_cached
     if policy is None:
         return EMPTY_DRAFT
+    if policy.rests and decoder.forced is None:
+        return policy.rest()
     room = min(session.room(n_past + 1), session.model.capabilities.max_rows - 1)
     if decoder.forward_rows is not None:
         room = min(room, decoder.forward_rows - 1)

@@ -18,6 +18,7 @@ from edgedec.decoding.text_run import TextRun, generation_of
 from edgedec.errors import EdgedecError, MemoryCapError, RequestError, argument
 from edgedec.model import Forward
 from edgedec.progress import OnProgress
+from edgedec.scheduler.drafter_set import begin_prompt
 from edgedec.scheduler.shared_cost_curve import curve_of_fork
 from edgedec.sequence import Generation, Request, SampleOutput, TextState, TokenOutput
 from edgedec.sessions.forks import ForkedSession, SessionForks, require_forks
@@ -84,6 +85,8 @@ class TextBatch(TextLoop):
         prompt = TextState(request, list(request.prompt_ids))
         reuse_prefix(slot, prompt)
         n_reused, n_read = prompt.n_cached, len(request.prompt_ids) - 1
+        if slot.drafting is not None and request.draft:
+            begin_prompt(slot.drafting, slot.session, greedy=request.sampling.greedy)
         if n_reused < n_read:
             try:
                 with slot.session.generating(n_read):

@@ -116,6 +116,7 @@ class ActiveDrafters:
         for active in self.all:
             with suppress(Exception):  # a drafter never ends the text
                 active.catch_up()
+                active.count_following(self._options.greedy)
             close_drafter(active.drafter)
 
 

@@ -180,7 +180,7 @@ def _may_try(active: ActiveDrafter, step_s: float, n_texts: int) -> bool:
     record = active.record
     if active.trials == 0:
         price = max(TRIAL_STEPS * step_s + record.read_s * (active.missed or 0), record.trial_s)
-        if not record.may_lose(price, active.share, n_texts):
+        if not record.may_lose(price, active.share(n_texts), n_texts):
             return False
         active.trials, record.trial_s = TRIAL_STEPS, 0.0
     active.trials -= 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf, sqrt
 
 from edgedec.cost_curve import Budget, Cost
 from edgedec.counted import counted
@@ -12,11 +13,12 @@ from edgedec.draft_constants import (
     KEPT_OF_TRIALS,
     LOOKED_UP_SHARE,
     MOST_P,
+    ODD,
     PRIOR,
     TRIAL_SHARE,
     TRIAL_STEPS,
 )
-from edgedec.drafter_traits import DraftCost, DrafterTraits
+from edgedec.drafter_traits import DraftCost, DrafterTraits, Following
 from edgedec.scheduler.acceptance import Calibration
 from edgedec.scheduler.estimator import DraftSeconds, Worth
 
@@ -94,6 +96,14 @@ class DrafterRecord:
         trials.lost_s = max(trials.lost_s, share * trials.total_s - TRIAL_STEPS * wanted_s)
         return 0.0 if self.n_granted else max(0.0, -trials.left_s(share, -wanted_s) / share)
 
+    def goes_without(self, greedy: bool) -> bool:
+        """Tell whether a drafter that follows texts leaves the next one alone.
+
+        It does where its drafts did not pay lately, and its trials, to which following belongs, have lost their share.
+        """
+        worth = self.worth[greedy]
+        return worth is not None and not worth.paid and self.trials.left_s(TRIAL_SHARE) < 0
+
     def observe(self, n_right: int, depth: int, *, greedy: bool, is_trial: bool) -> None:
         """Take a draft that was right `n_right` tokens deep, where `depth` tokens were compared with the text."""
         kept = KEPT_OF_TRIALS if is_trial else KEPT
@@ -126,6 +136,7 @@ class ActiveDrafter:
         taught_s: Mean seconds that teaching it takes.
         rests: Whether it was not asked before this step.
         called: Whether a costly drafter was asked before this step.
+        idles: Whether it leaves this text alone, as following the text would cost more than its drafts bring.
         n_own: Nodes of the step's draft that it proposed, and no other drafter before it.
         unlearned: Tokens of the steps in which it rested, which it learns when it is asked again.
         hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
@@ -152,6 +163,7 @@ class ActiveDrafter:
     taught_s: float = 0.0
     rests: bool = True
     called: bool = False
+    idles: bool = False
     n_own: int = 0
     unlearned: list[int] = field(default_factory=list)
 
@@ -174,20 +186,39 @@ class ActiveDrafter:
             n_texts: Texts that share the forward.
             among_others: Whether other drafters proposed nodes that are worth verifying.
         """
-        self.tries = not worth.pays(token_s, among_others=among_others)
-        return not self.tries or self.record.may_lose(worth.price_s, self.share, n_texts)
+        if self.idles:
+            return False
+        worth.paid = worth.pays(token_s, among_others=among_others)
+        self.tries = not worth.paid
+        return not self.tries or self.record.may_lose(worth.price_s, self.share(n_texts), n_texts)
 
-    @property
-    def share(self) -> float:
-        """Share of the time that its trials may lose."""
-        return TRIAL_SHARE if self.costly else LOOKED_UP_SHARE
+    def share(self, n_texts: int) -> float:
+        """Return the share of the time that its trials may lose, which so many texts try in the same step.
+
+        A trial of n texts tells as much as n trials of one text, so less time is spent on trials.
+        """
+        return (TRIAL_SHARE if self.costly else LOOKED_UP_SHARE) / sqrt(n_texts)
 
     def wait_s(self, greedy: bool, token_s: float, n_texts: int) -> float:
         """Return the seconds before the drafter may be asked, where no other one proposes anything; 0 for now."""
         worth = self.record.worth[greedy]
+        if self.idles:
+            return inf
         if worth is None or (self.costly and not self.in_place) or self.drafter.needs.of_each_step:
             return 0.0  # what it needs comes with each step
-        return 0.0 if worth.pays(token_s) else self.record.wait_s(worth.price_s, self.share, n_texts)
+        return 0.0 if worth.pays(token_s) else self.record.wait_s(worth.price_s, self.share(n_texts), n_texts)
+
+    def idle_if_dear(self, greedy: bool) -> None:
+        """Leave the text alone where the record says so."""
+        if isinstance(self.drafter, Following) and self.record.goes_without(greedy):
+            self.drafter.idle()
+            self.idles = True
+
+    def count_following(self, greedy: bool) -> None:
+        """Count at a text's end what following it took as lost, where drafts did not pay."""
+        worth = self.record.worth[greedy]
+        if isinstance(self.drafter, Following) and not self.idles and worth is not None and not worth.paid:
+            self.record.trials.lost_s += self.drafter.followed_s
 
     def catch_up(self) -> None:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
@@ -197,8 +228,9 @@ class ActiveDrafter:
 
     def judge(self, worth: Worth, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
         """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""
-        if self.tries:
-            self.record.trials.lost_s += max(0.0, worth.believed(seconds) - gain * token_s)
+        if self.tries:  # a prompt that was read first is no price, but lost time it is
+            spent_s = max(worth.believed(seconds), min(seconds, ODD * token_s))
+            self.record.trials.lost_s += max(0.0, spent_s - gain * token_s)
         worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
 
     def corrected_p(self, greedy: bool) -> list[float]:

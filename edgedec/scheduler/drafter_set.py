@@ -21,7 +21,7 @@ from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
 from edgedec.scheduler.active_drafters import close_drafter, note_failure, note_late
-from edgedec.scheduler.drafter_factories import SKIP, drafter_factory, promised_gain
+from edgedec.scheduler.drafter_factories import HEAD, SKIP, drafter_factory, promised_gain
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
@@ -213,8 +213,22 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
         if (opened := _open(name, factory, own, sequence, left)) is not None:
             drafter, held = opened
             left = None if left is None else left - held
-            drafters.append(_active(name, drafter, record, context.curve))
+            active = _active(name, drafter, record, context.curve)
+            if not drafting.always and context.recorder is None:
+                active.idle_if_dear(context.sampling.greedy)
+            drafters.append(active)
     return drafters
+
+
+def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:
+    """Have a draft head read the prompt of several texts that the session reads, unless these texts go without it."""
+    head, record = session.draft_head, drafting.records.get(HEAD)
+    if head is None or head.gone or HEAD not in drafting.factories or HEAD in drafting.off:
+        return
+    if record is not None and not drafting.always and record.goes_without(greedy):
+        head.rest()
+    else:
+        head.follow()
 
 
 def _open(

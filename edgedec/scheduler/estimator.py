@@ -32,6 +32,10 @@ high, and CAUTION where the gain comes later or the text has lost time already.
 | the nodes of one text, at k = 1 | `Policy` | LOSS_SHARE | CAUTION plain steps; then k = CAUTION |
 | a plain step among d drafts in a row | `RowTrials` | TRIAL_SHARE | it loses rate w - 1 of d steps |
 
+Where n texts share the forward, all of them try a drafter in the same step, and its share is divided by the root of n.
+What a drafter takes in each step, asked or not, as a head that reads the text along with the target, is lost as well
+while its drafts do not pay; once that share is spent, the head leaves whole texts alone.
+
 A drafter rests for as long as its budget needs to grow: (lost + c - b t) / b seconds. If all of them rest, no step is
 looked at in the meantime. To measure which rows are exact waits until drafts have promised as much as it takes, which
 is at most twice the best possible (renting skis until they would have been paid for).
@@ -104,11 +108,13 @@ class Worth:
         price_s: Seconds that a draft takes.
         gains: The mean tokens that a draft is worth, [nothing else to verify, other nodes to verify].
         n_drafts: How many drafts each mean comes from.
+        paid: Whether the next draft was expected to pay when that was last asked.
     """
 
     price_s: float
     gains: list[float] = field(default_factory=lambda: [0.0, 0.0])
     n_drafts: list[int] = field(default_factory=lambda: [0, 0])
+    paid: bool = True
 
     def pays(self, token_s: float, *, among_others: bool = False) -> bool:
         """Tell whether the next draft is expected to be worth its price, where a token is worth `token_s` seconds.

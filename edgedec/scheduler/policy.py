@@ -92,11 +92,8 @@ class Policy:
 
         `room` is the most nodes that the session and the text have room for. A drafter that fails is dropped.
         """
-        if self._n_skipped < self._n_skips:
-            self._n_skipped += 1
-            self._log.count_rest()
-            self.skips = True
-            return EMPTY_DRAFT
+        if self.rests:
+            return self.rest()
         known_s, self._trials.trial, self._curve.latest_s = self._curve.latest_s, None, None
         self.skips = False
         n_max = min(room, self._options.n_max)
@@ -126,9 +123,11 @@ class Policy:
         if tree.tokens:  # most steps of a text that does not repeat itself have no proposal
             paths = tree.paths()
             nodes, rate = choose_nodes(tree, paths, self._asked(cost), n_max, spent_s, self._curve, self._options)
+        begun = perf_counter()
         for active in drafters.all:
             if active.costly and not plain:
                 paths, nodes, rate = self._ask_costly(stats, active, tree, (paths, nodes, rate), cost, n_max, room)
+        costly_s = perf_counter() - begun
         if self._recorder is not None:
             self._recorder.end(tree, paths, perf_counter() - started)
             nodes = []
@@ -138,6 +137,10 @@ class Policy:
             plain = plain or self._trials.plain_is_due(rate * plain_s)
             if not plain and len(paths) > len(nodes) and self._curve.seconds(1, n_past) is not None:
                 nodes = self._trials.more_nodes(tree, paths, cost, n_max, (nodes, rate))
+        asked = [active for active in drafters.all if not (active.costly or active.rests)]
+        beside_s = perf_counter() - started - sum(active.ask_s for active in asked) - costly_s
+        for active in asked:
+            active.ask_s += beside_s / len(asked)  # to merge and choose is a part of their price
         self._log.count(paths, len(nodes), cost)
         if plain and drafters.drawn is None:
             nodes = []
@@ -146,6 +149,18 @@ class Policy:
         self._log.spent_s += perf_counter() - started
         self._count_step(len(nodes), forward_s)
         return self._draft(tree, nodes) if nodes else EMPTY_DRAFT
+
+    @property
+    def rests(self) -> bool:
+        """Whether the next step is one of many in which no drafter can be due."""
+        return self._n_skipped < self._n_skips
+
+    def rest(self) -> Draft:
+        """Count such a step, and return no draft."""
+        self._n_skipped += 1
+        self._log.count_rest()
+        self.skips = True
+        return EMPTY_DRAFT
 
     def _rest(self, step_s: float) -> bool:
         """Tell whether no drafter is due, where a plain step takes `step_s` seconds (0: not known), and count that.
@@ -181,7 +196,7 @@ class Policy:
     @property
     def will_call(self) -> bool:
         """Whether a model is likely to be called for the next draft: a head that is due, or what was called last."""
-        if self._n_skipped < self._n_skips:
+        if self.rests:
             return False
         step_s = self._curve.latest_s or self._plain_s
         models = [active for active in self.drafters.all if active.cost in (DraftCost.CALLS, DraftCost.MODEL)]

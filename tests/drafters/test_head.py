@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Evaluated, Generation, Request
 from edgedec.stats import DecodeStats
@@ -227,6 +229,29 @@ def test_texts_are_plain_decodings(
                 assert draft == "off" or verified(made)
                 assert draft == "off" or any("read the text" in line for line in made.stats.explanation)
     assert texts[:2] == texts[2:]
+
+
+def test_texts_that_a_head_leaves_alone_are_plain_decodings(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One text and several of one prompt are the same, whether the head follows every text, none or every second."""
+    keywords: dict[str, Any] = {"runtime": "cpu", "offline": True, "n_ctx": 128, "draft_head": files[1]}
+    monkeypatch.setattr("edgedec.api.open_drafters.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
+    found = []
+    for draft, idles in (("off", ()), ("auto", (False,)), ("auto", (True,)), ("auto", (False, True, True))):
+        turns = cycle(idles or (False,))
+        monkeypatch.setattr(DrafterRecord, "goes_without", lambda record, greedy, turns=turns: next(turns))
+        with edgedec.load(files[0], draft=draft, **keywords) as engine:
+            texts = [
+                *(
+                    engine.generate(PROMPT, max_tokens=40, temperature=1.0, seed=seed, ignore_end=True)
+                    for seed in (4, 5)
+                ),
+                *engine.samples(PROMPT, 3, max_tokens=40, temperature=1.0, seed=6, ignore_end=True),
+                engine.generate(PROMPT, max_tokens=40, temperature=0.0, ignore_end=True),
+            ]
+        found.append([text.token_ids for text in texts])
+    assert found[1:] == found[:1] * 3
 
 
 def test_requests_at_the_same_time_draft_each_for_itself(files: tuple[Path, Path]) -> None:

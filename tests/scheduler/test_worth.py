@@ -160,6 +160,53 @@ def test_all_texts_of_a_forward_try_a_drafter_in_the_same_step(clock: Clock) -> 
     assert n_together > 0
 
 
+class Reader(Timed):
+    """A drafter that reads each text along, asked or not."""
+
+    followed_s = 0.030
+    idled = False
+
+    def idle(self) -> None:
+        """Note that it was told to read no more."""
+        self.idled = True
+
+
+def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clock: Clock) -> None:
+    """What it reads is lost as its trials are; once they have lost their share, whole texts go without it."""
+    record = DrafterRecord(level_s=0.002)
+
+    def opened() -> tuple[ActiveDrafter, Reader]:
+        reader = Reader(TEXT, 0.5, clock=clock)
+        active = ActiveDrafter("reader", reader, record, DraftCost.CALLS)
+        active.idle_if_dear(greedy=False)
+        return active, reader
+
+    first, _ = opened()
+    assert not first.idles  # nothing is known of it yet
+    worth = record.worth_of(False, 0.002)
+    for _ in range(20):
+        worth.note(0.0, 0.002, is_trial=True)
+    assert not first.is_due(worth, STEP_S, 1) or first.tries
+    first.count_following(greedy=False)
+    assert record.trials.lost_s >= 0.030
+    second, reader = opened()
+    assert second.idles
+    assert reader.idled
+    assert not second.is_due(worth, STEP_S, 1)
+    assert second.wait_s(False, STEP_S, 1) == float("inf")
+    lost_s = record.trials.lost_s
+    second.count_following(greedy=False)
+    assert record.trials.lost_s == lost_s
+    record.trials.total_s = lost_s / 0.009  # time has passed: 1 % of it may be lost
+    assert not opened()[0].idles
+
+
+def test_texts_that_share_a_forward_spend_less_of_it_on_trials() -> None:
+    """Nine texts that try a drafter in one step learn nine times as much, and may lose a third of the share."""
+    active = ActiveDrafter("one", Oracle(TEXT, 0.5), DrafterRecord())
+    assert active.share(9) == pytest.approx(active.share(1) / 3)
+
+
 def test_a_token_is_worth_less_where_more_texts_wait() -> None:
     """The same gain and the same price pay for one text, and not where eight share a step."""
     worth = Worth(0.002)

@@ -283,10 +283,18 @@ class HeadDrafter:
             self.state.rest()
             raise DrafterRestsError(self._tally.why)
 
+    @property
+    def followed_s(self) -> float:
+        """Seconds that the head has read the text, drafts not included."""
+        return self.state.read_s - self._begun_s
+
+    def idle(self) -> None:
+        """Stop reading the text; see edgedec.drafter_traits.Following."""
+        self.state.rest()
+
     def summary(self) -> str:
         """Return the head's name, its bytes and the time that it took to read the text, for a person."""
-        read_s = self.state.read_s - self._begun_s
-        return f"{self.state.summary}, which took {1000 * read_s:.1f} ms to read the text,"
+        return f"{self.state.summary}, which took {1000 * self.followed_s:.1f} ms to read the text,"
 
     def memory_bytes(self) -> int:
         """Return the bytes of the text's tokens and of a row of logits; the head has terms in the memory plan."""
