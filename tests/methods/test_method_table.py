@@ -62,7 +62,8 @@ def row(path: Path) -> str:
     found = fields(text)
     assert tuple(found) == FIELDS, f"{path}: the fields are {', '.join(found)}; they must be {', '.join(FIELDS)}"
     assert found["Status"] in ("study", "opt-in"), f"{path}: the status must be study or opt-in"
-    cells = [f"[{system}](../methods/edgedec_methods/{path.relative_to(PACKAGE).as_posix()})", *(found[name] for name in FIELDS)]
+    link = f"[{system}](../methods/edgedec_methods/{path.relative_to(PACKAGE).as_posix()})"
+    cells = [link, *(found[name] for name in FIELDS)]
     assert "|" not in "".join(cells), f"{path}: a cell of a table has no |"
     return f"| {' | '.join(cells)} |\n"
 
