@@ -50,9 +50,9 @@ mkdir -p "$root/var/lib/edgedec/models"
 cp "$models"/smollm2-135m.gguf* "$root/var/lib/edgedec/models/"
 
 step "edgedec doctor"
-in_root edgedec doctor 2>/dev/null | tee "$work/doctor.txt" | grep -E "^python|^  (cpu|llamacpp|onnx) "
+in_root edgedec doctor --all 2>/dev/null | tee "$work/doctor.txt" | grep -E "^python|^  (cpu|llamacpp|onnx) "
 grep -q "instruction sets: i8mm, neon, portable" "$work/doctor.txt"
-in_root QEMU_CPU=cortex-a72 edgedec doctor 2>/dev/null | grep -q "instruction sets: portable"
+in_root QEMU_CPU=cortex-a72 edgedec doctor --all 2>/dev/null | grep -q "instruction sets: portable"
 echo "a Cortex-A72 (Raspberry Pi 4) has no dot products: the portable kernels"
 
 step "edgedec plan"
