@@ -221,7 +221,7 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
 
 
 def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:
-    """Have a draft head read the prompt of several texts that the session reads, unless these texts go without it."""
+    """Let the draft head follow the prompt that several texts have in common, or rest where it leaves them alone."""
     head, record = session.draft_head, drafting.records.get(HEAD)
     if head is None or head.gone or HEAD not in drafting.factories or HEAD in drafting.off:
         return

@@ -100,7 +100,7 @@ class Policy:
         drafters, always = self.drafters, self._options.always
         if not drafters.all or n_max < 1:
             return EMPTY_DRAFT
-        if self._rest(known_s or self._plain_s):
+        if self._begin_rest(known_s or self._plain_s):
             return EMPTY_DRAFT
         started = perf_counter()
         cost = self._curve.cost(n_past)
@@ -137,10 +137,7 @@ class Policy:
             plain = plain or self._trials.plain_is_due(rate * plain_s)
             if not plain and len(paths) > len(nodes) and self._curve.seconds(1, n_past) is not None:
                 nodes = self._trials.more_nodes(tree, paths, cost, n_max, (nodes, rate))
-        asked = [active for active in drafters.all if not (active.costly or active.rests)]
-        beside_s = perf_counter() - started - sum(active.ask_s for active in asked) - costly_s
-        for active in asked:
-            active.ask_s += beside_s / len(asked)  # to merge and choose is a part of their price
+        self._price_choice(perf_counter() - started - costly_s)
         self._log.count(paths, len(nodes), cost)
         if plain and drafters.drawn is None:
             nodes = []
@@ -150,19 +147,29 @@ class Policy:
         self._count_step(len(nodes), forward_s)
         return self._draft(tree, nodes) if nodes else EMPTY_DRAFT
 
+    def _price_choice(self, seconds: float) -> None:
+        """Add what a step took beside its drafters to the price of those that looked tokens up.
+
+        Their drafts were merged and chosen among in that time; `seconds` includes the seconds that they were asked.
+        """
+        asked = [active for active in self.drafters.all if not (active.costly or active.rests)]
+        beside_s = seconds - sum(active.ask_s for active in asked)
+        for active in asked:
+            active.ask_s += beside_s / len(asked)
+
     @property
     def rests(self) -> bool:
         """Whether the next step is one of many in which no drafter can be due."""
         return self._n_skipped < self._n_skips
 
     def rest(self) -> Draft:
-        """Count such a step, and return no draft."""
+        """Count a step before which no drafter can be due, and return no draft."""
         self._n_skipped += 1
         self._log.count_rest()
         self.skips = True
         return EMPTY_DRAFT
 
-    def _rest(self, step_s: float) -> bool:
+    def _begin_rest(self, step_s: float) -> bool:
         """Tell whether no drafter is due, where a plain step takes `step_s` seconds (0: not known), and count that.
 
         On a small model, or with many texts, it would take longer to look more closely than drafts could save.
