@@ -34,7 +34,6 @@ ROOMS = (
     "decoding",
     "choosing",
     "api",
-    "conformance",
 )
 
 pytestmark = pytest.mark.skipif(not (ROOT / "edgedec").is_dir(), reason="the sources are not beside the tests")
