@@ -21,7 +21,7 @@ from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
 from edgedec.device import devices_of
 from edgedec.draft import DrafterFactory
 from edgedec.further_processes import processes_of
-from edgedec.gguf.trained_context import context_note
+from edgedec.gguf.model_info import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.loading.other_machines import servers_note
 from edgedec.loading.runtime_choice import Choice

@@ -23,8 +23,7 @@ from typing import Any
 
 from edgedec import plugins
 from edgedec.errors import EdgedecError, StorageError
-from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.formats import header_path
+from edgedec.gguf.file import GGUF, read_gguf, read_header_of
 from edgedec.gguf.metadata import get_text
 from edgedec.storage.whole_file import write_atomically
 from edgedec.trained_heads.card import Target
@@ -62,7 +61,7 @@ def usable_head(model: Path, cache_dir: Path | None) -> tuple[Path | None, str]:
     found = find_head(model, cache_dir)
     if found is None:
         return None, ""
-    read_gguf(header_path(model))  # what is wrong with the model is no fault of the head
+    read_header_of(model)  # what is wrong with the model is no fault of the head
     try:
         require_fit(found.path, model)
     except EdgedecError as error:
@@ -79,7 +78,7 @@ def require_fit(head: Path, model: Path) -> None:
     from edgedec.trained_heads.load import load_head
     from edgedec.trained_heads.target import fit
 
-    fit(load_head(head), read_gguf(header_path(model)))
+    fit(load_head(head), read_header_of(model))
 
 
 def find_head(model: Path, cache_dir: Path | None) -> FoundHead | None:
@@ -102,7 +101,7 @@ def find_head(model: Path, cache_dir: Path | None) -> FoundHead | None:
         return None
     from edgedec.trained_heads.target import target_of
 
-    gguf = read_gguf(header_path(model))
+    gguf = read_header_of(model)
     named = target_of(gguf, cache_dir)
     for wanted in ("weights_hash", "norms_hash"):
         for path, target in candidates:

@@ -16,8 +16,7 @@ from edgedec.device import HOST, Device
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
 from edgedec.gguf.model_info import ModelInfo, describe, require_text_decoder
-from edgedec.gguf.model_kinds import is_embedder
-from edgedec.gguf.pooling import read_pooling
+from edgedec.gguf.model_kinds import is_embedder, read_pooling
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm, format_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
-from edgedec.gguf.formats import DATA
+from edgedec.gguf.file import DATA
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, ModelCard
