@@ -162,7 +162,7 @@ def drafted(
     """Return the pieces drafted after "x" and what is said of them."""
     drafter = UniversalDraftModel(DRAFT.model(says))(spelled_context(TARGET, n_vocab))
     drafter.begin(TARGET.encode("x"))
-    found = drafter.draft(n_max, 1e18)
+    found = drafter.propose(n_max, 1e18)
     assert found.is_chain
     return [TARGET.pieces[token] for token in found.tokens], list(found.p_accept)
 
