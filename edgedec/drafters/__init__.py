@@ -11,7 +11,7 @@ target. edgedec.drafters.draft_builder builds the draft: a tree (grow_tree) or a
 `[project.entry-points."edgedec.drafters"]` in pyproject.toml, as one of another package does (examples/drafter-plugin).
 `AUTO` in edgedec.scheduler.drafter_factories decides whether `--draft auto` uses the drafter, and a drafter that keeps
 something between requests declares so in `shedding` (edgedec.drafter_traits.Shedding). The drafter gets a row in
-docs/methods.md and a line in the list of tests/decoding/test_same_text.py; the command `python -m edgedec.conformance
-drafter NAME MODEL.gguf` checks the contract. The policy (edgedec.scheduler) decides whether a draft pays, not the
-drafter.
+docs/methods.md and a line in the list of tests/decoding/test_same_text.py; the command `python -m
+edgedec_apps.conformance drafter NAME MODEL.gguf` checks the contract. The policy (edgedec.scheduler) decides whether a
+draft pays, not the drafter.
 """

@@ -9,7 +9,6 @@ from support.draft_models import SETTINGS, TEXT
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
-from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, Verification
 from edgedec.drafters.self_speculation import exit as exit_drafter
@@ -19,6 +18,7 @@ from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.model import Capabilities, LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec_apps.conformance import check_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
 
 GREEDY = SamplingParams(temperature=0)

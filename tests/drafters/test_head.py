@@ -16,7 +16,6 @@ from support.tiny_quantized import Tiny, write_tiny
 
 import edgedec
 from edgedec.api.options import Lossy
-from edgedec.conformance import check_drafter, raise_failures
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.grammars import Grammars
@@ -36,6 +35,7 @@ from edgedec.sequence import Evaluated, Generation, Request
 from edgedec.stats import DecodeStats
 from edgedec.verification.rules import rule_names
 from edgedec_apps.bench.replay import replay
+from edgedec_apps.conformance import check_drafter, raise_failures
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow

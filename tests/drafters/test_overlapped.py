@@ -13,7 +13,6 @@ from support.draft_models import SETTINGS, TEXT, Recorded, counted, depth, gener
 from support.tiny_models import BOS, byte_ids
 
 import edgedec
-from edgedec.conformance import check_drafter
 from edgedec.draft import Draft, DraftContext, Verification
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelDrafter
@@ -25,6 +24,7 @@ from edgedec.sampling import SamplingParams
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
 from edgedec_apps.cli.shown.explain import explained
+from edgedec_apps.conformance import check_drafter
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 

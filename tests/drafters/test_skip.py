@@ -13,7 +13,6 @@ from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
-from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, DrafterFactory, Floor
 from edgedec.drafters.self_speculation import exit as exit_drafter
@@ -28,6 +27,7 @@ from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
+from edgedec_apps.conformance import check_drafter
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_runtimes.cpu.runtime import Cpu
 

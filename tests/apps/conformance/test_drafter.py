@@ -12,20 +12,20 @@ from support.installed import with_plugin
 from support.tiny_models import tiny_llama
 
 from edgedec import plugins
-from edgedec.conformance import check_drafter
-from edgedec.conformance.__main__ import main
-from edgedec.conformance.drafter import DRAFTER_CHECKS
-from edgedec.conformance.drafting import DrafterSubject
-from edgedec.conformance.results import run_checks
 from edgedec.draft import Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
 from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec_apps.conformance import check_drafter
+from edgedec_apps.conformance.__main__ import main
+from edgedec_apps.conformance.drafter import DRAFTER_CHECKS
+from edgedec_apps.conformance.drafting import DrafterSubject
+from edgedec_apps.conformance.results import run_checks
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.model import ReferenceModel
 from edgedec_runtimes.reference.runtime import Reference
 
 pytestmark = pytest.mark.slow
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "drafter-plugin"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "drafter-plugin"
 DRAFTER = {check.__name__: check for check in DRAFTER_CHECKS}
 
 

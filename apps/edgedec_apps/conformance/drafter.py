@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from edgedec.conformance.drafting import GREEDY, SEED, DrafterSubject, Proposal, Recorder
-from edgedec.conformance.results import CheckResult, OnCheck, require, run_checks
 from edgedec.draft import Draft, DrafterFactory, DrafterNeeds
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
+from edgedec_apps.conformance.drafting import GREEDY, SEED, DrafterSubject, Proposal, Recorder
+from edgedec_apps.conformance.results import CheckResult, OnCheck, require, run_checks
 
 # The seconds by which a deadline may be missed, and the tries in which one must be kept, as the machine may be busy.
 _SLACK_S, _N_TRIES = 0.25, 3

@@ -8,8 +8,6 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.conformance.results import NotApplicableError, require
-from edgedec.conformance.subject import HeldSessions
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor, Verification
@@ -20,6 +18,8 @@ from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
+from edgedec_apps.conformance.results import NotApplicableError, require
+from edgedec_apps.conformance.subject import HeldSessions
 
 SEED = 11
 GREEDY = SamplingParams(temperature=0, seed=SEED)
