@@ -13,7 +13,8 @@ from pathlib import Path
 from edgedec.conformance import CONFORMANCE_VERSION, CheckResult, check_drafter, check_runtime, raise_failures
 from edgedec.conformance.memory_reading import measure_memory, to_json
 from edgedec.errors import EdgedecError, PluginError, UnsupportedModelError
-from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Runtime
 from edgedec.plugins import DRAFTERS, RUNTIMES, load_plugin, plugins
 
 _MARKS = {"passed": "ok  ", "failed": "FAIL", "skipped": "skip"}

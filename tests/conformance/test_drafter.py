@@ -18,7 +18,8 @@ from edgedec.conformance.drafter import DRAFTER_CHECKS
 from edgedec.conformance.drafting import DrafterSubject
 from edgedec.conformance.results import run_checks
 from edgedec.draft import Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
-from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.model import ReferenceModel
 from edgedec_runtimes.reference.runtime import Reference

@@ -16,7 +16,8 @@ from edgedec.conformance.results import run_checks
 from edgedec.conformance.runtime import RUNTIME_CHECKS
 from edgedec.conformance.subject import Subject
 from edgedec.errors import CancelledError, ConformanceError, ModelFormatError
-from edgedec.model import Capabilities, Forward, ForwardItem, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Forward, ForwardItem, Model
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference import model as reference
 from edgedec_runtimes.reference import network

@@ -22,8 +22,8 @@ from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, Stora
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.untiled import UNTILED, untiled
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, Progress
-from edgedec.resolver import ResolveOptions
 from edgedec.storage import kept_as_tiles
 from edgedec.storage.file_record import is_tiled
 from edgedec.storage.kept_as_tiles import make_whole

@@ -13,8 +13,8 @@ from edgedec.errors import ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF, TensorInfo, read_gguf
 from edgedec.gguf.tile_header import HEADER_NAME
 from edgedec.gguf.untiled import UNTILED
+from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (

@@ -17,7 +17,8 @@ from support.tiny_models import tiny_llama
 
 from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import CancelledError, OptionError, RuntimeLostError, SessionError
-from edgedec.model import LoadOptions, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Session
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.child import process
 from edgedec_runtimes.child.messages import Failure
