@@ -28,8 +28,8 @@ from rich.progress import track
 import edgedec
 from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Verification
 from edgedec.drafters.draft_builder import path_of
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.measure import RunOptions
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance

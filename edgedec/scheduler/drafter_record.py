@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 
 from edgedec.cost_curve import Budget, Cost
-from edgedec.counted import counted
 from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, Verification
 from edgedec.draft_constants import (
     FIRST_PRICE_S,
@@ -19,6 +18,7 @@ from edgedec.draft_constants import (
     TRIAL_STEPS,
 )
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Following
+from edgedec.errors import counted
 from edgedec.scheduler.acceptance import Calibration
 from edgedec.scheduler.estimator import DraftSeconds, Worth
 

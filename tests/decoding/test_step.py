@@ -14,7 +14,8 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import ChosenLogprobs, Decoder, step
 from edgedec.draft import Draft, Drafter, DrafterNeeds, Floor, Verification
 from edgedec.errors import CancelledError, ContextFullError
-from edgedec.model import Capabilities, LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model, Session
 from edgedec.noise import Noise
 from edgedec.progress import Progress
 from edgedec.sampling import SamplingParams, log_probs

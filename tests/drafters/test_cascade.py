@@ -15,7 +15,8 @@ from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterN
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec_apps.conformance import check_drafter

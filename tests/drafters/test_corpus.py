@@ -13,7 +13,7 @@ from edgedec.draft import DraftContext, Verification
 from edgedec.drafters.suffix.corpus import CommonDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.errors import CancelledError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, Progress
 
 MakeContext = Callable[..., DraftContext]

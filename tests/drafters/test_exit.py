@@ -15,7 +15,8 @@ from edgedec.drafters.self_speculation import exit as exit_drafter
 from edgedec.drafters.self_speculation.exit import Agreement, ExitDrafter, exits_of
 from edgedec.errors import CapabilityError
 from edgedec.layer_skip.layer_sets import first_layers
-from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec_apps.conformance import check_drafter

@@ -26,7 +26,8 @@ from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import CapabilityError, EdgedecError, RequestError
 from edgedec.grammar import Grammar
 from edgedec.layer_skip.layer_sets import layer_bytes
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_record import DrafterRecord

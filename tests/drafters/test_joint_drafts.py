@@ -13,7 +13,8 @@ from edgedec.draft import Draft, DraftContext
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.errors import SessionError
-from edgedec.model import Forward, ForwardItem, LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.sessions import batching

@@ -20,7 +20,8 @@ from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CancelledError, CapabilityError
 from edgedec.layer_skip.layer_sets import TunedSet, keep_tuned_set, tuned_set, without
-from edgedec.model import Capabilities, LayerSet, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, LayerSet, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler import drafter_factories as draft_loading

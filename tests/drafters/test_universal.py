@@ -21,8 +21,8 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import open_draft_model, same_tokenizer
-from edgedec.model import LoadOptions
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.conformance import check_drafter
 from edgedec_runtimes.tokenizer import open_tokenizer

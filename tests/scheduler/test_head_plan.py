@@ -11,8 +11,8 @@ from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, Drafter
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.head.head import HeadDrafter
+from edgedec.load_options import LoadOptions
 from edgedec.memory.ladder import Setting, rungs
-from edgedec.model import LoadOptions
 from edgedec.scheduler.costly_drafters import Best, plan_draft
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord

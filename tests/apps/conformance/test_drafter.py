@@ -13,7 +13,8 @@ from support.tiny_models import tiny_llama
 
 from edgedec import plugins
 from edgedec.draft import Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
-from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model
 from edgedec_apps.conformance import check_drafter
 from edgedec_apps.conformance.__main__ import main
 from edgedec_apps.conformance.drafter import DRAFTER_CHECKS
