@@ -11,8 +11,6 @@ from edgedec.gguf.metadata import get_array, get_float, get_int, get_per_layer, 
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.gguf.tensor_types import FILE_TYPE_GUESSED, FILE_TYPE_NAMES, GGMLType
 
-__all__ = ["ModelInfo", "TypeShare", "describe", "require_text_decoder"]
-
 # llama.cpp stops at 512 layers; the other bounds are far above any model and keep sums exact.
 _MAX_LAYERS = 1024
 _MAX_HEADS = 2**16

@@ -12,7 +12,8 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.api.options import DraftOptions
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError, SessionError
-from edgedec.model import Forward, ForwardItem, LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.invariance import measured_invariance
 from edgedec.sessions.outer_model import OuterModel

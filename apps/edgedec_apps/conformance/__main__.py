@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgedec.errors import EdgedecError, PluginError, UnsupportedModelError
-from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Runtime
 from edgedec.plugins import DRAFTERS, RUNTIMES, load_plugin, plugins
 from edgedec_apps.conformance import CONFORMANCE_VERSION, CheckResult, check_drafter, check_runtime, raise_failures
 from edgedec_apps.conformance.memory_reading import measure_memory, to_json

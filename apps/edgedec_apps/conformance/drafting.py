@@ -28,7 +28,7 @@ _TEXT = "the cat sat on the mat, the dog sat on the log, the cat sat on the "
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One call of draft(): the most nodes allowed, the draft, and the seconds by which it missed its deadline."""
+    """One call of propose(): the most nodes allowed, the draft, and the seconds by which it missed its deadline."""
 
     n_max: int
     draft: Draft
@@ -41,7 +41,7 @@ class Recorder:
 
     Attributes:
         drafter: The drafter that the calls are passed on to.
-        patience_s: The time given to each draft(); None for the time that the decoder gives.
+        patience_s: The time given to each propose(); None for the time that the decoder gives.
         proposals: The proposals so far.
     """
 
@@ -58,17 +58,17 @@ class Recorder:
         """Take the prompt."""
         self.drafter.begin(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose, and note it."""
         if self.patience_s is not None:
             deadline_s = monotonic() + self.patience_s
-        draft = self.drafter.draft(n_max, deadline_s)
+        draft = self.drafter.propose(n_max, deadline_s)
         self.proposals.append(Proposal(n_max, draft, monotonic() - deadline_s))
         return draft
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the outcome of a step."""
-        self.drafter.accept(verification, hidden)
+        self.drafter.learn(verification, hidden)
 
     def memory_bytes(self) -> int:
         """Return the memory that the drafter holds."""

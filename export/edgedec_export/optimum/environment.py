@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec.errors import OfflineError, RuntimeUnavailableError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, OnProgress, report_progress
-from edgedec.resolver import ResolveOptions
 from edgedec_export.optimum.child_process import last_line, run_child
 from edgedec_models.fetching.lock import locked
 from edgedec_models.storage import require_space, storage_errors

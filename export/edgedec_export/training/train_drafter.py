@@ -18,7 +18,7 @@ from edgedec.api.load import load
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import OptionError, StorageError, argument
 from edgedec.gguf.file import read_gguf, storage_error
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.scheduler.cost_probe import cost_curve
 from edgedec.storage.probe_cache import cache_folder

@@ -12,7 +12,7 @@ import httpx
 from edgedec.errors import ModelFormatError, PullError
 from edgedec.gguf.formats import HEAD_BYTES, name_format
 from edgedec.gguf.header import read_header
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.addresses import redact, url_path
 from edgedec_models.catalogue import Entry, Source, WheelSource, load_catalogue
 from edgedec_models.fetching.download import Remote

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from edgedec.errors import PullError
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.verify import digest_of
 from edgedec_models.record import Wanted
 from edgedec_models.storage import (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from edgedec.errors import ModelFormatError, StorageError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import check_cancelled, report_progress
-from edgedec.resolver import ResolveOptions
 from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.storage import BLOCK_BYTES, storage_errors, write_json
 from edgedec_runtimes.tile_files.record import FileRecord, is_tiled, read_record, sidecar

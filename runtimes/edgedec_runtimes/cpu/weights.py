@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF, HEADER_NAME, TensorInfo, read_gguf
+from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (

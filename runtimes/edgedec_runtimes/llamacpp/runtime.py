@@ -10,17 +10,15 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from edgedec.counted import counted
-from edgedec.defaults import default_n_ctx
-from edgedec.device import HOST, Device
-from edgedec.errors import EdgedecError
+from edgedec.errors import EdgedecError, counted
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
-from edgedec.gguf.model_info import ModelInfo, describe, require_text_decoder
-from edgedec.gguf.model_kinds import is_embedder, read_pooling
+from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.gguf.model_kinds import is_embedder, read_pooling, require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes
-from edgedec.memory_plan import MemoryTerm, format_bytes
-from edgedec.model import LoadOptions, Model, ModelCard
+from edgedec.memory_plan import HOST, Device, MemoryTerm, format_bytes
+from edgedec.model import Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
@@ -113,7 +111,7 @@ class LlamaCpp:
         return ChildModel(hosting(f"{__name__}:{load_connected.__name__}", path, options, terms))
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
-        """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.device.HasDevices.
+        """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.memory_plan.HasDevices.
 
         None are named where options.planning_bytes leaves no room for llama.cpp's library.
         """

@@ -12,7 +12,8 @@ import pytest
 from support.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ConformanceError, ModelFormatError
-from edgedec.model import Capabilities, Forward, ForwardItem, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Forward, ForwardItem, Model
 from edgedec_apps.conformance import CheckResult, check_runtime, raise_failures
 from edgedec_apps.conformance.results import run_checks
 from edgedec_apps.conformance.runtime import RUNTIME_CHECKS

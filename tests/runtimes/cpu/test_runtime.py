@@ -24,7 +24,8 @@ from edgedec.errors import (
     RequestError,
     SessionError,
 )
-from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, LayerSet, Model
 from edgedec.progress import Progress
 from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_runtimes.cpu.model import CpuModel

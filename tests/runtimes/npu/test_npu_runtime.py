@@ -27,8 +27,9 @@ from edgedec.errors import (
     RuntimeUnavailableError,
     UnsupportedModelError,
 )
+from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
-from edgedec.model import LayerSet, LoadOptions, Model, Runtime
+from edgedec.model import LayerSet, Model, Runtime
 from edgedec.progress import Progress
 from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_export.calibration_text import bundled_text

@@ -20,8 +20,9 @@ from edgedec.drafters.head.head import HeadDrafter
 from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules, HeadState
+from edgedec.load_options import LoadOptions
 from edgedec.loading.draft_head import HEADS
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.model import Model, Session
 from edgedec.trained_heads.record import RECORD_FILE, record_text
 from edgedec.trained_heads.target import target_of
 from edgedec_apps.conformance import check_drafter, check_runtime, raise_failures

@@ -23,7 +23,8 @@ from edgedec.errors import (
     SessionError,
     UnsupportedModelError,
 )
-from edgedec.model import Forward, ForwardItem, LayerSet, LoadOptions, Model, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.model import Forward, ForwardItem, LayerSet, Model, Runtime
 from edgedec.progress import OnProgress
 from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_runtimes.cpu.runtime import Cpu

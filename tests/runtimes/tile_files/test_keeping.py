@@ -21,8 +21,8 @@ import edgedec
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, StorageError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, Progress
-from edgedec.resolver import ResolveOptions
 from edgedec_models.fetching.verify import find_fault
 from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.resolve import pull, resolve

@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, model_option
 from edgedec_apps.cli.shown.progress import ProgressLine

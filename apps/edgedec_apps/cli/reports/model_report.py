@@ -6,11 +6,11 @@ from typing import Any
 
 from edgedec.api.options import EngineOptions
 from edgedec.api.wishes import choose, engine_wishes
-from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.file import GGUF, is_onnx, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
+from edgedec.load_options import default_n_ctx
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import Cap, Planned, plan_wishes
 from edgedec.memory.system import available_bytes

@@ -10,8 +10,8 @@ from edgedec.gguf.file import read_header_of
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import read_model_info
 from edgedec.gguf.model_kinds import embeds_only
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.server.shelf.models import ModelFile, Recipe
 from edgedec_apps.server.shelf.names import Named
 
