@@ -129,7 +129,7 @@ class EngineOptions:
         draft_model: A smaller model, best of the same family, that may draft too; named as the model is.
         draft_head: A trained draft head (EAGLE-3) for this model, named as the model is; also the folder of a
             checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu). None for the head
-            that lies beside the model, was trained here or is shipped (edgedec.loading.draft_head), where there is one;
+            that lies beside the model, was trained here or is shipped (edgedec.head_kinds), where there is one;
             "off" for none.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         drafting: Further options of drafting.

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.reference_head import ReferenceHead
-from support.tiny_heads import TinyHead, oracle_logits, write_head
-from trained_heads.test_checkpoint import KINDS
+from support.tiny_heads import KINDS, TinyHead, oracle_logits, write_head
 
-from edgedec.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.load import load_head
 
 pytestmark = pytest.mark.slow
 

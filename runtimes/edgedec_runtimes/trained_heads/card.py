@@ -17,7 +17,7 @@ class Target:
 
     Attributes:
         name: Its name, for messages; may be empty.
-        weights_hash: What `edgedec.trained_heads.target.hash_weights` returns for the file it learned from; "" where
+        weights_hash: What `hash_weights` (target.py, beside this file) returns for the file it learned from; "" where
             unknown.
         norms_hash: What `hash_norms` returns for that file: quantizations of one model share it; "" where unknown.
         tokenizer_hash: What `hash_tokenizer` returns for that file; "" where unknown.
@@ -60,7 +60,7 @@ class HeadCard:
             token t + 1 has position t; drafted pairs have t + 1, t + 2, ...
         taps: Layers of the target, counted from 0: the taps are the residual stream that ENTERS these layers, before
             any norm, joined in this order. `n_layer` of the target stands for what leaves its last layer. Empty where
-            the file names no layers, until the head is fitted to its target (`edgedec.trained_heads.target.fit`).
+            the file names no layers, until the head is fitted to its target (`fit` of target.py).
         n_vocab_draft: Rows of the output matrix: the tokens that the head can draft.
         n_vocab_target: Size of the target's vocabulary.
         norm_before_residual: The layer adds its attention to the normed feature (after `hidden_norm`), instead of the

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.head import Head, HeadTensor
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 
 ALWAYS = ("fc", "q", "k", "v", "o", "gate", "up", "down", "input_norm", "hidden_norm", "post_attention_norm")
 """The tensors that every head has."""

@@ -8,26 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.hf_checkpoints import safetensors_bytes
-from support.tiny_heads import TinyHead, head_config, head_weights, stored_tensors, write_head
+from support.tiny_heads import KINDS, TinyHead, head_config, head_weights, stored_tensors, write_head
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.trained_heads.card import Promise, Target
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.record import RECORD_FILE, record_text
+from edgedec_runtimes.trained_heads.card import Promise, Target
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 
-KINDS = {
-    "plain": TinyHead(),
-    "speculators": TinyHead(speculators=True),
-    "normed residual": TinyHead(speculators=True, norm_before_residual=True),
-    "joined norm": TinyHead(fc_norm="joined"),
-    "norm of each tap": TinyHead(fc_norm="each"),
-    "3.1": TinyHead(speculators=True, fc_norm="joined", feeds_back_normed=True),
-    "unnormed output": TinyHead(norms_output=False, own_output=True),
-    "own matrices": TinyHead(own_embedding=True, own_output=True),
-    "other sizes": TinyHead(n_embd=24, n_embd_target=32, n_head=2, head_dim=16, own_embedding=True, own_output=True),
-    "one tap": TinyHead(taps=(4,)),
-    "five taps": TinyHead(taps=(2, 3, 4, 5, 6)),
-}
 PLAIN = KINDS["plain"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.head_mutants import KINDS, mutant, sound_files
 
 from edgedec.errors import EdgedecError
-from edgedec.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.load import load_head
 
 pytestmark = pytest.mark.slow
 

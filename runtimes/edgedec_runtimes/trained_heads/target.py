@@ -28,8 +28,8 @@ from edgedec.gguf.levels import FLOATS, floats
 from edgedec.gguf.metadata import get_array, get_text
 from edgedec.gguf.model_info import describe
 from edgedec.storage import probe_cache
-from edgedec.trained_heads.card import HeadCard, Target
-from edgedec.trained_heads.head import Head
+from edgedec_runtimes.trained_heads.card import HeadCard, Target
+from edgedec_runtimes.trained_heads.head import Head
 
 WEIGHTS_KEY, NORMS_KEY = "edgedec.source.weights", "edgedec.source.norms"
 """The metadata keys of an exported folder's vocabulary: `hash_weights` and `hash_norms` of what was exported."""

@@ -20,10 +20,10 @@ from edgedec.gguf.header import TensorInfo
 from edgedec.gguf.levels import FLOATS, LEVELS
 from edgedec.gguf.metadata import WHOLE, get_array, get_bool, get_float, get_int, get_text
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.head import Head, HeadTensor
-from edgedec.trained_heads.record import MOST_LAYERS, MOST_TAPS, RECORD_KEY, Record, parse_record
-from edgedec.trained_heads.shapes import ALWAYS, checked_head
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor
+from edgedec_runtimes.trained_heads.record import MOST_LAYERS, MOST_TAPS, RECORD_KEY, Record, parse_record
+from edgedec_runtimes.trained_heads.shapes import ALWAYS, checked_head
 
 ARCHITECTURE = "eagle3"
 TOKEN_IDS_KEY = f"{RECORD_KEY}.token_ids"
@@ -45,7 +45,7 @@ TENSORS = {
     "output": "output.weight",
     "rope_divisors": "rope_freqs.weight",
 }
-"""The names of a head's tensors in a GGUF, by the names of edgedec.trained_heads.head."""
+"""The names of a head's tensors in a GGUF, by the names of edgedec_runtimes.trained_heads.head."""
 D2T = "d2t"
 _NAMES = {name: short for short, name in TENSORS.items()}
 _MOST_VALUES = 2**24
@@ -74,7 +74,7 @@ def read_gguf_head(gguf: GGUF) -> Head:
         StorageError, MemoryCapError: The file can't be read, or there is no memory for it.
     """
     path = gguf.paths[0]
-    record = _record(gguf)
+    record = gguf_record(gguf)
     _check_keys(gguf)
     taps = _taps(gguf) if record.taps is None else record.taps
     weights = {short: _weight(gguf, gguf.tensors[name]) for short, name in TENSORS.items() if name in gguf.tensors}
@@ -130,7 +130,8 @@ def _card(gguf: GGUF, record: Record, taps: tuple[int, ...], n_draft: int, n_tar
     )
 
 
-def _record(gguf: GGUF) -> Record:
+def gguf_record(gguf: GGUF) -> Record:
+    """Return the record in a GGUF; an empty one where there is none (raises what parse_record raises)."""
     found = get_text(gguf, RECORD_KEY)
     return Record() if found is None else parse_record(found, gguf.paths[0])
 

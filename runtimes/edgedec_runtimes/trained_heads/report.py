@@ -1,4 +1,4 @@
-"""What `edgedec info` says of a trained draft head: its card, as JSON and for a person."""
+"""What `edgedec info` says of an EAGLE-3 head: its card, as JSON and for a person."""
 
 import math
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.memory_plan import format_bytes
-from edgedec.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.load import load_head
 
 
 def head_document(path: Path) -> dict[str, Any]:

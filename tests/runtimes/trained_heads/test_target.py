@@ -10,10 +10,10 @@ from support.tiny_models import tiny_llama
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.trained_heads.card import Target
-from edgedec.trained_heads.head import Head
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.target import default_taps, fit, hash_weights, target_of
+from edgedec_runtimes.trained_heads.card import Target
+from edgedec_runtimes.trained_heads.head import Head
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.target import default_taps, fit, hash_weights, target_of
 
 TINY = TinyHead(n_embd=64, n_embd_target=64, head_dim=16, taps=(0, 2, 4), n_vocab_target=260)
 
@@ -54,7 +54,7 @@ def test_the_hashes_are_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.Mo
         hashed.append(hash_weights(gguf))
         return hashed[-1]
 
-    monkeypatch.setattr("edgedec.trained_heads.target.hash_weights", counted)
+    monkeypatch.setattr("edgedec_runtimes.trained_heads.target.hash_weights", counted)
     assert target_of(read_gguf(path), cache) == first
     assert not hashed
     (kept,) = (cache / "probes").iterdir()

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.card import HeadCard
 
 _NUMBERS_AT_ONCE = 1 << 18  # a megabyte as float32, which stays in the processor's cache
 _SCALED = (GGMLType.Q4_0, GGMLType.Q8_0)  # a block is a float16 number, times integers

@@ -12,13 +12,13 @@ from support.tiny_models import tiny_llama
 from edgedec.errors import ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import ValueType, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.trained_heads.gguf_head import TENSORS
-from edgedec.trained_heads.head import Head, HeadTensor
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.record import RECORD_FILE, record_text
-from edgedec.trained_heads.target import target_of
 from edgedec_export.head_to_gguf import parse_types, write_head_gguf
 from edgedec_export.target_rows import read_rows
+from edgedec_runtimes.trained_heads.gguf_head import TENSORS
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
+from edgedec_runtimes.trained_heads.target import target_of
 
 KIND: dict[str, Any] = {"n_embd": 64, "n_embd_target": 64, "n_head": 4, "head_dim": 16, "taps": (1, 2, 3)}
 KIND |= {"n_vocab_target": 260}
@@ -112,7 +112,7 @@ def test_the_record_goes_along(tmp_path: Path, target_path: Path) -> None:
     """Name, target and promise are in the file, so that the GGUF alone says what it is for."""
     tiny = TinyHead(**KIND)
     write_head(tmp_path, tiny)
-    from edgedec.trained_heads.card import Promise
+    from edgedec_runtimes.trained_heads.card import Promise
 
     named = target_of(read_gguf(target_path))
     (tmp_path / RECORD_FILE).write_text(record_text("mine", named, Promise((0.5,), {"chat": (0.5,)})))

@@ -10,9 +10,9 @@ from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import tiny_llama
 
 from edgedec.gguf.file import read_gguf
-from edgedec.trained_heads.load import load_head
 from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_export.target_rows import embedding_rows, output_name, read_rows
+from edgedec_runtimes.trained_heads.load import load_head
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacpp`, is not installed")
 
