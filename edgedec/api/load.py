@@ -19,7 +19,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot
 from edgedec.draft import DrafterFactory
 from edgedec.further_processes import processes_of
-from edgedec.gguf.trained_context import context_note
+from edgedec.gguf.model_info import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx, own_options, read_options
 from edgedec.loading.other_machines import servers_note

@@ -9,7 +9,7 @@ from edgedec.companion import Companion, companion_of
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.suffix.learned_file import largest_learned
 from edgedec.errors import RequestError, argument
-from edgedec.gguf.trained_context import embeds_only
+from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.head_kinds import OFF, require_fit, usable_head
 from edgedec.layer_skip.layer_sets import LayerBytes

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
-from edgedec.gguf.formats import DATA
+from edgedec.gguf.file import DATA
 from edgedec.load_options import LoadOptions, NoOptions, default_n_ctx, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
