@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic, perf_counter
 
-from edgedec.draft import Closing, Draft, Drafter, DrafterNeeds, DrafterRestsError
+from edgedec.draft import Closing, Draft, Drafter, DrafterNeeds, DrafterRestsError, ProposalLog
 from edgedec.errors import PluginError
 from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.scheduler.drafter_record import ActiveDrafter
 from edgedec.scheduler.node_choice import PolicyOptions
-from edgedec.scheduler.recorder import Recorder
 from edgedec.stats import DecodeStats
 
 
@@ -30,7 +29,7 @@ class ActiveDrafters:
     """
 
     def __init__(
-        self, drafters: Sequence[ActiveDrafter], n_vocab: int, options: PolicyOptions, recorder: Recorder | None
+        self, drafters: Sequence[ActiveDrafter], n_vocab: int, options: PolicyOptions, recorder: ProposalLog | None
     ) -> None:
         self._n_vocab = n_vocab
         self._options = options

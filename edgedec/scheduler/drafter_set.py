@@ -26,7 +26,6 @@ from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
-from edgedec.scheduler.recorder import Recorder
 from edgedec.sequence import COUPLED, TextState
 from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats
@@ -155,7 +154,6 @@ def open_policy(
         stuck = "drafting off: this model's state can't go back on this runtime"
         stats.add_reason(exact if capabilities.rollback else stuck)
         return None
-    recorder = None if request.record is None else Recorder(sequence.proposals, request.record)
     greedy = request.sampling.greedy
     trees = capabilities.trees and (capabilities.exact_trees or not drafting.strict)
     shape, notes = shape_for(request.rule, drafting.tree, trees=trees, greedy=greedy)
@@ -168,7 +166,7 @@ def open_policy(
         drafting.store,
         coupled=request.rule == COUPLED,
         common=drafting.common,
-        recorder=recorder,
+        recorder=request.record,
         constraint=constraint,
         learned=drafting.learned,
         shape=shape,
@@ -194,7 +192,7 @@ def open_policy(
         coupled=context.coupled,
         trees=trees,
     )
-    policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, recorder)
+    policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, request.record)
     drafting.policies.append(policy)
     return policy
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import Budget, Cost, CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, Floor, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Floor, ProposalLog, Verification
 from edgedec.draft_constants import (
     AT_ONCE,
     BUCKET,
@@ -40,7 +40,6 @@ from edgedec.scheduler.costly_drafters import Best, note_draft, plan_draft
 from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog
 from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
-from edgedec.scheduler.recorder import Recorder
 from edgedec.scheduler.retrieval import drop_improbable
 from edgedec.scheduler.row_trials import RowTrials
 from edgedec.sessions.invariance import measuring_s
@@ -70,7 +69,7 @@ class Policy:
         curve: CostCurve,
         options: PolicyOptions,
         floor: Floor,
-        recorder: Recorder | None = None,
+        recorder: ProposalLog | None = None,
     ) -> None:
         self._curve = curve
         self._options = options
@@ -129,7 +128,7 @@ class Policy:
                 paths, nodes, rate = self._ask_costly(stats, active, tree, (paths, nodes, rate), cost, n_max, room)
         costly_s = perf_counter() - begun
         if self._recorder is not None:
-            self._recorder.end(tree, paths, perf_counter() - started)
+            self._recorder.end(tree.tokens, tree.parents, paths, perf_counter() - started)
             nodes = []
         elif drafters.drawn is not None:
             nodes = list(range(len(drafters.drawn)))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgedec.scheduler.node_choice import best_part
-from edgedec.sequence import Evaluated, Proposals
+from edgedec_apps.bench.recorder import Evaluated, Proposals
 
 MOST_FORWARDS = 1 << 30
 """No limit to the forwards that drafting makes."""
