@@ -36,7 +36,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.loading.resolve import resolve
 from edgedec.model import LoadOptions
 from edgedec.resolver import ResolveOptions
-from edgedec.scheduler.cost_probe import cost_curve
+from edgedec.sessions.cost_probe import cost_curve
 from edgedec.trained_heads.head import Head
 from edgedec.trained_heads.load import load_head
 from edgedec_apps.bench.provenance import provenance

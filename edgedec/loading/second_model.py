@@ -13,7 +13,7 @@ from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import LoadOptions, Model, Runtime
 from edgedec.runtime_options import known_to
-from edgedec.scheduler.cost_probe import cost_curve
+from edgedec.sessions.cost_probe import cost_curve
 
 if TYPE_CHECKING:
     from edgedec.drafters.draft_model.model import DraftModel

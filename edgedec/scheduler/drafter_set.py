@@ -20,12 +20,12 @@ from edgedec.head_state import HeadState
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import LoadOptions, Session
 from edgedec.noise import Noise
-from edgedec.scheduler.active_drafters import close_drafter, note_failure, note_late
+from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
+from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_factories import HEAD, SKIP, drafter_factory, promised_gain
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.joint_price import JointPrice
-from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
+from edgedec.scheduler.shared_cost_curve import JointPrice
 from edgedec.sequence import COUPLED, TextState
 from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats

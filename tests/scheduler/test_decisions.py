@@ -21,7 +21,8 @@ from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, DrafterNeeds, Floor, Verification
 from edgedec.drafter_traits import DraftCost
 from edgedec.sampling import Distribution
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
