@@ -137,7 +137,7 @@ class ActiveDrafter:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
         if self.unlearned:
             token_ids, self.unlearned = tuple(self.unlearned), []
-            self.drafter.accept(Verification((), token_ids), {})
+            self.drafter.learn(Verification((), token_ids), {})
 
     def judge(self, worth: Worth, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
         """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""
@@ -224,9 +224,9 @@ class ActiveDrafters:
         started = perf_counter()
         try:
             active.catch_up()
-            draft = active.drafter.draft(n_max, monotonic() + self.patience_s + extra_s)
+            draft = active.drafter.propose(n_max, monotonic() + self.patience_s + extra_s)
             if not isinstance(draft, Draft):
-                raise PluginError(f"draft() returned a {type(draft).__name__}; it must return an edgedec Draft")
+                raise PluginError(f"propose() returned a {type(draft).__name__}; it must return an edgedec Draft")
             if len(draft.tokens) > n_max:
                 draft = draft.truncated(n_max)
             draft.check(self._n_vocab)

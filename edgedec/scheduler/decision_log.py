@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgedec.cost_curve import Cost
-from edgedec.counted import counted
+from edgedec.errors import counted
 
 SHOWN = 4
 """Nodes that the reason against drafting speaks of."""

@@ -18,7 +18,8 @@ from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.head_state import HeadState
 from edgedec.layer_skip.layer_sets import TunedSet
-from edgedec.model import LoadOptions, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
 from edgedec.scheduler.draft_tree import PolicyOptions

@@ -21,7 +21,8 @@ from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.shape_names import parse_shape
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Session
 from edgedec.plugins import RULES
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler import estimator
