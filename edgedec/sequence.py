@@ -1,6 +1,6 @@
 """A request, the state of its generation, and what is returned of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -208,3 +208,11 @@ class Generation:
     def constraint_logprob(self) -> float | None:
         """The sum of log Z of what was allowed, as in DecodeStats; None without a constraint."""
         return self.stats.constraint_logprob
+
+
+def n_common(held: Sequence[int], prompt: Sequence[int], limit: int) -> int:
+    """Return how many tokens two texts have in common from their start on, at most `limit`."""
+    n = 0
+    while n < min(len(held), len(prompt), limit) and held[n] == prompt[n]:
+        n += 1
+    return n

@@ -16,7 +16,7 @@ from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, open_template
 from edgedec.companion import Companion
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import SessionSlot
+from edgedec.decoding.session_pool import SessionSlot
 from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
 from edgedec.device import devices_of
 from edgedec.draft import DrafterFactory
@@ -34,7 +34,7 @@ from edgedec.memory_plan import MemoryPlan
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.runtime_options import own_options, read_options
-from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
+from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
 # The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
 _ENGINES: WeakSet[Engine] = WeakSet()

@@ -30,7 +30,7 @@ from edgedec.scheduler.drafter_factories import (
     require_overlap,
     used_draft_model,
 )
-from edgedec.sessions.forks import require_count
+from edgedec.sessions.text_pages import require_count
 from edgedec.storage.probe_cache import cache_folder
 
 

@@ -6,8 +6,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.prompt_length import too_long
+from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import OptionError, RequestError, SessionError, argument
 from edgedec.gguf.pooling import POOLINGS, FinalNorm, Pooling
 from edgedec.model import EncoderSession, ModelCard, Session

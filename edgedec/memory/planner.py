@@ -23,7 +23,7 @@ from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes
 from edgedec.model import LoadOptions
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
-from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
+from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
 REQUESTS = "requests"
 """The term of what a server keeps for requests."""

@@ -18,9 +18,9 @@ import edgedec
 from edgedec.api.options import Lossy
 from edgedec.conformance import check_drafter, raise_failures
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.draft import DraftContext, DrafterRestsError, Verification
 from edgedec.drafters.head.head import HeadDrafter, Tally
 from edgedec.drafters.shape_names import parse_shape
