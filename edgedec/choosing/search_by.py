@@ -1,6 +1,6 @@
 """Searching for one text: the contract of a search, and a search by its name.
 
-A search is a plug-in of the group `edgedec.searches`; edgedec.choosing.beam has edgedec's own.
+A search is a plug-in of the group `edgedec.searches`.
 """
 
 from collections.abc import Callable, Sequence
