@@ -1,7 +1,7 @@
 """Several texts of one prompt that are written together, token by token: each on a fork of the session that read it.
 
 In each step, all of them have their rows in one forward, and the models that draft for them are called together
-(joint_drafting.py).
+(JointDrafting).
 """
 
 from collections.abc import Collection, Iterator, Sequence
