@@ -29,13 +29,13 @@ from edgedec.model import ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation
-from edgedec.sessions.forks import MOST_FORKS
+from edgedec.sessions.text_pages import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.choosing.partial_texts import PartialTexts
     from edgedec.decoding.branches import Branches
-    from edgedec.decoding.prompt_read import PromptRead
+    from edgedec.decoding.reading import PromptRead
     from edgedec.decoding.samples import SampleStream, Until
 
 
@@ -195,7 +195,7 @@ class TextEngine(Closeable):
         self, prompt: Prompt, *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
     ) -> "AbstractContextManager[PromptRead]":
         """Read a prompt, and hold its session inside the block, for forwards of one's own; raises as branches()."""
-        from edgedec.decoding.prompt_read import prompt_read
+        from edgedec.decoding.reading import prompt_read
 
         return prompt_read(self.pool, self._requests.plain(prompt, {}), cancel or CancelToken(), on_progress)
 

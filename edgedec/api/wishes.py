@@ -30,7 +30,7 @@ from edgedec.scheduler.drafter_factories import (
     require_overlap,
     used_draft_model,
 )
-from edgedec.sessions.forks import require_count
+from edgedec.sessions.text_pages import require_count
 from edgedec.storage.probe_cache import cache_folder
 
 
@@ -124,7 +124,7 @@ def engine_wishes(
     load_options, embeds = options.load_options(planning_bytes), embeds_only(choice.path)
     companion, companion_path = companion_of(options.lossy.methods), None
     draft = None if embeds else options.draft
-    if companion is not None:
+    if companion is not None and companion.model is not None:
         _require_alone(companion.what, options, application)
         draft, load_options = None, pair_options(load_options)
         companion_path = resolve(companion.model, options.resolving)
