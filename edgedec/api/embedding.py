@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.decoding.embedding import FinalNorm, embed_on, read_final_norm, require_embeddable, unit_length
-from edgedec.decoding.generate import SessionSlot
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.errors import CancelledError, CapabilityError
 from edgedec.gguf.model_kinds import Pooling
 from edgedec.model import ModelCard

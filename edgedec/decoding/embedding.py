@@ -8,8 +8,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.prompt_length import too_long
+from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import CapabilityError, OptionError, RequestError, SessionError, argument
 from edgedec.gguf.file import read_header_of
 from edgedec.gguf.levels import floats

@@ -20,7 +20,7 @@ from edgedec.memory.system import available_bytes, peak_resident_bytes, resident
 from edgedec.memory.watch import margin_bytes
 from edgedec.memory_plan import HOST, OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, n_split
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
-from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
+from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
 REQUESTS = "requests"
 """The term of what a server keeps for requests."""
