@@ -23,6 +23,9 @@ from types import MappingProxyType
 from typing import BinaryIO, Protocol, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgedec import plugins
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.header import Header, TensorInfo, read_header
@@ -163,6 +166,18 @@ class GGUF:
         whole = TensorInfo(HEADER_NAME, (self.n_header_bytes,), GGMLType.I8, 0, self.n_header_bytes, 0)
         header = replace(self, tensors={HEADER_NAME: whole})
         return header.read_tensor_bytes(HEADER_NAME)
+
+
+FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+"""The types that hold numbers one by one, not in quantized blocks."""
+
+
+def floats(kind: GGMLType, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the numbers of rows, uint8[..., row_bytes], of a type of FLOATS, as float32."""
+    if kind is GGMLType.BF16:
+        return (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return rows.view("<f4" if kind is GGMLType.F32 else "<f2").astype(np.float32)
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GGUF:
