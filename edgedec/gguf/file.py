@@ -70,7 +70,11 @@ def file_states(paths: Iterable[Path]) -> tuple[FileState, ...]:
 
 
 class GGUFForm(Protocol):
-    """What a file that stands for a GGUF holds, and how the bytes of that GGUF are read from it."""
+    """What a file that stands for a GGUF holds, and how the bytes of that GGUF are read from it.
+
+    The entry point `gguf_form` names a function of the open file, at its start, and its path. The function returns such
+    a form and the bytes of the GGUF's header; None for a file that stands for no GGUF.
+    """
 
     @property
     def n_model_bytes(self) -> int:
@@ -136,8 +140,7 @@ class GGUF:
         try:
             with _open(path) as file:
                 found = os.fstat(file.fileno())
-                now = self
-                then = self.states[tensor.shard]
+                now, then = self, self.states[tensor.shard]
                 if (found.st_size, found.st_mtime_ns) != (then.n_bytes, then.mtime_ns) and (
                     self.form is not None or _other_form(file, path) is not None
                 ):
