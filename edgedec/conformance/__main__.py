@@ -14,8 +14,9 @@ from edgedec.conformance import CONFORMANCE_VERSION, CheckResult, check_drafter,
 from edgedec.conformance.memory_reading import measure_memory, to_json
 from edgedec.errors import EdgedecError, PluginError, UnsupportedModelError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Model, Runtime
+from edgedec.model import Model
 from edgedec.plugins import DRAFTERS, RUNTIMES, load_plugin, plugins
+from edgedec.runtime import Runtime
 
 _MARKS = {"passed": "ok  ", "failed": "FAIL", "skipped": "skip"}
 _N_CTX, _N_PARALLEL = 128, 4

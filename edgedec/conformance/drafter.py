@@ -6,7 +6,8 @@ from time import monotonic
 
 from edgedec.conformance.drafting import GREEDY, SEED, DrafterSubject, Proposal, Recorder
 from edgedec.conformance.results import CheckResult, OnCheck, require, run_checks
-from edgedec.draft import Draft, DrafterFactory, DrafterNeeds
+from edgedec.draft import Draft
+from edgedec.drafter import DrafterFactory, DrafterNeeds
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 

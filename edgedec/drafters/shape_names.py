@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from edgedec import plugins
+from edgedec.draft import CHAIN, GROW, ONE_CHAIN, TreeShape
 from edgedec.drafters.drawn_trees import DrawnShape, find_shape
 from edgedec.errors import OptionError, PluginError
 from edgedec.sequence import COUPLED
-from edgedec.tree_shapes import CHAIN, GROW, ONE_CHAIN, TreeShape
 from edgedec.verification.rules import find_rule
 
 _MOST_WIDE = 64

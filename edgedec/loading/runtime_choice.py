@@ -12,8 +12,8 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_kinds import is_embedder
 from edgedec.load_options import LoadOptions, own_options, read_options
-from edgedec.model import Runtime
 from edgedec.progress import stage
+from edgedec.runtime import Runtime
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key
 

@@ -3,8 +3,9 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from edgedec.draft import Correction, Draft
+from edgedec.draft import Draft
 from edgedec.draft_constants import MEMORY, PRIOR
+from edgedec.drafter import Correction
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)  # of the bins of p_accept
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic, perf_counter
 
-from edgedec.draft import Closing, Draft, Drafter, DrafterNeeds, DrafterRestsError
+from edgedec.draft import Draft
+from edgedec.drafter import Closing, Drafter, DrafterNeeds, DrafterRestsError
 from edgedec.errors import PluginError
 from edgedec.scheduler.draft_tree import DraftTree
 from edgedec.scheduler.drafter_record import ActiveDrafter

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 
 from edgedec.cost_curve import Budget, Cost
-from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import (
     FIRST_PRICE_S,
     KEPT,
@@ -17,6 +17,7 @@ from edgedec.draft_constants import (
     TRIAL_SHARE,
     TRIAL_STEPS,
 )
+from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Following
 from edgedec.errors import counted
 from edgedec.scheduler.acceptance import Calibration

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory
+from edgedec.draft import TreeShape
 from edgedec.draft_constants import GAIN
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
 from edgedec.drafter_traits import Declaring, DrafterTraits
 from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
@@ -30,9 +31,7 @@ from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
 from edgedec.scheduler.rule_notes import rule_notes
 from edgedec.sequence import COUPLED, TextState
-from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats
-from edgedec.tree_shapes import TreeShape
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.store_file import DraftStore

@@ -1,8 +1,8 @@
 """What drafts cost that several generations make together: each of them pays the same part of the time."""
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import JointDrafter
 from edgedec.draft_constants import KEPT_OF_OTHERS
+from edgedec.drafter import JointDrafter
 
 
 class JointPrice:

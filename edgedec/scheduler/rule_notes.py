@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from edgedec.draft import CHAIN, TreeShape
 from edgedec.drafter_traits import Draws
 from edgedec.sequence import COUPLED
-from edgedec.tree_shapes import CHAIN, TreeShape
 from edgedec.verification.rules import find_rule
 
 

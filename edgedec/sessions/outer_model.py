@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-from edgedec.closeable import Closeable
-from edgedec.further_processes import processes_of
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Model, ModelCard
+from edgedec.model import Capabilities, Closeable, Model, ModelCard
+from edgedec.runtime import processes_of
 from edgedec.tokenizer import Tokenizer
 
 

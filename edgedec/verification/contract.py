@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from edgedec.draft import Draft, Verification
+from edgedec.draft import CHAIN, Draft, Siblings, Verification
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
-from edgedec.tree_shapes import CHAIN, Siblings
 from edgedec.verification.distributions import point_mass, probability
 
 TargetRow = Callable[[int, tuple[int, ...]], Distribution]

@@ -17,7 +17,8 @@ from edgedec.conformance.__main__ import main
 from edgedec.conformance.drafter import DRAFTER_CHECKS
 from edgedec.conformance.drafting import DrafterSubject
 from edgedec.conformance.results import run_checks
-from edgedec.draft import Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Model
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp

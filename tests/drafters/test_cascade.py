@@ -12,7 +12,8 @@ from support.tiny_models import BOS, byte_ids
 
 import edgedec
 from edgedec.conformance import check_drafter
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel

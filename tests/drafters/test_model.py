@@ -14,7 +14,8 @@ from support.draft_models import SETTINGS, TEXT, Recorded, counted, generate, lo
 from support.tiny_models import BOS, byte_ids
 
 from edgedec.conformance import check_drafter
-from edgedec.draft import DraftContext, DrafterFactory, Floor, ModelFactory, Verification
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext, DrafterFactory, Floor, ModelFactory
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.draft_text import window_of

@@ -9,14 +9,13 @@ from support.draft_models import loaded, tiny
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.draft import Draft
+from edgedec.draft import CHAIN, Draft, TreeShape
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.shape_names import parse_shape, shape_for
 from edgedec.errors import OptionError
 from edgedec.sampling import Distribution
 from edgedec.scheduler import drafter_factories
 from edgedec.scheduler.acceptance import Calibration, score
-from edgedec.tree_shapes import CHAIN, TreeShape
 
 PROMPT = "the cat sat on the mat, the cat sat on the "
 

@@ -25,8 +25,9 @@ from edgedec.errors import (
     UnsupportedModelError,
 )
 from edgedec.load_options import LoadOptions
-from edgedec.model import Forward, ForwardItem, LayerSet, Model, Runtime
+from edgedec.model import Forward, ForwardItem, LayerSet, Model
 from edgedec.progress import OnProgress
+from edgedec.runtime import Runtime
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx.feeds import CHUNK, Padding
 from edgedec_runtimes.onnx.graph_model import Opened
