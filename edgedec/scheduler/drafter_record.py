@@ -225,7 +225,7 @@ class ActiveDrafter:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
         if self.unlearned:
             token_ids, self.unlearned = tuple(self.unlearned), []
-            self.drafter.accept(Verification((), token_ids), {})
+            self.drafter.learn(Verification((), token_ids), {})
 
     def judge(self, worth: Worth, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
         """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import TreeShape
+from edgedec.draft import CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
 from edgedec.drafter_traits import Declaring, DrafterTraits
@@ -29,7 +29,6 @@ from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
-from edgedec.scheduler.rule_notes import rule_notes
 from edgedec.sequence import COUPLED, TextState
 from edgedec.stats import DecodeStats
 
@@ -181,8 +180,12 @@ def open_policy(
     drafters = _open_all(drafting, context, sequence)
     if not drafters:
         return None
-    draws = [_traits(active.drafter).draws for active in drafters]
-    for note in (*notes, *rule_notes(request.rule, shape, draws, greedy=greedy)):
+    if request.rule != COUPLED or shape.kind != CHAIN:
+        from edgedec.verification.rules import rule_notes
+
+        draws = [_traits(active.drafter).draws for active in drafters]
+        notes = (*notes, *rule_notes(request.rule, shape, draws, greedy=greedy))
+    for note in notes:
         stats.add_reason(note)
     options = PolicyOptions(
         drafting.n_max,

@@ -64,7 +64,7 @@ def drafted(factory: Any, session: Session, text: Sequence[int], **options: Any)
     drafter = factory(context)
     drafter.begin(text)
     try:
-        return [drafter.draft(n, 1e18) for n in range(2, 2 + N_DRAFTS)]
+        return [drafter.propose(n, 1e18) for n in range(2, 2 + N_DRAFTS)]
     finally:
         drafter.close()
 

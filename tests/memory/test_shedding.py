@@ -59,11 +59,11 @@ class Other:
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose nothing."""
         return EMPTY_DRAFT
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the outcome."""
 
     def memory_bytes(self) -> int:

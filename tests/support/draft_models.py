@@ -123,12 +123,12 @@ class _Recorded:
     def begin(self, token_ids: Sequence[int]) -> None:
         self.drafter.begin(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
-        self.latest = self.drafter.draft(n_max, deadline_s + 60)
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
+        self.latest = self.drafter.propose(n_max, deadline_s + 60)
         return self.latest
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        self.drafter.accept(verification, hidden)
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        self.drafter.learn(verification, hidden)
         if self.latest is not None:
             self.steps.append((self.latest, verification))
         self.latest = None

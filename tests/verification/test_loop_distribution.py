@@ -28,9 +28,8 @@ from edgedec.plugins import RULES
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler import costly_drafters
 from edgedec.scheduler.drafter_record import DrafterRecord
-from edgedec.verification.contract import Rule, TargetRow, Uniform
-from edgedec.verification.distributions import sample
-from edgedec.verification.rules import rule_names
+from edgedec.verification.rule_tools import sample
+from edgedec.verification.rules import Rule, TargetRow, Uniform, rule_names
 from edgedec_runtimes.cpu.runtime import Cpu
 
 BOUND = 1e-4

@@ -22,7 +22,6 @@ from edgedec.memory_plan import HOST, Device, MemoryTerm, format_bytes
 from edgedec.model import Model, ModelCard
 from edgedec.runtime import RuntimeReport
 from edgedec.sessions.invariance import will_probe
-from edgedec.storage.kept_as_tiles import header_file, make_whole
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel
@@ -51,6 +50,7 @@ from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.tile_files.keeping import header_file, make_whole
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
@@ -277,7 +277,7 @@ def _sizing_options(options: LoadOptions) -> LoadOptions:
 def _dry_run(path: Path, _header_hash: str, options: LoadOptions, n_ctx: int, *, embeds: bool) -> DryRun:
     """Return the result of a dry run, an earlier one if there is one: a dry run takes memory, which may be short."""
     gguf = read_gguf(path)
-    with nullcontext(path) if gguf.tiles is None else header_file(gguf) as file:
+    with nullcontext(path) if gguf.form is None else header_file(gguf) as file:
         return dry_run(file, options, n_ctx, embeds=embeds)
 
 
