@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from edgedec.draft import ProposalLog
+from edgedec.drafter import ProposalLog
 from edgedec.errors import OptionError, RequestError
 from edgedec.noise import SEED_LIMIT
 from edgedec.sampling import SamplingParams

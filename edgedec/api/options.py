@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from edgedec.companion import companion_of
-from edgedec.draft import STORE_BYTES, DrafterFactory
+from edgedec.drafter import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
 from edgedec.loading.other_machines import addresses_of

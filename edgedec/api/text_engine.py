@@ -14,19 +14,18 @@ from edgedec.api.request_options import (
     SamplingOptions,
 )
 from edgedec.api.requests import Requests
-from edgedec.closeable import Closeable
 from edgedec.constraint import OpenConstraint, Predicate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import TokenStream, finished
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.text_room import require_room
-from edgedec.draft import ProposalLog
+from edgedec.drafter import ProposalLog
 from edgedec.errors import RequestError, argument
-from edgedec.further_processes import processes_of
 from edgedec.grammar import Grammar, JsonSchema, chosen_grammar
-from edgedec.model import ModelCard, Session
+from edgedec.model import Closeable, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.runtime import processes_of
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation
 from edgedec.sessions.text_pages import MOST_FORKS

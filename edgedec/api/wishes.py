@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.companion import Companion, companion_of
-from edgedec.draft import DrafterFactory
+from edgedec.drafter import DrafterFactory
 from edgedec.drafters.suffix.learned_file import largest_learned
 from edgedec.errors import RequestError, argument
 from edgedec.gguf.model_kinds import embeds_only

@@ -11,8 +11,8 @@ from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, ar
 from edgedec.gguf.file import GGUF, is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_kinds import is_embedder
 from edgedec.load_options import LoadOptions, own_options, read_options
-from edgedec.model import Runtime
 from edgedec.progress import stage
+from edgedec.runtime import Runtime
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key
 

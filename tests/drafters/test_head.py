@@ -20,7 +20,8 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.draft import DraftContext, DrafterRestsError, Verification
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext, DrafterRestsError
 from edgedec.drafters.head.head import HeadDrafter, Tally
 from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import CapabilityError, EdgedecError, RequestError

@@ -14,7 +14,8 @@ from support.tiny_quantized import ARCHITECTURES, EXPORTED, EXPORTED_TYPES, Tiny
 
 from edgedec.gguf.file import DATA
 from edgedec.load_options import LoadOptions
-from edgedec.model import LayerSet, Runtime
+from edgedec.model import LayerSet
+from edgedec.runtime import Runtime
 from edgedec_export.folder import read_manifest
 from edgedec_export.to_onnx import export_onnx
 from edgedec_runtimes.cpu.runtime import Cpu

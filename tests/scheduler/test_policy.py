@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from support.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DrafterNeeds
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_record import DrafterRecord

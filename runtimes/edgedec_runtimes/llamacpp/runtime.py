@@ -19,7 +19,7 @@ from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import HOST, Device, MemoryTerm, format_bytes
 from edgedec.model import Model, ModelCard
-from edgedec.runtime_report import RuntimeReport
+from edgedec.runtime import RuntimeReport
 from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.child.memory import process_term, shared_terms
@@ -67,7 +67,7 @@ _consistent: deque[str] = deque(maxlen=16)
 
 
 class LlamaCpp:
-    """Implements edgedec.model.Runtime."""
+    """Implements edgedec.runtime.Runtime."""
 
     name = "llamacpp"
     own_options = LlamaCppOptions
