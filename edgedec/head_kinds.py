@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from edgedec import plugins
 from edgedec.errors import EdgedecError, PluginError
-from edgedec.extras import DISTRIBUTION
 
 T = TypeVar("T")
 
@@ -88,7 +87,7 @@ def require_fit(head: Path, model: Path) -> None:
     """
     kind = kind_of(head) or next(iter(_kinds().values()), None)
     if kind is None:
-        raise PluginError(f"{head}: no kind of draft heads is installed; reinstall {DISTRIBUTION}")
+        raise PluginError(f"{head}: no kind of draft heads is installed; reinstall {plugins.DISTRIBUTION}")
     kind.require_fit(head, model)
 
 

@@ -17,12 +17,11 @@ from edgedec.chat import ChatTemplate, open_template
 from edgedec.companion import Companion
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot
-from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
-from edgedec.device import devices_of
 from edgedec.draft import DrafterFactory
 from edgedec.further_processes import processes_of
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
+from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx, own_options, read_options
 from edgedec.loading.other_machines import servers_note
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import open_companion
@@ -30,10 +29,9 @@ from edgedec.memory.device_account import remember_drivers, with_account
 from edgedec.memory.planner import Cap, Planned, plan_within, planning_bytes
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
-from edgedec.memory_plan import MemoryPlan
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.memory_plan import MemoryPlan, devices_of
+from edgedec.model import Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
-from edgedec.runtime_options import own_options, read_options
 from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
 # The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.

@@ -13,13 +13,13 @@ from edgedec.gguf.trained_context import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.head_kinds import OFF, require_fit, usable_head
 from edgedec.layer_skip.layer_sets import LayerBytes
+from edgedec.load_options import LoadOptions
 from edgedec.loading.other_machines import require_no_layers_here
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime
 from edgedec.loading.second_model import pair_options
 from edgedec.memory.ladder import Setting
 from edgedec.memory.planner import free_if_short, with_kv_type
-from edgedec.model import LoadOptions
 from edgedec.progress import stage
 from edgedec.scheduler.drafter_factories import (
     HEAD,

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
+from edgedec.load_options import default_n_ctx
 
 _AMPLE, _AMPLE_MORE = 1.5, 500_000_000  # times a model's file, and bytes: with so much free memory, nothing is planned
 _SHARE = 0.25  # of the memory that is left beside the model: what a context longer than default_n_ctx may take of it

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from edgedec.errors import MemoryCapError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.load_options import LoadOptions
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
 from edgedec_runtimes.cpu.draft_head.beside import Borrowed, HeadBeside, tapped_layers
 from edgedec_runtimes.cpu.draft_head.memory import head_facts, head_terms
 from edgedec_runtimes.cpu.draft_head.weights import output_bytes

@@ -20,7 +20,7 @@ import edgedec
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_export.training.prompt_files import read_prompts
 from edgedec_export.training.train_drafter import TrainOptions, train_drafter
 from edgedec_runtimes.cpu.runtime import Cpu

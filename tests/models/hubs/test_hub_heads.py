@@ -16,7 +16,7 @@ from support.tiny_quantized import Tiny, write_tiny
 from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_kinds import find_head
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.cache import list_models, remove_model
 from edgedec_models.resolve import pull, resolve
 from edgedec_runtimes.trained_heads.kind import NAME as EAGLE3

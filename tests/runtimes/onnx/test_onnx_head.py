@@ -16,12 +16,13 @@ from support.tiny_quantized import Tiny, write_tiny
 import edgedec
 from edgedec.api.options import LIBRARY, EngineOptions
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
-from edgedec.conformance import check_drafter, check_runtime, raise_failures
 from edgedec.drafters.head.head import HeadDrafter
 from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules, HeadState
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Session
+from edgedec_apps.conformance import check_drafter, check_runtime, raise_failures
 from edgedec_export.target_rows import read_rows
 from edgedec_models.draft_heads import HEADS
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -2,8 +2,8 @@
 
 from edgedec.errors import EdgedecError
 from edgedec.head_kinds import OFF, require_fit
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.shelf.names import Named, installed_file
 

@@ -13,7 +13,7 @@ from support.tiny_quantized import Tiny, write_tiny
 from edgedec.gguf.file import read_gguf
 from edgedec.head_kinds import usable_head
 from edgedec.head_state import ChainRules, HeadState
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.trained_heads.kind import NAME as EAGLE3
