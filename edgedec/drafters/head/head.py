@@ -27,7 +27,7 @@ from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
 from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.errors import CapabilityError, RequestError, argument
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
-from edgedec.model import Forward
+from edgedec.model import Forward, Session
 from edgedec.sampling import Distribution
 from edgedec.tree_shapes import CHAIN
 
@@ -105,6 +105,17 @@ class HeadDrafter:
         self._row = np.empty(0, np.float32)
         self._first: int | None = None  # the first token of the latest draft
         self._takes_best = context.sampling.takes_best
+
+    @staticmethod
+    def begin_prompt(session: Session, *, follows: bool) -> None:
+        """Have the head follow a prompt that several texts have in common, or rest; see FollowingFactory."""
+        head = session.draft_head
+        if head is None or head.gone:
+            return
+        if follows:
+            head.follow()
+        else:
+            head.rest()
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt, which the head reads together with the target."""
@@ -311,4 +322,4 @@ def _traits(state: HeadState, context: DraftContext) -> DrafterTraits:
     if state.reach:
         rate = sum(state.reach) / (1 + sum(state.reach[:-1]))
     level_s = None if whole_s is None else _SHARE * whole_s
-    return DrafterTraits(DraftCost.CALLS, Draws.SHAPES, rate, level_s)
+    return DrafterTraits(DraftCost.CALLS, Draws.SHAPES, rate, level_s, follows=True)
