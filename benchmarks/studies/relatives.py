@@ -35,7 +35,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.scheduler.cost_probe import cost_curve
+from edgedec.sessions.cost_probe import cost_curve
 from edgedec_apps.bench.provenance import provenance
 from edgedec_export.training import checkpoints
 from edgedec_export.training.batches import Place, endless_groups

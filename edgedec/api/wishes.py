@@ -6,10 +6,10 @@ from pathlib import Path
 
 from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.companion import Companion, companion_of
-from edgedec.draft import DrafterFactory
+from edgedec.drafter import DrafterFactory
 from edgedec.drafters.suffix.learned_file import largest_learned
 from edgedec.errors import RequestError, argument
-from edgedec.gguf.trained_context import embeds_only
+from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.head_kinds import OFF, require_fit, usable_head
 from edgedec.layer_skip.layer_sets import LayerBytes
@@ -30,7 +30,7 @@ from edgedec.scheduler.drafter_factories import (
     require_overlap,
     used_draft_model,
 )
-from edgedec.sessions.forks import require_count
+from edgedec.sessions.text_pages import require_count
 from edgedec.storage.probe_cache import cache_folder
 
 
@@ -124,7 +124,7 @@ def engine_wishes(
     load_options, embeds = options.load_options(planning_bytes), embeds_only(choice.path)
     companion, companion_path = companion_of(options.lossy.methods), None
     draft = None if embeds else options.draft
-    if companion is not None:
+    if companion is not None and companion.model is not None:
         _require_alone(companion.what, options, application)
         draft, load_options = None, pair_options(load_options)
         companion_path = resolve(companion.model, options.resolving)

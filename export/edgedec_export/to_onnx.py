@@ -12,8 +12,7 @@ from typing import Any, cast, get_args
 
 from edgedec import __version__
 from edgedec.errors import RequestError
-from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.formats import DATA, GRAPH, VOCABULARY
+from edgedec.gguf.file import DATA, GGUF, GRAPH, VOCABULARY, read_gguf
 from edgedec.progress import CancelToken, OnProgress, check_cancelled
 from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary

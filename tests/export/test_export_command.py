@@ -30,8 +30,7 @@ from edgedec.errors import (
     StorageError,
     UnsupportedModelError,
 )
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import DATA, MANIFEST
+from edgedec.gguf.file import DATA, MANIFEST, read_gguf
 from edgedec.progress import CancelToken, Progress
 from edgedec_export import positions
 from edgedec_export.folder import new_folder, read_manifest

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.model_info import require_text_decoder
+from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model, ModelCard
 from edgedec.progress import Progress
-from edgedec.runtime_report import RuntimeReport
+from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.cpu import kv_types, weights
@@ -39,7 +39,7 @@ _BLOCK = 32
 
 
 class Cpu:
-    """Implements edgedec.model.Runtime."""
+    """Implements edgedec.runtime.Runtime."""
 
     name = "cpu"
     own_options = CpuOptions

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedec.errors import EdgedecError
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import header_path
+from edgedec.gguf.file import read_gguf, read_header_of
 from edgedec.head_kinds import HeadDescription, HeadKind, Kinship
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def _kinship(head: Path, model: Path, cache_dir: Path | None) -> Kinship:
     from edgedec_runtimes.trained_heads.target import target_of
 
     with suppress(EdgedecError):  # the runtime says what is wrong with the model
-        model_target = target_of(read_gguf(header_path(model)), cache_dir)
+        model_target = target_of(read_header_of(model), cache_dir)
         if model_target.weights_hash and model_target.weights_hash == trained.weights_hash:
             return Kinship.THESE_WEIGHTS
         if model_target.norms_hash and model_target.norms_hash == trained.norms_hash:
@@ -84,7 +83,7 @@ def _require_fit(head: Path, model: Path) -> None:
     from edgedec_runtimes.trained_heads.load import load_head
     from edgedec_runtimes.trained_heads.target import fit
 
-    fit(load_head(head), read_gguf(header_path(model)))
+    fit(load_head(head), read_header_of(model))
 
 
 def _describe(head: Path) -> HeadDescription:

@@ -25,8 +25,8 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model, Session
-from edgedec.sessions.sliding_window import SlidingSession
 from edgedec_export.block_types import quantize_q4_0
+from edgedec_methods.sliding_window import SlidingSession
 from edgedec_runtimes.cpu.draft_head.check import require_runnable
 from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows, stored
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -1,12 +1,57 @@
 """Recordings of what drafters propose at every position of a text."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from edgedec.model import LayerSet
-from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.sequence import Evaluated, Proposals
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A forward that was made for a draft.
+
+    Attributes:
+        n_rows: Rows of the forward.
+        share: Bytes of weights that the forward read, as a share of those that a token of the target reads; None for a
+            forward of a draft model.
+    """
+
+    n_rows: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """The proposals of all drafters at one position of a text, merged into one tree.
+
+    Attributes:
+        tokens: By node, its token.
+        parents: By node, the index of its parent; -1 where the node follows the text.
+        paths: By node, P(path to the node accepted), as it was estimated then.
+        draft_s: Seconds that drafting took.
+        evaluated: The forwards that drafting made, in their order; none for drafters that look tokens up.
+        after: By node, how many of these forwards were made when the node was known; empty where that is not recorded.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    paths: tuple[float, ...]
+    draft_s: float
+    evaluated: tuple[Evaluated, ...] = ()
+    after: tuple[int, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the attributes as plain types for JSON."""
+        return {
+            "tokens": list(self.tokens),
+            "parents": list(self.parents),
+            "paths": [round(path, 4) for path in self.paths],
+            "draft_s": round(self.draft_s, 6),
+            "evaluated": [[made.n_rows, made.share and round(made.share, 4)] for made in self.evaluated],
+            "after": list(self.after),
+        }
 
 
 def share_of_halves(layers: LayerSet) -> float:
@@ -21,13 +66,17 @@ def share_of_halves(layers: LayerSet) -> float:
 class Recorder:
     """Records what is proposed at every position of one text, and the forwards that this takes.
 
+    Implements edgedec.drafter.ProposalLog.
+
     Args:
-        rows: Gets an entry for each position.
         share: `(half-layers)` -> the share of a token's bytes that these and the head of the target read.
+
+    Attributes:
+        rows: An entry for each position so far.
     """
 
-    def __init__(self, rows: list[Proposals], share: Callable[[LayerSet], float] = share_of_halves) -> None:
-        self._rows = rows
+    def __init__(self, share: Callable[[LayerSet], float] = share_of_halves) -> None:
+        self.rows: list[Proposals] = []
         self._share = share
         self._begin()
 
@@ -62,8 +111,8 @@ class Recorder:
             if place == len(self._after):
                 self._after.append(before + -(-n_made * depth // max(depths)))
 
-    def end(self, tree: DraftTree, paths: Sequence[float], draft_s: float) -> None:
+    def end(self, tokens: Sequence[int], parents: Sequence[int], paths: Sequence[float], draft_s: float) -> None:
         """Add the entry of a position, whose drafting took `draft_s` seconds, and begin the next position."""
-        nodes = tuple(tree.tokens), tuple(tree.parents), tuple(paths)
-        self._rows.append(Proposals(*nodes, draft_s, tuple(self._evaluated), tuple(self._after)))
+        nodes = tuple(tokens), tuple(parents), tuple(paths)
+        self.rows.append(Proposals(*nodes, draft_s, tuple(self._evaluated), tuple(self._after)))
         self._begin()

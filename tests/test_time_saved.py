@@ -1,7 +1,6 @@
 """What drafts saved: by the plain steps of the same text, by the length of context, and only where these are known."""
 
-from edgedec.scheduler.time_saved import TimeSaved
-from edgedec.stats import DecodeStats
+from edgedec.stats import DecodeStats, TimeSaved
 
 
 def test_steps_with_drafts_are_compared_with_the_plain_steps_of_the_text() -> None:

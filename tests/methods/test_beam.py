@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.table_branches import END, Ids, random_table, table_texts, whole_texts
 
-from edgedec.choosing.beam import Beam, beam_search
 from edgedec.errors import OptionError
+from edgedec_methods.beam import Beam, beam_search
 
 N_VOCAB, LENGTH = 4, 4
 

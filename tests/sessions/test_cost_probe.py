@@ -16,7 +16,7 @@ from edgedec.errors import CancelledError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Session
 from edgedec.progress import CancelToken
-from edgedec.scheduler.cost_probe import cost_curve
+from edgedec.sessions.cost_probe import cost_curve
 from edgedec.storage import probe_cache
 
 
@@ -24,8 +24,8 @@ from edgedec.storage import probe_cache
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of measuring."""
     fake = Clock()
-    monkeypatch.setattr("edgedec.scheduler.cost_probe.perf_counter", fake)
-    monkeypatch.setattr("edgedec.scheduler.cost_probe.monotonic", fake)
+    monkeypatch.setattr("edgedec.sessions.cost_probe.perf_counter", fake)
+    monkeypatch.setattr("edgedec.sessions.cost_probe.monotonic", fake)
     return fake
 
 
