@@ -32,6 +32,7 @@ class ActiveDrafter:
         tries: Whether its latest draft was a trial, made to find out what the drafter is worth.
         trials: Trials still to come in a row.
         model: Returns the name and the memory of the draft model that it uses; None for a drafter without one.
+        following: The drafter, where it reads each text along with the target; else None.
         n_asked: How often a costly drafter was asked in this generation.
         asked_s: Seconds that these drafts took.
         verified: Whether nodes of its latest draft were verified.
@@ -58,6 +59,7 @@ class ActiveDrafter:
     tries: bool = False
     trials: int = 0
     model: Callable[[], str] | None = None
+    following: Following | None = None
     n_asked: int = 0
     asked_s: float = 0.0
     verified: bool = False
@@ -115,15 +117,15 @@ class ActiveDrafter:
 
     def idle_if_dear(self, greedy: bool) -> None:
         """Leave the text alone where the record says so."""
-        if isinstance(self.drafter, Following) and self.record.goes_without(greedy):
-            self.drafter.idle()
+        if self.following is not None and self.record.goes_without(greedy):
+            self.following.idle()
             self.idles = True
 
     def count_following(self, greedy: bool) -> None:
         """Count at a text's end what following it took as lost, where drafts did not pay."""
         worth = self.record.worth[greedy]
-        if isinstance(self.drafter, Following) and not self.idles and worth is not None and not worth.paid:
-            self.record.trials.lost_s += self.drafter.followed_s
+        if self.following is not None and not self.idles and worth is not None and not worth.paid:
+            self.record.trials.lost_s += self.following.followed_s
 
     def catch_up(self) -> None:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""

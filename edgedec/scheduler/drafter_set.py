@@ -13,7 +13,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
-from edgedec.drafter_traits import Declaring, DrafterTraits
+from edgedec.drafter_traits import Declaring, DrafterTraits, Following, FollowingFactory
 from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.errors import MemoryCapError, PluginError
@@ -24,7 +24,7 @@ from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
 from edgedec.scheduler.draft_tree import PolicyOptions
-from edgedec.scheduler.drafter_factories import HEAD, SKIP, drafter_factory, promised_gain
+from edgedec.scheduler.drafter_factories import SKIP, drafter_factory, promised_gain
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.shared_cost_curve import JointPrice
@@ -222,14 +222,12 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
 
 
 def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:
-    """Let the draft head follow the prompt that several texts have in common, or rest where it leaves them alone."""
-    head, record = session.draft_head, drafting.records.get(HEAD)
-    if head is None or head.gone or HEAD not in drafting.factories or HEAD in drafting.off:
-        return
-    if record is not None and not drafting.always and record.goes_without(greedy):
-        head.rest()
-    else:
-        head.follow()
+    """Let drafters that follow texts follow the prompt that several texts have in common, or leave it alone."""
+    for name, factory in drafting.factories.items():
+        if isinstance(factory, FollowingFactory) and name not in drafting.off:
+            record = drafting.records.get(name)
+            rests = record is not None and not drafting.always and record.goes_without(greedy)
+            factory.begin_prompt(session, follows=not rests)
 
 
 def _open(
@@ -294,4 +292,5 @@ def _active(name: str, drafter: Drafter, record: DrafterRecord, curve: CostCurve
         traits.cost,
         model=traits.about,
         price=JointPrice(drafter, curve).share_s if isinstance(drafter, JointDrafter) else None,
+        following=drafter if traits.follows and isinstance(drafter, Following) else None,
     )

@@ -11,7 +11,7 @@ from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft
 from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost
-from edgedec.drafters.head.head import HeadDrafter
+from edgedec.drafters.head import HeadDrafter
 from edgedec.load_options import LoadOptions
 from edgedec.memory.ladder import Setting, rungs
 from edgedec.scheduler.active_drafters import ActiveDrafter
