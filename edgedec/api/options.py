@@ -30,8 +30,8 @@ class DraftOptions:
 
     Attributes:
         overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU,
-            on a GPU or on other machines (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise"
-            and the other rules than "coupled", and with a `tree` other than "chain".
+            on a GPU or on other machines (edgedec_methods.overlapped). No effect with verify="tokenwise" and the other
+            rules than "coupled", and with a `tree` other than "chain".
         tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
             "chain" under coupled, tokenwise and block, "grow" under recursive, "paths:2" under kseq and
             multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.

@@ -25,6 +25,7 @@ from edgedec.scheduler.drafter_factories import (
     HEAD,
     LEARNED,
     SUFFIX,
+    demands_of,
     drafter_factories,
     keeping_stores,
     require_overlap,
@@ -139,7 +140,8 @@ def engine_wishes(
     if options.lossy.layer_skip is not None:
         from edgedec.layer_skip.choose import require_layer_skip
 
-        sizes = require_layer_skip(choice.path, options.lossy.layer_skip, force=force, drafters=factories)
+        own = [name for name, factory in factories.items() if demands_of(factory).layers]
+        sizes = require_layer_skip(choice.path, options.lossy.layer_skip, force=force, drafters=own)
     draft_model, notes = used_draft_model(found, factories)
     setting = Setting(
         load_options,
@@ -158,6 +160,7 @@ def engine_wishes(
         learned_bytes=_learned_bytes(factories, options, pinned=pinned),
         slides=options.lossy.slide,
         stores=keeping_stores(factories),
+        least_rows=max((demands_of(factory).rows for factory in factories.values()), default=1),
     )
     notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))
     return Wishes(setting, factories, _draft_store(options), sizes, notes, companion)

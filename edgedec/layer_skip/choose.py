@@ -22,7 +22,6 @@ from edgedec.layer_skip.skipping_model import LossyModel
 from edgedec.model import LayerSet, Model
 
 _ROUNDING = 1e-9
-_OF_OWN_LAYERS = ("skip", "exit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +81,16 @@ def require_layer_skip(path: Path, speedup: float, *, force: bool, drafters: Ite
         path: The model file.
         speedup: The requested speed-up.
         force: Whether to allow a speed-up whose quality was never measured, or that is not recommended.
-        drafters: The names of the drafters that are to draft.
+        drafters: The names of the drafters, among those that are to draft, that run a part of the layers themselves.
 
     Raises:
         RequestError: As choose_layers; or a drafter runs a part of the layers itself; or, unless `force`, the quality
             at this speed-up was never measured, or the speed-up is higher than recommended.
         EdgedecError: As read_gguf.
     """
-    own = [name for name in drafters if name in _OF_OWN_LAYERS]
-    if own:
+    for name in drafters:
         raise RequestError(
-            f"the drafter {own[0]!r} runs a part of the layers, but with a layer skip every forward runs the same "
+            f"the drafter {name!r} runs a part of the layers, but with a layer skip every forward runs the same "
             "ones; use one of the two"
         )
     sizes = layer_bytes(path)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import CostCurve, best_length
 from edgedec.errors import RequestError, StorageError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
@@ -183,6 +184,21 @@ class TunedSet:
     cost: float
     agreement: float
     n_positions: int
+
+    def promised_gain(self, curve: CostCurve, n_max: int) -> float:
+        """Return how many times as fast as plain decoding drafts with the set would be, by the cost curve.
+
+        The result is 0 where nothing was measured, or where no draft can be verified.
+
+        >>> tuned = TunedSet(LayerSet.of(4, [0, 3]), 0.5, 0.5, 0.8, 2000)
+        >>> round(tuned.promised_gain(CostCurve({1: 0.10, 2: 0.11}), 1), 3)
+        1.125
+        """
+        whole_s = curve.seconds(1)
+        if whole_s is None or n_max < 1:
+            return 0.0
+        cost = curve.up_to(n_max + 1).__getitem__
+        return best_length(self.agreement, self.cost * whole_s, cost, n_max, 1 / whole_s)[1]
 
 
 def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet, *, lossy: bool = False) -> None:

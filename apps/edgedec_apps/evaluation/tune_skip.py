@@ -33,7 +33,6 @@ from edgedec.model import LayerSet, LoadOptions, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
 from edgedec.resolver import ResolveOptions
 from edgedec.scheduler.cost_probe import cost_curve
-from edgedec.scheduler.drafter_factories import promised_gain
 from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable
@@ -131,7 +130,7 @@ def _tune(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
         with stage(on_progress, "measuring", "what a token through the set costs"):
             cost = part_cost(session, found.layers)
         tuned = TunedSet(found.layers, sizes.share(found.layers), cost, own.agreement, own.n_positions)
-        gain = None if job.lossy else promised_gain(tuned, cost_curve(session, options), N_DRAFT_MAX)
+        gain = None if job.lossy else tuned.promised_gain(cost_curve(session, options), N_DRAFT_MAX)
         keep_tuned_set(root, model.card, tuned, lossy=job.lossy)
         return sizes, Outcome(found, seconds, scores, tuned, gain, _options(path, sizes, tuned) if job.lossy else "")
 

@@ -13,14 +13,14 @@ from functools import partial
 from math import inf
 from threading import RLock
 from time import perf_counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, ModelFactory, Verification
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.draft_forward import DraftForward
@@ -224,6 +224,18 @@ class DraftModel:
     def close(self) -> None:
         """Free the draft model."""
         self.model.close()
+
+
+class DraftSource(ModelFactory, Protocol):
+    """A factory of drafters around a loaded draft model: that model itself, or a way of its own to draft with it."""
+
+    @property
+    def source(self) -> DraftModel:
+        """The draft model."""
+
+    @property
+    def cascades(self) -> bool:
+        """Whether a cascade may draft in its place, the same in less time."""
 
 
 class DraftModelUser:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Verification
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.levels import LevelMaker
 from edgedec.errors import CancelledError
 from edgedec.model import Forward, LayerSet
 
@@ -37,6 +36,8 @@ class OwnLayersDrafter:
     """
 
     def __init__(self, context: DraftContext, label: int) -> None:
+        from edgedec.drafters.levels import LevelMaker  # only now, as a start of `auto` asks for promises alone
+
         self.context = context
         self.ids: list[int] = []
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, label)

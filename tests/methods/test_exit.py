@@ -12,13 +12,13 @@ import edgedec
 from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, Verification
-from edgedec.drafters.self_speculation import exit as exit_drafter
-from edgedec.drafters.self_speculation.exit import Agreement, ExitDrafter, exits_of
 from edgedec.errors import CapabilityError
 from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.model import Capabilities, LoadOptions, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec_methods import exit as exit_drafter
+from edgedec_methods.exit import Agreement, ExitDrafter, exits_of
 from edgedec_runtimes.cpu.runtime import Cpu
 
 GREEDY = SamplingParams(temperature=0)
