@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgedec.device import Device, DeviceCap
-from edgedec.memory_plan import DRIVER, MemoryPlan
+from edgedec.memory_plan import DRIVER, Device, DeviceCap, MemoryPlan
 from edgedec.storage import probe_cache
 
 _KIND = "devices"

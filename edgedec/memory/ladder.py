@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgedec.counted import counted
-from edgedec.draft import STORE_BYTES
+from edgedec.drafter import STORE_BYTES
+from edgedec.errors import counted
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
+from edgedec.load_options import LoadOptions, Sacrifice, own_options, read_options
 from edgedec.memory_plan import format_bytes
-from edgedec.model import LoadOptions
-from edgedec.runtime_options import Sacrifice, own_options, read_options
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, HEAD, MODEL
 
 _GRAMMAR_BYTES = (16_000_000, LEAST_GRAMMAR_BYTES)

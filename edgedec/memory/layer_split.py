@@ -7,12 +7,11 @@ which has the output matrix: devices of other machines come first in that order,
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edgedec.device import Device, DeviceCap, Split, devices_of, n_split
+from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.device_account import with_measured_drivers
 from edgedec.memory.ladder import Setting, with_layers
-from edgedec.memory_plan import DRIVER, MemoryTerm
-from edgedec.model import LoadOptions
+from edgedec.memory_plan import DRIVER, Device, DeviceCap, MemoryTerm, Split, devices_of, n_split
 
 IsOver = Callable[[Split, str], bool]
 """Tells for a split whether a device, by its name, would hold more than its cap."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgedec import plugins
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DrafterFactory
+from edgedec.drafter import DrafterFactory
 from edgedec.drafter_traits import Demands, Shedding
 from edgedec.errors import PluginError, RequestError, argument
 from edgedec.model import Model

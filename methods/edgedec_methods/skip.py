@@ -15,7 +15,8 @@ Status: opt-in
 
 from pathlib import Path
 
-from edgedec.draft import Draft, DraftContext, DrafterNeeds
+from edgedec.draft import Draft
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Demands
 from edgedec.layer_skip.layer_sets import TunedSet, evenly_spaced, left_out, tuned_set
 from edgedec.model import Model
@@ -34,7 +35,7 @@ def promised(model: Model, cache_dir: Path | None) -> PromisedGain | None:
 
 
 class SkipDrafter(OwnLayersDrafter):
-    """Implements edgedec.draft.Drafter; the context's curve takes what was measured when the set was tuned.
+    """Implements edgedec.drafter.Drafter; the context's curve takes what was measured when the set was tuned.
 
     Args:
         context: The generation's.

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits
 from edgedec.drafters.draft_model.draft_text import window_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser
@@ -60,7 +61,7 @@ def universal(loaded: LoadedDraft) -> "UniversalDraftModel":
 
 class UniversalDraftModel(DraftModelUser):
     """A loaded draft model with another tokenizer; makes the drafter of each generation (an
-    edgedec.draft.ModelFactory).
+    edgedec.drafter.ModelFactory).
 
     Attributes:
         source: The draft model with its session.
@@ -77,7 +78,7 @@ class UniversalDraftModel(DraftModelUser):
 
 
 class UniversalDrafter:
-    """Implements edgedec.draft.Drafter.
+    """Implements edgedec.drafter.Drafter.
 
     Attributes:
         calls: The forwards for the latest draft, each with what it was joined into.

@@ -11,14 +11,16 @@ from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids
 
 import edgedec
-from edgedec.conformance import check_drafter
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec_apps.conformance import check_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prompts_are_read_whole")]

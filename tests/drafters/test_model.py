@@ -13,8 +13,8 @@ import pytest
 from support.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
 from support.tiny_models import BOS, byte_ids
 
-from edgedec.conformance import check_drafter
-from edgedec.draft import DraftContext, DrafterFactory, Floor, ModelFactory, Verification
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext, DrafterFactory, Floor, ModelFactory
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.draft_text import window_of
@@ -26,6 +26,7 @@ from edgedec.model import Capabilities, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
+from edgedec_apps.conformance import check_drafter
 from edgedec_methods.universal import UniversalDraftModel
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")

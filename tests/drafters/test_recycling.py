@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterNeeds, Verification
+from edgedec.draft import Candidates, Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterNeeds
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
 from edgedec.drafters.ngram.table import CandidateTable, context_key
 from edgedec.noise import Noise, gumbel_of
-from edgedec.verification.walk import children_of
+from edgedec.verification.rule_tools import children_of
 
 MakeContext = Callable[..., DraftContext]
 MakeCandidates = Callable[[list[tuple[int, dict[int, float]]]], Candidates]

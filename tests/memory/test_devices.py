@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 from support.real_models import real_model
 
-from edgedec.device import HOST, Device, DeviceCap, Split, n_split
 from edgedec.errors import MemoryCapError
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.device_account import remember_drivers, with_account, with_measured_drivers
 from edgedec.memory.ladder import Setting
 from edgedec.memory.layer_split import device_caps, split_layers, whole_split
 from edgedec.memory.planner import Cap, Planned, plan_settings, plan_within
-from edgedec.memory_plan import MemoryPlan, MemoryTerm
-from edgedec.model import LoadOptions
+from edgedec.memory_plan import HOST, Device, DeviceCap, MemoryPlan, MemoryTerm, Split, n_split
 from edgedec_runtimes.llamacpp.device_terms import HostRun, compute_bytes, default_split, kv_terms, weight_terms
 from edgedec_runtimes.llamacpp.options import LlamaCppOptions
 from edgedec_runtimes.llamacpp.options import own as own_of

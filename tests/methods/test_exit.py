@@ -9,14 +9,16 @@ from support.draft_models import SETTINGS, TEXT
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
-from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftContext, Verification
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext
 from edgedec.errors import CapabilityError
 from edgedec.layer_skip.layer_sets import first_layers
-from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec_apps.conformance import check_drafter
 from edgedec_methods import exit as exit_drafter
 from edgedec_methods.exit import Agreement, ExitDrafter, exits_of
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -13,8 +13,8 @@ from support.draft_models import SETTINGS, TEXT, Recorded, counted, depth, gener
 from support.tiny_models import BOS, byte_ids
 
 import edgedec
-from edgedec.conformance import check_drafter
-from edgedec.draft import Draft, DraftContext, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelDrafter
 from edgedec.errors import SessionError
@@ -24,6 +24,7 @@ from edgedec.sampling import SamplingParams
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
 from edgedec_apps.cli.shown.explain import explained
+from edgedec_apps.conformance import check_drafter
 from edgedec_methods.overlapped import THREAD_NAME, OverlappedDrafter, OverlappedModel
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")

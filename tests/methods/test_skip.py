@@ -13,13 +13,13 @@ from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
-from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftContext, DrafterFactory, Floor
+from edgedec.drafter import DraftContext, DrafterFactory, Floor
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CancelledError, CapabilityError
 from edgedec.layer_skip.layer_sets import TunedSet, keep_tuned_set, without
-from edgedec.model import Capabilities, LayerSet, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, LayerSet, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler import drafter_factories as draft_loading
@@ -27,6 +27,7 @@ from edgedec.scheduler.drafter_factories import promised_gains
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
+from edgedec_apps.conformance import check_drafter
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_methods import exit as exit_drafter
 from edgedec_methods.skip import SkipDrafter

@@ -16,13 +16,13 @@ from support.token_texts import CODE, SENTENCES
 from support.vocabularies import bpe, spm, write
 
 import edgedec
-from edgedec.conformance import check_drafter
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import open_draft_model, same_tokenizer
-from edgedec.model import LoadOptions
 from edgedec.tokenizer import Tokenizer
+from edgedec_apps.conformance import check_drafter
 from edgedec_methods.alignment import Aligned, continuation, encode_aligned, leading_ids, whole_characters
 from edgedec_methods.universal import UniversalDraftModel
 from edgedec_runtimes.tokenizer import open_tokenizer

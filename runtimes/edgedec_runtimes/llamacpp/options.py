@@ -1,17 +1,17 @@
 """The options that only the llamacpp runtime has."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgedec.decoding.lost import require_wait
+from edgedec.errors import OptionError
+from edgedec.load_options import LoadOptions, Sacrifice, read_options
 from edgedec.loading.other_machines import addresses_of
-from edgedec.model import LoadOptions
-from edgedec.runtime_options import Sacrifice, read_options
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppOptions:
-    """The llamacpp runtime's own options (edgedec.runtime_options).
+    """The llamacpp runtime's own options (edgedec.load_options).
 
     Attributes:
         mmap: Map the weights from the file instead of copying them.
@@ -38,9 +38,11 @@ class LlamaCppOptions:
 
     def __post_init__(self) -> None:
         addresses_of(self.rpc)
-        require_wait("rpc_wait", self.rpc_wait)
+        wait = self.rpc_wait
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or math.isnan(wait) or wait < 0:
+            raise OptionError("rpc_wait", wait, "it must be 0 or more seconds; inf waits for ever")
 
 
 def own(options: LoadOptions) -> LlamaCppOptions:
-    """Return the runtime's own options (raises as edgedec.runtime_options.read_options)."""
+    """Return the runtime's own options (raises as edgedec.load_options.read_options)."""
     return read_options(LlamaCppOptions, options.runtime_options, "the llamacpp runtime")

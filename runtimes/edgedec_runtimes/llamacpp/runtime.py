@@ -10,21 +10,17 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from edgedec.counted import counted
-from edgedec.defaults import default_n_ctx
-from edgedec.device import HOST, Device
-from edgedec.errors import EdgedecError
+from edgedec.errors import EdgedecError, counted
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
-from edgedec.gguf.model_info import ModelInfo, describe, require_text_decoder
-from edgedec.gguf.model_kinds import is_embedder
-from edgedec.gguf.pooling import read_pooling
+from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.gguf.model_kinds import is_embedder, read_pooling, require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes
-from edgedec.memory_plan import MemoryTerm, format_bytes
-from edgedec.model import LoadOptions, Model, ModelCard
-from edgedec.runtime_report import RuntimeReport
+from edgedec.memory_plan import HOST, Device, MemoryTerm, format_bytes
+from edgedec.model import Model, ModelCard
+from edgedec.runtime import RuntimeReport
 from edgedec.sessions.invariance import will_probe
-from edgedec.storage.kept_as_tiles import header_file, make_whole
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel
@@ -53,6 +49,7 @@ from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.tile_files.keeping import header_file, make_whole
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
@@ -70,7 +67,7 @@ _consistent: deque[str] = deque(maxlen=16)
 
 
 class LlamaCpp:
-    """Implements edgedec.model.Runtime."""
+    """Implements edgedec.runtime.Runtime."""
 
     name = "llamacpp"
     own_options = LlamaCppOptions
@@ -114,7 +111,7 @@ class LlamaCpp:
         return ChildModel(hosting(f"{__name__}:{load_connected.__name__}", path, options, terms))
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
-        """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.device.HasDevices.
+        """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.memory_plan.HasDevices.
 
         None are named where options.planning_bytes leaves no room for llama.cpp's library.
         """
@@ -279,7 +276,7 @@ def _sizing_options(options: LoadOptions) -> LoadOptions:
 def _dry_run(path: Path, _header_hash: str, options: LoadOptions, n_ctx: int, *, embeds: bool) -> DryRun:
     """Return the result of a dry run, an earlier one if there is one: a dry run takes memory, which may be short."""
     gguf = read_gguf(path)
-    with nullcontext(path) if gguf.tiles is None else header_file(gguf) as file:
+    with nullcontext(path) if gguf.form is None else header_file(gguf) as file:
         return dry_run(file, options, n_ctx, embeds=embeds)
 
 

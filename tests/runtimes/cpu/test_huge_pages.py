@@ -14,9 +14,9 @@ import pytest
 from support.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, OptionError, StorageError
+from edgedec.load_options import LoadOptions
 from edgedec.memory import system
 from edgedec.memory.system import HugePages
-from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import build, huge_pages, placing

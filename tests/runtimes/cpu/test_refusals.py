@@ -19,7 +19,7 @@ from edgedec.errors import (
     UnsupportedModelError,
 )
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 
 _TINY = Tiny()

@@ -19,8 +19,9 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.api.options import DraftOptions
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
+from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import ForwardItem, LoadOptions, Model, Session
+from edgedec.model import ForwardItem, Model, Session
 from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgedec.device import Device
 from edgedec.errors import RequestError, RuntimeUnavailableError
-from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, Runtime
-from edgedec.runtime_options import own_options
+from edgedec.load_options import LoadOptions, own_options
+from edgedec.memory_plan import Device, MemoryTerm
+from edgedec.model import Model
+from edgedec.runtime import Runtime
 
 _GB, _MIB = 10**9, 2**20
 _BASE_BYTES = 60_000_000  # of Python with edgedec's packages on Linux
