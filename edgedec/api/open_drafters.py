@@ -107,9 +107,8 @@ def open_drafters(
     )
     if n_max >= 1 and wishes.draft_store is not None and SUFFIX in planned.setting.drafters:
         from edgedec.drafters.suffix.store_file import DraftStore
-        from edgedec.layer_skip.skipping_model import variant
 
-        store = DraftStore(wishes.draft_store, model, variant(model.card.left_out))
+        store = DraftStore(wishes.draft_store, model, model.card.variant)
         drafting.use_file(store, planned.setting.options)
     return Drafts(planned, curves, drafting)
 

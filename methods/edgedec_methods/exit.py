@@ -30,7 +30,6 @@ from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Demands
 from edgedec.drafters.levels import ranked
 from edgedec.errors import CancelledError
-from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.model import LayerSet
 from edgedec_methods.self_draft import Hidden, OwnLayersDrafter
 
@@ -167,7 +166,7 @@ class ExitDrafter(OwnLayersDrafter):
             self._agreement.seen(pays=self._pays)
         if not (recorded or self._pays):
             return EMPTY_DRAFT
-        layers = first_layers(self._n_layer, self._layer + 1)
+        layers = LayerSet.of(self._n_layer, range(self._layer + 1))
         return self.draft_with(layers, self.share, n_max, deadline_s, n_levels=n_max if recorded else n_levels)
 
     def _choice(self, n_max: int) -> tuple[int, int, float]:

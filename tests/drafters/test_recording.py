@@ -12,7 +12,7 @@ from edgedec.api.engine import Engine
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.model import Model
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec_apps.bench.recorder import Evaluated, Proposals, Recorder

@@ -17,7 +17,6 @@ from edgedec.cost_curve import CostCurve
 from edgedec.drafter import DraftContext, DrafterFactory, Floor
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CancelledError, CapabilityError
-from edgedec.layer_skip.layer_sets import TunedSet, keep_tuned_set, without
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, LayerSet, Model
 from edgedec.noise import Noise
@@ -27,6 +26,7 @@ from edgedec.scheduler.drafter_factories import promised_gains
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
+from edgedec.storage.layer_sets import TunedSet, keep_tuned_set, without
 from edgedec_apps.conformance import check_drafter
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_methods import exit as exit_drafter

@@ -12,7 +12,7 @@ from support.tiny_models import tiny_llama
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft_constants import GAIN
-from edgedec.layer_skip.layer_sets import TunedSet, without
+from edgedec.storage.layer_sets import TunedSet, without
 from edgedec_apps.bench import machine as bench_machine
 from edgedec_apps.bench.recorder import Evaluated, Proposals
 from edgedec_apps.bench.replay import replay

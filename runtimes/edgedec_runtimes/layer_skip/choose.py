@@ -1,24 +1,25 @@
 """Which layers to leave out for a requested speed-up (a layer skip), and which requests are refused.
 
-LOSSY: edgedec.layer_skip.skipping_model leaves the layers out.
+LOSSY: edgedec_runtimes.layer_skip.skipping_model leaves the layers out.
 
 Unified Layer Skipping (Liu et al. 2024, arXiv:2404.06954): the speed-up alone decides how many layers run. They are
 evenly spaced and the same for every token, so that a KV cache has no holes. Where the paper counts layers, bytes of
 weights are counted here, those of the head included, as the time of a token follows the bytes that it reads.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 from edgedec.errors import RequestError, argument
 from edgedec.gguf.file import read_header_of
+from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.gguf.model_info import describe
-from edgedec.layer_skip.layer_sets import LayerBytes, TunedSet, evenly_spaced, layer_bytes, left_out, tuned_set
-from edgedec.layer_skip.quality_table import MEASURED, Measured, Shape
-from edgedec.layer_skip.skipping_model import LossyModel
 from edgedec.model import LayerSet, Model
+from edgedec.storage.layer_sets import TunedSet, evenly_spaced, left_out, tuned_set
+from edgedec_runtimes.layer_skip.quality_table import MEASURED, Measured, Shape
+from edgedec_runtimes.layer_skip.skipping_model import LossyModel
 
 _ROUNDING = 1e-9
 
@@ -71,6 +72,14 @@ def choose_layers(sizes: LayerBytes, speedup: float, tuned: TunedSet | None = No
         f"a layer skip of {speedup:g} is out of reach: with the first and the last layer alone a token reads "
         f"{100 * least:.0f} % of the bytes, a speed-up of {1 / least:.2f}; give at most that"
     )
+
+
+def layer_skip(
+    path: Path, speedup: float, *, force: bool, drafters: Iterable[str]
+) -> Callable[[Model, Path | None], Model]:
+    """Return what leaves out layers of a loaded model, given the cache folder; raises as require_layer_skip does."""
+    sizes = require_layer_skip(path, speedup, force=force, drafters=drafters)
+    return lambda model, cache_dir: leave_out(model, sizes, speedup, cache_dir)
 
 
 def require_layer_skip(path: Path, speedup: float, *, force: bool, drafters: Iterable[str] = ()) -> LayerBytes:
