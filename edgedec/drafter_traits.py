@@ -85,6 +85,21 @@ class FollowingFactory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Demands:
+    """What a drafter needs when the model is loaded.
+
+    Attributes:
+        rows: The fewest rows of a forward that the drafter can do with; a memory plan keeps that many.
+        costs: Whether the drafter decides by what forwards cost, so that they are measured even where it is pinned.
+        layers: Whether the drafter runs the target with layers left out, which a model of fewer layers can't do.
+    """
+
+    rows: int = 1
+    costs: bool = False
+    layers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Shedding:
     """What a drafter loses where memory runs short: its place, and all that it keeps.
 

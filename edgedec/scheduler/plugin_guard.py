@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import SURE
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
-from edgedec.drafter_traits import Declaring, DrafterTraits, Draws, Following, FollowingFactory, Shedding
+from edgedec.drafter_traits import Declaring, Demands, DrafterTraits, Draws, Following, FollowingFactory, Shedding
 from edgedec.errors import PluginError
 from edgedec.model import Session
 
@@ -176,14 +176,17 @@ class GuardedFactory:
     Attributes:
         factory: Makes these drafters.
         shedding: What it declares that they lose where memory runs short.
+        demands: What it declares that they need when the model is loaded.
     """
 
     factory: DrafterFactory
     shedding: Shedding | None = field(init=False)
+    demands: Demands = field(init=False)
     _making: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         self.shedding = getattr(self.factory, "shedding", Shedding())
+        self.demands = getattr(self.factory, "demands", Demands())
 
     def __call__(self, context: DraftContext) -> Drafter:
         """Make a drafter (raises what Guarded raises)."""

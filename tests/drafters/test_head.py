@@ -25,8 +25,8 @@ from edgedec.drafter import DraftContext, DrafterRestsError
 from edgedec.drafters.head import HeadDrafter, Tally
 from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import CapabilityError, EdgedecError, RequestError
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.grammar import Grammar
-from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
 from edgedec.noise import Noise
