@@ -1,11 +1,11 @@
 """A request, the state of its generation, and what is returned of it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from edgedec.draft import ProposalLog
+from edgedec.drafter import ProposalLog
 from edgedec.errors import OptionError, RequestError
 from edgedec.noise import SEED_LIMIT
 from edgedec.sampling import SamplingParams
@@ -162,6 +162,14 @@ class Generation:
     def constraint_logprob(self) -> float | None:
         """The sum of log Z of what was allowed, as in DecodeStats; None without a constraint."""
         return self.stats.constraint_logprob
+
+
+def n_common(held: Sequence[int], prompt: Sequence[int], limit: int) -> int:
+    """Return how many tokens two texts have in common from their start on, at most `limit`."""
+    n = 0
+    while n < min(len(held), len(prompt), limit) and held[n] == prompt[n]:
+        n += 1
+    return n
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,6 @@ from edgedec.cost_curve import CostCurve
 from edgedec.gguf.file import read_gguf
 from edgedec.scheduler.drafter_record import Calibration
 from edgedec.storage.whole_file import write_atomically
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.record import RECORD_FILE
 from edgedec_apps.bench.provenance import provenance
 from edgedec_export.training.batches import batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed
@@ -47,6 +44,9 @@ from edgedec_export.training.lessons import Lesson, lesson_files
 from edgedec_export.training.network import TAP_SCALE, Unroll, Weights
 from edgedec_export.training.simulation import Drafted, Outcome, replay
 from edgedec_export.training.target_parts import TargetParts
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.record import RECORD_FILE
 
 _DEPTH = 6
 _FOLDS = 5

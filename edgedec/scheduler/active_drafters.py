@@ -6,17 +6,9 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 from time import monotonic, perf_counter
 
-from edgedec.draft import (
-    EMPTY_DRAFT,
-    Closing,
-    Draft,
-    Drafter,
-    DrafterNeeds,
-    DrafterRestsError,
-    ProposalLog,
-    Verification,
-)
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import LOOKED_UP_SHARE, ODD, TRIAL_SHARE
+from edgedec.drafter import Closing, Drafter, DrafterNeeds, DrafterRestsError, ProposalLog
 from edgedec.drafter_traits import DraftCost, Following
 from edgedec.errors import PluginError
 from edgedec.scheduler.draft_tree import DraftTree, PolicyOptions

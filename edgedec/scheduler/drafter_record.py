@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgedec.cost_curve import Budget
-from edgedec.draft import Correction, Draft
+from edgedec.draft import Draft
 from edgedec.draft_constants import (
     CLEAR_GAIN,
     FIRST,
@@ -19,6 +19,7 @@ from edgedec.draft_constants import (
     TRIAL_SHARE,
     TRIAL_STEPS,
 )
+from edgedec.drafter import Correction
 from edgedec.drafter_traits import DrafterTraits
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)  # of the bins of p_accept

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory
+from edgedec.draft import CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
 from edgedec.drafter_traits import Declaring, DrafterTraits
 from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
@@ -28,9 +29,7 @@ from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.shared_cost_curve import JointPrice
 from edgedec.sequence import COUPLED, TextState
-from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats
-from edgedec.tree_shapes import CHAIN, TreeShape
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.store_file import DraftStore

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import Budget, Cost, CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, Floor, ProposalLog, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import (
     AT_ONCE,
     BUCKET,
@@ -34,6 +34,7 @@ from edgedec.draft_constants import (
     NEXT_TO_NOTHING,
     NOTICED,
 )
+from edgedec.drafter import Floor, ProposalLog
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter, ActiveDrafters
 from edgedec.scheduler.decision_log import DecisionLog, summary

@@ -4,8 +4,8 @@ from functools import cache
 from threading import Lock
 
 from edgedec.cost_curve import Cost, CostCurve, SharedForward
-from edgedec.draft import JointDrafter
 from edgedec.draft_constants import NEWEST
+from edgedec.drafter import JointDrafter
 from edgedec.model import Session
 
 

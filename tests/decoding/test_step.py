@@ -12,7 +12,8 @@ from support.tiny_models import N_VOCAB, byte_ids, tiny_llama
 
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import ChosenLogprobs, Decoder, step
-from edgedec.draft import Draft, Drafter, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import Drafter, DrafterNeeds, Floor
 from edgedec.errors import CancelledError, ContextFullError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Model, Session

@@ -17,10 +17,11 @@ from support.tiny_quantized import Tiny, write_tiny
 import edgedec
 from edgedec.api.options import Lossy
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
-from edgedec.decoding.session_pool import SessionPool
-from edgedec.draft import DraftContext, DrafterRestsError, Verification
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext, DrafterRestsError
 from edgedec.drafters.head.head import HeadDrafter, Tally
 from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import CapabilityError, EdgedecError, RequestError

@@ -17,7 +17,8 @@ from support.command_line import run_here
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.draft import Draft, DraftContext, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext
 from edgedec.drafters.suffix.learned import LearnedDrafter
 from edgedec.drafters.suffix.learned_file import (
     Learned,

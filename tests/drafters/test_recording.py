@@ -9,7 +9,7 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.engine import Engine
-from edgedec.draft import DrafterFactory
+from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel

@@ -18,7 +18,8 @@ import pytest
 from support.simulation import Clock, Oracle, Run, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DrafterNeeds, Floor
 from edgedec.drafter_traits import DraftCost
 from edgedec.sampling import Distribution
 from edgedec.scheduler.active_drafters import ActiveDrafter

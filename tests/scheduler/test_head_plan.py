@@ -8,7 +8,8 @@ import pytest
 from support.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, Drafter
+from edgedec.draft import Draft
+from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.head.head import HeadDrafter
 from edgedec.load_options import LoadOptions

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from support.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DrafterNeeds
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_record import DrafterRecord
@@ -435,7 +436,7 @@ def test_a_costly_drafter_learns_every_token_in_order_asked_or_not(clock: Clock)
     drafter = Ordered(text, 0.5, clock=clock, level_s=0.001)
     policy = policy_of([member(drafter, costly=True)], curve_of("flat"))
     for i, token in enumerate(text):
-        draft = policy.propose(stats, i, 8) if i else EMPTY_DRAFT
+        draft = policy.propose(stats, i, 60) if i else EMPTY_DRAFT
         policy.learn(stats, draft, Verification((), (token,)), {})
     policy.drafters.close()
     assert drafter.n_asked > 0

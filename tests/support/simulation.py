@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Floor, ProposalLog, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds, Floor, ProposalLog
 from edgedec.drafter_traits import DraftCost
 from edgedec.model import Capabilities, Session
 from edgedec.noise import Noise

@@ -16,7 +16,8 @@ from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DrafterFactory, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.shape_names import parse_shape

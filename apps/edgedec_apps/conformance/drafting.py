@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
 from edgedec.model import Model, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
