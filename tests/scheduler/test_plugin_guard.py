@@ -420,8 +420,8 @@ def test_a_drafter_of_another_package_may_follow_texts() -> None:
     first.drafter.learn(Verification((), (7, 8)), {})
     assert len(first.drafter.propose(1, monotonic() + SECONDS)) == 1  # and so the step before was taken
     for _ in range(20):
-        first.record.worth_of(True).note(0.0, 0.002, is_trial=True)
-    first.is_due(first.record.worth_of(True), 0.01, 1)
+        first.record.worth[True].note(0.0, 0.002, is_trial=True)
+    first.is_due(first.record.worth[True], 0.01, 1)
     first.count_following(greedy=True)
     assert first.record.trials.lost_s == 0.5
     second = following(reading := Reading())
@@ -462,8 +462,8 @@ def test_a_factory_of_another_package_is_told_of_a_shared_prompt(monkeypatch: py
     drafting = Drafting({"foreign": GuardedFactory(factory)}, 15, records={"foreign": record})
     begin_prompt(drafting, fake_session(), greedy=True)
     for _ in range(20):
-        record.worth_of(True).note(0.0, 0.002, is_trial=True)
-    record.worth_of(True).paid = False
+        record.worth[True].note(0.0, 0.002, is_trial=True)
+    record.worth[True].paid = False
     record.trials.lost_s = 1.0
     begin_prompt(drafting, fake_session(), greedy=True)
     assert factory.told == [True, False]
