@@ -1,5 +1,6 @@
 """A device that layers of a model can be put on, and how layers are split among the host and its devices."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +11,9 @@ HOST = "host"
 
 Split = tuple[tuple[str, int], ...]
 """How many layers each device takes (LoadOptions.layer_split)."""
+
+IsOver = Callable[[Split, str], bool]
+"""Tells for a split whether a device, by its name, would hold more than its cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,33 @@ class HasDevices(Protocol):
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
         """Return the devices for layers under these options, in the order in which they take layers; no CPU.
 
-        LoadOptions.device names the only one that is wanted; LoadOptions.rpc_servers adds devices of other machines.
+        LoadOptions.device names the only one that is wanted. What their drivers take is that of earlier loads, where
+        the runtime has kept it (edgedec_runtimes.shared.device_account).
 
         Raises:
-            EdgedecError: The runtime does not work, there is no device of that name, or a server does not answer.
+            EdgedecError: The runtime does not work, there is no device of that name, or another machine does not
+                answer.
+        """
+
+    def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
+        """Return how many layers each device takes (edgedec_runtimes.shared.layer_split fills the nearest ones first).
+
+        Args:
+            names: The devices in the order of the layers.
+            n_layers: Layers that are wanted on devices: all of them where `whole`, else as many as fit.
+            is_over: Tells whether a device is over its cap.
+            whole: Whether no layer may be left over.
+        """
+
+    def account(
+        self, caps: tuple[DeviceCap, ...], used: Mapping[str, int], options: LoadOptions
+    ) -> tuple[DeviceCap, ...]:
+        """Return the devices of a plan, after a load, with what they took by their own account.
+
+        Args:
+            caps: The devices as they were before the load.
+            used: The planned bytes of the models themselves, by the names of the devices that they use.
+            options: The options that the model was loaded with.
         """
 
 

@@ -32,6 +32,7 @@ class LoadOptions:
             first layers, as many as are left. The output matrix counts as the last layer. A memory plan chooses it
             (edgedec.device); None to go by `n_gpu_layers`.
         runtime_options: Values by the names of options that only this runtime has (edgedec.runtime_options).
+        machines: Other machines that take layers, as these options name them; times that are measured hold for these.
         cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None to remember nothing.
         on_progress: Called during loading, in the calling thread.
         cancel: Stops the loading.
@@ -50,6 +51,7 @@ class LoadOptions:
     device: str | None = None
     layer_split: tuple[tuple[str, int], ...] | None = None
     runtime_options: Mapping[str, object] = field(default_factory=dict, hash=False)
+    machines: tuple[str, ...] = ()
     cache_dir: Path | None = None
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
@@ -60,17 +62,6 @@ class LoadOptions:
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
                 raise RequestError(f"{name} is {value!r}; it must be a whole number")
 
-    @property
-    def rpc_servers(self) -> tuple[str, ...]:
-        """ "host:port" of servers that lend devices of other machines; a runtime with such has the option `rpc`."""
-        named = self.runtime_options.get("rpc")
-        return tuple(filter(None, named.replace(" ", "").split(","))) if isinstance(named, str) else ()
-
     def with_own(self, **values: object) -> "LoadOptions":
         """Return the options with other values of options that only the runtime has."""
         return replace(self, runtime_options={**self.runtime_options, **values})
-
-    def of_this_machine(self) -> "LoadOptions":
-        """Return the options without the servers of other machines."""
-        own = {name: value for name, value in self.runtime_options.items() if name not in ("rpc", "rpc_wait")}
-        return replace(self, runtime_options=own)

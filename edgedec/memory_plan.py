@@ -113,9 +113,9 @@ class MemoryPlan:
         host = [] if self.cap_bytes is None else [format_bytes(self.cap_bytes)]
         return " and ".join([*host, *(f"{format_bytes(cap.cap_bytes)} on {cap.device.name}" for cap in self.devices)])
 
-    def device_bytes(self, name: str) -> int:
-        """The bytes of the terms of a device, by its name."""
-        return sum(term.n_bytes for term in self.terms if term.device == name)
+    def device_bytes(self, name: str, without: str = "") -> int:
+        """The bytes of the terms of a device, by its name; without the term of another name."""
+        return sum(term.n_bytes for term in self.terms if term.device == name and term.name != without)
 
     def table(self) -> str:
         """Return the plan as plain text: a line for each term, with a column for each device that has its own memory.

@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
 
 from edgedec.errors import OptionError, RequestError, argument
 
@@ -49,6 +49,29 @@ class Sacrifice:
     with_devices: bool = False
 
 
+@runtime_checkable
+class OtherMachines(Protocol):
+    """Own options by which a runtime puts layers of a model on other machines.
+
+    Their class attribute `of_other_machines` names the options that a model on this machine alone goes without.
+    """
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The other machines; none where all layers stay on this one."""
+
+    @property
+    def warning(self) -> str:
+        """What a person should know before layers are put there; may be empty."""
+
+    @property
+    def wait_s(self) -> float:
+        """Most seconds for which a text waits for a machine that is lost."""
+
+    def require_no_layers_here(self, *, layer_skip: bool, draft_head: bool) -> None:
+        """Raise RequestError where other machines take the layers, and one of these needs them on this one."""
+
+
 def own_options(runtime: object) -> type[Any]:
     """Return the dataclass of the options that only this runtime has."""
     found: type[Any] = getattr(runtime, "own_options", NoOptions)  # other packages' runtimes need not have it
@@ -56,8 +79,9 @@ def own_options(runtime: object) -> type[Any]:
 
 
 def known_to(runtime: object, given: Mapping[str, object]) -> dict[str, object]:
-    """Return those of the given options that a runtime has."""
-    known = {field.name for field in fields(own_options(runtime))}
+    """Return those of the given options that a runtime has for a model on this machine."""
+    kind = own_options(runtime)
+    known = {field.name for field in fields(kind)} - set(getattr(kind, "of_other_machines", ()))
     return {name: value for name, value in given.items() if name in known}
 
 

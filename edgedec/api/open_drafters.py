@@ -14,7 +14,8 @@ from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.errors import StorageError
 from edgedec.layer_skip.layer_sets import tuned_set
 from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
-from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
+from edgedec.memory.planner import drafter_bytes, without_draft_model
+from edgedec.memory.setting import Planned
 from edgedec.model import LoadOptions, Model, Session
 from edgedec.progress import stage
 from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
@@ -127,7 +128,7 @@ def _with_draft_model(
         left = without_draft_model(planned)
         return _left(factories, left), left, None, [note]
 
-    is_apart = overlap or bool(options.rpc_servers)  # the target's time is then that of another device
+    is_apart = overlap or bool(options.machines)  # the target's time is then that of another device
     expected = None if is_apart else expected_time(path, planned.choice.path, curve, model.card.share)
     if not setting.pinned and (why := why_it_cannot_pay(expected, curve, n_max)) is not None:
         return without(why)

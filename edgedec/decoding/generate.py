@@ -28,7 +28,7 @@ from edgedec.errors import (
     argument,
 )
 from edgedec.layer_skip.skipping_model import lossy_note
-from edgedec.memory.watch import Watch
+from edgedec.memory.shedding import Watch
 from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.progress import CancelToken, OnProgress, Progress

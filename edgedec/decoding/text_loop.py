@@ -11,7 +11,7 @@ from edgedec.decoding.reading import reread
 from edgedec.decoding.step import Prepared, alone, evaluated, prepare, take
 from edgedec.decoding.text_run import TextRun
 from edgedec.errors import CancelledError, ContextFullError, EdgedecError, MemoryCapError
-from edgedec.memory.watch import Watch
+from edgedec.memory.shedding import Watch
 from edgedec.sequence import TokenOutput
 
 

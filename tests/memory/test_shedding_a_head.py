@@ -14,8 +14,7 @@ from edgedec.decoding.session_pool import SessionPool
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.head.head import SHED, HeadDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.memory.shedding import shedders
-from edgedec.memory.watch import Watch
+from edgedec.memory.shedding import Watch, shedders
 from edgedec.model import LoadOptions, Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting

@@ -11,7 +11,8 @@ from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, Drafter
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.head.head import HeadDrafter
-from edgedec.memory.ladder import Setting, rungs
+from edgedec.memory.ladder import rungs
+from edgedec.memory.setting import Setting
 from edgedec.model import LoadOptions
 from edgedec.scheduler.costly_drafters import Best, plan_draft
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX

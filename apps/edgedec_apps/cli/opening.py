@@ -13,7 +13,7 @@ from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
 from edgedec.api.request_options import require_rule
 from edgedec.draft import STORE_BYTES
 from edgedec.errors import EdgedecError, ModelFormatError, OptionError
-from edgedec.memory.planner import Cap
+from edgedec.memory.setting import Cap
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams

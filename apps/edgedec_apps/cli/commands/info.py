@@ -14,7 +14,7 @@ from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json
 
 if TYPE_CHECKING:
-    from edgedec.memory.planner import Cap
+    from edgedec.memory.setting import Cap
     from edgedec_models.catalogue import Entry
 
 Facts = list[tuple[str, str]]
@@ -27,7 +27,7 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
 
     Only the file's header is read (of a draft head, all), and downloaded where the model is not on this machine.
     """
-    from edgedec.memory.planner import Cap
+    from edgedec.memory.setting import Cap
     from edgedec.trained_heads.load import is_head_path
     from edgedec_apps.base_memory import base_bytes
     from edgedec_apps.cli.reports.head_report import head_document, head_facts
