@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from edgedec.draft import Draft, DraftContext, Drafter, DrafterNeeds, Verification
     from edgedec.errors import EdgedecError
     from edgedec.grammar import Grammar
+    from edgedec.load_options import LoadOptions
     from edgedec.memory_plan import MemoryPlan, MemoryTerm
-    from edgedec.model import Forward, ForwardItem, LayerSet, LoadOptions, Model, Runtime, Session
+    from edgedec.model import Forward, ForwardItem, LayerSet, Model, Runtime, Session
     from edgedec.progress import CancelToken, Progress
     from edgedec.sampling import SamplingParams
     from edgedec.sequence import Generation, TokenOutput
@@ -36,7 +37,8 @@ _HOMES = {
     "api.load": ("load",),
     "api.options": ("DraftOptions", "Lossy"),
     "memory_plan": ("MemoryPlan", "MemoryTerm"),
-    "model": ("Forward", "ForwardItem", "LayerSet", "LoadOptions", "Model", "Runtime", "Session"),
+    "load_options": ("LoadOptions",),
+    "model": ("Forward", "ForwardItem", "LayerSet", "Model", "Runtime", "Session"),
     "progress": ("CancelToken", "Progress"),
     "sampling": ("SamplingParams",),
     "sequence": ("Generation", "TokenOutput"),

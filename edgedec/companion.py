@@ -11,8 +11,8 @@ from typing import Protocol
 
 from edgedec import plugins
 from edgedec.errors import RequestError
+from edgedec.load_options import read_options
 from edgedec.model import Session
-from edgedec.runtime_options import read_options
 
 
 class Companion(Protocol):

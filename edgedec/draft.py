@@ -175,9 +175,9 @@ class DrafterNeeds:
     """What a drafter needs of the target.
 
     Attributes:
-        taps: Layers whose hidden states accept() gets.
+        taps: Layers whose hidden states learn() gets.
         layers: Whether the drafter runs the target with layers left out.
-        candidates: How many of the most probable tokens of each row accept() gets.
+        candidates: How many of the most probable tokens of each row learn() gets.
         varies: Whether these needs may change with every step.
     """
 
@@ -188,9 +188,10 @@ class DrafterNeeds:
 
     @property
     def of_each_step(self) -> bool:
-        """Whether accept() gets something that is lost with its step, so that the drafter can't learn the step later.
+        """Whether learn() gets something that is lost with its step, so that the drafter can't take the step in later.
 
-        Any other drafter may rest: the tokens of the steps that it missed come in one accept() before its next draft().
+        Any other drafter may rest: the tokens of the steps that it missed come in one learn() before the next
+        propose().
         """
         return bool(self.taps or self.candidates)
 
@@ -262,7 +263,7 @@ class DraftContext:
         recorder: Notes the forwards that the drafter makes, while drafts are recorded; else None.
         lock: Held while `store` or what it holds is read or changed, as several texts may be written at the same time.
         constraint: The grammar that the text keeps to, or None. A drafter may ask it for the tokens that are allowed,
-            in draft() and in no other thread; nodes that it rules out are removed from every draft in any case.
+            in propose() and in no other thread; nodes that it rules out are removed from every draft in any case.
         learned: The user's own files in the target's tokens, or None.
         shape: How a drafter that evaluates a model branches, so that the rule verifies its drafts exactly.
         predicted: Tokens that the request expects the text to have; they may be wrong.
@@ -303,12 +304,12 @@ class Drafter(Protocol):
         """What the drafter needs of the target."""
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt, before the first draft()."""
+        """Take the prompt, before the first propose()."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose at most `n_max` nodes before the monotonic clock reads `deadline_s`; an empty draft is fine."""
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the outcome of a step, drafted or plain, and by tapped layer the hidden states of the kept rows."""
 
     def memory_bytes(self) -> int:

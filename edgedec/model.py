@@ -18,7 +18,7 @@ from edgedec.cost_curve import SharedForward
 from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError
 from edgedec.head_state import HeadState
-from edgedec.load_options import LoadOptions as LoadOptions  # a runtime's author finds all of the contract here
+from edgedec.load_options import LoadOptions
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import OnProgress
@@ -368,8 +368,8 @@ class Runtime(Protocol):
     A runtime that honours LoadOptions.draft_head has a method `takes_draft_heads(path: Path) -> bool`, which says
     whether it does so for a model; no head is looked for without it.
 
-    A runtime that puts layers on devices has a method `devices` (edgedec.device.HasDevices), and its terms say on which
-    device they lie (MemoryTerm.device) where LoadOptions.layer_split is given.
+    A runtime that puts layers on devices has a method `devices` (edgedec.memory_plan.HasDevices), and its terms say on
+    which device they lie (MemoryTerm.device) where LoadOptions.layer_split is given.
     """
 
     name: str

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import OptionError, RequestError, argument
-from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps, nucleus
-from edgedec.momentum import slow_loops
+from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps, nucleus, slow_loops
 from edgedec.noise import SEED_LIMIT, Noise, gumbel
 
 MAX_STOPS = 1000
@@ -65,7 +64,7 @@ class SamplingParams:
         frequency_penalty: Subtract this times a token's count from its logit; 0 is off.
         presence_penalty: Subtract this from the logit of every seen token; 0 is off.
         momentum: Subtract this times n from the probability of a token that would repeat the n last tokens of the text,
-            itself included (n from 2 to 5; edgedec.momentum); 0 is off.
+            itself included (n from 2 to 5; edgedec.logit_ops); 0 is off.
         penalty_last_n: Tokens, prompt included, that count as seen by the three penalties: the last n; -1 for all.
         logit_bias: Added to the logits of these token ids; -inf rules a token out.
         seed: 0 to 2^64-1; None draws a seed, which the result's statistics name.

@@ -27,7 +27,8 @@ from support.tiny_quantized import (
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import ForwardItem, LoadOptions, Model, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, Model, Runtime
 from edgedec.plugins import ARCHITECTURES as GROUP
 from edgedec.plugins import plugins
 from edgedec_runtimes.cpu.network import read_network

@@ -10,9 +10,8 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import OptionError, RequestError
+from edgedec.load_options import LoadOptions, NoOptions, known_to, own_options, read_options
 from edgedec.loading.runtime_choice import choose_runtime
-from edgedec.model import LoadOptions
-from edgedec.runtime_options import NoOptions, known_to, own_options, read_options
 from edgedec_runtimes.cpu.options import CpuOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp

@@ -40,7 +40,7 @@ from support.tiny_models import tiny_llama
 from edgedec.errors import EdgedecError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.head_state import ChainRules
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.trained_heads.gguf_head import TENSORS
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit

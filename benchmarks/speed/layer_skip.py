@@ -16,9 +16,9 @@ from typing import Any
 
 import edgedec
 from edgedec.layer_skip.layer_sets import evenly_spaced, first_layers, late_layers, layer_bytes, left_out, tuned_set
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.part_cost import part_cost

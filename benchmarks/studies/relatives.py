@@ -33,9 +33,8 @@ from relatives_prompt import N_PROMPT_TOKENS, TorchLlama, agreement
 import edgedec
 from edgedec.cost_curve import CostCurve
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.model import LoadOptions
-from edgedec.resolver import ResolveOptions
 from edgedec.scheduler.cost_probe import cost_curve
 from edgedec.trained_heads.head import Head
 from edgedec.trained_heads.load import load_head

@@ -16,20 +16,19 @@ from edgedec.chat import ChatTemplate, open_template
 from edgedec.companion import Companion
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import SessionSlot
-from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
-from edgedec.device import HasDevices
 from edgedec.draft import DrafterFactory
 from edgedec.further_processes import processes_of
 from edgedec.gguf.trained_context import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
+from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
 from edgedec.loading.runtime_choice import Choice, machines_of
 from edgedec.loading.second_model import open_companion
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import HELD, Cap, Planned, planning_bytes
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
-from edgedec.memory_plan import DRIVER, MemoryPlan
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.memory_plan import HasDevices, MemoryPlan
+from edgedec.model import Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
@@ -201,10 +200,7 @@ def _with_account(planned: Planned) -> Planned:
     plan, runtime = planned.plan, planned.choice.runtime
     if not plan.devices or not isinstance(runtime, HasDevices):
         return planned
-    used = {cap.device.name: plan.device_bytes(cap.device.name, DRIVER) for cap in plan.devices}
-    used = {name: n_bytes for name, n_bytes in used.items() if plan.device_bytes(name)}
-    devices = runtime.account(plan.devices, used, planned.setting.options)
-    return replace(planned, plan=replace(plan, devices=devices))
+    return replace(planned, plan=runtime.account(plan, planned.setting.options))
 
 
 def _cap(options: EngineOptions, application: Application) -> Cap:

@@ -13,10 +13,11 @@ from edgedec.draft import DrafterFactory
 from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.errors import StorageError
 from edgedec.layer_skip.layer_sets import tuned_set
+from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
 from edgedec.memory.planner import drafter_bytes, without_draft_model
 from edgedec.memory.setting import Planned
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.model import Model, Session
 from edgedec.progress import stage
 from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
 from edgedec.scheduler.drafter_factories import COMMON, EXIT, LEARNED, SUFFIX, drafter_factory, with_draft_model

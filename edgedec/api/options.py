@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from edgedec.companion import companion_of
-from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError
+from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
 from edgedec.memory_plan import parse_size
-from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.resolver import ResolveOptions
 from edgedec.storage.probe_cache import cache_folder
 
 ModelName = str | os.PathLike[str]
@@ -147,7 +145,7 @@ class EngineOptions:
             may change the text.
         n_gpu_layers: As in LoadOptions.
         device: As in LoadOptions.
-        runtime_options: Options that only the runtime has, by their names (edgedec.runtime_options): the cpu runtime's
+        runtime_options: Options that only the runtime has, by their names (edgedec.load_options): the cpu runtime's
             are in edgedec_runtimes.cpu.options, llamacpp's in edgedec_runtimes.llamacpp.options. Where the runtime is
             "auto", one that has them is chosen.
         offline: Never use the network; a model that is not on this machine is refused.

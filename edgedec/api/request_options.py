@@ -10,7 +10,6 @@ from edgedec.grammar import Grammar, JsonSchema
 from edgedec.progress import OnProgress
 from edgedec.sequence import COUPLED
 from edgedec.tokenizer import Tokenizer
-from edgedec.verification.rules import rule_names
 
 _PREDICTED_CHARACTERS = 16  # of a prediction, for each token of the context: more would hardly be looked up
 Prompt = str | Sequence[int]
@@ -79,7 +78,11 @@ class RequestOptions(SamplingOptions, total=False):
 
 def require_rule(name: str) -> None:
     """Raise RequestError unless `name` is a verification rule."""
-    if not isinstance(name, str) or (name != COUPLED and name not in rule_names()):
+    if isinstance(name, str) and name == COUPLED:
+        return
+    from edgedec.verification.rules import rule_names
+
+    if not isinstance(name, str) or name not in rule_names():
         raise OptionError("verify", name, f"it must be one of {', '.join(rule_names())}")
 
 

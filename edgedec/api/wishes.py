@@ -12,13 +12,13 @@ from edgedec.errors import RequestError, argument
 from edgedec.gguf.trained_context import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.layer_skip.layer_sets import LayerBytes
+from edgedec.load_options import LoadOptions
 from edgedec.loading.draft_head import OFF, require_fit, usable_head
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime, machines_of, other_machines
 from edgedec.loading.second_model import pair_options
 from edgedec.memory.planner import with_kv_type
 from edgedec.memory.setting import Setting, free_if_short
-from edgedec.model import LoadOptions
 from edgedec.progress import stage
 from edgedec.scheduler.drafter_factories import (
     HEAD,

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.closeable import Closeable
-from edgedec.counted import counted
 from edgedec.decoding.generate import SessionSlot, remember_cached, reuse_prefix, session_for
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.text_room import tokens_behind
-from edgedec.errors import CancelledError, ContextFullError, RequestError
+from edgedec.errors import CancelledError, ContextFullError, RequestError, counted
 from edgedec.model import ForwardItem, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request, TextState

@@ -27,8 +27,6 @@ from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.time_saved import TimeSaved
 from edgedec.sequence import COUPLED, TextState
 from edgedec.verification.coupled import verify_coupled
-from edgedec.verification.rules import find_rule
-from edgedec.verification.uniform import uniform_source
 
 if TYPE_CHECKING:
     from edgedec.scheduler.jump_forward import ForcedDrafts
@@ -287,6 +285,9 @@ def _verify(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -
         if best and text.request.sampling.takes_best and decoder.constraint is None:
             return verify_coupled(draft, lambda row, accepted: best[row])
         return verify_coupled(draft, partial(_choose_token, text, decoder, forward))
+    from edgedec.verification.rule_tools import uniform_source
+    from edgedec.verification.rules import find_rule
+
     q = draft.q if draft.q is not None else (None,) * len(draft.tokens)
     uniform = uniform_source(decoder.noise, len(text.token_ids))
     return find_rule(rule).verify(draft, q, partial(_law, text, decoder, forward), uniform)

@@ -4,9 +4,8 @@ Texts that are begun are never ended for the plan's sake: they would be the shor
 their greatest length is looked at beforehand.
 """
 
-from edgedec.counted import counted
 from edgedec.decoding.generate import SessionSlot
-from edgedec.errors import MemoryCapError, argument
+from edgedec.errors import MemoryCapError, argument, counted
 from edgedec.sessions.forks import PAGE_TOKENS, are_together, n_pages
 
 

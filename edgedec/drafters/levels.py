@@ -11,8 +11,7 @@ from edgedec.drafters.drawn_trees import Place, drawn_without_replacement
 from edgedec.model import Forward
 from edgedec.noise import Noise
 from edgedec.sampling import Distribution, SamplingParams, distribution
-from edgedec.verification.distributions import sample
-from edgedec.verification.uniform import uniform_source
+from edgedec.verification.rule_tools import sample, uniform_source
 
 _WIDTH = 3  # most probable tokens taken of each row
 _TREES = 0x547265654B657973  # sets the keys of trees apart from the numbers of chains

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import TypeVar
 
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import Progress
 
 _PATIENCE_S = 0.1  # no progress is reported before

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from edgedec import plugins
 from edgedec.drafters.drawn_trees import DrawnShape, find_shape
 from edgedec.errors import OptionError, PluginError
 from edgedec.sequence import COUPLED
 from edgedec.tree_shapes import CHAIN, GROW, ONE_CHAIN, TreeShape
-from edgedec.verification.rules import find_rule
+
+if TYPE_CHECKING:
+    from edgedec.verification.rules import Rule
 
 _MOST_WIDE = 64
 _WIDE = 2  # branches of a shape that names no number
@@ -49,7 +52,7 @@ def shape_for(rule: str, wish: TreeShape | None, *, trees: bool, greedy: bool) -
         PluginError: The rule is not installed, or the shape that the user named is not.
     """
     coupled = greedy or rule == COUPLED
-    default = ONE_CHAIN if coupled else parse_shape(find_rule(rule).shape)
+    default = ONE_CHAIN if coupled else parse_shape(_rule(rule).shape)
     shape, why = default if wish is None else wish, ""
     if shape.kind not in (CHAIN, default.kind) and not _fits(rule, shape.kind, find_shape(shape.kind), coupled=coupled):
         fitting = [name for name, found in _installed() if _fits(rule, name, found, coupled=coupled)]
@@ -63,7 +66,13 @@ def shape_for(rule: str, wish: TreeShape | None, *, trees: bool, greedy: bool) -
 
 def _fits(rule: str, kind: str, shape: DrawnShape, *, coupled: bool) -> bool:
     """Return whether a rule verifies trees of a shape exactly; the coupled one takes trees of most probable tokens."""
-    return kind == GROW if coupled else find_rule(rule).siblings == shape.siblings
+    return kind == GROW if coupled else _rule(rule).siblings == shape.siblings
+
+
+def _rule(name: str) -> "Rule":
+    from edgedec.verification.rules import find_rule
+
+    return find_rule(name)
 
 
 def _installed() -> Iterator[tuple[str, DrawnShape]]:

@@ -11,9 +11,9 @@ from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, ar
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_kinds import is_embedder
-from edgedec.model import LoadOptions, Runtime
+from edgedec.load_options import LoadOptions, OtherMachines, own_options, read_options
+from edgedec.model import Runtime
 from edgedec.progress import stage
-from edgedec.runtime_options import OtherMachines, own_options, read_options
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from edgedec.defaults import N_DRAFT_MAX
 from edgedec.errors import CancelledError, EdgedecError
+from edgedec.load_options import N_DRAFT_MAX, LoadOptions
 from edgedec.loading.draft_yields import PROMPT_TOKENS, ROWS, seconds_per_token
 from edgedec.memory_plan import format_bytes
-from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.model import Model, Runtime
 from edgedec.progress import CancelToken
 
 _LIMIT_S = 6.0  # for both measurements; loading the first runtime does not count

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedec.companion import Companion
-from edgedec.device import HasDevices
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe
+from edgedec.load_options import LoadOptions, known_to
 from edgedec.loading.runtime_choice import choose_runtime
-from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, Runtime
-from edgedec.runtime_options import known_to
+from edgedec.memory_plan import HasDevices, MemoryTerm
+from edgedec.model import Model, Runtime
 from edgedec.scheduler.cost_probe import cost_curve
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
+from edgedec.load_options import Sacrifice, own_options, read_options
 from edgedec.memory.setting import Setting
 from edgedec.memory_plan import format_bytes
-from edgedec.runtime_options import Sacrifice, own_options, read_options
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, EXIT, HEAD, MODEL
 
 _GRAMMAR_BYTES = (16_000_000, LEAST_GRAMMAR_BYTES)

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edgedec.counted import counted
-from edgedec.device import Device, DeviceCap, HasDevices, Split
+from edgedec.errors import counted
+from edgedec.load_options import LoadOptions
 from edgedec.memory.setting import Setting
-from edgedec.memory_plan import DRIVER, MemoryTerm
-from edgedec.model import LoadOptions
+from edgedec.memory_plan import DRIVER, Device, DeviceCap, HasDevices, MemoryTerm, Split
 
 _USABLE = 0.9  # of what a device has free
 

@@ -6,14 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedec.counted import counted
-from edgedec.device import HOST, Device, DeviceCap, HasDevices, devices_of, n_split
 from edgedec.drafters.suffix.automaton import STATE_BYTES
-from edgedec.errors import EdgedecError, RequestError
+from edgedec.errors import EdgedecError, RequestError, counted
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import embeds_only, trained_context
+from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import companion_options, draft_model_options, second_model_terms
 from edgedec.memory.setting import (
@@ -28,8 +27,18 @@ from edgedec.memory.setting import (
 )
 from edgedec.memory.shedding import margin_bytes
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
-from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes
-from edgedec.model import LoadOptions
+from edgedec.memory_plan import (
+    HOST,
+    OTHER_MODELS,
+    Device,
+    DeviceCap,
+    HasDevices,
+    MemoryPlan,
+    MemoryTerm,
+    devices_of,
+    format_bytes,
+    n_split,
+)
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
 from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 

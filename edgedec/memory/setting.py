@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from edgedec.defaults import default_n_ctx
 from edgedec.draft import STORE_BYTES
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
+from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import MemoryPlan
-from edgedec.model import LoadOptions
 
 _AMPLE, _AMPLE_MORE = 1.5, 500_000_000  # times a model's file, and bytes: with so much free memory, nothing is planned
 _USABLE = 0.9  # of the memory that the system has free

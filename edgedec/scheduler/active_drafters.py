@@ -59,9 +59,9 @@ class ActiveDrafters:
         started = perf_counter()
         try:
             active.catch_up()
-            draft = active.drafter.draft(n_max, monotonic() + self.patience_s + extra_s)
+            draft = active.drafter.propose(n_max, monotonic() + self.patience_s + extra_s)
             if not isinstance(draft, Draft):
-                raise PluginError(f"draft() returned a {type(draft).__name__}; it must return an edgedec Draft")
+                raise PluginError(f"propose() returned a {type(draft).__name__}; it must return an edgedec Draft")
             if len(draft.tokens) > n_max:
                 draft = draft.truncated(n_max)
             draft.check(self._n_vocab)

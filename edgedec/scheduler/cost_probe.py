@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
-from edgedec.model import LoadOptions, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Session
 from edgedec.progress import Progress, stage
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 
 from edgedec.cost_curve import Budget, Cost
-from edgedec.counted import counted
 from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, Verification
 from edgedec.draft_constants import (
     FIRST_PRICE_S,
@@ -19,6 +18,7 @@ from edgedec.draft_constants import (
     TRIAL_STEPS,
 )
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Following
+from edgedec.errors import counted
 from edgedec.scheduler.acceptance import Calibration
 from edgedec.scheduler.estimator import DraftSeconds, Worth
 
@@ -224,7 +224,7 @@ class ActiveDrafter:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
         if self.unlearned:
             token_ids, self.unlearned = tuple(self.unlearned), []
-            self.drafter.accept(Verification((), token_ids), {})
+            self.drafter.learn(Verification((), token_ids), {})
 
     def judge(self, worth: Worth, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
         """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""

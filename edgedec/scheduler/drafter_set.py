@@ -18,7 +18,8 @@ from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.head_state import HeadState
 from edgedec.layer_skip.layer_sets import TunedSet
-from edgedec.model import LoadOptions, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Session
 from edgedec.noise import Noise
 from edgedec.scheduler.active_drafters import close_drafter, note_failure, note_late
 from edgedec.scheduler.drafter_factories import HEAD, SKIP, drafter_factory, promised_gain
@@ -27,11 +28,10 @@ from edgedec.scheduler.joint_price import JointPrice
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.recorder import Recorder
-from edgedec.scheduler.rule_notes import rule_notes
 from edgedec.sequence import COUPLED, TextState
 from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats
-from edgedec.tree_shapes import TreeShape
+from edgedec.tree_shapes import CHAIN, TreeShape
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.store_file import DraftStore
@@ -181,8 +181,12 @@ def open_policy(
     drafters = _open_all(drafting, context, sequence)
     if not drafters:
         return None
-    draws = [_traits(active.drafter).draws for active in drafters]
-    for note in (*notes, *rule_notes(request.rule, shape, draws, greedy=greedy)):
+    if request.rule != COUPLED or shape.kind != CHAIN:
+        from edgedec.verification.rules import rule_notes
+
+        draws = [_traits(active.drafter).draws for active in drafters]
+        notes = (*notes, *rule_notes(request.rule, shape, draws, greedy=greedy))
+    for note in notes:
         stats.add_reason(note)
     options = PolicyOptions(
         drafting.n_max,

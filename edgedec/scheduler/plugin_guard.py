@@ -21,7 +21,7 @@ _MAKING_S = 2.0  # that a constructor may take: the first token waits for it
 class Guarded:
     """Implements edgedec.draft.Drafter by passing every call on to a worker thread, in order.
 
-    A draft that has not come by its deadline is left out; the third late draft in a row makes draft() raise, and so
+    A draft that has not come by its deadline is left out; the third late draft in a row makes propose() raise, and so
     does an error of the drafter.
 
     Args:
@@ -69,7 +69,7 @@ class Guarded:
         prompt = tuple(token_ids)
         self._work.put(lambda: self._drafter.begin(prompt))
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return the draft if it comes in time, else an empty one.
 
         Raises:
@@ -78,7 +78,7 @@ class Guarded:
         """
 
         def drafted() -> Draft:  # once the deadline is over, nobody waits for the draft any more
-            return EMPTY_DRAFT if monotonic() > deadline_s else self._drafter.draft(n_max, deadline_s)
+            return EMPTY_DRAFT if monotonic() > deadline_s else self._drafter.propose(n_max, deadline_s)
 
         try:
             draft: Draft = self._answer(drafted, deadline_s)
@@ -111,10 +111,10 @@ class Guarded:
             raise PluginError(f"{SURE} drafts in a row came after their deadline; it must return sooner")
         return EMPTY_DRAFT
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Pass the outcome of a step on; the arrays are copied, as they are valid only until the next forward."""
         copies = {layer: states.copy() for layer, states in hidden.items()}
-        self._work.put(lambda: self._drafter.accept(verification, copies))
+        self._work.put(lambda: self._drafter.learn(verification, copies))
 
     def memory_bytes(self) -> int:
         """Return the bytes that the drafter held when it was made, as it said then."""

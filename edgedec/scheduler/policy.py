@@ -365,7 +365,7 @@ class Policy:
         own = verification if same else Verification(path, token_ids, verification.candidates)
         active.draft, active.verified = EMPTY_DRAFT, False  # a step may come in which no drafter is asked
         try:
-            active.drafter.accept(own, hidden)
+            active.drafter.learn(own, hidden)
         except Exception as error:  # a drafter never ends the text
             self.drafters.drop(stats, active, error)
         taught_s = perf_counter() - started

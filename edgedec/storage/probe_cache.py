@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec import plugins
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.storage.whole_file import write_atomically
 
 

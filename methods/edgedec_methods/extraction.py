@@ -20,8 +20,8 @@ from edgedec.api.engine import Engine
 from edgedec.decoding.prompt_length import too_long
 from edgedec.decoding.prompt_read import PromptRead
 from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError
-from edgedec.extraction import MOST_SPAN_TOKENS, MOST_SPANS, Extraction, Span
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.sequence import MOST_SPAN_TOKENS, MOST_SPANS, Extraction, Span
 from edgedec.tokenizer import Tokenizer
 from edgedec_methods.span_search import SpanSearch
 from edgedec_methods.spans import Start, starts_of

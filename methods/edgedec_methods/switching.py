@@ -27,8 +27,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.counted import counted
-from edgedec.errors import CapabilityError, RequestError, SessionError, argument
+from edgedec.errors import CapabilityError, RequestError, SessionError, argument, counted
 from edgedec.logit_ops import entropy_of
 from edgedec.model import Forward, ForwardItem, Model, Rows, Session
 from edgedec.progress import OnProgress

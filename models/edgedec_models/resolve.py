@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedec.errors import ModelNotFoundError, OfflineError
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.offline import offline_reason
 from edgedec_models.folders import cache_folder, flat_path, is_plain, models_folder, own_folder
 from edgedec_models.record import Wanted, is_recorded

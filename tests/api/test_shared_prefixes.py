@@ -18,7 +18,8 @@ from edgedec.decoding import shared_prefix
 from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.shared_prefix import SharedPrefixes
 from edgedec.errors import SessionError
-from edgedec.model import ForwardItem, LoadOptions
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.sequence import Generation
 from edgedec.sessions.batching import LONE_PIECE_ROWS, BatchedSession, Batcher

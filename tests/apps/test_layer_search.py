@@ -24,7 +24,8 @@ from edgedec.layer_skip.layer_sets import (
     tuned_set,
     without,
 )
-from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, Session
 from edgedec_apps.evaluation.layer_judge import Judge
 from edgedec_apps.evaluation.layer_search import Effort, effort_for, search
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -16,7 +16,8 @@ from edgedec.decoding.branches import Branches, branches_on
 from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, MemoryCapError, RequestError
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Session
 from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request

@@ -19,9 +19,8 @@ from edgedec.decoding.generate import SessionSlot, TokenStream
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import OptionError, RuntimeLostError, RuntimeUnavailableError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions, read_options
 from edgedec.progress import CancelToken, Progress
-from edgedec.runtime_options import read_options
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request

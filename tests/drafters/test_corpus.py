@@ -13,7 +13,7 @@ from edgedec.draft import DraftContext, Verification
 from edgedec.drafters.suffix.corpus import CommonDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.errors import CancelledError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, Progress
 
 MakeContext = Callable[..., DraftContext]
@@ -24,20 +24,20 @@ def test_it_proposes_what_mostly_followed(make_context: MakeContext) -> None:
     text = CommonText([1, 2, 3, 9, 1, 2, 3, 9, 1, 2, 4, 8])
     drafter = CommonDrafter(replace(make_context(), common=text))
     drafter.begin([7, 1, 2])
-    draft = drafter.draft(3, 1e18)
+    draft = drafter.propose(3, 1e18)
     assert list(draft.tokens) == [3, 4, 9]
     assert list(draft.parents) == [-1, -1, 0]
     for token_ids in ((7, 7, 7), (7, 7)):
-        drafter.accept(Verification((), token_ids), {})
-    assert len(drafter.draft(3, 1e18)) == 0
+        drafter.learn(Verification((), token_ids), {})
+    assert len(drafter.propose(3, 1e18)) == 0
 
 
 def test_without_a_text_it_proposes_nothing(make_context: MakeContext) -> None:
     """A context that holds none is fine."""
     drafter = CommonDrafter(make_context())
     drafter.begin([1, 2])
-    drafter.accept(Verification((), (3,)), {})
-    assert len(drafter.draft(4, 1e18)) == 0
+    drafter.learn(Verification((), (3,)), {})
+    assert len(drafter.propose(4, 1e18)) == 0
 
 
 @pytest.mark.slow

@@ -9,16 +9,17 @@ from support.draft_models import SETTINGS, TEXT
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
-from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, Verification
 from edgedec.drafters.self_speculation import exit as exit_drafter
 from edgedec.drafters.self_speculation.exit import Agreement, ExitDrafter, exits_of
 from edgedec.errors import CapabilityError
 from edgedec.layer_skip.layer_sets import first_layers
-from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
+from edgedec_apps.conformance import check_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
 
 GREEDY = SamplingParams(temperature=0)
@@ -86,7 +87,7 @@ def test_the_exit_with_the_most_tokens_per_second_is_taken(model: Model, rates: 
     for share, cost in ((0.52, 0.4), (0.68, 0.5), (0.84, 0.8)):
         curve.expect_part(share, cost)
     drafter = agreeing(model, rates, curve)
-    drafted = drafter.draft(8, 1e18)
+    drafted = drafter.propose(8, 1e18)
     session = model.session(256)
     session.forward(np.array(PROMPT[:-1], np.int32), n_past=0)
     logits = session.forward(
@@ -99,7 +100,7 @@ def test_the_exit_with_the_most_tokens_per_second_is_taken(model: Model, rates: 
 def test_nothing_is_drafted_where_no_exit_pays(model: Model) -> None:
     """After positions at which none agreed."""
     drafter = agreeing(model, {}, CostCurve({1: 1.0, 16: 1.01}))
-    assert len(drafter.draft(8, 1e18)) == 0
+    assert len(drafter.propose(8, 1e18)) == 0
 
 
 def test_the_judged_exits_are_those_that_would_have_drafted_the_token(model: Model) -> None:
@@ -125,8 +126,8 @@ def test_the_judged_exits_are_those_that_would_have_drafted_the_token(model: Mod
             expected.observe([_exit_token(model, text, layer) == token for layer in taps])
             expected.seen(pays=False)
         text.append(token)
-        drafter.accept(Verification((), (token,)), hidden)
-        drafter.draft(2, 1e18)
+        drafter.learn(Verification((), (token,)), hidden)
+        drafter.propose(2, 1e18)
     assert context.store["exit"] == expected
     assert judged == [*range(8), 16, 32, 64]
 

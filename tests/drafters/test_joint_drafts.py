@@ -13,7 +13,8 @@ from edgedec.draft import Draft, DraftContext
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.errors import SessionError
-from edgedec.model import Forward, ForwardItem, LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.sessions import batching
@@ -62,7 +63,7 @@ def drafted(factory: Any, session: Session, text: Sequence[int], **options: Any)
     drafter = factory(context)
     drafter.begin(text)
     try:
-        return [drafter.draft(n, 1e18) for n in range(2, 2 + N_DRAFTS)]
+        return [drafter.propose(n, 1e18) for n in range(2, 2 + N_DRAFTS)]
     finally:
         drafter.close()
 

@@ -102,11 +102,11 @@ def test_it_proposes_what_mostly_followed(make_context: MakeContext) -> None:
     text = sort_text(np.array([1, 2, 3, 9, -1, 1, 2, 3, 9, -1, 1, 2, 4, 8, -1], np.int32))
     drafter = LearnedDrafter(replace(make_context(), learned=text))
     drafter.begin([7, 1, 2])
-    draft = drafter.draft(4, 1e18)
+    draft = drafter.propose(4, 1e18)
     assert list(draft.tokens) == [3, 4, 9, 8]
     assert list(draft.parents) == [-1, -1, 0, 1]
-    drafter.accept(Verification((), (3, 9)), {})
-    assert len(drafter.draft(4, 1e18)) == 0
+    drafter.learn(Verification((), (3, 9)), {})
+    assert len(drafter.propose(4, 1e18)) == 0
     with pytest.raises(CapabilityError, match="edgedec learn"):
         LearnedDrafter(make_context())
 

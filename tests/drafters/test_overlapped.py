@@ -13,7 +13,6 @@ from support.draft_models import SETTINGS, TEXT, Recorded, counted, depth, gener
 from support.tiny_models import BOS, byte_ids
 
 import edgedec
-from edgedec.conformance import check_drafter
 from edgedec.draft import Draft, DraftContext, Verification
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelDrafter
@@ -25,6 +24,7 @@ from edgedec.sampling import SamplingParams
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
 from edgedec_apps.cli.shown.explain import explained
+from edgedec_apps.conformance import check_drafter
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 
@@ -268,16 +268,16 @@ def test_a_smaller_window_waits_for_the_thread(equal: Model) -> None:
     source, prompt = Watched(equal), byte_ids(TEXT)
     drafter = source(context_for(equal, temperature=0))
     drafter.begin(prompt)
-    token = int(drafter.draft(4, 1e18).tokens[0])
+    token = int(drafter.propose(4, 1e18).tokens[0])
     source.shrink()
     assert drafting_threads() == []
     assert source.n_ctx == SMALL_WINDOW
-    drafter.accept(Verification((), (token,)), {})
-    found = drafter.draft(8, 1e18)
+    drafter.learn(Verification((), (token,)), {})
+    found = drafter.propose(8, 1e18)
     source.settle()
     fresh = DraftModel(equal)(context_for(equal, temperature=0))
     fresh.begin([*prompt, token])
-    assert nodes(found) == nodes(fresh.draft(8, 1e18))
+    assert nodes(found) == nodes(fresh.propose(8, 1e18))
 
 
 def nodes(draft: Draft) -> list[tuple[int, int, float]]:
@@ -291,13 +291,13 @@ def test_a_correction_drops_what_was_drafted(equal: Model) -> None:
     drafter = source(context_for(equal, temperature=0))
     assert isinstance(drafter, OverlappedDrafter)
     drafter.begin(prompt)
-    first = drafter.draft(4, 1e18)
+    first = drafter.propose(4, 1e18)
     assert drafter.n_ahead == 5
     wrong = (int(first.tokens[0]) + 1) % 260
-    drafter.accept(Verification((), (wrong,)), {})
+    drafter.learn(Verification((), (wrong,)), {})
     fresh = DraftModel(equal)(context_for(equal, temperature=0))
     fresh.begin([*prompt, wrong])
-    assert nodes(drafter.draft(4, 1e18)) == nodes(fresh.draft(4, 1e18))
+    assert nodes(drafter.propose(4, 1e18)) == nodes(fresh.propose(4, 1e18))
     assert (drafter.n_ahead, drafter.n_used) == (10, 0)
 
 
@@ -309,7 +309,7 @@ def test_the_thread_ends_where_the_next_draft_would(equal: Model) -> None:
     assert isinstance(drafter, OverlappedDrafter)
     drafter.begin(byte_ids(TEXT))
     context.floor.path_probability = 1.0
-    assert depth(drafter.draft(8, 1e18)) == 1
+    assert depth(drafter.propose(8, 1e18)) == 1
     assert drafter.n_ahead == 2  # the bonus token, and a draft of one
 
 

@@ -13,7 +13,6 @@ from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
-from edgedec.conformance import check_drafter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import DraftContext, DrafterFactory, Floor
 from edgedec.drafters.self_speculation import exit as exit_drafter
@@ -21,13 +20,15 @@ from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CancelledError, CapabilityError
 from edgedec.layer_skip.layer_sets import TunedSet, keep_tuned_set, tuned_set, without
-from edgedec.model import Capabilities, LayerSet, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, LayerSet, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, distribution
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
+from edgedec_apps.conformance import check_drafter
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -123,7 +124,7 @@ def test_after_a_draft_the_session_gives_the_bits_of_one_that_never_drafted(fold
             context = DraftContext(session, model.tokenizer, GREEDY, Noise(0))
             drafter = SkipDrafter(context, tuned(HALF, share=1e-9, cost=1e-9))
             drafter.begin(ids[: n_past + 1].tolist())
-            assert len(drafter.draft(12, 1e18)) > 4
+            assert len(drafter.propose(12, 1e18)) > 4
             found = session.forward(ids[n_past : n_past + 3], n_past=n_past, rows="all").logits.copy()
             expected = fresh.forward(ids[fresh.n_cached : n_past + 3], n_past=fresh.n_cached, rows="all").logits[-3:]
             assert np.array_equal(found, expected)
@@ -131,9 +132,9 @@ def test_after_a_draft_the_session_gives_the_bits_of_one_that_never_drafted(fold
 
 def test_a_chain_ends_below_the_floor(model: Model) -> None:
     """Each token but the last has a path that is probable enough, as the policy asks."""
-    chain = drafter_for(model, HALF).draft(12, 1e18)
+    chain = drafter_for(model, HALF).propose(12, 1e18)
     floor = float(np.cumprod(_spine(chain))[1]) + 1e-6
-    cut = drafter_for(model, HALF, floor=Floor(floor)).draft(12, 1e18)
+    cut = drafter_for(model, HALF, floor=Floor(floor)).propose(12, 1e18)
     assert len(_spine(cut)) == 2 < len(_spine(chain))
 
 
@@ -150,12 +151,12 @@ def _spine(draft: Any) -> list[float]:
 def test_nothing_is_drafted_late_or_beside_the_text(model: Model) -> None:
     """After the deadline, without room, without a text, and where the session holds less than the text."""
     drafter = drafter_for(model, HALF)
-    assert len(drafter.draft(4, -1.0)) == 0
-    assert len(drafter.draft(0, 1e18)) == 0
+    assert len(drafter.propose(4, -1.0)) == 0
+    assert len(drafter.propose(0, 1e18)) == 0
     drafter.begin([])
-    assert len(drafter.draft(4, 1e18)) == 0
+    assert len(drafter.propose(4, 1e18)) == 0
     drafter.begin([*PROMPT, 5, 6])
-    assert len(drafter.draft(4, 1e18)) == 0
+    assert len(drafter.propose(4, 1e18)) == 0
 
 
 def test_a_cancelled_forward_ends_the_draft(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,14 +172,14 @@ def test_a_cancelled_forward_ends_the_draft(model: Model, monkeypatch: pytest.Mo
         return forward(*args, **options)
 
     monkeypatch.setattr(session, "forward", third_cancelled)
-    assert len(_spine(drafter.draft(12, 1e18))) == 2
+    assert len(_spine(drafter.propose(12, 1e18))) == 2
 
 
 @pytest.mark.parametrize("name", ["sampled", "truncated"])
 def test_under_another_rule_a_chain_is_drawn_from_the_q_it_comes_with(model: Model, name: str) -> None:
     """Each q is what the remaining layers give after the nodes before."""
     params = SamplingParams(**SETTINGS[name])
-    draft = drafter_for(model, HALF, params, coupled=False).draft(6, 1e18)
+    draft = drafter_for(model, HALF, params, coupled=False).propose(6, 1e18)
     assert draft.is_chain
     assert draft.q is not None
     assert len(draft) == len(draft.q) > 1
@@ -268,7 +269,7 @@ def test_forwards_through_a_part_of_the_layers_are_timed(model: Model) -> None:
     curve = CostCurve({1: 1e-6})
     drafter = drafter_for(model, HALF, curve=curve)
     assert curve.part(0.01) == 0.01  # as the set claims
-    drafter.draft(8, 1e18)
+    drafter.propose(8, 1e18)
     assert curve.part(0.01) == pytest.approx(0.04)  # cut at four times its share
     assert 0.1 < part_cost(model.session(64), without(4, [(1, 0), (1, 1)])) < 10
 

@@ -16,15 +16,15 @@ from support.token_texts import CODE, SENTENCES
 from support.vocabularies import bpe, spm, write
 
 import edgedec
-from edgedec.conformance import check_drafter
 from edgedec.drafters.draft_model.alignment import Aligned, continuation, encode_aligned, leading_ids, whole_characters
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import open_draft_model, same_tokenizer
-from edgedec.model import LoadOptions
 from edgedec.tokenizer import Tokenizer
+from edgedec_apps.conformance import check_drafter
 from edgedec_runtimes.tokenizer import open_tokenizer
 
 REAL = ("smollm2-135m.gguf", "qwen2.5-coder-0.5b.gguf")
@@ -162,7 +162,7 @@ def drafted(
     """Return the pieces drafted after "x" and what is said of them."""
     drafter = UniversalDraftModel(DRAFT.model(says))(spelled_context(TARGET, n_vocab))
     drafter.begin(TARGET.encode("x"))
-    found = drafter.draft(n_max, 1e18)
+    found = drafter.propose(n_max, 1e18)
     assert found.is_chain
     return [TARGET.pieces[token] for token in found.tokens], list(found.p_accept)
 

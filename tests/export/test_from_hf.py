@@ -33,7 +33,8 @@ from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, R
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.sampling_defaults import read_sampling_defaults
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.model import Runtime
 from edgedec_export.from_hf import convert
 from edgedec_export.hf.pretokenizers import pre_tokenizer_name
 from edgedec_export.hf.tensors import LAYER_NAMES

@@ -26,7 +26,8 @@ from edgedec.layer_skip.layer_sets import (
 )
 from edgedec.layer_skip.quality_table import MEASURED, Measured
 from edgedec.layer_skip.skipping_model import LossyModel, lossy_note, variant
-from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, LayerSet, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from support.tiny_models import byte_ids, tiny_llama
 
 from edgedec.layer_skip.layer_sets import left_out, without
-from edgedec.model import LayerSet, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import LayerSet, Model
 from edgedec_apps.evaluation.layer_judge import Judge
 from edgedec_apps.evaluation.layer_score import Score
 from edgedec_runtimes.cpu.runtime import Cpu

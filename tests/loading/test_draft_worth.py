@@ -16,6 +16,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.load_options import LoadOptions
 from edgedec.loading.draft_worth import (
     best_gain,
     expected_time,
@@ -23,7 +24,7 @@ from edgedec.loading.draft_worth import (
     relative_bytes,
     why_it_cannot_pay,
 )
-from edgedec.model import LoadOptions, Model
+from edgedec.model import Model
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec_runtimes.cpu.runtime import Cpu
 

@@ -20,8 +20,9 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
+from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import companion_options, draft_model_options, open_draft_model
-from edgedec.model import LoadOptions, Model
+from edgedec.model import Model
 from edgedec.scheduler.drafter_factories import require_overlap, with_draft_model
 
 

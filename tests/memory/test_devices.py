@@ -1,6 +1,6 @@
 """Memory by device: how layers are split among simulated devices under two caps, and what the plan says of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from support.real_models import real_model
 
-from edgedec.device import HOST, Device, DeviceCap, IsOver, Split, n_split
 from edgedec.errors import MemoryCapError
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.layer_split import device_caps
 from edgedec.memory.planner import plan_settings, plan_within
 from edgedec.memory.setting import Cap, Planned, Setting
-from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
+from edgedec.memory_plan import HOST, Device, DeviceCap, IsOver, MemoryPlan, MemoryTerm, Split, n_split
 from edgedec_runtimes.llamacpp.device_terms import HostRun, compute_bytes, default_split, kv_terms, weight_terms
 from edgedec_runtimes.llamacpp.options import LlamaCppOptions
 from edgedec_runtimes.llamacpp.options import own as own_of
@@ -51,11 +50,9 @@ class Layered:
         """Split as llamacpp does."""
         return whole_split(names, n_layers, is_over) if whole else split_layers(names, n_layers, is_over)
 
-    def account(
-        self, caps: tuple[DeviceCap, ...], used: Mapping[str, int], options: LoadOptions
-    ) -> tuple[DeviceCap, ...]:
+    def account(self, plan: MemoryPlan, options: LoadOptions) -> MemoryPlan:
         """Tell nothing of a load."""
-        return caps
+        return plan
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms."""
@@ -339,15 +336,15 @@ def test_the_kv_cache_lies_where_its_layers_are() -> None:
 
 def test_the_driver_is_measured_by_the_devices_own_account(tmp_path: Path) -> None:
     """What a load took beyond the model's terms is the driver's, for the next plan; unified memory tells nothing."""
-    caps, used = (DeviceCap(CUDA0, 5_000 * MB),), {"CUDA0": 100 * MB}
+    terms = (MemoryTerm("weights", 100 * MB, device="CUDA0"), MemoryTerm("driver", 400 * MB, device="CUDA0"))
+    plan = MemoryPlan(terms, devices=(DeviceCap(CUDA0, 5_000 * MB),))
     after = replace(CUDA0, free_bytes=CUDA0.free_bytes - 350 * MB)
-    found = with_account(caps, used, [after])
-    assert found[0].held_bytes == 350 * MB
-    assert with_account(caps, {}, [after]) == caps  # nothing is there
+    found = with_account(plan, [after])
+    assert found.devices[0].held_bytes == 350 * MB
     assert with_measured_drivers([CUDA0], "llamacpp", tmp_path) == (CUDA0,)
-    remember_drivers(found, used, "llamacpp", tmp_path)
+    remember_drivers(found, "llamacpp", tmp_path)
     (known,) = with_measured_drivers([CUDA0], "llamacpp", tmp_path)
     assert (known.driver_bytes, known.measured) == (250 * MB, True)
     assert with_measured_drivers([CUDA0], "other", tmp_path) == (CUDA0,)
-    shared = (DeviceCap(JETSON, 5_000 * MB),)
-    assert with_account(shared, used, [replace(JETSON, free_bytes=1)]) == shared
+    shared = replace(plan, devices=(DeviceCap(JETSON, 5_000 * MB),))
+    assert with_account(shared, [replace(JETSON, free_bytes=1)]) == shared

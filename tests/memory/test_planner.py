@@ -9,12 +9,12 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import MemoryCapError, RequestError
+from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import plan_settings, plan_within
 from edgedec.memory.setting import Cap, HeldByModels, Planned, Setting
 from edgedec.memory.shedding import margin_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
 from edgedec.scheduler.drafter_factories import drafter_factories, keeping_stores
 from edgedec_apps.base_memory import base_bytes
 

@@ -21,8 +21,9 @@ from edgedec.drafters.suffix.corpus import CommonDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError
+from edgedec.load_options import LoadOptions
 from edgedec.memory.shedding import Watch, memory_watch, shedders
-from edgedec.model import LoadOptions, Model
+from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.plugin_guard import GuardedFactory
@@ -56,11 +57,11 @@ class Other:
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose nothing."""
         return EMPTY_DRAFT
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the outcome."""
 
     def memory_bytes(self) -> int:

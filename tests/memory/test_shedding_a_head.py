@@ -14,8 +14,9 @@ from edgedec.decoding.session_pool import SessionPool
 from edgedec.draft import DrafterFactory
 from edgedec.drafters.head.head import SHED, HeadDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
+from edgedec.load_options import LoadOptions
 from edgedec.memory.shedding import Watch, shedders
-from edgedec.model import LoadOptions, Model
+from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request

@@ -21,10 +21,11 @@ from edgedec.api.options import Application, EngineOptions, Lossy
 from edgedec.api.wishes import choose
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
+from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import open_companion
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, Rows
+from edgedec.model import Model, Rows
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, draw
 from edgedec.storage.probe_cache import cache_folder

@@ -13,7 +13,8 @@ from support.simulation import Clock
 
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import CancelledError, SessionError
-from edgedec.model import Capabilities, LoadOptions, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Session
 from edgedec.progress import CancelToken
 from edgedec.scheduler.cost_probe import cost_curve
 from edgedec.storage import probe_cache

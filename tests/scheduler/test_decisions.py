@@ -48,9 +48,9 @@ class Layers(Oracle):
 class Drawing(Oracle):
     """An oracle whose nodes are drawn from a distribution."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return the coming tokens, some of them wrong, with the distributions that they are taken to be from."""
-        draft = Oracle.draft(self, n_max, deadline_s)
+        draft = Oracle.propose(self, n_max, deadline_s)
         law = Distribution(np.array([1, 2]), np.array([0.5, 0.5]))
         return Draft(draft.tokens, draft.parents, draft.p_accept, (law,) * len(draft))
 
@@ -59,9 +59,9 @@ class Drawing(Oracle):
 class Branching(Oracle):
     """An oracle that proposes a wrong sibling before each token."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return a tree of two nodes a level."""
-        chain = Oracle.draft(self, n_max // 2, deadline_s)
+        chain = Oracle.propose(self, n_max // 2, deadline_s)
         tokens, parents, p = [], [], []
         for i, token in enumerate(chain.tokens):
             tokens += [(token + 7) % 1000, token]

@@ -20,10 +20,10 @@ class OwnLayers(Oracle):
 
     needs = DrafterNeeds(layers=True)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return the coming tokens, some of them wrong."""
         self.read = self.position
-        return super().draft(n_max, deadline_s)
+        return super().propose(n_max, deadline_s)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from support.simulation import Clock, context, decode, policy_of
 
 import edgedec
 from edgedec.cost_curve import CostCurve
-from edgedec.model import Capabilities, LoadOptions, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Session
 from edgedec.scheduler.cost_probe import cost_curve
 from edgedec.scheduler.drafter_factories import drafter_factories
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord

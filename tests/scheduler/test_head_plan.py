@@ -11,9 +11,9 @@ from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, Drafter
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.head.head import HeadDrafter
+from edgedec.load_options import LoadOptions
 from edgedec.memory.ladder import rungs
 from edgedec.memory.setting import Setting
-from edgedec.model import LoadOptions
 from edgedec.scheduler.costly_drafters import Best, plan_draft
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
 from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
@@ -49,7 +49,7 @@ class Sure(Oracle):
 
     first_s: float = 0.0
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return a chain that ends where the path is too improbable."""
         self.n_asked += 1
         tokens, says, path = list[int](), list[float](), 1.0
@@ -101,9 +101,9 @@ def test_a_head_is_taken_up_again_when_it_begins_to_pay(clock: Clock) -> None:
 
     @dataclass(slots=True)
     class Improving(Oracle):
-        def draft(self, n_max: int, deadline_s: float) -> Draft:
+        def propose(self, n_max: int, deadline_s: float) -> Draft:
             self.p, self.read = 0.8 if self.position >= 2000 else 0.02, self.position
-            return Oracle.draft(self, n_max, deadline_s)
+            return Oracle.propose(self, n_max, deadline_s)
 
     text, curve = a_text(4000), a_curve()
     run = decode(

@@ -43,9 +43,9 @@ def nothing(*_: object) -> None:
 class Foreign:
     """A drafter made of functions."""
 
-    propose: Callable[[int], Any] = lambda n: Draft.chain([1])
+    on_propose: Callable[[int], Any] = lambda n: Draft.chain([1])
     on_begin: Callable[[Any], object] = nothing
-    on_accept: Callable[[Any, Any], object] = nothing
+    on_learn: Callable[[Any, Any], object] = nothing
     needs: Any = field(default_factory=DrafterNeeds)
     held: Any = 0
 
@@ -53,13 +53,13 @@ class Foreign:
         """Take the prompt."""
         self.on_begin(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose."""
-        return cast(Draft, self.propose(n_max))
+        return cast(Draft, self.on_propose(n_max))
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the outcome."""
-        self.on_accept(verification, hidden)
+        self.on_learn(verification, hidden)
 
     def memory_bytes(self) -> int:
         """Return what it was told to."""
@@ -151,10 +151,10 @@ def test_nonsense_ends_the_drafter_and_not_the_text(kind: str) -> None:
 
 
 @pytest.mark.parametrize("how", [fail, leave, fail_unprintably])
-@pytest.mark.parametrize("where", ["begin", "draft", "accept"])
+@pytest.mark.parametrize("where", ["begin", "propose", "learn"])
 def test_a_drafter_that_raises_ends_itself_only(where: str, how: Callable[..., None]) -> None:
     """Wherever it raises, and whatever, even what would end the process."""
-    drafter = {"begin": Foreign(on_begin=how), "draft": Foreign(how), "accept": Foreign(on_accept=how)}[where]
+    drafter = {"begin": Foreign(on_begin=how), "propose": Foreign(how), "learn": Foreign(on_learn=how)}[where]
     text, counts, reasons = generated(drafter)
     assert text == TEXT
     assert counts["failed"] == 1
@@ -171,11 +171,11 @@ def test_a_late_draft_is_left_out_and_the_third_in_a_row_is_the_last() -> None:
     gate = Event()
     drafter = running(held(gate))
     drafter.begin([1])
-    assert [len(drafter.draft(n, monotonic())) for n in (1, 2)] == [0, 0]
+    assert [len(drafter.propose(n, monotonic())) for n in (1, 2)] == [0, 0]
     with pytest.raises(PluginError, match="3 drafts in a row came after their deadline"):
-        drafter.draft(3, monotonic())
+        drafter.propose(3, monotonic())
     gate.set()
-    assert drafter.draft(4, monotonic() + SECONDS).tokens == (4,)
+    assert drafter.propose(4, monotonic() + SECONDS).tokens == (4,)
     assert drafter.n_late == 3
     drafter.close()
 
@@ -187,10 +187,10 @@ def test_misses_count_only_in_a_row() -> None:
     for _ in range(3):
         gate.clear()
         drafter.begin([1])
-        drafter.draft(1, monotonic())
-        drafter.draft(1, monotonic())
+        drafter.propose(1, monotonic())
+        drafter.propose(1, monotonic())
         gate.set()
-        assert len(drafter.draft(1, monotonic() + SECONDS)) == 1
+        assert len(drafter.propose(1, monotonic() + SECONDS)) == 1
     assert drafter.n_late == 6
     drafter.close()
 
@@ -220,10 +220,10 @@ def test_the_drafter_is_told_everything_in_order_and_gets_copies() -> None:
     drafter = running(Foreign(propose, told.append, lambda verification, hidden: told.append((verification, hidden))))
     hidden = np.ones((1, 2), np.float32)
     drafter.begin([5, 6])
-    drafter.draft(3, monotonic() + SECONDS)
-    drafter.accept(Verification((), (7,)), {0: hidden})
+    drafter.propose(3, monotonic() + SECONDS)
+    drafter.learn(Verification((), (7,)), {0: hidden})
     hidden[:] = 0
-    drafter.draft(4, monotonic() + SECONDS)
+    drafter.propose(4, monotonic() + SECONDS)
     assert told[:2] == [(5, 6), 3]
     assert told[2][0].token_ids == (7,)
     assert told[2][1][0].tolist() == [[1, 1]]
@@ -282,7 +282,7 @@ def test_threads_end_with_their_generations() -> None:
     """After fifty generations, some with a drafter that fails, no thread is left."""
     before = threading.active_count()
     for i in range(50):
-        generated(Foreign(on_accept=fail if i % 3 == 0 else nothing))
+        generated(Foreign(on_learn=fail if i % 3 == 0 else nothing))
     join(before)
 
 

@@ -117,10 +117,10 @@ def test_drafts_end_where_they_stop_to_pay_whatever_the_machine_does(factor: flo
 
     @dataclass(slots=True)
     class Failing(Oracle):
-        def draft(self, n_max: int, deadline_s: float) -> Draft:
+        def propose(self, n_max: int, deadline_s: float) -> Draft:
             self.p = 0.9 if self.position < 3000 else 0.05
             self.depth = int(self.rng.integers(3, 12))
-            return Oracle.draft(self, n_max, deadline_s)
+            return Oracle.propose(self, n_max, deadline_s)
 
     done = [0]
 
@@ -169,9 +169,9 @@ def test_a_costly_drafter_is_taken_up_when_it_begins_to_pay(level_s: float, cloc
 
     @dataclass(slots=True)
     class Improving(Oracle):
-        def draft(self, n_max: int, deadline_s: float) -> Draft:
+        def propose(self, n_max: int, deadline_s: float) -> Draft:
             self.p = 0.9 if self.position >= 3000 else 0.05
-            return Oracle.draft(self, n_max, deadline_s)
+            return Oracle.propose(self, n_max, deadline_s)
 
     text = a_text(6000)
     run = simulated("flat", Improving(text, 0.05, clock=clock, level_s=level_s), clock, costly=True)
@@ -227,11 +227,11 @@ class Told:
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose the next one."""
         return self.drafts.pop(0) if self.drafts else EMPTY_DRAFT
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Note the outcome."""
         self.told.append(verification)
 
@@ -357,13 +357,13 @@ def test_what_a_draft_model_was_asked_and_used_for_is_counted(clock: Clock, p: f
 class Costly(Oracle):
     """An oracle that is never right and takes a tenth of a step; it keeps what it learned, and when it was asked."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose a wrong token."""
         self.n_asked += 1
         self.clock.now += 0.001
         return Draft.chain([0], 0.02)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Compare with the text."""
         assert verification.token_ids == tuple(self.text[self.position : self.position + len(verification.token_ids)])
         self.position += len(verification.token_ids)

@@ -33,13 +33,13 @@ class Timed(Oracle):
     ask_s: float = 0.0005
     teach_s: float = 0.0
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose one token."""
         self.n_asked += 1
         self.clock.now += self.ask_s
         return Draft.chain([1 if self.position >= self.right_from else 0], 0.5)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Go on in the text."""
         self.clock.now += self.teach_s
         self.position += len(verification.token_ids)

@@ -21,7 +21,8 @@ from edgedec.errors import (
     RequestError,
     SessionError,
 )
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
 from edgedec.sessions.sliding_window import N_SINKS, SlidingSession
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference

@@ -186,11 +186,11 @@ class Plugin:
         """Draw a token."""
         return int(self.rng.choice(law.token_ids, p=law.probs))
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose."""
         return self._propose(self, n_max)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
         self.text.extend(verification.token_ids)
 

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
 from edgedec_runtimes.child.model import ChildModel, Hosting
 from edgedec_runtimes.reference.runtime import Reference
 

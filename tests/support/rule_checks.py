@@ -16,8 +16,8 @@ from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.errors import PluginError
 from edgedec.noise import Noise
 from edgedec.sampling import Distribution
+from edgedec.verification.rule_tools import uniform_source
 from edgedec.verification.rules import find_rule
-from edgedec.verification.uniform import uniform_source
 from support.exact_distributions import (
     Drawing,
     Law,

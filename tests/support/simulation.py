@@ -88,7 +88,7 @@ class Oracle:
         """Take the prompt."""
         self.position = len(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return the coming tokens, some of them wrong; reading what came since takes a tenth of a level a token."""
         self.n_asked += 1
         n = min(n_max, self.depth, len(self.text) - self.position)
@@ -101,7 +101,7 @@ class Oracle:
         tokens = [(self.text[self.position + i] + 1 - int(right[i])) % N_VOCAB for i in range(n)]
         return Draft.chain(tokens, says)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Go on in the text."""
         self.position += len(verification.token_ids)
 

@@ -21,14 +21,14 @@ from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.shape_names import parse_shape
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Session
 from edgedec.plugins import RULES
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler import costly_drafters
 from edgedec.scheduler.drafter_record import DrafterRecord
-from edgedec.verification.contract import Rule, TargetRow, Uniform
-from edgedec.verification.distributions import sample
-from edgedec.verification.rules import rule_names
+from edgedec.verification.rule_tools import sample
+from edgedec.verification.rules import Rule, TargetRow, Uniform, rule_names
 from edgedec_runtimes.cpu.runtime import Cpu
 
 BOUND = 1e-4

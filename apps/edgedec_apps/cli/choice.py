@@ -9,8 +9,7 @@ from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.search_by import SearchBy, search_named
 from edgedec.choosing.vote import ANSWER
-from edgedec.counted import counted
-from edgedec.errors import OptionError, RequestError
+from edgedec.errors import OptionError, RequestError, counted
 from edgedec.plugins import CHOOSERS, plugins
 from edgedec.sequence import Generation
 from edgedec.sessions.forks import require_count

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edgedec.defaults import N_DRAFT_MAX
 from edgedec.errors import RequestError
+from edgedec.load_options import N_DRAFT_MAX
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.help_text import FURTHER
 

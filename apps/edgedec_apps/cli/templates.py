@@ -4,9 +4,9 @@ from edgedec.errors import TemplateError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.model_info import describe
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.progress import CancelToken
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.preset_options import preset_of
 from edgedec_apps.cli.shown.progress import ProgressLine

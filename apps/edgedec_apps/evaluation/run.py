@@ -5,15 +5,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edgedec.counted import counted
-from edgedec.errors import CancelledError, RequestError
+from edgedec.errors import CancelledError, RequestError, counted
 from edgedec.layer_skip.choose import require_speedup
 from edgedec.layer_skip.layer_sets import left_out
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
-from edgedec.model import LoadOptions
 from edgedec.progress import CancelToken, stage
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.machine import versions
 from edgedec_apps.bench.table import columns, shown
 from edgedec_apps.cli.interrupts import interruptible

@@ -11,9 +11,10 @@ from pathlib import Path
 from edgedec.errors import RequestError
 from edgedec.layer_skip.choose import choose_layers
 from edgedec.layer_skip.layer_sets import layer_bytes, tuned_set
+from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.loading.second_model import same_tokenizer
-from edgedec.model import LayerSet, LoadOptions, Model
+from edgedec.model import LayerSet, Model
 from edgedec_apps.evaluation.evaluate import Lane
 
 DEFAULT_KV_TYPE = "f16"

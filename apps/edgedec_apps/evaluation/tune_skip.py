@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.counted import counted
-from edgedec.defaults import N_DRAFT_MAX
 from edgedec.draft_constants import GAIN
 from edgedec.drafters.suffix.corpus_text import common_text
-from edgedec.errors import RequestError
+from edgedec.errors import RequestError, counted
 from edgedec.layer_skip.choose import choose_layers, require_layer_skip
 from edgedec.layer_skip.layer_sets import (
     LayerBytes,
@@ -27,11 +25,11 @@ from edgedec.layer_skip.layer_sets import (
     layer_bytes,
     left_out,
 )
+from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
-from edgedec.model import LayerSet, LoadOptions, Model, Session
+from edgedec.model import LayerSet, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
-from edgedec.resolver import ResolveOptions
 from edgedec.scheduler.cost_probe import cost_curve
 from edgedec.scheduler.drafter_factories import promised_gain
 from edgedec_apps.bench.table import columns

@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.errors import OptionError
-from edgedec.extraction import MOST_SPAN_TOKENS, MOST_SPANS, Extraction
+from edgedec.sequence import MOST_SPAN_TOKENS, MOST_SPANS, Extraction
 from edgedec_apps.server.core.computed import Computed, until_done
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.lent import Lending

@@ -294,7 +294,7 @@ class ModelDrafter:
         self._begin = None
         self._levels.begin()
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Draft a chain of the most probable tokens with leaves beside it, or a drawn chain, while that pays."""
         n_max = min(n_max, self._source.n_ctx // 4)
         if not self._ids or n_max < 1:
@@ -375,7 +375,7 @@ class ModelDrafter:
         n_known = next((i for i, token in enumerate(found) if token >= self._n_vocab), len(found))
         return found[:n_known]
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
         self._ids.extend(verification.token_ids)
 

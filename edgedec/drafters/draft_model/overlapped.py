@@ -8,7 +8,7 @@ n_past. Either way a draft is the draft model's own. PEARL's "pre-verify", where
 while the others are still to come, is left out: how long a draft is remains the policy's decision.
 
 Overlap pays where the target computes on another device than the draft model. On the same cores each slows the other
-down. The policy counts as a draft's price the time that draft() takes, including the time it waits for the thread.
+down. The policy counts as a draft's price the time that propose() takes, including the time it waits for the thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,7 +112,7 @@ class _Level(Level):
 class OverlappedDrafter(ModelDrafter):
     """Implements edgedec.draft.Drafter with the drafts of a ModelDrafter, and edgedec.draft.Closing.
 
-    The levels behind the text belong to the thread while it runs, that is from draft() to the next settle().
+    The levels behind the text belong to the thread while it runs, that is from propose() to the next settle().
 
     Args:
         source: The draft model.
@@ -152,7 +152,7 @@ class OverlappedDrafter(ModelDrafter):
         self._failure = None
         super().begin(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Draft the levels that are not there yet, and let the thread draft on behind them.
 
         Raises:
@@ -203,14 +203,14 @@ class OverlappedDrafter(ModelDrafter):
             path = prod(level.p[0] for level in self._drafted[n_drafted + 1 :])
             if len(self._drafted) >= n_most or path < floor or not self._extend():
                 return False
-        except Exception as error:  # the next draft() raises it
+        except Exception as error:  # the next propose() raises it
             self._failure = error
             return False
         self._drafted[-1].ahead = True
         self.n_ahead += 1
         return True
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got, and let the thread end after its present token."""
         self._overlapped.stop(self)
         self._came.extend(verification.token_ids)

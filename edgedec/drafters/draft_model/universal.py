@@ -88,7 +88,7 @@ class UniversalDrafter:
         self._new += b"".join(map(self._target.piece, token_ids))
         self._before = [*self._before, *token_ids[-_BEFORE:]][-_BEFORE:]
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Draft text greedily while that pays, and return the target's tokens in it."""
         begun = perf_counter()
         self._text.add(bytes(self._new))
@@ -153,7 +153,7 @@ class UniversalDrafter:
             begin += len(piece)
         return Draft.tree(found.ids[:n], range(-1, n - 1), p_accept)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
         self._take(verification.token_ids)
 

@@ -116,7 +116,7 @@ class HeadDrafter:
         if self.state.gone:
             raise DrafterRestsError(SHED)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Draft a chain with the second best tokens beside it, or a drawn chain, for as long as that pays.
 
         Raises:
@@ -267,7 +267,7 @@ class HeadDrafter:
         self._row[self.state.token_ids] = scores
         return self._row
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got; the session itself keeps the hidden states that the head reads.
 
         Raises:

@@ -52,7 +52,7 @@ class NgramDrafter:
             for order in self._rankings:
                 learn_text(self.table, token_ids[-_MAX_PROMPT:], order)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Grow a tree of at most `n_max` nodes from the text's last tokens, most probable paths first."""
         with self._lock:
             return grow_tree(
@@ -79,7 +79,7 @@ class NgramDrafter:
                 return order, ids, probs
         return 0, [], []
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Learn the target's candidates after each row of the step or, without candidates, the tokens of the text."""
         states = [self._state]
         for token in verification.token_ids:

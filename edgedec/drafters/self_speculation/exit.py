@@ -137,7 +137,7 @@ class ExitDrafter(OwnLayersDrafter):
         self._is_due = True  # whether the next position is judged
         self._pays = True  # whether an exit paid when a position was judged last; before the first, it is tried
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Draft with the exit and the length that promise most; nothing where no exit beats plain decoding.
 
         While drafts are recorded, it drafts `n_max` tokens all the same: what pays is another machine's to say.
@@ -171,9 +171,9 @@ class ExitDrafter(OwnLayersDrafter):
         gain, minus_layer, length = max(found)
         return -minus_layer, length, gain
 
-    def accept(self, verification: Verification, hidden: Hidden) -> None:
+    def learn(self, verification: Verification, hidden: Hidden) -> None:
         """Take the tokens that the text got, and now and then keep the hidden states of the last of them."""
-        super().accept(verification, hidden)
+        super().learn(verification, hidden)
         self._sample = None
         if self._is_due and all(layer in hidden for layer in self._agreement.exits):
             self._sample = np.stack([hidden[layer][-1] for layer in self._agreement.exits])

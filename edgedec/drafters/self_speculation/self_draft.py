@@ -2,8 +2,8 @@
 
 A draft is evaluated in place, behind the text, and the verification begins at the old n_past, which drops what the
 draft wrote: there is no copy of the KV cache, and nothing to roll back (Draft & Verify, Zhang et al. 2023,
-arXiv:2309.08168, and SWIFT, Xia et al. 2024, arXiv:2410.06161, copy or crop it). The session is touched within draft()
-only.
+arXiv:2309.08168, and SWIFT, Xia et al. 2024, arXiv:2410.06161, copy or crop it). The session is touched within
+propose() only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ class OwnLayersDrafter:
         self.ids = list(token_ids)
         self._levels.begin()
 
-    def accept(self, verification: Verification, hidden: Hidden) -> None:
+    def learn(self, verification: Verification, hidden: Hidden) -> None:
         """Take the tokens that the text got."""
         self.ids.extend(verification.token_ids)
 

@@ -44,6 +44,6 @@ class SkipDrafter(OwnLayersDrafter):
         context.curve.expect_part(tuned.share, tuned.cost)
         self.traits = self.traits_of(tuned.share, tuned.agreement)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Draft a chain of the tokens that the part of the target would draw, and leaves beside it."""
         return self.draft_with(self._layers, self.share, n_max, deadline_s)

@@ -11,7 +11,7 @@ from pathlib import Path
 from edgedec.drafters.reporting import reported
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 from edgedec.errors import EdgedecError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.storage import probe_cache
 from edgedec.tokenizer import Tokenizer
 

@@ -33,20 +33,20 @@ class FixedTextDrafter:
         self._match = match
         self._n_last = n_last
         self._unread: list[int] = []  # the text's last tokens, as far as they are not followed yet
-        self._drafted = False  # since the last accept()
+        self._drafted = False  # since the last learn()
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt."""
         self._unread = list(token_ids[-self._n_last :])
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return a tree of at most `n_max` nodes: what followed the longest match, most probable paths first."""
         for token in self._unread:
             self._match.follow(token)
         self._unread, self._drafted = [], True
         return self._match.draft(self._rates, n_max)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Follow the text by the tokens that it got; where no draft was asked for, once the next one is."""
         if not self._drafted:
             self._unread = [*self._unread, *verification.token_ids][-self._n_last :]

@@ -21,7 +21,8 @@ from edgedec.drafters.reporting import reported
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.drafters.suffix.suffix import MOST_TOKENS, SuffixStore, Text
 from edgedec.errors import ModelFormatError, StorageError, argument
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
 from edgedec.storage.whole_file import write_atomically
 from edgedec.tokenizer import Tokenizer
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from edgedec.errors import ModelNotFoundError, PullError
-from edgedec.resolver import ResolveOptions
-from edgedec.storage.file_record import read_json
+from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.lock import locked
 from edgedec_models.fetching.verify import find_fault, write_record
 from edgedec_models.hubs.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, choose_head, shards_of
 from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.storage import make_folder, write_json
+from edgedec_runtimes.tile_files.record import read_json
 
 if TYPE_CHECKING:
     import httpx

@@ -8,15 +8,14 @@ from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 
-from edgedec.counted import counted
-from edgedec.defaults import default_n_ctx
-from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
+from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_info import require_text_decoder
 from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard
+from edgedec.model import Model, ModelCard
 from edgedec.progress import Progress
 from edgedec.runtime_report import RuntimeReport
 from edgedec_runtimes.architectures.reading import usual_tensors

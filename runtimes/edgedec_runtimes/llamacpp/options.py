@@ -4,14 +4,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from edgedec.decoding.lost import require_wait
-from edgedec.model import LoadOptions
-from edgedec.runtime_options import Sacrifice, read_options
+from edgedec.load_options import LoadOptions, Sacrifice, read_options
 from edgedec_runtimes.llamacpp.rpc.addresses import addresses_of, require_no_layers_here, servers_note
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppOptions:
-    """The llamacpp runtime's own options (edgedec.runtime_options).
+    """The llamacpp runtime's own options (edgedec.load_options).
 
     Attributes:
         mmap: Map the weights from the file instead of copying them.
@@ -70,5 +69,5 @@ def of_this_machine(options: LoadOptions) -> LoadOptions:
 
 
 def own(options: LoadOptions) -> LlamaCppOptions:
-    """Return the runtime's own options (raises as edgedec.runtime_options.read_options)."""
+    """Return the runtime's own options (raises as edgedec.load_options.read_options)."""
     return read_options(LlamaCppOptions, options.runtime_options, "the llamacpp runtime")

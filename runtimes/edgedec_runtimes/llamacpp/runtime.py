@@ -4,27 +4,24 @@ import hashlib
 import platform
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from edgedec.counted import counted
-from edgedec.defaults import default_n_ctx
-from edgedec.device import HOST, Device, DeviceCap, IsOver, Split
-from edgedec.errors import EdgedecError
+from edgedec.errors import EdgedecError, counted
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
 from edgedec.gguf.model_info import ModelInfo, describe, require_text_decoder
 from edgedec.gguf.model_kinds import is_embedder
 from edgedec.gguf.pooling import read_pooling
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes
-from edgedec.memory_plan import MemoryTerm, format_bytes
-from edgedec.model import LoadOptions, Model, ModelCard
+from edgedec.memory_plan import HOST, Device, IsOver, MemoryPlan, MemoryTerm, Split, format_bytes
+from edgedec.model import Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.sessions.invariance import will_probe
-from edgedec.storage.kept_as_tiles import header_file, make_whole
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel
@@ -55,6 +52,7 @@ from edgedec_runtimes.shared.device_account import remember_drivers, with_accoun
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.tile_files.keeping import header_file, make_whole
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
@@ -116,7 +114,7 @@ class LlamaCpp:
         return ChildModel(hosting(f"{__name__}:{load_connected.__name__}", path, options, terms))
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
-        """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.device.HasDevices.
+        """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.memory_plan.HasDevices.
 
         None are named where options.planning_bytes leaves no room for llama.cpp's library.
         """
@@ -127,20 +125,18 @@ class LlamaCpp:
         return with_measured_drivers(found, self.name, options.cache_dir)
 
     def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
-        """Return how many layers each device takes; see edgedec.device.HasDevices."""
+        """Return how many layers each device takes; see edgedec.memory_plan.HasDevices."""
         return whole_split(names, n_layers, is_over) if whole else split_layers(names, n_layers, is_over)
 
-    def account(
-        self, caps: tuple[DeviceCap, ...], used: Mapping[str, int], options: LoadOptions
-    ) -> tuple[DeviceCap, ...]:
-        """Return the devices with what a load took there, and keep what the drivers took; nothing new with servers.
+    def account(self, plan: MemoryPlan, options: LoadOptions) -> MemoryPlan:
+        """Return the plan with what a load took on its devices, and keep what the drivers took; as it is with servers.
 
         An rpc-server answers only the program that it serves: the one that runs the model.
         """
         if own(options).machines:
-            return caps
-        found = with_account(caps, used, devices(options))
-        remember_drivers(found, used, self.name, options.cache_dir)
+            return plan
+        found = with_account(plan, devices(options))
+        remember_drivers(found, self.name, options.cache_dir)
         return found
 
     def report(self) -> RuntimeReport:
@@ -299,7 +295,7 @@ def _sizing_options(options: LoadOptions) -> LoadOptions:
 def _dry_run(path: Path, _header_hash: str, options: LoadOptions, n_ctx: int, *, embeds: bool) -> DryRun:
     """Return the result of a dry run, an earlier one if there is one: a dry run takes memory, which may be short."""
     gguf = read_gguf(path)
-    with nullcontext(path) if gguf.tiles is None else header_file(gguf) as file:
+    with nullcontext(path) if gguf.form is None else header_file(gguf) as file:
         return dry_run(file, options, n_ctx, embeds=embeds)
 
 

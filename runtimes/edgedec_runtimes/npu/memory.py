@@ -1,6 +1,6 @@
 """The memory plan of the npu runtime, made from the manifest."""
 
-from edgedec.counted import counted
+from edgedec.errors import counted
 from edgedec.gguf.formats import DATA
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.npu.blocks import PREFILL_ROWS

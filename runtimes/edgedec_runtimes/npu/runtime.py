@@ -20,10 +20,10 @@ from edgedec.errors import (
 from edgedec.gguf.file import GGUF, read_gguf, storage_error
 from edgedec.gguf.formats import VOCABULARY
 from edgedec.gguf.metadata import get_text
+from edgedec.load_options import LoadOptions, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard
-from edgedec.runtime_options import read_options
+from edgedec.model import Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec_runtimes.npu.facts import EMBEDDING, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
@@ -40,7 +40,7 @@ from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 @dataclass(frozen=True, slots=True)
 class NpuOptions:
-    """The npu runtime's own options (edgedec.runtime_options).
+    """The npu runtime's own options (edgedec.load_options).
 
     Attributes:
         tile_cache: Keep compiled graphs on the disk, in edgedec's cache; nothing is kept without a cache.

@@ -17,7 +17,7 @@ from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedMode
 from edgedec.gguf.file import GGUF, read_gguf, storage_error
 from edgedec.gguf.formats import DATA, GRAPH, MANIFEST, VOCABULARY
 from edgedec.gguf.model_info import describe
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import Progress
 from edgedec.storage import probe_cache
 from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph

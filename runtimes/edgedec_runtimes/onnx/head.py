@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from edgedec.errors import MemoryCapError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.load_options import LoadOptions
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
 from edgedec.trained_heads.head import HeadTensor
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit, fit_card

@@ -7,13 +7,12 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.formats import DATA
+from edgedec.load_options import LoadOptions, NoOptions, default_n_ctx, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard
-from edgedec.runtime_options import NoOptions, read_options
+from edgedec.model import Model, ModelCard
 from edgedec.runtime_report import RuntimeReport
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files

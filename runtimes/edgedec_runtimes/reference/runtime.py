@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, OptionError, RequestError, argument
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions, NoOptions, default_n_ctx, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model
-from edgedec.runtime_options import NoOptions, read_options
+from edgedec.model import Model
 from edgedec.runtime_report import RuntimeReport
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms

@@ -1,10 +1,10 @@
 """What a device's own account says that a load took, and what of it is the driver's: kept for later plans."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgedec.device import Device, DeviceCap
+from edgedec.memory_plan import DRIVER, Device, DeviceCap, MemoryPlan
 from edgedec.storage import probe_cache
 
 _KIND = "devices"
@@ -23,39 +23,33 @@ def _with_measured(device: Device, runtime: str, cache_dir: Path | None) -> Devi
     return replace(device, driver_bytes=found, measured=True)
 
 
-def with_account(caps: Sequence[DeviceCap], used: Mapping[str, int], after: Sequence[Device]) -> tuple[DeviceCap, ...]:
-    """Return the devices of a plan with what the load took on each one that it uses, by the device's account.
+def with_account(plan: MemoryPlan, after: Sequence[Device]) -> MemoryPlan:
+    """Return the plan with what the load took on each device that it uses, by the device's account.
 
     Unified devices are left out: what the system has free changes for many reasons.
 
     Args:
-        caps: The devices as they were before the load.
-        used: The planned bytes of the model itself, by the names of the devices that it uses.
-        after: The devices after the load.
+        plan: The plan, which has the devices as they were before the load.
+        after: The devices after it.
     """
     free = {device.name: device.free_bytes for device in after}
-    return tuple(_accounted(cap, free.get(cap.device.name)) if cap.device.name in used else cap for cap in caps)
+    return replace(plan, devices=tuple(_accounted(plan, cap, free.get(cap.device.name)) for cap in plan.devices))
 
 
-def _accounted(cap: DeviceCap, free_bytes: int | None) -> DeviceCap:
-    if free_bytes is None or cap.device.unified:
+def _accounted(plan: MemoryPlan, cap: DeviceCap, free_bytes: int | None) -> DeviceCap:
+    if free_bytes is None or cap.device.unified or not plan.device_bytes(cap.device.name):
         return cap
     return replace(cap, held_bytes=max(0, cap.device.free_bytes - free_bytes))
 
 
-def remember_drivers(caps: Sequence[DeviceCap], used: Mapping[str, int], runtime: str, cache_dir: Path | None) -> None:
-    """Keep what the drivers took, for later plans: what was held by each device's account, less the model itself.
-
-    Args:
-        caps: What with_account returned.
-        used: The planned bytes of the model itself, by the names of the devices that it uses.
-        runtime: The runtime's name.
-        cache_dir: Root of edgedec's cache, or None to keep nothing.
-    """
-    for cap in caps:
+def remember_drivers(plan: MemoryPlan, runtime: str, cache_dir: Path | None) -> None:
+    """Keep what the drivers took, for later plans: what was held by each device's account, less the model's terms."""
+    for cap in plan.devices:
         if cap.held_bytes is None:
             continue
-        n_bytes = max(0, cap.held_bytes - used[cap.device.name])
+        name = cap.device.name
+        planned = sum(term.n_bytes for term in plan.terms if term.device == name and term.name != DRIVER)
+        n_bytes = max(0, cap.held_bytes - planned)
         if n_bytes <= _MOST_BYTES:
             probe_cache.put(cache_dir, _KIND, _key(cap.device, runtime), n_bytes)
 

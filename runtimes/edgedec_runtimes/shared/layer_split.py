@@ -6,7 +6,7 @@ which has the output matrix: devices of other machines come first in that order,
 
 from collections.abc import Sequence
 
-from edgedec.device import IsOver, Split, n_split
+from edgedec.memory_plan import IsOver, Split, n_split
 
 
 def split_layers(names: Sequence[str], n_layers: int, is_over: IsOver) -> Split:

@@ -191,12 +191,12 @@ class Remembering:
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take nothing: the prefill's token comes with the first step."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose what came at this place the last time."""
         at = len(self._text)
         return Draft.chain(self._known[at : at + min(n_max, 3)])
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Remember the text."""
         self._text.extend(verification.token_ids)
 

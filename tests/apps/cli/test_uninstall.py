@@ -11,9 +11,9 @@ import typer
 from support.command_line import run_here
 
 from edgedec.memory_plan import format_bytes
-from edgedec.storage.file_lock import try_lock
 from edgedec_apps.cli.commands import uninstall
 from edgedec_apps.leftovers import _IN_CACHE, _IN_CONFIG
+from edgedec_runtimes.shared.file_lock import try_lock
 
 MINE = b"not edgedec's"
 

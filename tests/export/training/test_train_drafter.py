@@ -20,7 +20,7 @@ import edgedec
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.target import fit
 from edgedec_export.training.prompt_files import read_prompts

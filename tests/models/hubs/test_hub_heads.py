@@ -15,8 +15,8 @@ from support.tiny_quantized import Tiny, write_tiny
 
 from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.draft_head import FoundHead, find_head
-from edgedec.resolver import ResolveOptions
 from edgedec.trained_heads.load import load_head
 from edgedec.trained_heads.record import record_text
 from edgedec.trained_heads.target import target_of

@@ -11,7 +11,7 @@ from support.tiny_quantized import ARCHITECTURES, write_tiny
 
 from edgedec.errors import RequestError, StorageError
 from edgedec.gguf.file import read_gguf
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.stats import DecodeStats
 from edgedec_runtimes.cpu.expert_counts import ExpertReads
 from edgedec_runtimes.cpu.model import CpuModel

@@ -7,7 +7,8 @@ import pytest
 from support.tiny_models import tiny_llama
 
 from edgedec.decoding.grammars import Grammars
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
 from edgedec_runtimes.cpu.runtime import Cpu
 
 

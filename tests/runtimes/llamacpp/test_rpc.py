@@ -17,7 +17,7 @@ from support.rpc_servers import RpcServer, rpc_servers
 
 import edgedec
 from edgedec.errors import OptionError, RequestError, RuntimeLostError, RuntimeUnavailableError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.rpc.addresses import check_addresses, servers_note
 from edgedec_runtimes.llamacpp.rpc.patience import Patience

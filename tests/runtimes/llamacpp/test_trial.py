@@ -9,7 +9,7 @@ import pytest
 
 import edgedec
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.storage import probe_cache
 from edgedec_runtimes.llamacpp import library, loading, runtime, tiny_run, trial
 from edgedec_runtimes.llamacpp.options import own

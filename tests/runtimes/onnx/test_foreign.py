@@ -13,9 +13,9 @@ from support.foreign_graphs import N_CTX, counting_graph, counting_logits, write
 from support.onnx_exports import copied, load, manifest, rewritten
 
 import edgedec
-from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import CancelledError, CapabilityError, ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.model import Model, Session
+from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
 from edgedec_runtimes.onnx.foreign.model import ForeignModel
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_it_conforms(folder: Path) -> None:
     """Every check that applies passes, memory as counted in another process among them."""
-    probe = [sys.executable, "-m", "edgedec.conformance", "memory", "onnx", str(folder)]
+    probe = [sys.executable, "-m", "edgedec_apps.conformance", "memory", "onnx", str(folder)]
     results = check_runtime(lambda: load(folder), memory_probe=probe)
     raise_failures(results)
     skipped = {result.name for result in results if result.status == "skipped"}

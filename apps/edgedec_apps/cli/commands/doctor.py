@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import edgedec
 from edgedec import plugins
-from edgedec.device import devices_of
 from edgedec.errors import EdgedecError
 from edgedec.load_options import LoadOptions
 from edgedec.memory import system as system_memory
-from edgedec.memory_plan import format_bytes
+from edgedec.memory_plan import devices_of, format_bytes
 from edgedec_apps.clash import clash
 from edgedec_apps.cli.options import AsJson, option
 from edgedec_apps.cli.runtimes import ask_runtimes

@@ -9,10 +9,10 @@ from time import perf_counter
 from typing import Annotated, Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.load_options import ResolveOptions
 from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, stage
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, option

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import ModelNotFoundError, OfflineError
+from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.options import AsJson, ModelName
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgedec.device import Device, DeviceCap, IsOver, Split
 from edgedec.errors import RequestError, RuntimeUnavailableError
-from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, Runtime
-from edgedec.runtime_options import own_options
+from edgedec.load_options import LoadOptions, own_options
+from edgedec.memory_plan import Device, IsOver, MemoryPlan, MemoryTerm, Split
+from edgedec.model import Model, Runtime
 from edgedec_runtimes.shared.device_account import with_measured_drivers
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 
@@ -110,11 +109,9 @@ class RuntimeThere:
         """Return how many layers each device takes, the nearest one filled first."""
         return whole_split(names, n_layers, is_over) if whole else split_layers(names, n_layers, is_over)
 
-    def account(
-        self, caps: tuple[DeviceCap, ...], used: Mapping[str, int], options: LoadOptions
-    ) -> tuple[DeviceCap, ...]:
-        """Return the devices as they are: nothing is loaded there."""
-        return caps
+    def account(self, plan: MemoryPlan, options: LoadOptions) -> MemoryPlan:
+        """Return the plan as it is: nothing is loaded there."""
+        return plan
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms, which the runtime finds without the devices."""

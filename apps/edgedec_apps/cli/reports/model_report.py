@@ -6,12 +6,12 @@ from typing import Any
 
 from edgedec.api.options import EngineOptions
 from edgedec.api.wishes import choose, engine_wishes
-from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.formats import header_path, is_onnx
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
+from edgedec.load_options import default_n_ctx
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import plan_wishes
 from edgedec.memory.setting import Cap, Planned

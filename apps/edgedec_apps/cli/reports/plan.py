@@ -6,8 +6,7 @@ from typing import Any
 
 from edgedec.api.options import EngineOptions
 from edgedec.api.wishes import engine_wishes, find_model
-from edgedec.counted import counted
-from edgedec.errors import MemoryCapError, RequestError
+from edgedec.errors import MemoryCapError, RequestError, counted
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe
 from edgedec.gguf.trained_context import context_note

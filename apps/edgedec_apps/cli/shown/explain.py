@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from edgedec.counted import counted
+from edgedec.errors import counted
 from edgedec.stats import DecodeStats
 from edgedec_apps.cli.shown.terminal import one_line
 

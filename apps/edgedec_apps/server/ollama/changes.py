@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from edgedec.errors import EdgedecError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, Progress
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.new_preset import new_preset
 from edgedec_apps.removal import remove
 from edgedec_apps.server.core.bodies import read_fields

@@ -10,8 +10,8 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.formats import header_path
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.trained_context import embeds_only, read_model_info
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.server.shelf.models import ModelFile, Recipe
 from edgedec_apps.server.shelf.names import Named
 

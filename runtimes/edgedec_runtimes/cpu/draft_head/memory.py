@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from edgedec.counted import counted
+from edgedec.errors import counted
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.trained_heads.card import HeadCard

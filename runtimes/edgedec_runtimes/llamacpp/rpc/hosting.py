@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgedec.errors import RuntimeUnavailableError
+from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
 from edgedec_runtimes.child.model import Hosting
 from edgedec_runtimes.llamacpp.options import own
 from edgedec_runtimes.llamacpp.rpc.library import HOW_TO_GET_IT, find_library

@@ -23,7 +23,8 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Session
 from edgedec.sessions.sliding_window import SlidingSession
 from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec.trained_heads.load import load_head

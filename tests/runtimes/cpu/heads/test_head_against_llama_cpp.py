@@ -12,8 +12,8 @@ from support.tiny_quantized import Tiny, write_tiny
 
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules, HeadState
+from edgedec.load_options import LoadOptions
 from edgedec.loading.draft_head import usable_head
-from edgedec.model import LoadOptions
 from edgedec.trained_heads.load import load_head
 from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_runtimes.cpu.runtime import Cpu

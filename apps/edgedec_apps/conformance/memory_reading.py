@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from edgedec.device import HOST
 from edgedec.errors import ConformanceError
 from edgedec.further_processes import processes_of
+from edgedec.load_options import LoadOptions
 from edgedec.memory.system import held_bytes
-from edgedec.model import LoadOptions, Model
+from edgedec.memory_plan import HOST
+from edgedec.model import Model
 
 _N_CTX, _N_ROWS = 512, 16
 _TIMEOUT_S = 600

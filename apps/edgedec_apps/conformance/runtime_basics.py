@@ -5,10 +5,10 @@ from functools import partial
 
 import numpy as np
 
-from edgedec.conformance.results import NotApplicableError, require, require_equal, require_raises
-from edgedec.conformance.subject import MOST_ROWS, N_PREFIX, Subject, Tokens, chain, extend
 from edgedec.errors import CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
 from edgedec.model import Rows
+from edgedec_apps.conformance.results import NotApplicableError, require, require_equal, require_raises
+from edgedec_apps.conformance.subject import MOST_ROWS, N_PREFIX, Subject, Tokens, chain, extend
 
 _TEXTS = ("Hello, world!", "def f(x):\n    return x + 1\n", "naïve 東京 🙂")
 

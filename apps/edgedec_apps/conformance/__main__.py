@@ -1,8 +1,8 @@
 """The suite on the command line, which prints a line for each check.
 
-python -m edgedec.conformance runtime NAME MODEL.gguf
-python -m edgedec.conformance drafter NAME MODEL.gguf [--runtime NAME]
-python -m edgedec.conformance memory NAME MODEL.gguf
+python -m edgedec_apps.conformance runtime NAME MODEL.gguf
+python -m edgedec_apps.conformance drafter NAME MODEL.gguf [--runtime NAME]
+python -m edgedec_apps.conformance memory NAME MODEL.gguf
 """
 
 import argparse
@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgedec.conformance import CONFORMANCE_VERSION, CheckResult, check_drafter, check_runtime, raise_failures
-from edgedec.conformance.memory_reading import measure_memory, to_json
 from edgedec.errors import EdgedecError, PluginError, UnsupportedModelError
-from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Runtime
 from edgedec.plugins import DRAFTERS, RUNTIMES, load_plugin, plugins
+from edgedec_apps.conformance import CONFORMANCE_VERSION, CheckResult, check_drafter, check_runtime, raise_failures
+from edgedec_apps.conformance.memory_reading import measure_memory, to_json
 
 _MARKS = {"passed": "ok  ", "failed": "FAIL", "skipped": "skip"}
 _N_CTX, _N_PARALLEL = 128, 4
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m edgedec.conformance", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m edgedec_apps.conformance", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for command, what in (
         ("runtime", "check an installed runtime"),
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(chosen: argparse.Namespace) -> list[CheckResult]:
     path: Path = chosen.model
     if chosen.command == "runtime":
-        probe = [sys.executable, "-m", "edgedec.conformance", "memory", chosen.name, str(path)]
+        probe = [sys.executable, "-m", "edgedec_apps.conformance", "memory", chosen.name, str(path)]
         runtime = _runtime(chosen.name)
         return check_runtime(lambda: _load(runtime, path), on_check=_print, memory_probe=probe, n_ctx=_N_CTX)
     runtime = _runtime(chosen.runtime) if chosen.runtime else _first_runtime(path)

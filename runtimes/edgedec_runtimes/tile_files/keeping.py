@@ -20,12 +20,12 @@ from pathlib import Path
 
 from edgedec.errors import ModelError, StorageError
 from edgedec.gguf.file import GGUF, read_gguf, storage_error
-from edgedec.gguf.tiled import damaged_model
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec.storage.file_lock import FileLock, try_lock
-from edgedec.storage.file_record import FileRecord, is_tiled, read_record, write_record_of
 from edgedec.storage.whole_file import publish
+from edgedec_runtimes.shared.file_lock import FileLock, try_lock
+from edgedec_runtimes.tile_files.form import damaged_model, tiles_of
+from edgedec_runtimes.tile_files.record import FileRecord, is_tiled, read_record, write_record_of
 
 _MARGIN_BYTES = 16 << 20  # stays free on the disk
 _PIECE_BYTES = 1 << 20
@@ -132,7 +132,7 @@ def make_whole(
         return False
     with _locked(path, on_progress, cancel):
         gguf = read_gguf(path)
-        if gguf.tiles is None:  # another process has made it
+        if tiles_of(gguf) is None:  # another process has made it
             return False
         with _storage_errors(path):
             _restore(gguf, path, _reporter(path.name, "restore", gguf.n_bytes, on_progress, cancel))
@@ -177,7 +177,8 @@ def write_header_file(path: Path, header: bytes | memoryview, n_bytes: int) -> N
 
 
 def _restore(gguf: GGUF, path: Path, report: Callable[[int], None]) -> None:
-    assert gguf.tiles is not None, "a tile file took its place"
+    tiles = tiles_of(gguf)
+    assert tiles is not None, "a tile file took its place"
     free = shutil.disk_usage(path.parent).free
     if free < gguf.n_bytes + _MARGIN_BYTES:
         raise StorageError(
@@ -193,8 +194,8 @@ def _restore(gguf: GGUF, path: Path, report: Callable[[int], None]) -> None:
                 report(done)
 
             sha256 = whole_sha256(gguf, write)
-            if sha256 != gguf.tiles.model_sha256:
-                raise damaged_model(path, f"it stands for the SHA-256 {sha256}, expected {gguf.tiles.model_sha256}")
+            if sha256 != tiles.model_sha256:
+                raise damaged_model(path, f"it stands for the SHA-256 {sha256}, expected {tiles.model_sha256}")
             file.flush()
             os.fsync(file.fileno())
         if (record := read_record(path)) is not None and record.sha256 == sha256:
@@ -211,7 +212,7 @@ def _is_fetched(path: Path, record: FileRecord) -> bool:
     found = path.stat()
     if (found.st_size, found.st_mtime_ns) == (record.size_bytes, record.mtime_ns):
         return True
-    return is_tiled(path) and getattr(read_gguf(path).tiles, "model_sha256", "") == record.sha256
+    return is_tiled(path) and getattr(tiles_of(read_gguf(path)), "model_sha256", "") == record.sha256
 
 
 def _reporter(

@@ -1,21 +1,16 @@
 """What the statistics say of a rule or a shape of trees that has nothing of its own to do."""
 
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.draft_models import loaded, tiny
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.draft import Draft
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.shape_names import parse_shape, shape_for
 from edgedec.errors import OptionError
-from edgedec.sampling import Distribution
 from edgedec.scheduler import drafter_factories
-from edgedec.scheduler.acceptance import Calibration, score
 from edgedec.tree_shapes import CHAIN, TreeShape
 
 PROMPT = "the cat sat on the mat, the cat sat on the "
@@ -98,12 +93,3 @@ def test_each_rule_has_a_shape_of_its_own() -> None:
         assert found.kind == CHAIN
         assert bool(why) == (shape != "chain")
     assert str(parse_shape("siblings:3-2")) == "siblings:3-2"
-
-
-def test_of_drawn_paths_side_by_side_the_deepest_right_one_counts() -> None:
-    """Two paths begin alike and the second goes on rightly: both its tokens are right, and each is one chance."""
-    law = Distribution(np.arange(10), np.full(10, 0.1))
-    draft = replace(Draft.tree([5, 6, 5, 7], [-1, 0, -1, 2], [0.5] * 4), q=(law,) * 4)
-    assert score(draft, (5, 7, 9), Calibration()) == ([2, 3], 3, 2)
-    assert score(draft, (5, 6, 9), Calibration()) == ([0, 1], 3, 2)
-    assert score(draft, (4,), Calibration()) == ([], 1, 1)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.conformance.results import NotApplicableError, require_close, require_equal
 from edgedec.errors import UnsupportedModelError
 from edgedec.model import Model, Session
+from edgedec_apps.conformance.results import NotApplicableError, require_close, require_equal
 
 N_PREFIX = 24
 MOST_ROWS = 16

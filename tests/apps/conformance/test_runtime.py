@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from support.tiny_models import tiny_llama
 
-from edgedec.conformance import CheckResult, check_runtime, raise_failures
-from edgedec.conformance.results import run_checks
-from edgedec.conformance.runtime import RUNTIME_CHECKS
-from edgedec.conformance.subject import Subject
 from edgedec.errors import CancelledError, ConformanceError, ModelFormatError
-from edgedec.model import Capabilities, Forward, ForwardItem, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Forward, ForwardItem, Model
+from edgedec_apps.conformance import CheckResult, check_runtime, raise_failures
+from edgedec_apps.conformance.results import run_checks
+from edgedec_apps.conformance.runtime import RUNTIME_CHECKS
+from edgedec_apps.conformance.subject import Subject
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference import model as reference
 from edgedec_runtimes.reference import network
@@ -51,7 +52,7 @@ def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Model]:
 def test_the_reference_passes_every_check(load: Callable[[], Model], path: Path) -> None:
     """Nothing fails, and only what it can't be asked is skipped; its memory is counted in another process."""
     told: list[CheckResult] = []
-    probe = [sys.executable, "-m", "edgedec.conformance", "memory", "reference", str(path)]
+    probe = [sys.executable, "-m", "edgedec_apps.conformance", "memory", "reference", str(path)]
     results = check_runtime(load, on_check=told.append, memory_probe=probe)
     raise_failures(results)
     assert [result.name for result in results if result.status == "skipped"] == ["undeclared_capabilities_raise"]

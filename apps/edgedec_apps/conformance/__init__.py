@@ -5,14 +5,14 @@
 
 The contracts are those of edgedec.model (Model, Session) and edgedec.draft (Drafter). Each check tests one sentence of
 them and has a stable name. Where a model does not declare a capability, its check is skipped, and another one tests
-that using the capability raises CapabilityError. On the command line: `python -m edgedec.conformance runtime NAME
+that using the capability raises CapabilityError. On the command line: `python -m edgedec_apps.conformance runtime NAME
 MODEL`, and the same with `drafter`.
 """
 
-from edgedec.conformance.drafter import check_drafter
-from edgedec.conformance.memory_reading import MemoryReading, measure_memory, to_json
-from edgedec.conformance.results import CheckResult, raise_failures
-from edgedec.conformance.runtime import check_runtime
+from edgedec_apps.conformance.drafter import check_drafter
+from edgedec_apps.conformance.memory_reading import MemoryReading, measure_memory, to_json
+from edgedec_apps.conformance.results import CheckResult, raise_failures
+from edgedec_apps.conformance.runtime import check_runtime
 
 CONFORMANCE_VERSION = 1
 """The suite's version, which grows when a check is added or becomes stricter."""

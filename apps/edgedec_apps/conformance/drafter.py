@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from edgedec.conformance.drafting import GREEDY, SEED, DrafterSubject, Proposal, Recorder
-from edgedec.conformance.results import CheckResult, OnCheck, require, run_checks
 from edgedec.draft import Draft, DrafterFactory, DrafterNeeds
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
+from edgedec_apps.conformance.drafting import GREEDY, SEED, DrafterSubject, Proposal, Recorder
+from edgedec_apps.conformance.results import CheckResult, OnCheck, require, run_checks
 
 # The seconds by which a deadline may be missed, and the tries in which one must be kept, as the machine may be busy.
 _SLACK_S, _N_TRIES = 0.25, 3
@@ -47,26 +47,26 @@ def _proposals(subject: DrafterSubject, lengths: tuple[int, ...]) -> list[Propos
 
 
 def _require_valid(draft: Draft, n_max: int, n_vocab: int) -> None:
-    require(isinstance(draft, Draft), f"draft() returned {type(draft).__name__}, expected Draft")
+    require(isinstance(draft, Draft), f"propose() returned {type(draft).__name__}, expected Draft")
     require(len(draft) <= n_max, f"a draft has {len(draft)} nodes, expected at most {n_max}")
     draft.check(n_vocab)
 
 
 def empty_histories_are_fine(subject: DrafterSubject) -> None:
-    """Without a prompt, and with one of a single token, draft() returns a valid draft."""
+    """Without a prompt, and with one of a single token, propose() returns a valid draft."""
     for prompt in ([], [1]):
         drafter, _ = subject.open()
         drafter.begin(prompt)
-        _require_valid(drafter.draft(4, monotonic() + 1.0), 4, subject.model.card.n_vocab)
+        _require_valid(drafter.propose(4, monotonic() + 1.0), 4, subject.model.card.n_vocab)
 
 
 def deadlines_are_kept(subject: DrafterSubject) -> None:
-    """draft() returns by its deadline, also when that has passed already."""
+    """propose() returns by its deadline, also when that has passed already."""
     for patience_s in (-1.0, 0.02):
         for prompt in subject.prompts():
             tries = (_latest_s(subject, prompt, patience_s) for _ in range(_N_TRIES))
             late_s = next((late_s for late_s in tries if late_s <= _SLACK_S), None)
-            require(late_s is not None, f"given {patience_s} s, draft() was over {_SLACK_S} s late in each try")
+            require(late_s is not None, f"given {patience_s} s, propose() was over {_SLACK_S} s late in each try")
 
 
 def _latest_s(subject: DrafterSubject, prompt: tuple[int, ...], patience_s: float) -> float:
@@ -111,7 +111,7 @@ def memory_stays_in_budget(subject: DrafterSubject) -> None:
 
 
 def every_step_is_accepted(subject: DrafterSubject) -> None:
-    """accept() takes the outcome of every step: the prefill, plain steps and drafted ones in any order."""
+    """learn() takes the outcome of every step: the prefill, plain steps and drafted ones in any order."""
     n_vocab = subject.model.card.n_vocab
     for lengths in ((0,), (0, 4), (4, 0, 0, 1), (8, 2, 0)):
         for prompt in subject.prompts():

@@ -8,8 +8,6 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.conformance.results import NotApplicableError, require
-from edgedec.conformance.subject import HeldSessions
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor, Verification
@@ -20,6 +18,8 @@ from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
+from edgedec_apps.conformance.results import NotApplicableError, require
+from edgedec_apps.conformance.subject import HeldSessions
 
 SEED = 11
 GREEDY = SamplingParams(temperature=0, seed=SEED)
@@ -28,7 +28,7 @@ _TEXT = "the cat sat on the mat, the dog sat on the log, the cat sat on the "
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One call of draft(): the most nodes allowed, the draft, and the seconds by which it missed its deadline."""
+    """One call of propose(): the most nodes allowed, the draft, and the seconds by which it missed its deadline."""
 
     n_max: int
     draft: Draft
@@ -41,7 +41,7 @@ class Recorder:
 
     Attributes:
         drafter: The drafter that the calls are passed on to.
-        patience_s: The time given to each draft(); None for the time that the decoder gives.
+        patience_s: The time given to each propose(); None for the time that the decoder gives.
         proposals: The proposals so far.
     """
 
@@ -58,17 +58,17 @@ class Recorder:
         """Take the prompt."""
         self.drafter.begin(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose, and note it."""
         if self.patience_s is not None:
             deadline_s = monotonic() + self.patience_s
-        draft = self.drafter.draft(n_max, deadline_s)
+        draft = self.drafter.propose(n_max, deadline_s)
         self.proposals.append(Proposal(n_max, draft, monotonic() - deadline_s))
         return draft
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the outcome of a step."""
-        self.drafter.accept(verification, hidden)
+        self.drafter.learn(verification, hidden)
 
     def memory_bytes(self) -> int:
         """Return the memory that the drafter holds."""

@@ -12,20 +12,21 @@ from support.installed import with_plugin
 from support.tiny_models import tiny_llama
 
 from edgedec import plugins
-from edgedec.conformance import check_drafter
-from edgedec.conformance.__main__ import main
-from edgedec.conformance.drafter import DRAFTER_CHECKS
-from edgedec.conformance.drafting import DrafterSubject
-from edgedec.conformance.results import run_checks
 from edgedec.draft import Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
-from edgedec.model import Capabilities, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model
+from edgedec_apps.conformance import check_drafter
+from edgedec_apps.conformance.__main__ import main
+from edgedec_apps.conformance.drafter import DRAFTER_CHECKS
+from edgedec_apps.conformance.drafting import DrafterSubject
+from edgedec_apps.conformance.results import run_checks
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.model import ReferenceModel
 from edgedec_runtimes.reference.runtime import Reference
 
 pytestmark = pytest.mark.slow
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "drafter-plugin"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "drafter-plugin"
 DRAFTER = {check.__name__: check for check in DRAFTER_CHECKS}
 
 
@@ -72,11 +73,11 @@ class Base:
         """Take the prompt."""
         self.ids = list(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose the last token again and again."""
         return Draft.chain(self.ids[-1:] * n_max, self.p_accept)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, Any]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, Any]) -> None:
         """Go on."""
         self.ids.extend(verification.token_ids)
 
@@ -138,20 +139,20 @@ def _proposes_the_last(self: Any, n_max: int, deadline_s: float) -> Draft:
 
 DRAFTER_FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a tap that no layer has": ("needs_are_sane", {"needs": DrafterNeeds(taps=(2,))}),
-    "too many nodes": ("drafts_are_valid", {"draft": lambda self, n_max, _: Draft.chain([1] * (n_max + 1))}),
+    "too many nodes": ("drafts_are_valid", {"propose": lambda self, n_max, _: Draft.chain([1] * (n_max + 1))}),
     "an estimate above 1": ("drafts_are_valid", {"p_accept": 1.5}),
-    "tokens of the wrong type": ("drafts_are_valid", {"draft": _forgets_types}),
-    "a history taken for granted": ("empty_histories_are_fine", {"draft": _proposes_the_last}),
-    "late": ("deadlines_are_kept", {"slept": False, "draft": _late}),
-    "a history that stays": ("begin_starts_over", {"begin": _extends, "draft": _proposes_the_first}),
+    "tokens of the wrong type": ("drafts_are_valid", {"propose": _forgets_types}),
+    "a history taken for granted": ("empty_histories_are_fine", {"propose": _proposes_the_last}),
+    "late": ("deadlines_are_kept", {"slept": False, "propose": _late}),
+    "a history that stays": ("begin_starts_over", {"begin": _extends, "propose": _proposes_the_first}),
     "a size that is no number": ("memory_stays_in_budget", {"memory_bytes": lambda self: 0.5}),
     "more than its budget": ("memory_stays_in_budget", {"memory_bytes": lambda self: 10**9 * (len(self.ids) > 20)}),
     "plain steps refused": (
         "every_step_is_accepted",
-        {"drafted": False, "draft": _notes_drafts, "accept": _refuses_plain_steps},
+        {"drafted": False, "propose": _notes_drafts, "learn": _refuses_plain_steps},
     ),
-    "a spoilt cache": ("greedy_text_is_plain_text", {"draft": spoil_the_cache}),
-    "a cache spoilt when sampling": ("sampled_text_is_plain_text", {"draft": _spoils_samples}),
+    "a spoilt cache": ("greedy_text_is_plain_text", {"propose": spoil_the_cache}),
+    "a cache spoilt when sampling": ("sampled_text_is_plain_text", {"propose": _spoils_samples}),
 }
 
 
@@ -230,4 +231,4 @@ def test_the_command_line_ends_with_the_errors_status(
     assert "Error: " in capsys.readouterr().err
 
 
-FAULTY = variant(draft=_proposes_the_last)
+FAULTY = variant(propose=_proposes_the_last)

@@ -21,17 +21,18 @@ import edgedec
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, StorageError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.gguf.untiled import UNTILED, untiled
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, Progress
-from edgedec.resolver import ResolveOptions
-from edgedec.storage import kept_as_tiles
-from edgedec.storage.file_record import is_tiled
-from edgedec.storage.kept_as_tiles import make_whole
 from edgedec_models.fetching.verify import find_fault
 from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.resolve import pull, resolve
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.library import address, native
+from edgedec_runtimes.tile_files import keeping
+from edgedec_runtimes.tile_files.form import tiles_of
+from edgedec_runtimes.tile_files.keeping import make_whole
+from edgedec_runtimes.tile_files.record import is_tiled
+from edgedec_runtimes.tile_files.untiled import UNTILED, untiled
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no file that is mapped")
 
@@ -40,7 +41,7 @@ PATIENCE_S = 120
 LOAD = """
 import os, signal, sys
 import edgedec
-from edgedec.storage import kept_as_tiles
+from edgedec_runtimes.tile_files import keeping
 at = sys.argv[3]
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -48,9 +49,9 @@ def report(progress):
     if progress.phase == at and progress.done:
         die()
 if at == "record":
-    kept_as_tiles.publish = die
+    keeping.publish = die
 if at == "restore":
-    kept_as_tiles.make_whole(__import__("pathlib").Path(sys.argv[1]), on_progress=report)
+    keeping.make_whole(__import__("pathlib").Path(sys.argv[1]), on_progress=report)
 with edgedec.load(sys.argv[1], runtime="cpu", n_ctx=64, cache_dir=sys.argv[2], on_progress=report) as engine:
     print(list(engine.generate([1, 2, 3], max_tokens=8, temperature=0).token_ids))
 """
@@ -158,7 +159,7 @@ def test_the_file_is_made_again(fetched: Fetched, data: bytes) -> None:
     assert not make_whole(fetched.path)
     fetched.text()
     assert fetched.path.read_bytes() == data
-    kept_as_tiles.let_tiles_replace(fetched.path)
+    keeping.let_tiles_replace(fetched.path)
     fetched.text()
     assert is_tiled(fetched.path)
 
@@ -274,7 +275,7 @@ def test_a_full_disk_keeps_the_tiles(fetched: Fetched, monkeypatch: pytest.Monke
     """Without room for the file, the error says how much is needed; what is there stays, and nothing beside it."""
     first = fetched.text()
     with monkeypatch.context() as patch:
-        patch.setattr(kept_as_tiles, "_MARGIN_BYTES", 1 << 62)
+        patch.setattr(keeping, "_MARGIN_BYTES", 1 << 62)
         with pytest.raises(StorageError, match=r"to make its file again .* more are needed .*; make room"):
             make_whole(fetched.path)
 
@@ -312,8 +313,9 @@ def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where:
     """A tile file that is all there is of a model is not deleted for damage: `pull --force` fetches the model again."""
     first = fetched.text()
     gguf = read_gguf(fetched.path)
-    assert gguf.tiles is not None
-    places = gguf.tiles.places()
+    tiles = tiles_of(gguf)
+    assert tiles is not None
+    places = tiles.places()
     at = {"head": 100, "matrix": places["blk.0.attn_q.weight"] + 5, "header": places[""] + 30, "end": -1}[where]
     found = bytearray(fetched.path.read_bytes())
     found[at] ^= 1
@@ -355,7 +357,7 @@ def test_another_layout_is_made_from_the_old_tiles(
     first = fetched.text()
     monkeypatch.setattr(weights, "LAYOUT", "another")
     assert fetched.text() == first
-    found = read_gguf(fetched.path).tiles
+    found = tiles_of(read_gguf(fetched.path))
     assert found is not None
     assert found.layout == "another"
     assert fetched.files() == ["tiny.gguf", "tiny.gguf.json"]

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgedec.errors import ModelFormatError
+from edgedec.gguf.file import HEADER_NAME
+from edgedec_runtimes.tile_files.record import TILE_MAGIC
 
 ALIGNMENT = 64
 VERSION = 2
-TILE_MAGIC = b"edgedec tiles\r\n\0"
-HEADER_NAME = ""
-"""The name under which a tile file holds the header of the GGUF; no tensor has it."""
 
 _FIXED = struct.Struct("<16sIIQ32s")
 _N_SIGNED = _FIXED.size - 32

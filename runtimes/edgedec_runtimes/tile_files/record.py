@@ -4,8 +4,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgedec.gguf.tile_header import TILE_MAGIC
 from edgedec.storage.whole_file import write_atomically
+
+TILE_MAGIC = b"edgedec tiles\r\n\0"
+"""The first bytes of a tile file."""
 
 
 @dataclass(frozen=True, slots=True)
