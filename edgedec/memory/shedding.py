@@ -23,7 +23,7 @@ from operator import itemgetter
 from time import monotonic
 from typing import Protocol, runtime_checkable
 
-from edgedec.draft import DrafterFactory, LoadedDraftModel, ModelFactory
+from edgedec.drafter import DrafterFactory, LoadedDraftModel, ModelFactory
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.suffix.suffix import SuffixStore
 from edgedec.errors import EdgedecError

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from edgedec.draft import Draft, DraftContext
+from edgedec.draft import Draft
+from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.errors import SessionError
@@ -20,7 +21,7 @@ from edgedec.sampling import SamplingParams
 from edgedec.sessions import batching
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.forks import SessionForks
-from edgedec.sessions.joint_calls import JointCalls
+from edgedec.sessions.joined_work import JointCalls
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TEXTS = [[1, *(3 + byte for byte in text)] for text in (b"abcabcabcab", b"xyxyxyx", b"the end, the end, the")]

@@ -11,7 +11,8 @@ from typing import Any
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions, own_options
 from edgedec.memory_plan import Device, IsOver, MemoryPlan, MemoryTerm, Split
-from edgedec.model import Model, Runtime
+from edgedec.model import Model
+from edgedec.runtime import Runtime
 from edgedec_runtimes.shared.device_account import with_measured_drivers
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 
