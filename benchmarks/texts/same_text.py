@@ -27,7 +27,7 @@ from rich.progress import track
 
 import edgedec
 import edgedec.drafters.self_speculation.exit as exit_drafter
-from edgedec.sequence import Generation
+from edgedec import Generation
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchRequest, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
 
