@@ -4,7 +4,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from edgedec.api.options import EngineOptions, Numerics
 from edgedec.api.wishes import Wishes
@@ -21,9 +23,12 @@ from edgedec.memory.setting import Planned
 from edgedec.model import Model, Session
 from edgedec.progress import stage
 from edgedec.scheduler.drafter_factories import COMMON, EXIT, LEARNED, SUFFIX, drafter_factory, with_draft_model
-from edgedec.scheduler.drafter_set import Drafting
+from edgedec.scheduler.drafter_set import Drafting, share_of
 from edgedec.sessions.cost_probe import MOST_ROWS, cost_curve
 from edgedec.storage.probe_cache import cache_folder
+
+if TYPE_CHECKING:
+    from edgedec.drafters.suffix.store_file import DraftStore
 
 Factories = Mapping[str, DrafterFactory]
 
@@ -83,12 +88,21 @@ def open_drafters(
         notes.append(why)
     if learned is not None and SUFFIX in factories and not setting.pinned:
         factories = {**factories, LEARNED: drafter_factory(LEARNED)}
+    budget_bytes = drafter_bytes(setting, first.n_ctx) if planned.plan.terms else None
+    store, of_store = dict[str, Any](), list[str]()
+    file = _opened_store(wishes.draft_store, model, planned) if n_max >= 1 else None
+    if file is not None:
+        note = file.fill(store, share_of(budget_bytes, setting.store_bytes), setting.options)
+        of_store += [] if note is None else [note]
     drafting = Drafting(
         factories,
         n_max,
         always=setting.pinned,
-        budget_bytes=drafter_bytes(setting, first.n_ctx) if planned.plan.terms else None,
+        budget_bytes=budget_bytes,
         store_bytes=setting.store_bytes,
+        store=store,
+        file=file,
+        notes=of_store,
         common=_common(model, planned) if n_max >= 1 else None,
         tuned=tuned_set(setting.options.cache_dir, model.card),
         strict=options.drafting.numerics != "loose",
@@ -98,13 +112,17 @@ def open_drafters(
         head=first.draft_head,
         token_s=token_s,
     )
-    if n_max >= 1 and wishes.draft_store is not None and SUFFIX in planned.setting.drafters:
-        from edgedec.drafters.suffix.store_file import DraftStore
-        from edgedec.layer_skip.skipping_model import variant
-
-        store = DraftStore(wishes.draft_store, model, variant(model.card.left_out))
-        drafting.use_file(store, planned.setting.options)
     return Drafts(planned, curves, drafting)
+
+
+def _opened_store(path: Path | None, model: Model, planned: Planned) -> "DraftStore | None":
+    """Return the file of that path that keeps what the suffix drafter learns, where that drafter drafts."""
+    if path is None or SUFFIX not in planned.setting.drafters:
+        return None
+    from edgedec.drafters.suffix.store_file import DraftStore
+    from edgedec.layer_skip.skipping_model import variant
+
+    return DraftStore(path, model, variant(model.card.left_out))
 
 
 def _with_draft_model(
