@@ -30,8 +30,8 @@ from edgedec.errors import (
 from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec.memory.watch import Watch
 from edgedec.model import Session
-from edgedec.noise import Noise
 from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.sampling import Noise
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.sequence import COUPLED, Generation, Request, TextState, TokenOutput
 from edgedec.stats import DecodeStats

@@ -21,7 +21,7 @@ from edgedec.head_state import HeadState
 from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
-from edgedec.noise import Noise
+from edgedec.sampling import Noise
 from edgedec.scheduler.active_drafters import close_drafter, note_failure, note_late
 from edgedec.scheduler.drafter_factories import HEAD, SKIP, drafter_factory, promised_gain
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord

@@ -17,9 +17,8 @@ from edgedec.drafter import Drafter, DrafterNeeds, Floor
 from edgedec.errors import CancelledError, ContextFullError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Model, Session
-from edgedec.noise import Noise
 from edgedec.progress import Progress
-from edgedec.sampling import SamplingParams, log_probs
+from edgedec.sampling import Noise, SamplingParams, log_probs
 from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
 from edgedec.scheduler.node_choice import PolicyOptions
 from edgedec.scheduler.policy import Policy

@@ -18,8 +18,7 @@ from edgedec.errors import CapabilityError
 from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec_apps.conformance import check_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
 

@@ -20,8 +20,7 @@ from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelDr
 from edgedec.drafters.draft_model.overlapped import THREAD_NAME, OverlappedDrafter, OverlappedModel
 from edgedec.errors import SessionError
 from edgedec.model import Forward, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
 from edgedec_apps.cli.shown.explain import explained

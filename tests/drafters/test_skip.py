@@ -22,8 +22,7 @@ from edgedec.errors import CancelledError, CapabilityError
 from edgedec.layer_skip.layer_sets import TunedSet, keep_tuned_set, tuned_set, without
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, LayerSet, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, distribution
+from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy

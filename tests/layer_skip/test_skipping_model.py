@@ -28,8 +28,7 @@ from edgedec.layer_skip.quality_table import MEASURED, Measured
 from edgedec.layer_skip.skipping_model import LossyModel, lossy_note, variant
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, LayerSet, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, draw
+from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TEXT = "the cat sat on the mat, the dog sat on the log, the cat sat on the "

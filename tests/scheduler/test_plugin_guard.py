@@ -18,7 +18,7 @@ from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.errors import PluginError
-from edgedec.noise import Noise
+from edgedec.sampling import Noise
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.plugin_guard import Guarded, GuardedFactory
 from edgedec.scheduler.policy import Policy
