@@ -93,6 +93,22 @@ class ForwardLog(Protocol):
         """
 
 
+class ProposalLog(ForwardLog, Protocol):
+    """Is told what drafters propose at every position of one text, and of the forwards that this takes."""
+
+    def drafted(self, places: Sequence[int], depths: Sequence[int]) -> None:
+        """Note a draft: by node its index in the tree of all drafts, and how many tokens deep it is.
+
+        New nodes have the next indices.
+        """
+
+    def end(self, tokens: Sequence[int], parents: Sequence[int], paths: Sequence[float], draft_s: float) -> None:
+        """Note the tree of all drafts of a position, which took `draft_s` seconds; the next position follows.
+
+        By node these are its token, the index of its parent (-1: it follows the text), and P(path to it accepted).
+        """
+
+
 class Corpus(Protocol):
     """A small text in the target's tokens that all requests share."""
 

@@ -30,6 +30,7 @@ DRAFTERS = "edgedec.drafters"
 RULES = "edgedec.rules"
 TREE_SHAPES = "edgedec.tree_shapes"
 RESOLVERS = "edgedec.resolvers"
+HEAD_KINDS = "edgedec.head_kinds"
 HEAD_FOLDERS = "edgedec.head_folders"
 TEMPLATES = "edgedec.templates"
 GRAMMARS = "edgedec.grammars"
@@ -41,7 +42,7 @@ STOPS = "edgedec.stops"
 SESSIONS = "edgedec.sessions"
 GROUPS = (
     *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
-    *(HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TASKS, NUMERICS, STOPS, SESSIONS),
+    *(HEAD_KINDS, HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TASKS, NUMERICS, STOPS, SESSIONS),
 )
 
 OWN = "edgedec.own"

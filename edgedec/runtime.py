@@ -21,8 +21,8 @@ class RuntimeReport:
 class Runtime(Protocol):
     """What an entry point of `edgedec.runtimes` names: a class that is called without arguments, or an object.
 
-    A runtime that honours LoadOptions.draft_head has a method `takes_draft_heads(path: Path) -> bool`, which says
-    whether it does so for a model; no head is looked for without it.
+    A runtime that honours LoadOptions.draft_head has a method `draft_head_kinds(path: Path) -> tuple[str, ...]`, which
+    returns the kinds of heads (edgedec.head_kinds) that it takes for a model; no head is looked for without it.
 
     A runtime that puts layers on devices has a method `devices` (edgedec.memory_plan.HasDevices), and its terms say on
     which device they lie (MemoryTerm.device) where LoadOptions.layer_split is given.

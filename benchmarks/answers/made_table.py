@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from edgedec.choosing.likelihood import most_likely
-from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
-from edgedec.choosing.vote import voted
+from edgedec.choosing.choosers import most_likely
+from edgedec.choosing.vote import another_is_wanted, n_agreeing, voted
 from edgedec_apps.plots import COLORS, picture
 from edgedec_methods.bag_of_tricks import combined
 from edgedec_methods.first_finish import first_finished

@@ -9,11 +9,9 @@ from edgedec.api.request_options import RequestOptions, SamplingOptions
 from edgedec.chat import Message
 from edgedec.choosing.asked_prompt import AskedPrompt, BranchingEngine
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
-from edgedec.choosing.command_scorer import SCORER_S
-from edgedec.choosing.likelihood import require_logprobs
-from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
-from edgedec.choosing.scorer import Scorer, require_scorer, scores_of
-from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
+from edgedec.choosing.choosers import require_logprobs
+from edgedec.choosing.scorer import SCORER_S, Scorer, require_scorer, scores_of
+from edgedec.choosing.vote import ANSWER, another_is_wanted, answer_of, answer_pattern, n_agreeing
 from edgedec.decoding.samples import Until
 from edgedec.errors import CancelledError, OptionError, argument
 from edgedec.model import ModelCard

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec.chat import ChatTemplate
-from edgedec.decoding.generate import SessionSlot
+from edgedec.decoding.session_pool import SessionSlot
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import Model
 

@@ -14,11 +14,11 @@ from edgedec.api.open_drafters import Drafts, open_drafters
 from edgedec.api.options import LIBRARY, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, open_template
-from edgedec.companion import Companion
+from edgedec.companion import Companion, companion_of
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import SessionSlot
+from edgedec.decoding.session_pool import SessionSlot
 from edgedec.drafter import DrafterFactory
-from edgedec.gguf.trained_context import context_note
+from edgedec.gguf.model_info import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx, own_options, read_options
 from edgedec.loading.other_machines import servers_note
@@ -32,7 +32,7 @@ from edgedec.memory_plan import MemoryPlan, devices_of
 from edgedec.model import Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.runtime import processes_of
-from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
+from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
 # The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
 _ENGINES: WeakSet[Engine] = WeakSet()
@@ -112,7 +112,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         model, of_model = _load_model(planned, wishes, options, undo)
         if is_planned:
             return_free_memory()  # before what is allocated next is put among the freed pages
-        sessions, of_sessions = _sessions(model, planned.setting.options, slide=options.lossy.slide)
+        sessions, of_sessions = _sessions(model, planned.setting.options, _around(options.lossy))
         sessions[0], companion = _with_companion(sessions[0], planned, wishes.companion, undo)
         of_models = _notes(planned, sessions[0].n_ctx)
         for note in (*of_sessions, *of_models):
@@ -166,7 +166,7 @@ def _slots(
     # A few rows of a small vocabulary are within the working memory that is planned.
     few_rows = _FEW_ROWS_BYTES // (4 * first.model.card.n_vocab)
     n_pages_each = n_pages(0, first.n_ctx)
-    shared = len(sessions) > 1 and not options.lossy.slide and first.model.capabilities.fork
+    shared = len(sessions) > 1 and not _around(options.lossy) and first.model.capabilities.fork
     prefixes = None
     if shared and first.model.capabilities.prefill_chunk == 1:
         from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -240,7 +240,13 @@ def _load_model(
     return model, () if note is None else (note,)
 
 
-def _sessions(model: Model, options: LoadOptions, *, slide: bool) -> tuple[list[Session], list[str]]:
+def _around(lossy: Lossy) -> list[Companion]:
+    """Return the methods without a further model, which stand around the session of each parallel request."""
+    named = companion_of({"slide": {}} if lossy.slide else None), companion_of(lossy.methods)
+    return [method for method in named if method is not None and method.model is None]
+
+
+def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -> tuple[list[Session], list[str]]:
     """Open the sessions of the requests that are generated at the same time; also return sentences that warn.
 
     There are several only where a row does not depend on what else is in its forward. Elsewhere a text would depend on
@@ -255,10 +261,8 @@ def _sessions(model: Model, options: LoadOptions, *, slide: bool) -> tuple[list[
 
         batcher = Batcher(model)
         sessions = [batcher.session(n_ctx) for _ in range(options.n_parallel)]
-    if slide:
-        from edgedec.sessions.sliding_window import SlidingSession
-
-        sessions = [SlidingSession(session) for session in sessions]
+    for method in around:
+        sessions = [method.session(session, None) for session in sessions]
     if len(sessions) == options.n_parallel:
         return sessions, []
     reason = f"on the {model.card.runtime} runtime a row depends on what else is in its forward"

@@ -19,9 +19,9 @@ from edgedec.loading.second_model import draft_model_options, draft_token_s, ope
 from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
 from edgedec.model import Model, Session
 from edgedec.progress import stage
-from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
 from edgedec.scheduler.drafter_factories import COMMON, EXIT, LEARNED, SUFFIX, drafter_factory, with_draft_model
 from edgedec.scheduler.drafter_set import Drafting
+from edgedec.sessions.cost_probe import MOST_ROWS, cost_curve
 from edgedec.storage.probe_cache import cache_folder
 
 Factories = Mapping[str, DrafterFactory]

@@ -70,15 +70,16 @@ class Lossy:
 
     Attributes:
         slide: Go on when the context is full, with its first tokens and its newest ones. The tokens between
-            them are forgotten (edgedec.sessions.sliding_window). A text then ends only at an end token, max_tokens or
+            them are forgotten (edgedec_methods.sliding_window). A text then ends only at an end token, max_tokens or
             a stop.
         layer_skip: Leave out layers in every forward until a token reads 1 / layer_skip of the bytes of weights.
             Decoding is about `layer_skip` times as fast, and the text is another. The layers are evenly spaced, or
             those that edgedec tune-skip --lossy found. A value beyond what was measured for the model
             (edgedec.layer_skip.quality_table) is refused, unless `layer_skip_force`.
         layer_skip_force: Take a `layer_skip` beyond what was measured.
-        methods: The options of a method that writes with a further model, by the method's name (edgedec.companion):
-            {"switching": {"small_model": ..., "entropy": ...}}. Nothing is drafted then, and requests take turns.
+        methods: The options of a method that writes on a session of its own, by the method's name (edgedec.companion):
+            {"switching": {"small_model": ..., "entropy": ...}}. With a further model, as here, nothing is drafted, and
+            requests take turns.
 
     Raises:
         RequestError: An option of the method is out of range or unknown.
@@ -129,7 +130,7 @@ class EngineOptions:
         draft_model: A smaller model, best of the same family, that may draft too; named as the model is.
         draft_head: A trained draft head (EAGLE-3) for this model, named as the model is; also the folder of a
             checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu). None for the head
-            that lies beside the model, was trained here or is shipped (edgedec.loading.draft_head), where there is one;
+            that lies beside the model, was trained here or is shipped (edgedec.head_kinds), where there is one;
             "off" for none.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         drafting: Further options of drafting.

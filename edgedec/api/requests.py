@@ -13,9 +13,9 @@ from edgedec.api.request_options import (
     require_rule,
 )
 from edgedec.constraint import OpenConstraint
-from edgedec.decoding.generate import SessionSlot
 from edgedec.decoding.grammars import Grammars, plain_draw_of, require_aligned
 from edgedec.decoding.prompt_length import encode_prompt
+from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import RequestError
 from edgedec.grammar import chosen_grammar
 from edgedec.model import Model

@@ -15,7 +15,7 @@ from edgedec.errors import OptionError, argument
 from edgedec.progress import check_cancelled
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation
-from edgedec.sessions.forks import MOST_FORKS, ROWS_OF_TEXT
+from edgedec.sessions.text_pages import MOST_FORKS, ROWS_OF_TEXT
 from edgedec.stats import DecodeStats
 
 _OF_DRAWS = frozenset(

@@ -9,11 +9,11 @@ from edgedec.companion import Companion, companion_of
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.suffix.learned_file import largest_learned
 from edgedec.errors import RequestError, argument
-from edgedec.gguf.trained_context import embeds_only
+from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
+from edgedec.head_kinds import OFF, require_fit, usable_head
 from edgedec.layer_skip.layer_sets import LayerBytes
 from edgedec.load_options import LoadOptions
-from edgedec.loading.draft_head import OFF, require_fit, usable_head
 from edgedec.loading.other_machines import require_no_layers_here
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime
@@ -30,7 +30,7 @@ from edgedec.scheduler.drafter_factories import (
     require_overlap,
     used_draft_model,
 )
-from edgedec.sessions.forks import require_count
+from edgedec.sessions.text_pages import require_count
 from edgedec.storage.probe_cache import cache_folder
 
 
@@ -124,7 +124,7 @@ def engine_wishes(
     load_options, embeds = options.load_options(planning_bytes), embeds_only(choice.path)
     companion, companion_path = companion_of(options.lossy.methods), None
     draft = None if embeds else options.draft
-    if companion is not None:
+    if companion is not None and companion.model is not None:
         _require_alone(companion.what, options, application)
         draft, load_options = None, pair_options(load_options)
         companion_path = resolve(companion.model, options.resolving)
@@ -209,10 +209,8 @@ def _head(choice: Choice, draft: str | DrafterFactory | None, options: EngineOpt
         return None, f"the draft head {options.draft_head} is not used, as no drafter of {draft} reads it" * is_named
     if is_named:
         return _named_head(options), ""
-    takes_draft_heads = getattr(choice.runtime, "takes_draft_heads", None)  # other packages' runtimes need not have it
-    if takes_draft_heads is None or not takes_draft_heads(choice.path):
-        return None, ""
-    return usable_head(choice.path, options.resolving.cache_dir)
+    kinds = getattr(choice.runtime, "draft_head_kinds", lambda path: ())  # other packages' runtimes need not have it
+    return usable_head(choice.path, kinds(choice.path), options.resolving.cache_dir)
 
 
 def _require_alone(what: str, options: EngineOptions, application: Application) -> None:

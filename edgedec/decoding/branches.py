@@ -13,14 +13,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.decoding.generate import SessionSlot, remember_cached, reuse_prefix, session_for
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.reading import remember_cached, reuse_prefix
+from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.decoding.text_room import tokens_behind
 from edgedec.errors import CancelledError, ContextFullError, RequestError, counted
 from edgedec.model import Closeable, ForwardItem, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request, TextState
-from edgedec.sessions.forks import MOST_FORKS, ForkedSession, SessionForks, require_count, require_forks
+from edgedec.sessions.forks import ForkedSession, SessionForks, require_forks
+from edgedec.sessions.text_pages import MOST_FORKS, require_count
 
 
 @dataclass(slots=True)

@@ -14,8 +14,7 @@ from edgedec.errors import CapabilityError, SessionError, argument
 from edgedec.layer_skip.layer_sets import Half, left_out
 from edgedec.model import Forward, ForwardItem, LayerSet, Model, ModelCard
 from edgedec.progress import OnProgress
-from edgedec.sessions.outer_model import OuterModel
-from edgedec.sessions.outer_session import OuterSession
+from edgedec.sessions.outer_session import OuterModel, OuterSession
 
 
 class LossyModel(OuterModel):

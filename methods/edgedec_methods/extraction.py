@@ -18,7 +18,7 @@ import numpy as np
 
 from edgedec.api.engine import Engine
 from edgedec.decoding.prompt_length import too_long
-from edgedec.decoding.prompt_read import PromptRead
+from edgedec.decoding.reading import PromptRead
 from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import MOST_SPAN_TOKENS, MOST_SPANS, Extraction, Span

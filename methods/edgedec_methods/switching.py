@@ -95,9 +95,10 @@ class Switching:
         assert self.small_model is not None, "it was required"
         return self.small_model
 
-    def session(self, target: Session, companion: Session) -> Session:
+    def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session on which the target and the small model write in turn."""
         assert self.entropy is not None, "it was required"
+        assert companion is not None, "there is a further model"
         return SwitchingSession(target, companion, self.entropy)
 
 

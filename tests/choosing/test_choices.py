@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from edgedec.choosing.likelihood import most_likely
-from edgedec.choosing.sample_count import another_is_wanted, enough, n_agreeing
-from edgedec.choosing.vote import answer_of, is_decided, shares, voted
+from edgedec.choosing.choosers import most_likely
+from edgedec.choosing.vote import another_is_wanted, answer_of, enough, is_decided, n_agreeing, shares, voted
 from edgedec.errors import OptionError
 
 

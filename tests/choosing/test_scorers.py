@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from support.table_branches import letters, random_table, table_texts
 
-from edgedec.choosing.command_scorer import CommandScorer
 from edgedec.choosing.partial_texts import best_tokens
-from edgedec.choosing.scorer import CallerScorer, Scorer, checked_scores
+from edgedec.choosing.scorer import CallerScorer, CommandScorer, Scorer, checked_scores
 from edgedec.errors import CancelledError, OptionError, PluginError, RequestError
 from edgedec.progress import CancelToken
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from support.tiny_models import tiny_llama
 
 from edgedec.decoding.branches import Branches, branches_on
-from edgedec.decoding.generate import SessionSlot
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, MemoryCapError, RequestError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model, Session

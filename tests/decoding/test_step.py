@@ -19,8 +19,9 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Model, Session
 from edgedec.progress import Progress
 from edgedec.sampling import Noise, SamplingParams, log_probs
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.draft_tree import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
 from edgedec_runtimes.reference.runtime import Reference

@@ -20,7 +20,7 @@ from edgedec.sampling import Noise, SamplingParams
 from edgedec.sessions import batching
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.forks import SessionForks
-from edgedec.sessions.joint_calls import JointCalls
+from edgedec.sessions.joined_work import JointCalls
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TEXTS = [[1, *(3 + byte for byte in text)] for text in (b"abcabcabcab", b"xyxyxyx", b"the end, the end, the")]

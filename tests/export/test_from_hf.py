@@ -31,7 +31,7 @@ from support.token_oracle import differing_texts, differing_tokens, oracle
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.sampling_defaults import read_sampling_defaults
+from edgedec.gguf.model_info import read_sampling_defaults
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.runtime import Runtime

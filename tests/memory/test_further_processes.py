@@ -13,7 +13,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import held_bytes, held_reader, peak_held_bytes, peak_resident_bytes, resident_bytes
 from edgedec.runtime import HasProcesses, processes_of
-from edgedec.sessions.outer_model import OuterModel
+from edgedec.sessions.outer_session import OuterModel
 from edgedec_apps.server.core.metrics import Metrics, memory_gauges
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of other processes")

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_models import byte_ids, tiny_llama
 
-from edgedec.decoding.generate import SessionSlot, TokenStream
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.generate import TokenStream
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import Shedding

@@ -9,8 +9,8 @@ from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
 
-from edgedec.decoding.generate import SessionSlot, TokenStream
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.generate import TokenStream
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.head.head import SHED, HeadDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter

@@ -8,7 +8,8 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft
 from edgedec.drafter import DrafterNeeds, Floor
 from edgedec.drafter_traits import DraftCost
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 
 pytestmark = pytest.mark.slow

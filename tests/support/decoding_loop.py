@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import SessionSlot, TokenStream
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.generate import TokenStream
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.draft import Draft, TreeShape, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, LoadedDraftModel, ModelFactory
 from edgedec.model import Session

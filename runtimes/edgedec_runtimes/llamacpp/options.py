@@ -1,9 +1,10 @@
 """The options that only the llamacpp runtime has."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgedec.decoding.lost import require_wait
+from edgedec.errors import OptionError
 from edgedec.load_options import LoadOptions, Sacrifice, read_options
 from edgedec.loading.other_machines import addresses_of
 
@@ -37,7 +38,9 @@ class LlamaCppOptions:
 
     def __post_init__(self) -> None:
         addresses_of(self.rpc)
-        require_wait("rpc_wait", self.rpc_wait)
+        wait = self.rpc_wait
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or math.isnan(wait) or wait < 0:
+            raise OptionError("rpc_wait", wait, "it must be 0 or more seconds; inf waits for ever")
 
 
 def own(options: LoadOptions) -> LlamaCppOptions:

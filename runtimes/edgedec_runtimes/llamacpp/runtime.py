@@ -12,9 +12,8 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, counted
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
-from edgedec.gguf.model_info import ModelInfo, describe, require_text_decoder
-from edgedec.gguf.model_kinds import is_embedder
-from edgedec.gguf.pooling import read_pooling
+from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.gguf.model_kinds import is_embedder, read_pooling, require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes

@@ -17,8 +17,7 @@ from edgedec.errors import (
     UnsupportedModelError,
     argument,
 )
-from edgedec.gguf.file import GGUF, read_gguf, storage_error
-from edgedec.gguf.formats import VOCABULARY
+from edgedec.gguf.file import GGUF, VOCABULARY, read_gguf, storage_error
 from edgedec.gguf.metadata import get_text
 from edgedec.load_options import LoadOptions, read_options
 from edgedec.memory.system import resident_bytes

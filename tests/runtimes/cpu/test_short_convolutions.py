@@ -22,7 +22,7 @@ from edgedec.errors import CancelledError, ModelFormatError, SessionError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, LayerSet, Model
-from edgedec.sessions.sliding_window import SlidingSession
+from edgedec_methods.sliding_window import SlidingSession
 from edgedec_runtimes.cpu import kv_types
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu

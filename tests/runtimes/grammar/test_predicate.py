@@ -12,10 +12,10 @@ from support.tiny_models import BOS, EOS, byte_ids
 
 import edgedec
 from edgedec.constraint import Constraint, DrawPlace
-from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.predicate import AnyText, PredicateConstraint
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
