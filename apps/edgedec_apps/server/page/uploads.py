@@ -15,8 +15,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.server.core.bodies import read_body
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.room import SHARE, Share
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_runtimes.shared.child_environment import child_environment
 
 _MODULE = "edgedec_apps.server.page.pdf_text"
