@@ -108,7 +108,7 @@ def test_a_predicate_gives_the_texts_of_the_mask(session: Session, grammars: Gra
         found = generated(session, params, seed, asked)
         assert (found.token_ids, found.is_whole) == (masked.token_ids, True)
         assert (found.constraint_logprob is None) == params.greedy
-        both = PredicateConstraint(grammars._compiled(GRAMMAR), lambda text, is_end: "bd" not in text, tokenizer)
+        both = grammars.open_constraint(GRAMMAR, lambda text, is_end: "bd" not in text)
         mixed = generated(session, params, seed, both)
         assert WHOLE.fullmatch(mixed.text)
         assert "bd" not in mixed.text

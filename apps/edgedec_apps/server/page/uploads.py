@@ -84,7 +84,7 @@ async def _read(data: bytes, n_bytes: int, service: Service) -> dict[str, Any]:
 def read_pdf(data: bytes, n_bytes: int, cancel: CancelToken) -> dict[str, Any]:
     """Return what a process that may hold `n_bytes` says of a PDF; an "error" where it ends without a word."""
     process = subprocess.Popen(
-        _command(n_bytes),
+        command(n_bytes),
         env=child_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -108,5 +108,6 @@ def read_pdf(data: bytes, n_bytes: int, cancel: CancelToken) -> dict[str, Any]:
     return found
 
 
-def _command(n_bytes: int) -> list[str]:
+def command(n_bytes: int) -> list[str]:
+    """Return the command of the process that reads a file, which may hold `n_bytes` bytes of memory."""
     return [sys.executable, "-P", "-m", _MODULE, str(n_bytes)]
