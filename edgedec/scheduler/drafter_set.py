@@ -20,7 +20,7 @@ from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.head_state import HeadState
 from edgedec.model import Session
-from edgedec.noise import Noise
+from edgedec.sampling import Noise
 from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
 from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_factories import PromisedGain, drafter_factory
