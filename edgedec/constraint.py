@@ -1,64 +1,19 @@
-"""Which tokens a grammar allows after a text, and after each path of a draft."""
+"""Which tokens a grammar allows after a text and each path of a draft, and what a request's options add to that."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.sampling import Place, SamplingParams
+from edgedec.grammar import Grammar, GrammarState
+from edgedec.logit_ops import LogitOps
+from edgedec.model import ModelCard
+from edgedec.sampling import Place
+from edgedec.sequence import FinishReason, Request
 
 _FORBIDDEN = np.float32(-np.inf)
-
-
-class Predicate(Protocol):
-    """Says which texts are allowed."""
-
-    def __call__(self, text: str, is_end: bool, /) -> bool:
-        """Return whether a text is allowed to end here (`is_end`), or to stand there and go on.
-
-        The same arguments must always give the same answer.
-
-        Args:
-            text: The text from its beginning. A character of which only some bytes are there is a U+FFFD at the end: a
-                function that does not take it allows only characters that are one token.
-            is_end: Whether the text ends here.
-        """
-
-
-class GrammarState(Protocol):
-    """A text's state in a grammar: it takes tokens and takes them back; what is allowed depends on its tokens alone."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the text is whole and no token may follow."""
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the text is whole; tokens may still follow."""
-
-    @property
-    def predicate(self) -> Predicate | None:
-        """What the texts must keep to beside the tokens that the state allows; None where that is all."""
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """Return bool[n_vocab]: which tokens may follow, among them the end tokens where the text may end.
-
-        Raises:
-            RequestError: No token may follow, or finding out takes more time or memory than the limits allow.
-        """
-
-    def forced(self) -> Sequence[int]:
-        """Return tokens that are certain to follow, perhaps not all of them."""
-
-    def advance(self, token_id: int) -> bool:
-        """Take a token and return True; where the grammar does not allow it, change nothing and return False."""
-
-    def back(self, n_tokens: int) -> None:
-        """Take back the last `n_tokens` tokens."""
-
-    def close(self) -> None:
-        """Free the memory of the state; calling it again does nothing."""
 
 
 class Constraint:
@@ -202,28 +157,71 @@ OpenConstraint = Callable[[], Constraint | None]
 """Opens the grammar of one text, at its beginning."""
 
 
-@runtime_checkable
-class EarlierTexts(Protocol):
-    """What earlier texts of prompts taught about a grammar: the request option `futures`; any thread may use it.
+@dataclass(frozen=True, slots=True)
+class AskedText:
+    """A text that is about to be begun, as a method of `edgedec.text_methods` sees it.
 
     Attributes:
-        plain_draw: Options of the draw, and the values that they have in place of the model's own defaults.
+        request: What is generated, with the names and values of all its methods.
+        grammar: The grammar that the text keeps to, or None.
+        state: The grammar's state before the first token; None without a grammar.
+        fingerprint: The model's.
     """
 
+    request: Request
+    grammar: Grammar | None
+    state: GrammarState | None
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndBefore:
+    """Says that a text ends before a token, which is no part of it.
+
+    Attributes:
+        reason: Why.
+        chance: The token's estimated chance to be right, where the text ends because that is too small.
+        note: A sentence for a person about that; may be empty.
+    """
+
+    reason: FinishReason
+    chance: float | None = None
+    note: str = ""
+
+
+class EarlyEnd(Protocol):
+    """Ends a text before a token that was drawn."""
+
     @property
-    def plain_draw(self) -> Mapping[str, float]: ...
+    def note(self) -> str:
+        """What a person should know of it, for the statistics; may be empty."""
 
-    def require(self, params: SamplingParams) -> None:
-        """Raise RequestError where the texts can't be drawn by these parameters."""
+    def before(self, row: NDArray[np.float32], token_id: int, ops: LogitOps) -> EndBefore | None:
+        """Return why the text ends before a token that was drawn from a row of logits; None where it goes on."""
 
-    def open(self, state: GrammarState, key: Hashable, temperature: float) -> Constraint:
-        """Return the constraint of one text, which may be added to what is known at its end.
 
-        Args:
-            state: The grammar's state before the first token.
-            key: What the law of the texts depends on, but for the limit of tokens: model, prompt, grammar, temperature.
-            temperature: Divides the logits; above 0.
+class TextMethod:
+    """What an option of a request brings to the texts of one model; the methods do nothing here, so override some.
+
+    An entry point of `edgedec.text_methods` names a factory `(Tokenizer) -> TextMethod`. A request asks for it by
+    `methods={NAME: value}`; edgedec's own options json_close, predicate, futures and stop_unsure are short for that.
+    """
+
+    def draw(self, value: Any) -> Mapping[str, float]:
+        """Return options of the draw, and the values that they have in place of the model's own defaults."""
+        return {}
+
+    def constraint(self, value: Any, text: AskedText) -> Constraint | None:
+        """Return the constraint of one text; None where that is left to the text's grammar.
+
+        Raises:
+            RequestError: The value, or another option of the request, does not go with the method.
         """
+        return None
+
+    def early_end(self, value: Any, card: ModelCard) -> EarlyEnd | None:
+        """Return what may end one text early; None where nothing does."""
+        return None
 
 
 def _log_sum(row: NDArray[np.float32]) -> float:

@@ -35,13 +35,11 @@ TEMPLATES = "edgedec.templates"
 GRAMMARS = "edgedec.grammars"
 CHOOSERS = "edgedec.choosers"
 SEARCHES = "edgedec.searches"
-TASKS = "edgedec.tasks"
-NUMERICS = "edgedec.numerics"
-STOPS = "edgedec.stops"
+TEXT_METHODS = "edgedec.text_methods"
 SESSIONS = "edgedec.sessions"
 GROUPS = (
     *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
-    *(HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TASKS, NUMERICS, STOPS, SESSIONS),
+    *(HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TEXT_METHODS, SESSIONS),
 )
 
 OWN = "edgedec.own"

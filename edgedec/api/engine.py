@@ -107,7 +107,7 @@ class Engine(TextEngine):
             CapabilityError: The runtime can't go back in a text, or the model has no end token.
             CancelledError: `cancel` stopped the work.
         """
-        task = plugins.load_plugin(plugins.TASKS, "extract")
+        task = plugins.load_plugin(plugins.OWN, "extract")
         return cast(
             "Extraction",
             task(self, question, passage, n=n, max_tokens=max_tokens, cancel=cancel, on_progress=on_progress),
@@ -125,7 +125,7 @@ class Engine(TextEngine):
             RequestError: The model has no tokens for filling in the middle.
             PromptTooLongError: The prompt does not fit the context.
         """
-        return cast(list[int], plugins.load_plugin(plugins.TASKS, "infill")(self, before, after, files))
+        return cast(list[int], plugins.load_plugin(plugins.OWN, "infill")(self, before, after, files))
 
     def chat(
         self,

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Literal, TypedDict
 
-from edgedec.constraint import EarlierTexts, Predicate
 from edgedec.errors import OptionError, RequestError
-from edgedec.grammar import Grammar, JsonSchema
+from edgedec.grammar import Grammar, JsonSchema, Predicate
 from edgedec.progress import OnProgress
 from edgedec.sequence import COUPLED
 from edgedec.tokenizer import Tokenizer
@@ -55,9 +54,11 @@ class RequestOptions(SamplingOptions, total=False):
         predicate: A function of a text and of whether it ends there, which says whether that is allowed: for what
             no grammar says. It is asked about tokens in the order of the draw, so a few questions a token are enough
             where most tokens are allowed.
-        futures: What earlier texts of the prompt taught about where a grammar leads, such as an installed method keeps
-            it. Texts are drawn nearer to the model's own law; a text then depends on what this object held when it
-            began. Of the options of the draw only the temperature is left: the model's defaults of the others are off.
+        futures: What earlier texts of the prompt taught about where a grammar leads (edgedec_methods.futures). Texts
+            are drawn nearer to the model's own law; a text then depends on what this object held when it began. Of the
+            options of the draw only the temperature is left: the model's defaults of the others are off.
+        methods: By its name, the value of each method that a package brings by an entry point of
+            `edgedec.text_methods` (edgedec.constraint.TextMethod).
         resume: The token ids of an interrupted text of the same prompt, options and seed (RuntimeLostError.token_ids):
             the text goes on behind them, and is the one that it would have been. They come first in a stream.
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
@@ -71,7 +72,8 @@ class RequestOptions(SamplingOptions, total=False):
     json_close: bool
     prediction: Prompt | None
     predicate: Predicate | None
-    futures: EarlierTexts | None
+    futures: object
+    methods: Mapping[str, object]
     resume: Sequence[int]
     on_progress: OnProgress | None
 

@@ -13,7 +13,7 @@ from edgedec.api.request_options import (
     require_rule,
 )
 from edgedec.constraint import OpenConstraint
-from edgedec.decoding.grammars import Grammars, plain_draw_of, require_aligned
+from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.prompt_length import encode_prompt
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import RequestError
@@ -59,24 +59,25 @@ class Requests:
     def wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
         """Return the request that options stand for, and what opens the grammar of a text of it."""
         reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
-        close, predicate = options.pop("json_close", False), options.pop("predicate", None)
-        grammar = options.pop("grammar", None), options.pop("json_schema", None)
-        futures = options.pop("futures", None)
+        grammar = chosen_grammar(options.pop("grammar", None), options.pop("json_schema", None))
+        methods = dict(options.pop("methods", {}))
+        if (predicate := options.pop("predicate", None)) is not None:
+            methods["predicate"] = predicate
+        if (close := options.pop("json_close", False)) is not False:
+            methods["json_close"] = close
+        if (futures := options.pop("futures", None)) is not None:
+            methods["futures"] = futures
+        defaults: dict[str, float] = {}
+        for name, value in methods.items():
+            defaults |= self._grammars.method(name).draw(value)
         predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.n_ctx)
         begun_ids = as_token_ids(options.pop("resume", ()))
-        request = self.plain(prompt, cast(SamplingOptions, {**plain_draw_of(futures), **options}))
+        request = self.plain(prompt, cast(SamplingOptions, {**defaults, **options}))
         require_rule(rule)
-        request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids)
-        chosen = chosen_grammar(*grammar, close=close)
-        sampling = request.sampling
-        if predicate is not None and rule != COUPLED:
-            raise RequestError(f"with a predicate, verify must be {COUPLED!r}, found {rule!r}: a predicate has no mask")
-        if futures is None:
-            bias = sampling.logit_bias
-            return request, lambda: self._grammars.open_constraint(chosen, predicate, bias, close=close)
-        aligned = require_aligned(futures, chosen, predicate, sampling, close=close)
-        key = self._model.card.fingerprint, request.prompt_ids
-        return request, lambda: self._grammars.open_aligned(aligned, futures, key, sampling.temperature)
+        request = replace(
+            request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids, methods=methods
+        )
+        return request, lambda: self._grammars.open(grammar, request)
 
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""

@@ -15,7 +15,7 @@ from edgedec.api.request_options import (
 )
 from edgedec.api.requests import Requests
 from edgedec.closeable import Closeable
-from edgedec.constraint import OpenConstraint, Predicate
+from edgedec.constraint import OpenConstraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import TokenStream, finished
 from edgedec.decoding.grammars import Grammars
@@ -23,12 +23,12 @@ from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import RequestError, argument
 from edgedec.further_processes import processes_of
-from edgedec.grammar import Grammar, JsonSchema, chosen_grammar
+from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.model import LayerSet, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.recorder import share_of_halves
-from edgedec.sequence import Generation
+from edgedec.sequence import Generation, Request
 from edgedec.sessions.text_pages import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ class TextEngine(Closeable):
         self._companion = parts.companion
         self.pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
-        self._grammars = Grammars(self.tokenizer, parts.grammar_bytes)
+        self._grammars = Grammars(self.tokenizer, parts.grammar_bytes, self.card.fingerprint)
         self._requests = Requests(self.model, self._slot, self._grammars)
 
     @property
@@ -128,7 +128,8 @@ class TextEngine(Closeable):
             prompt: The text or the token ids to go on from.
             cancel: Stops the generation, from any thread.
             **options: Those of edgedec.api.request_options.RequestOptions: the fields of SamplingParams, and reuse,
-                draft, verify, grammar, json_schema, json_close, prediction, predicate, futures, resume and on_progress.
+                draft, verify, grammar, json_schema, json_close, prediction, predicate, futures, methods, resume and
+                on_progress.
 
         Raises:
             PromptTooLongError: The prompt does not fit the context.
@@ -249,7 +250,9 @@ class TextEngine(Closeable):
             RequestError: Both a grammar and a schema are given, or one of them is invalid.
         """
         chosen = chosen_grammar(grammar, json_schema)
-        return lambda: self._grammars.open_constraint(chosen, predicate)
+        methods = {} if predicate is None else {"predicate": predicate}
+        request = Request((), SamplingParams(), 0, methods=methods)
+        return lambda: self._grammars.open(chosen, request)
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""

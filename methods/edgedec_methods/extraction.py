@@ -1,6 +1,6 @@
 """Extraction: the stretches of a passage that most probably answer a question, found exactly, with probabilities.
 
-`Engine.extract` and `edgedec extract` find this by the entry point `extract` of the group `edgedec.tasks`. A quotation
+`Engine.extract` and `edgedec extract` find this by the entry point `extract` of `edgedec.own`. A quotation
 is the model's whole answer; span_search.py has the search, which evaluates a small part of all quotations.
 
 Paper: none; a search for the best path of a trie with an exact bound

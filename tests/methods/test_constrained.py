@@ -12,11 +12,11 @@ from support.table_language import LanguageState, divergence, kept_law
 
 from edgedec.choosing.partial_texts import PartialText
 from edgedec.constraint import Constraint
-from edgedec.decoding.predicate import AnyText, PredicateConstraint
 from edgedec.errors import DeadEndError, OptionError
 from edgedec.noise import Noise
 from edgedec.sampling import Place, SamplingParams
 from edgedec_methods.constrained import Weighted, constrained
+from edgedec_methods.predicate import AnyText, PredicateConstraint
 
 pytestmark = pytest.mark.slow
 
