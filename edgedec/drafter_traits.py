@@ -74,7 +74,7 @@ class Shedding:
     Attributes:
         order: Drafters with lower numbers lose it sooner; a drafter that declares nothing has the default.
         what: What is lost, for a person; `{name}` stands for the drafter's name.
-        keeps_store: Whether the drafter keeps a store between requests, which grows up to edgedec.draft.STORE_BYTES: a
+        keeps_store: Whether the drafter keeps a store between requests, which grows up to drafter.STORE_BYTES: a
             memory plan has room for the store then, and smaller stores are one of the first things that it gives up.
     """
 

@@ -1,12 +1,12 @@
-"""What a runtime implements: `Runtime` loads weights (`Model`), which open sessions with a KV cache each (`Session`).
+"""What a runtime loads (edgedec.runtime): weights (`Model`), which open sessions with a KV cache each (`Session`).
 
 `n_past` is the number of tokens in a session's KV cache that a forward builds on; a *row* is one new token of it.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -18,11 +18,9 @@ from edgedec.cost_curve import SharedForward
 from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError
 from edgedec.head_state import HeadState
-from edgedec.load_options import LoadOptions
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import OnProgress
-from edgedec.runtime_report import RuntimeReport
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 
@@ -318,7 +316,23 @@ class EncoderSession(Session, Protocol):
         """
 
 
-class Model(Protocol):
+class Closeable(Protocol):
+    """What holds memory, files or threads until it is closed; `with` closes it at the end of the block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; calling it again does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Model(Closeable, Protocol):
     """Loaded weights, shared by the sessions opened on them."""
 
     @property
@@ -354,39 +368,3 @@ class Model(Protocol):
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class Runtime(Protocol):
-    """What an entry point of `edgedec.runtimes` names: a class that is called without arguments, or an object.
-
-    A runtime that honours LoadOptions.draft_head has a method `takes_draft_heads(path: Path) -> bool`, which says
-    whether it does so for a model; no head is looked for without it.
-
-    A runtime that puts layers on devices has a method `devices` (edgedec.memory_plan.HasDevices), and its terms say on
-    which device they lie (MemoryTerm.device) where LoadOptions.layer_split is given.
-    """
-
-    name: str
-
-    def accepts(self, path: Path) -> str | None:
-        """Return None when this runtime runs the model, else the reason why it does not; reads only the header."""
-
-    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Return the terms of the memory plan before anything sizeable is loaded."""
-
-    def load(self, path: Path, options: LoadOptions) -> Model:
-        """Load the weights.
-
-        Raises:
-            ModelError, RuntimeUnavailableError, MemoryCapError: The file, the runtime or the memory can't be used.
-            CancelledError: options.cancel was set.
-        """
-
-    def report(self) -> RuntimeReport:
-        """Return what this machine has of the runtime (RuntimeUnavailableError where the runtime does not work)."""

@@ -30,6 +30,7 @@ DRAFTERS = "edgedec.drafters"
 RULES = "edgedec.rules"
 TREE_SHAPES = "edgedec.tree_shapes"
 RESOLVERS = "edgedec.resolvers"
+HEAD_KINDS = "edgedec.head_kinds"
 HEAD_FOLDERS = "edgedec.head_folders"
 TEMPLATES = "edgedec.templates"
 GRAMMARS = "edgedec.grammars"
@@ -39,7 +40,7 @@ TEXT_METHODS = "edgedec.text_methods"
 SESSIONS = "edgedec.sessions"
 GROUPS = (
     *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
-    *(HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TEXT_METHODS, SESSIONS),
+    *(HEAD_KINDS, HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TEXT_METHODS, SESSIONS),
 )
 
 OWN = "edgedec.own"

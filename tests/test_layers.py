@@ -23,7 +23,6 @@ ROOMS = (
     "top",
     "gguf",
     "storage",
-    "trained_heads",
     "verification",
     "sessions",
     "layer_skip",

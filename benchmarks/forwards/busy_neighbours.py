@@ -29,7 +29,7 @@ import numpy as np
 
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.model import Runtime
+from edgedec.runtime import Runtime
 from edgedec_apps.bench.provenance import provenance
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu

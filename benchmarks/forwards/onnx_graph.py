@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgedec.gguf.formats import DATA, GRAPH
+from edgedec.gguf.file import DATA, GRAPH
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import peak_resident_bytes, resident_bytes

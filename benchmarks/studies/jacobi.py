@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.progress import track
 
 import edgedec
-from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Candidates, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafters.draft_builder import path_of
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
@@ -39,7 +40,7 @@ _K = 8  # candidates of a row
 
 
 class Jacobi:
-    """Implements edgedec.draft.Drafter.
+    """Implements edgedec.drafter.Drafter.
 
     Args:
         context: The generation's.

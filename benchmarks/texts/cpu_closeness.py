@@ -29,7 +29,8 @@ from rich.table import Table
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.model import Model, Runtime, Session
+from edgedec.model import Model, Session
+from edgedec.runtime import Runtime
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 

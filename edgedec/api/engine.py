@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.choosing.choice import ChosenText
     from edgedec.choosing.search_by import SearchBy
     from edgedec.decoding.samples import SampleStream, Until
-    from edgedec.gguf.pooling import Pooling
+    from edgedec.gguf.model_kinds import Pooling
     from edgedec.sequence import Extraction
 
 

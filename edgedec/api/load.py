@@ -17,9 +17,8 @@ from edgedec.chat import ChatTemplate, open_template
 from edgedec.companion import Companion, companion_of
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.session_pool import SessionSlot
-from edgedec.draft import DrafterFactory
-from edgedec.further_processes import processes_of
-from edgedec.gguf.trained_context import context_note
+from edgedec.drafter import DrafterFactory
+from edgedec.gguf.model_info import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx, own_options, read_options
 from edgedec.loading.other_machines import servers_note
@@ -32,6 +31,7 @@ from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryPlan, devices_of
 from edgedec.model import Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.runtime import processes_of
 from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
 # The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.

@@ -9,7 +9,8 @@ from threading import Lock
 from edgedec.api.options import EngineOptions, Numerics
 from edgedec.api.wishes import Wishes
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DrafterFactory
+from edgedec.draft import TreeShape
+from edgedec.drafter import DrafterFactory, SortedText
 from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.errors import StorageError
 from edgedec.layer_skip.layer_sets import tuned_set
@@ -18,12 +19,10 @@ from edgedec.loading.second_model import draft_model_options, draft_token_s, ope
 from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
 from edgedec.model import Model, Session
 from edgedec.progress import stage
-from edgedec.scheduler.cost_probe import MOST_ROWS, cost_curve
 from edgedec.scheduler.drafter_factories import COMMON, EXIT, LEARNED, SUFFIX, drafter_factory, with_draft_model
 from edgedec.scheduler.drafter_set import Drafting
-from edgedec.sorted_text import SortedText
+from edgedec.sessions.cost_probe import MOST_ROWS, cost_curve
 from edgedec.storage.probe_cache import cache_folder
-from edgedec.tree_shapes import TreeShape
 
 Factories = Mapping[str, DrafterFactory]
 

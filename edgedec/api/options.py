@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from edgedec.companion import companion_of
-from edgedec.draft import STORE_BYTES, DrafterFactory
+from edgedec.drafter import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
 from edgedec.loading.other_machines import addresses_of
@@ -130,7 +130,7 @@ class EngineOptions:
         draft_model: A smaller model, best of the same family, that may draft too; named as the model is.
         draft_head: A trained draft head (EAGLE-3) for this model, named as the model is; also the folder of a
             checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu). None for the head
-            that lies beside the model, was trained here or is shipped (edgedec.loading.draft_head), where there is one;
+            that lies beside the model, was trained here or is shipped (edgedec.head_kinds), where there is one;
             "off" for none.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         drafting: Further options of drafting.

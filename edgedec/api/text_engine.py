@@ -1,7 +1,7 @@
 """An engine for texts: a loaded model with its sessions, which generates and streams."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +14,19 @@ from edgedec.api.request_options import (
     SamplingOptions,
 )
 from edgedec.api.requests import Requests
-from edgedec.closeable import Closeable
 from edgedec.constraint import OpenConstraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import TokenStream, finished
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool
 from edgedec.decoding.text_room import require_room
+from edgedec.drafter import ProposalLog
 from edgedec.errors import RequestError, argument
-from edgedec.further_processes import processes_of
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
-from edgedec.model import LayerSet, ModelCard, Session
+from edgedec.model import Closeable, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.runtime import processes_of
 from edgedec.sampling import SamplingParams
-from edgedec.scheduler.recorder import share_of_halves
 from edgedec.sequence import Generation, Request
 from edgedec.sessions.text_pages import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
@@ -270,19 +269,17 @@ class TextEngine(Closeable):
     def record(
         self,
         prompt: Prompt,
-        *,
-        share: Callable[[LayerSet], float] = share_of_halves,
+        log: ProposalLog,
         **options: Unpack[SamplingOptions],
     ) -> Generation:
-        """Generate plainly, and return in `proposals` what the drafters proposed after every token.
+        """Generate plainly, and tell `log` what the drafters propose after every token.
 
         Args:
             prompt: The text or the token ids to go on from.
-            share: Gives the share of a token's bytes, the head's included, that a set of half-layers reads; it is noted
-                for each forward that drafting makes.
+            log: Notes the proposals, and the forwards that drafting makes.
             **options: The fields of SamplingParams.
         """
-        return finished(TokenStream(self.pool, replace(self._requests.plain(prompt, options), record=share)))
+        return finished(TokenStream(self.pool, replace(self._requests.plain(prompt, options), record=log)))
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
         """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.

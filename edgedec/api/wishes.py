@@ -6,14 +6,14 @@ from pathlib import Path
 
 from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.companion import Companion, companion_of
-from edgedec.draft import DrafterFactory
+from edgedec.drafter import DrafterFactory
 from edgedec.drafters.suffix.learned_file import largest_learned
 from edgedec.errors import RequestError, argument
-from edgedec.gguf.trained_context import embeds_only
+from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
+from edgedec.head_kinds import OFF, require_fit, usable_head
 from edgedec.layer_skip.layer_sets import LayerBytes
 from edgedec.load_options import LoadOptions
-from edgedec.loading.draft_head import OFF, require_fit, usable_head
 from edgedec.loading.other_machines import require_no_layers_here
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime
@@ -209,10 +209,8 @@ def _head(choice: Choice, draft: str | DrafterFactory | None, options: EngineOpt
         return None, f"the draft head {options.draft_head} is not used, as no drafter of {draft} reads it" * is_named
     if is_named:
         return _named_head(options), ""
-    takes_draft_heads = getattr(choice.runtime, "takes_draft_heads", None)  # other packages' runtimes need not have it
-    if takes_draft_heads is None or not takes_draft_heads(choice.path):
-        return None, ""
-    return usable_head(choice.path, options.resolving.cache_dir)
+    kinds = getattr(choice.runtime, "draft_head_kinds", lambda path: ())  # other packages' runtimes need not have it
+    return usable_head(choice.path, kinds(choice.path), options.resolving.cache_dir)
 
 
 def _require_alone(what: str, options: EngineOptions, application: Application) -> None:

@@ -13,12 +13,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.closeable import Closeable
 from edgedec.decoding.reading import remember_cached, reuse_prefix
 from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.decoding.text_room import tokens_behind
 from edgedec.errors import CancelledError, ContextFullError, RequestError, counted
-from edgedec.model import ForwardItem, Session
+from edgedec.model import Closeable, ForwardItem, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request, TextState
 from edgedec.sessions.forks import ForkedSession, SessionForks, require_forks

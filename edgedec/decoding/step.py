@@ -24,8 +24,8 @@ from edgedec.noise import Noise
 from edgedec.progress import OnProgress
 from edgedec.sampling import Distribution, Place, distribution, log_probs
 from edgedec.scheduler.policy import Policy
-from edgedec.scheduler.time_saved import TimeSaved
 from edgedec.sequence import COUPLED, TextState
+from edgedec.stats import TimeSaved
 from edgedec.verification.coupled import verify_coupled
 
 if TYPE_CHECKING:

@@ -138,7 +138,6 @@ def generation_of(text: TextState, outputs: list[TokenOutput]) -> Generation:
         stop_string=text.stop_string,
         stats=text.stats,
         outputs=tuple(outputs),
-        proposals=tuple(text.proposals),
         logprob_sum=text.logprob_sum,
     )
 

@@ -5,7 +5,7 @@ corpus), `ngram` looks them up in tables of the target's own probabilities, `dra
 `self_speculation` evaluates a part of the target's layers, and `head` evaluates a trained layer of its own.
 
 A new drafter is a file in one of these folders or, where `auto` does not use it, in methods/edgedec_methods, with a
-class that keeps the contract edgedec.draft.Drafter: begin, propose, learn, memory_bytes, and what it needs of the
+class that keeps the contract edgedec.drafter.Drafter: begin, propose, learn, memory_bytes, and what it needs of the
 target. edgedec.drafters.draft_builder builds the draft: a tree (grow_tree) or a chain with leaves
 (DraftBuilder.add_levels). The drafter gets its name, for `--draft NAME`, by a line under
 `[project.entry-points."edgedec.drafters"]` in pyproject.toml, as one of another package does (examples/drafter-plugin).

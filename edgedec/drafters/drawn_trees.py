@@ -16,12 +16,11 @@ from math import inf
 import numpy as np
 
 from edgedec import plugins
-from edgedec.draft import Draft
+from edgedec.draft import Draft, Siblings, TreeShape
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.errors import PluginError
 from edgedec.noise import gumbel
 from edgedec.sampling import Distribution
-from edgedec.tree_shapes import Siblings, TreeShape
 
 _MOST_SIBLINGS = 32  # of a node; a further one is hardly ever right
 

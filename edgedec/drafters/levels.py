@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgedec.draft import DraftContext
+from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import Level
 from edgedec.drafters.drawn_trees import Place, drawn_without_replacement
 from edgedec.model import Forward

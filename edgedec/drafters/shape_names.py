@@ -5,10 +5,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from edgedec import plugins
+from edgedec.draft import CHAIN, GROW, ONE_CHAIN, TreeShape
 from edgedec.drafters.drawn_trees import DrawnShape, find_shape
 from edgedec.errors import OptionError, PluginError
 from edgedec.sequence import COUPLED
-from edgedec.tree_shapes import CHAIN, GROW, ONE_CHAIN, TreeShape
 
 if TYPE_CHECKING:
     from edgedec.verification.rules import Rule

@@ -25,7 +25,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from edgedec import plugins
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
-from edgedec.gguf.formats import HEAD_BYTES, name_format
 from edgedec.gguf.header import Header, TensorInfo, read_header
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.values import GGUFArray, Value, ValueType, show
@@ -189,6 +188,28 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUF:
     return gguf
 
 
+MANIFEST, GRAPH, DATA, VOCABULARY = "edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"
+"""The files of an exported folder: facts, graph, weights, and a GGUF with the metadata and without tensors."""
+
+
+def is_onnx(path: Path) -> bool:
+    """Return whether a path is an .onnx file, or a folder that holds one or holds an export made by edgedec."""
+    if not path.is_dir():
+        return path.suffix == ".onnx"
+    return (path / MANIFEST).is_file() or any(path.glob("*.onnx"))
+
+
+def read_header_of(path: Path) -> GGUF:
+    """Return the header that describes a model: of the model's file, or of the vocabulary in an exported folder.
+
+    Raises:
+        ModelError, StorageError: As read_gguf.
+    """
+    if is_onnx(path):
+        path = (path if path.is_dir() else path.parent) / VOCABULARY
+    return read_gguf(path)
+
+
 _in_use: WeakValueDictionary[Path, GGUF] = WeakValueDictionary()
 _later: WeakKeyDictionary[GGUF, GGUF] = WeakKeyDictionary()
 
@@ -256,15 +277,14 @@ def _read_part(path: Path, shard: int) -> tuple[Header, GGUFForm | None, FileSta
     try:
         with _open(path) as file:
             state = FileState.of(path, os.fstat(file.fileno()))
-            head = file.read(HEAD_BYTES)
+            head = file.read(len(_MAGIC))
             if not head:
                 raise ModelFormatError(f"{path}: an empty file, expected a GGUF model; download it again")
-            if head.startswith(_MAGIC[: len(head)]):
-                file.seek(0)
+            file.seek(0)
+            if head == _MAGIC[: len(head)]:
                 return read_header(file, state.n_bytes, str(path), shard=shard), None, state
-            found = _other_form(file, path)
-            if found is None:
-                raise ModelFormatError(f"{path}: expected a GGUF model, found {name_format(head)}")
+            if (found := _other_form(file, path)) is None:
+                raise _not_a_gguf(file, path)
             form, raw = found
             return read_header(io.BytesIO(raw), form.n_model_bytes, str(path), shard=shard), form, state
     except OSError as error:
@@ -279,6 +299,13 @@ def _other_form(file: BinaryIO, path: Path) -> tuple[GGUFForm, bytes] | None:
     file.seek(0)
     found: tuple[GGUFForm, bytes] | None = plugins.load_plugin(plugins.OWN, "gguf_form")(file, path)
     return found
+
+
+def _not_a_gguf(file: BinaryIO, path: Path) -> ModelFormatError:
+    from edgedec.gguf.formats import HEAD_BYTES, name_format  # here, as most files are GGUFs
+
+    file.seek(0)
+    return ModelFormatError(f"{path}: expected a GGUF model, found {name_format(file.read(HEAD_BYTES))}")
 
 
 def _part_paths(path: Path, header: Header) -> tuple[Path, ...]:

@@ -13,8 +13,7 @@ from math import inf
 from pathlib import Path
 
 from edgedec.errors import RequestError, argument
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import header_path
+from edgedec.gguf.file import read_header_of
 from edgedec.gguf.model_info import describe
 from edgedec.layer_skip.layer_sets import LayerBytes, TunedSet, evenly_spaced, layer_bytes, left_out, tuned_set
 from edgedec.layer_skip.quality_table import MEASURED, Measured, Shape
@@ -97,7 +96,7 @@ def require_layer_skip(path: Path, speedup: float, *, force: bool, drafters: Ite
         )
     sizes = layer_bytes(path)
     if left_out(choose_layers(sizes, speedup).layers) and not force:
-        info = describe(read_gguf(header_path(path)))
+        info = describe(read_header_of(path))
         require_measured((info.architecture, info.n_layer, info.n_embd), speedup)
     return sizes
 

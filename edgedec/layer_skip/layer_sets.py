@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError, StorageError
-from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.formats import header_path, is_onnx
+from edgedec.gguf.file import GGUF, is_onnx, read_header_of
 from edgedec.gguf.model_info import describe
 from edgedec.model import LayerSet, ModelCard
 from edgedec.storage import probe_cache
@@ -70,7 +69,7 @@ def layer_bytes(path: Path) -> LayerBytes:
     Raises:
         RequestError: The file has no layers of the usual names.
     """
-    gguf = read_gguf(header_path(path))
+    gguf = read_header_of(path)
     if is_onnx(path):
         return _layer_weights(gguf)
     places: list[tuple[int, int, int]] = []

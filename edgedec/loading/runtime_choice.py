@@ -8,12 +8,11 @@ from typing import Any
 
 from edgedec import plugins
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
-from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.formats import header_path, is_onnx
+from edgedec.gguf.file import GGUF, is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_kinds import is_embedder
 from edgedec.load_options import LoadOptions, own_options, read_options
-from edgedec.model import Runtime
 from edgedec.progress import stage
+from edgedec.runtime import Runtime
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key
 
@@ -63,7 +62,7 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     """
     header = None
     with suppress(EdgedecError):  # a runtime of another package may take what is no GGUF
-        header = read_gguf(header_path(path))
+        header = read_header_of(path)
     wants_gpu = options is not None and bool(options.n_gpu_layers) and not options.rpc_servers
     if name != "auto":
         named = _instance(plugins.load_plugin(plugins.RUNTIMES, name))

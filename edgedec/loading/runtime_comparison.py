@@ -21,8 +21,9 @@ from edgedec.errors import CancelledError, EdgedecError
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions
 from edgedec.loading.draft_yields import PROMPT_TOKENS, ROWS, seconds_per_token
 from edgedec.memory_plan import format_bytes
-from edgedec.model import Model, Runtime
+from edgedec.model import Model
 from edgedec.progress import CancelToken
+from edgedec.runtime import Runtime
 
 _LIMIT_S = 6.0  # for both measurements; loading the first runtime does not count
 _MARGIN = 0.95  # the second must take less than this share of the time of the first, which has all capabilities

@@ -11,8 +11,9 @@ from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions, known_to
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory_plan import HasDevices, MemoryTerm
-from edgedec.model import Model, Runtime
-from edgedec.scheduler.cost_probe import cost_curve
+from edgedec.model import Model
+from edgedec.runtime import Runtime
+from edgedec.sessions.cost_probe import cost_curve
 
 if TYPE_CHECKING:
     from edgedec.drafters.draft_model.model import DraftModel

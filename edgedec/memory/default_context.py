@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from edgedec.errors import EdgedecError
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import header_path, is_onnx
+from edgedec.gguf.file import is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
 from edgedec.load_options import default_n_ctx
@@ -28,7 +27,7 @@ def longest_context(path: Path, room_bytes: float, n_copies: int) -> int:
         n_copies: How often the keys and values of a whole context may be held at the same time.
     """
     try:
-        gguf = read_gguf(header_path(path))
+        gguf = read_header_of(path)
         found = describe(gguf)
     except EdgedecError:  # the runtime says what is wrong, or needs no such header
         return default_n_ctx(0)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgedec.draft import STORE_BYTES
+from edgedec.drafter import STORE_BYTES
 from edgedec.errors import counted
 from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.load_options import LoadOptions, Sacrifice, own_options, read_options

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError, counted
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import header_path
-from edgedec.gguf.model_info import describe
-from edgedec.gguf.trained_context import embeds_only, trained_context
+from edgedec.gguf.file import read_header_of
+from edgedec.gguf.model_info import describe, trained_context
+from edgedec.gguf.model_kinds import embeds_only
 from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import companion_options, draft_model_options, second_model_terms
@@ -313,7 +312,7 @@ def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
     second_terms = lru_cache(second_model_terms)
     vocabulary = [_grammar_vocabulary(choice.path)] if wishes.grammar_bytes else []
     caps = device_caps(devices_for(choice, wishes), cap.gpu_bytes, cap.gpu_beside_bytes)
-    n_layers = describe(read_gguf(header_path(choice.path))).n_layer + 1 if caps else 0  # the output is the last
+    n_layers = describe(read_header_of(choice.path)).n_layer + 1 if caps else 0  # the output is the last
 
     @lru_cache
     def runtime_terms(options: LoadOptions) -> tuple[MemoryTerm, ...]:
@@ -350,7 +349,7 @@ def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
 
 
 def _grammar_vocabulary(path: Path) -> MemoryTerm:
-    n_vocab = describe(read_gguf(header_path(path))).n_vocab
+    n_vocab = describe(read_header_of(path)).n_vocab
     detail = f"a second vocabulary, {n_vocab} tokens"
     return MemoryTerm("vocabulary of grammars", n_vocab * _GRAMMAR_BYTES_PER_TOKEN, detail)
 

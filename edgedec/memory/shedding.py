@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Protocol, runtime_checkable
 
-from edgedec.draft import DrafterFactory, LoadedDraftModel, ModelFactory
+from edgedec.drafter import DrafterFactory, LoadedDraftModel, ModelFactory
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.suffix.suffix import SuffixStore
 from edgedec.errors import EdgedecError

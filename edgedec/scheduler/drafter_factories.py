@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edgedec import plugins
 from edgedec.cost_curve import CostCurve, best_length
-from edgedec.draft import DrafterFactory
+from edgedec.drafter import DrafterFactory
 from edgedec.drafter_traits import Shedding
 from edgedec.errors import RequestError, argument
 from edgedec.layer_skip.layer_sets import TunedSet

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory
+from edgedec.draft import CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
 from edgedec.drafter_traits import Declaring, DrafterTraits
 from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
@@ -21,17 +22,14 @@ from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
 from edgedec.noise import Noise
-from edgedec.scheduler.active_drafters import close_drafter, note_failure, note_late
+from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
+from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_factories import HEAD, SKIP, drafter_factory, promised_gain
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.joint_price import JointPrice
-from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
-from edgedec.scheduler.recorder import Recorder
+from edgedec.scheduler.shared_cost_curve import JointPrice
 from edgedec.sequence import COUPLED, TextState
-from edgedec.sorted_text import SortedText
 from edgedec.stats import DecodeStats
-from edgedec.tree_shapes import CHAIN, TreeShape
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.store_file import DraftStore
@@ -156,7 +154,6 @@ def open_policy(
         stuck = "drafting off: this model's state can't go back on this runtime"
         stats.add_reason(exact if capabilities.rollback else stuck)
         return None
-    recorder = None if request.record is None else Recorder(sequence.proposals, request.record)
     greedy = request.sampling.greedy
     trees = capabilities.trees and (capabilities.exact_trees or not drafting.strict)
     shape, notes = shape_for(request.rule, drafting.tree, trees=trees, greedy=greedy)
@@ -169,7 +166,7 @@ def open_policy(
         drafting.store,
         coupled=request.rule == COUPLED,
         common=drafting.common,
-        recorder=recorder,
+        recorder=request.record,
         constraint=constraint,
         learned=drafting.learned,
         shape=shape,
@@ -195,7 +192,7 @@ def open_policy(
         coupled=context.coupled,
         trees=trees,
     )
-    policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, recorder)
+    policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, request.record)
     drafting.policies.append(policy)
     return policy
 

@@ -5,7 +5,7 @@ tokens by the same forward. It takes s seconds of drafting and T(n) seconds of f
 
     rate(n) = (m + E) / (s + T(n))        n = 0 is the plain step, with E = 1
 
-over the sets of nodes (`node_choice.best_part`) or, where nothing is drafted yet, over the lengths of a chain whose
+over the sets of nodes (`draft_tree.best_part`) or, where nothing is drafted yet, over the lengths of a chain whose
 tokens are accepted with the mean rate a, at l seconds a token (`cost_curve.best_length`):
 
     rate(n) = (m + 1 + a + ... + a^n) / (n l + T(n))
@@ -41,96 +41,208 @@ looked at in the meantime. To measure which rows are exact waits until drafts ha
 is at most twice the best possible (renting skis until they would have been paid for).
 
 **What is known.** T(n) comes from the cost curve, P from the drafter's estimates, as corrected by what came
-(`acceptance`). For a draft model g is the gain of the best length at the mean rate, as it has to read the text before
-it can be asked. A drafter that looks tokens up and a trained head may be asked before any step; what they bring differs
-from step to step, so their mean rate says little. So g and c are the means of their earlier drafts: `Worth`, apart for
-steps in which other drafters propose something. Here g is the tokens that a step gains by the draft less those that
-verifying it for longer costs.
+(`drafter_record.Calibration`). For a draft model g is the gain of the best length at the mean rate, as it has to read
+the text before it can be asked. A drafter that looks tokens up and a trained head may be asked before any step; what
+they bring differs from step to step, so their mean rate says little. So g and c are the means of their earlier drafts:
+`drafter_record.Worth`, apart for steps in which other drafters propose something. Here g is the tokens that a step
+gains by the draft less those that verifying it for longer costs.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from edgedec.draft_constants import CLEAR_GAIN, FIRST, KEPT, KEPT_OF_TRIALS, NOTICED, ODD, PRIOR
-
-
-class DraftSeconds:
-    """The seconds of a draft by its levels: a line through the drafts that were timed, later ones counting more.
-
-    The first level takes longer than the others, as its weights come from memory, and theirs from the cache.
-
-    >>> seconds = DraftSeconds(1.0)
-    >>> for _ in range(300):
-    ...     seconds.note(1, 3.0)
-    ...     seconds.note(3, 4.0)
-    >>> round(seconds.level_s, 2)
-    0.5
-    """
-
-    __slots__ = ("_products", "_seconds", "_squares", "_sum", "_weight")
-
-    def __init__(self, level_s: float) -> None:
-        """Expect `level_s` seconds for each level, as if PRIOR drafts of one level or of four had taken that."""
-        self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
-        for n in (1.0, 4.0):
-            self._add(n, n * level_s, PRIOR / 2)
-
-    def _add(self, n: float, seconds: float, weight: float) -> None:
-        self._weight += weight
-        self._sum += weight * n
-        self._squares += weight * n * n
-        self._seconds += weight * seconds
-        self._products += weight * n * seconds
-
-    def note(self, n_levels: int, seconds: float) -> None:
-        """Take a draft of so many levels; one that took far longer than expected counts as a few times as long."""
-        expected = self._seconds / self._weight + self.level_s * (n_levels - self._sum / self._weight)
-        seconds = min(seconds, ODD * max(expected, self.level_s * n_levels))
-        self._weight, self._sum, self._squares, self._seconds, self._products = (
-            KEPT * value for value in (self._weight, self._sum, self._squares, self._seconds, self._products)
-        )
-        self._add(n_levels, seconds, 1.0)
-
-    @property
-    def level_s(self) -> float:
-        """Seconds that one level more takes."""
-        spread = self._weight * self._squares - self._sum * self._sum
-        least = NOTICED * self._seconds / self._sum
-        if spread < 1e-3 * self._weight * self._weight:  # all drafts had as many levels
-            return self._seconds / self._sum
-        return max(least, (self._weight * self._products - self._sum * self._seconds) / spread)
+from edgedec.cost_curve import Cost, best_length
+from edgedec.draft_constants import AT_ONCE, BUCKET, CAUTION, FIRST, GAIN, TRIAL_STEPS
+from edgedec.drafter_traits import DraftCost
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.decision_log import DecisionLog
+from edgedec.scheduler.draft_tree import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord, DraftSeconds
 
 
-@dataclass(slots=True)
-class Worth:
-    """What a drafter's drafts are worth, where the other drafters propose something and where not.
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What is expected of a step with the nodes that were chosen so far.
 
     Attributes:
-        price_s: Seconds that a draft takes.
-        gains: The mean tokens that a draft is worth, [nothing else to verify, other nodes to verify].
-        n_drafts: How many drafts each mean comes from.
-        paid: Whether the next draft was expected to pay when that was last asked.
+        n_nodes: The nodes.
+        tokens: Tokens that the step gives, those of other requests included.
+        seconds: What its forward takes.
     """
 
-    price_s: float
-    gains: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    n_drafts: list[int] = field(default_factory=lambda: [0, 0])
-    paid: bool = True
+    n_nodes: int
+    tokens: float
+    seconds: float
 
-    def pays(self, token_s: float, *, among_others: bool = False) -> bool:
-        """Tell whether the next draft is expected to be worth its price, where a token is worth `token_s` seconds.
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
 
-        The first drafts are made to find out.
-        """
-        is_new = self.n_drafts[among_others] < FIRST
-        return is_new or self.gains[among_others] * token_s >= CLEAR_GAIN * self.price_s
+    def gain_s(self, before: "Best", rate: float) -> float:
+        """Return the seconds that these nodes are worth beyond those before, where `rate` tokens take a second."""
+        return (self.tokens - before.tokens) / rate - (self.seconds - before.seconds)
 
-    def note(self, gain: float, price_s: float, *, among_others: bool = False, is_trial: bool) -> None:
-        """Take a draft that was worth `gain` tokens and took `price_s` seconds."""
-        self.price_s += (1 - KEPT_OF_TRIALS) * (self.believed(price_s) - self.price_s)
-        self.n_drafts[among_others] += 1
-        new = max(1 / self.n_drafts[among_others], 1 - (KEPT_OF_TRIALS if is_trial else KEPT))
-        self.gains[among_others] += new * (gain - self.gains[among_others])
 
-    def believed(self, price_s: float) -> float:
-        """Return the seconds that a draft counts as: far more than expected is a busy machine, or a prompt to read."""
-        return min(price_s, ODD * self.price_s)
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """How a costly drafter is asked before one step.
+
+    Attributes:
+        n_max: Most nodes.
+        level_s: Seconds that one token deeper is expected to take.
+        token_s: Seconds that a token is worth: those of a plain step, divided by the texts that share the step.
+        least_path: Path probability below which a node does not pay.
+        extra_s: Seconds that the drafter may take beyond the usual deadline.
+        among_others: Whether other drafters proposed nodes that are worth verifying.
+    """
+
+    n_max: int
+    level_s: float
+    token_s: float
+    least_path: float
+    extra_s: float = 0.0
+    among_others: bool = False
+
+
+def plan_draft(
+    active: ActiveDrafter, log: DecisionLog, options: PolicyOptions, cost: Cost, n_max: int, best: Best, room: int
+) -> DraftPlan | None:
+    """Return how to ask a costly drafter now, None where its draft would not pay.
+
+    Args:
+        active: The drafter.
+        log: What the generation has decided so far.
+        options: How to draft.
+        cost: Seconds of a forward by the nodes of the draft in it.
+        n_max: Most nodes of a draft.
+        best: What is expected of the step without the drafter.
+        room: Tokens that the text may still grow by.
+    """
+    if active.in_place:
+        return _plan_known(active, log, options, cost, n_max, best)
+    record = active.record
+    if active.cost is DraftCost.TARGET:
+        active.missed = 0
+    p = record.rate(options.greedy)
+    level_s = record.level_s if record.level_s is not None else cost(0) / 4
+    if active.missed is None and not options.always and not _pays_to_read(active, log, p, level_s, cost, n_max, room):
+        return None
+    length, gain = best_length(p, level_s, cost, n_max, best.rate, log.others)
+    active.tries = gain < GAIN and not options.always
+    if active.tries:
+        length = min(2, n_max)
+        if not _may_try(active, length * level_s + cost(length) - cost(0), log.n_texts):
+            return None
+    extra_s = 2 * length * level_s if active.cost is DraftCost.TARGET else 0.0
+    token_s = cost(0) / log.n_texts
+    if options.always:
+        return DraftPlan(n_max, level_s, token_s, 0.0, extra_s)
+    marginal = _least_gain(level_s, cost, length, best.rate * max(gain, 1.0))
+    least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
+    return DraftPlan(min(n_max, 2 * length), level_s, token_s, least_path, extra_s)
+
+
+def _plan_known(
+    active: ActiveDrafter, log: DecisionLog, options: PolicyOptions, cost: Cost, n_max: int, best: Best
+) -> DraftPlan | None:
+    """Return how to ask a drafter that has read the text already; the arguments are those of plan_draft.
+
+    Its chain ends by its own probabilities, the next of which is about its mean acceptance.
+    """
+    record, p = active.record, active.record.rate(options.greedy)
+    if record.known is None:
+        record.known = DraftSeconds(record.level_s if record.level_s is not None else cost(0) / 4)
+    level_s, token_s = record.known.level_s, cost(0) / log.n_texts
+    if options.always:
+        return DraftPlan(n_max, level_s, token_s, 0.0)
+    worth, among_others = record.worth_of(options.greedy, level_s), best.n_nodes > 0
+    if not active.is_due(worth, token_s, log.n_texts, among_others=among_others):
+        return None
+    length, gain = best_length(p, level_s, cost, n_max, best.rate, log.others)
+    rate = best.rate * max(gain, 1.0)
+    least = max(_least_gain(level_s, cost, length, rate), (level_s + _row_behind(cost, length, n_max)) * rate)
+    least_path = min(1.0, least / max(p, 0.01))
+    return DraftPlan(n_max, level_s, token_s, least_path, among_others=among_others)
+
+
+def _least_gain(level_s: float, cost: Cost, length: int, rate: float) -> float:
+    """Return the tokens that one level more must add to pay, where chains of `length` levels give `rate` tokens/s."""
+    return (level_s + (cost(length) - cost(0)) / length) * rate
+
+
+def _row_behind(cost: Cost, length: int, n_max: int) -> float:
+    """Return the seconds of a row more than `length`, at best: rows behind a whole group of the kernels' cost more."""
+    whole_s, end = cost(length), min(n_max, length + FIRST)
+    return min([(cost(n) - whole_s) / (n - length) for n in range(length + 1, end + 1)], default=0.0)
+
+
+def _pays_to_read(
+    active: ActiveDrafter, log: DecisionLog, p: float, level_s: float, cost: Cost, n_max: int, room: int
+) -> bool:
+    """Tell whether the rest of the text is likely to repay the time that reading its beginning takes.
+
+    The first steps show how fast the cheap drafters make the text. The text is expected to double its length. Other
+    requests wait for the reading and for each draft, so what counts is how much faster all of them become. `p` is
+    P(a node is accepted | its parent was accepted), `level_s` the seconds of one token; the rest as for plan_draft.
+    """
+    if log.n_steps < FIRST:
+        return False
+    mean = max(1 / cost(0), log.tokens_per_s)
+    _, gain = best_length(p, level_s, cost, n_max, (1 + log.others) * mean, log.others)
+    active.hoped = gain
+    first_s = active.record.first_s if active.record.first_s is not None else AT_ONCE * level_s
+    rest = min(room, BUCKET // 2, log.n_tokens)  # half of what a draft model reads
+    return gain >= GAIN and rest / mean * (1 - 1 / gain) > CAUTION * first_s
+
+
+def note_draft(
+    active: ActiveDrafter, plan: DraftPlan, seconds: float, gain_s: float, cost: Cost, *, greedy: bool
+) -> None:
+    """Note what the draft that was made by a plan took, and the seconds that the nodes chosen with it are worth."""
+    record, n = active.record, len(active.draft)
+    active.n_asked += 1
+    active.asked_s += seconds
+    if n and record.known is not None:
+        record.known.note(max(active.draft.depths()), seconds)
+    elif n:
+        _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
+    active.missed = 0
+    if active.in_place:
+        gain, others = gain_s / plan.token_s, plan.among_others
+        active.judge(record.worth_of(greedy, plan.level_s), gain, seconds, plan.token_s, among_others=others)
+    elif active.tries:
+        lost_s = seconds + cost(n) - cost(0)
+        record.trials.lost_s += lost_s
+        record.trial_s += lost_s
+
+
+def _may_try(active: ActiveDrafter, step_s: float, n_texts: int) -> bool:
+    """Tell whether a trial goes on, or a new one of a few steps in a row is affordable; `step_s` is one step's cost.
+
+    A trial takes several steps because the drafter first has to read the text that it missed.
+    """
+    record = active.record
+    if active.trials == 0:
+        price = max(TRIAL_STEPS * step_s + record.read_s * (active.missed or 0), record.trial_s)
+        if not record.may_lose(price, active.share(n_texts), n_texts):
+            return False
+        active.trials, record.trial_s = TRIAL_STEPS, 0.0
+    active.trials -= 1
+    return True
+
+
+def _note_time(record: DrafterRecord, seconds: float, level_s: float, n_levels: int, n_missed: int | None) -> None:
+    """Note the seconds of a draft of `n_levels` tokens, before which `n_missed` tokens had to be read (None: a prompt).
+
+    Where much had to be read, a level took less than its share of the time.
+    """
+    mine = seconds / n_levels
+    if n_missed is not None and n_missed <= AT_ONCE:
+        record.level_s = 0.8 * level_s + 0.2 * mine
+        return
+    record.level_s = min(level_s, mine)
+    reading_s = max(0.0, seconds - n_levels * record.level_s)
+    if n_missed is None:
+        record.first_s = reading_s
+    else:
+        record.read_s = reading_s / n_missed

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import SURE
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import Declaring, DrafterTraits, Draws, Shedding
 from edgedec.errors import PluginError
 
@@ -19,7 +20,7 @@ _MAKING_S = 2.0  # that a constructor may take: the first token waits for it
 
 
 class Guarded:
-    """Implements edgedec.draft.Drafter by passing every call on to a worker thread, in order.
+    """Implements edgedec.drafter.Drafter by passing every call on to a worker thread, in order.
 
     A draft that has not come by its deadline is left out; the third late draft in a row makes propose() raise, and so
     does an error of the drafter.

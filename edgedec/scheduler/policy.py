@@ -2,8 +2,8 @@
 
 It maximises expected tokens per second, E[accepted + 1] / (time of drafting + T(n)), over all drafters and over every n
 of the cost curve. SmartSpec's goodput (Liu et al. 2024, arXiv:2406.14066) and the stop of SpecDec++ (Huang et al. 2024,
-arXiv:2405.19715) are special cases. The score is in `node_choice`, trials of unusual row counts are in `row_trials`,
-corrected estimates of acceptance in `acceptance`, drafters that cost time for every node in `costly_drafters`.
+arXiv:2405.19715) are special cases. The mathematics are in `estimator`, the score is in `draft_tree`, trials of unusual
+row counts are in `row_trials`.
 
 Drafters that cost next to nothing propose before every step and are scored in shadow: their proposals are compared with
 the text that comes, verified or not.
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import Budget, Cost, CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, Floor, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import (
     AT_ONCE,
     BUCKET,
@@ -33,15 +33,13 @@ from edgedec.draft_constants import (
     NEWEST,
     NOTICED,
 )
+from edgedec.drafter import Floor, ProposalLog
 from edgedec.drafter_traits import DraftCost
-from edgedec.scheduler.acceptance import score
-from edgedec.scheduler.active_drafters import ActiveDrafters
-from edgedec.scheduler.costly_drafters import Best, note_draft, plan_draft
-from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog
-from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
-from edgedec.scheduler.recorder import Recorder
-from edgedec.scheduler.retrieval import drop_improbable
+from edgedec.scheduler.active_drafters import ActiveDrafter, ActiveDrafters
+from edgedec.scheduler.decision_log import DecisionLog
+from edgedec.scheduler.draft_tree import DraftTree, PolicyOptions, choose_nodes
+from edgedec.scheduler.drafter_record import score
+from edgedec.scheduler.estimator import Best, note_draft, plan_draft
 from edgedec.scheduler.row_trials import RowTrials
 from edgedec.sessions.invariance import measuring_s
 from edgedec.stats import DecodeStats
@@ -70,7 +68,7 @@ class Policy:
         curve: CostCurve,
         options: PolicyOptions,
         floor: Floor,
-        recorder: Recorder | None = None,
+        recorder: ProposalLog | None = None,
     ) -> None:
         self._curve = curve
         self._options = options
@@ -129,7 +127,7 @@ class Policy:
                 paths, nodes, rate = self._ask_costly(stats, active, tree, (paths, nodes, rate), cost, n_max, room)
         costly_s = perf_counter() - begun
         if self._recorder is not None:
-            self._recorder.end(tree, paths, perf_counter() - started)
+            self._recorder.end(tree.tokens, tree.parents, paths, perf_counter() - started)
             nodes = []
         elif drafters.drawn is not None:
             nodes = list(range(len(drafters.drawn)))
@@ -271,7 +269,7 @@ class Policy:
         drawn = active.draft is self.drafters.drawn
         if active.draft.tokens:
             if not drawn and active.model is not None:
-                drop_improbable(tree, active.draft, active.corrected_p(self._options.greedy))
+                tree.drop_improbable(active.draft, active.corrected_p(self._options.greedy))
             paths = tree.paths()
             nodes, rate = choose_nodes(tree, paths, cost, n_max, 0.0, self._curve, self._options)
         found = self._drawn(active, cost) if drawn else self._best(paths, nodes, cost)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from edgedec.cost_curve import Cost, CostCurve
 from edgedec.draft_constants import CAUTION, CLEAR_GAIN, EVERY, HOPED, LOSS_SHARE, STALE, TRIAL_SHARE, TRIAL_STEPS
-from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
+from edgedec.scheduler.draft_tree import DraftTree, PolicyOptions, choose_nodes
 
 
 @dataclass(frozen=True, slots=True)

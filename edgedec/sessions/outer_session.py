@@ -8,15 +8,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.closeable import Closeable
 from edgedec.cost_curve import SharedForward
 from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError, ModelFormatError, argument
-from edgedec.further_processes import processes_of
 from edgedec.head_state import HeadState
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Forward, ForwardItem, Model, ModelCard, Session
+from edgedec.model import Capabilities, Closeable, Forward, ForwardItem, Model, ModelCard, Session
 from edgedec.progress import OnProgress
+from edgedec.runtime import processes_of
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 

@@ -5,10 +5,9 @@ On a chain this is token-wise rejection (Leviathan et al. 2023, arXiv:2211.17192
 
 from collections.abc import Sequence
 
-from edgedec.draft import Draft, Verification
+from edgedec.draft import GROW, Draft, Verification
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
-from edgedec.tree_shapes import GROW
 from edgedec.verification.rule_tools import in_turn, laws_of, probability, residual, sample, walk, without
 from edgedec.verification.rules import Rule, TargetRow, Uniform
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgedec import plugins
-from edgedec.draft import Draft, Verification
+from edgedec.draft import CHAIN, Draft, Siblings, TreeShape, Verification
 from edgedec.drafter_traits import Draws
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
 from edgedec.sequence import COUPLED
-from edgedec.tree_shapes import CHAIN, Siblings, TreeShape
 
 TargetRow = Callable[[int, tuple[int, ...]], Distribution]
 """`(row, drafted tokens up to it)` -> p after that row: row 0 is the last token before the draft, i + 1 is node i."""

@@ -6,7 +6,8 @@ Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding.
 from collections.abc import Mapping, Sequence
 from time import monotonic
 
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 
 LONGEST_MATCH = 4
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, RequestError
 from edgedec.gguf.file import read_gguf
-from edgedec.gguf.pooling import number_of
+from edgedec.gguf.model_kinds import number_of
 from edgedec.gguf.safetensors import open_checkpoint, read_json
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress

@@ -95,7 +95,7 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
         PullError: Another process is fetching it at the moment.
         StorageError: A file cannot be deleted.
     """
-    from edgedec.loading.draft_head import forget_head  # here, as it imports numpy
+    from edgedec_models.draft_heads import forget_head
 
     root = models_folder(cache_dir)
     stored = _stored(cache_dir)

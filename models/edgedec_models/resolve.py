@@ -59,7 +59,7 @@ def pull(name: str, options: ResolveOptions, force: bool = False, *, takes_paths
             "ollama:NAME or an https:// address"
         )
     if path.is_relative_to(models_folder(options.cache_dir)):
-        from edgedec.loading.draft_head import remember_if_head
+        from edgedec_models.draft_heads import remember_if_head
 
         remember_if_head(path, options.cache_dir or cache_folder())
     return path

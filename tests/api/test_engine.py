@@ -15,7 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 import edgedec
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.errors import (
     BusyError,
     EdgedecError,

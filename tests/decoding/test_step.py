@@ -12,15 +12,17 @@ from support.tiny_models import N_VOCAB, byte_ids, tiny_llama
 
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import ChosenLogprobs, Decoder, step
-from edgedec.draft import Draft, Drafter, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import Drafter, DrafterNeeds, Floor
 from edgedec.errors import CancelledError, ContextFullError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Model, Session
 from edgedec.noise import Noise
 from edgedec.progress import Progress
 from edgedec.sampling import SamplingParams, log_probs
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.draft_tree import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
 from edgedec_runtimes.reference.runtime import Reference

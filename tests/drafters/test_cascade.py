@@ -11,7 +11,8 @@ from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids
 
 import edgedec
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel

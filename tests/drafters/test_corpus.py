@@ -9,7 +9,8 @@ import pytest
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.draft import DraftContext, Verification
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext
 from edgedec.drafters.suffix.corpus import CommonDrafter
 from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.errors import CancelledError

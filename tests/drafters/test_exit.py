@@ -10,7 +10,8 @@ from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftContext, Verification
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext
 from edgedec.drafters.self_speculation import exit as exit_drafter
 from edgedec.drafters.self_speculation.exit import Agreement, ExitDrafter, exits_of
 from edgedec.errors import CapabilityError

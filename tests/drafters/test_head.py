@@ -20,7 +20,8 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.draft import DraftContext, DrafterRestsError, Verification
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext, DrafterRestsError
 from edgedec.drafters.head.head import HeadDrafter, Tally
 from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import CapabilityError, EdgedecError, RequestError
@@ -32,9 +33,10 @@ from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
-from edgedec.sequence import Evaluated, Generation, Request
+from edgedec.sequence import Generation, Request
 from edgedec.stats import DecodeStats
 from edgedec.verification.rules import rule_names
+from edgedec_apps.bench.recorder import Evaluated, Recorder
 from edgedec_apps.bench.replay import replay
 from edgedec_apps.conformance import check_drafter, raise_failures
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -174,7 +176,8 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
         "n_draft_max": 4,
     }
     with edgedec.load(files[0], draft_head=files[1], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
-        made = engine.record(PROMPT, max_tokens=20, temperature=temperature, ignore_end=True)
+        recorder = Recorder()
+        made = engine.record(PROMPT, recorder, max_tokens=20, temperature=temperature, ignore_end=True)
         head = engine.session(64).draft_head
         assert head is not None
         share = head.share
@@ -182,15 +185,15 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
     read = head_weights(HEAD)
     least = sum(read[name].size for name in ("q", "k", "v", "o", "gate", "up", "down"))
     assert least / sizes.total < share < 1
-    rows = [row for row in made.proposals if row.tokens]
+    rows = [row for row in recorder.rows if row.tokens]
     assert len(rows) > 10
     for row in rows:
         n_levels = sum(parent == -1 or row.after[node] > row.after[parent] for node, parent in enumerate(row.parents))
         assert row.evaluated == (Evaluated(1, share),) * max(row.after)
         assert n_levels >= max(row.after) >= 1
     text, flat = [1, *made.token_ids], (lambda n: 1.0)
-    free = replay(text[1:], made.proposals, flat, 4)
-    charged = replay(text[1:], made.proposals, flat, 4, lambda forward: forward.share or 0.0, 4)
+    free = replay(text[1:], recorder.rows, flat, 4)
+    charged = replay(text[1:], recorder.rows, flat, 4, lambda forward: forward.share or 0.0, 4)
     assert charged.seconds > free.seconds
 
 

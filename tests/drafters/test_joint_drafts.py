@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from edgedec.draft import Draft, DraftContext
+from edgedec.draft import Draft
+from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.errors import SessionError

@@ -17,7 +17,8 @@ from support.command_line import run_here
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.draft import Draft, DraftContext, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext
 from edgedec.drafters.suffix.learned import LearnedDrafter
 from edgedec.drafters.suffix.learned_file import (
     Learned,
@@ -32,7 +33,6 @@ from edgedec.drafters.suffix.sorted_match import SortedMatch, sort_text
 from edgedec.errors import CancelledError, CapabilityError, RequestError, StorageError
 from edgedec.progress import CancelToken
 from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.retrieval import drop_improbable
 from edgedec_apps.learning import files_of, learn_files
 
 MakeContext = Callable[..., DraftContext]
@@ -117,10 +117,10 @@ def test_a_branch_that_the_model_rules_out_is_dropped() -> None:
         tree = DraftTree()
         tree.add([5, 6, 7, 8], [-1, 0, -1, 2], [0.5, 0.9, 0.9, 0.9])
         draft = Draft.tree([5, 9], [-1, -1], chances)
-        drop_improbable(tree, draft, chances)
+        tree.drop_improbable(draft, chances)
         assert sum(path > 0 for path in tree.paths()) == kept
     tree.add([5], [-1], [0.1])
-    drop_improbable(tree, Draft.chain([]), ())
+    tree.drop_improbable(Draft.chain([]), ())
     assert min(tree.paths()) > 0
 
 

@@ -13,7 +13,8 @@ import pytest
 from support.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
 from support.tiny_models import BOS, byte_ids
 
-from edgedec.draft import DraftContext, DrafterFactory, Floor, ModelFactory, Verification
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext, DrafterFactory, Floor, ModelFactory
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.draft_text import window_of

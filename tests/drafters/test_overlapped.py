@@ -13,7 +13,8 @@ from support.draft_models import SETTINGS, TEXT, Recorded, counted, depth, gener
 from support.tiny_models import BOS, byte_ids
 
 import edgedec
-from edgedec.draft import Draft, DraftContext, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelDrafter
 from edgedec.drafters.draft_model.overlapped import THREAD_NAME, OverlappedDrafter, OverlappedModel

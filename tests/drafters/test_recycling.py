@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterNeeds, Verification
+from edgedec.draft import Candidates, Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterNeeds
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
 from edgedec.drafters.ngram.table import CandidateTable, context_key
 from edgedec.noise import Noise, gumbel_of

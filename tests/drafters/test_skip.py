@@ -14,7 +14,7 @@ from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import DraftContext, DrafterFactory, Floor
+from edgedec.drafter import DraftContext, DrafterFactory, Floor
 from edgedec.drafters.self_speculation import exit as exit_drafter
 from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter

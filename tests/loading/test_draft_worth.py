@@ -25,7 +25,8 @@ from edgedec.loading.draft_worth import (
     why_it_cannot_pay,
 )
 from edgedec.model import Model
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow

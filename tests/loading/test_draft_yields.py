@@ -8,8 +8,8 @@ import pytest
 from edgedec.errors import RequestError
 from edgedec.loading import draft_yields
 from edgedec.loading.draft_yields import KINDS, ROWS, Kind, seconds_per_token
-from edgedec.sequence import Proposals
 from edgedec_apps.bench.draft_yields import kinds_of, source_of
+from edgedec_apps.bench.recorder import Proposals
 from edgedec_apps.bench.rows import ModelSize, Recorded, Recording
 
 _NOTHING = Proposals((), (), (), 0.0)

@@ -16,9 +16,9 @@ from edgedec.loading import runtime_choice as choosing
 from edgedec.loading import runtime_comparison as comparing
 from edgedec.loading.runtime_comparison import Measured, is_faster
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Model, Runtime
+from edgedec.model import Model
 from edgedec.progress import CancelToken
-from edgedec.runtime_report import RuntimeReport
+from edgedec.runtime import Runtime, RuntimeReport
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 

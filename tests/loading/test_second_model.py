@@ -14,7 +14,7 @@ from support.spelled import Spelled
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.draft import DrafterFactory
+from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.draft_model.overlapped import OverlappedModel

@@ -12,7 +12,8 @@ from support.tiny_models import byte_ids, tiny_llama
 
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.draft import EMPTY_DRAFT, Draft, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgedec.draft import Candidates, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Candidates, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafters.ngram.table import context_key
 from edgedec.noise import Noise
 from edgedec.verification.rule_tools import children_of

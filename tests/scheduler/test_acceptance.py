@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgedec.draft import Draft
 from edgedec.sampling import Distribution
-from edgedec.scheduler.acceptance import Calibration, score
+from edgedec.scheduler.drafter_record import Calibration, score
 
 
 def test_unseen_estimates_stand_as_they_are() -> None:

@@ -18,15 +18,16 @@ import pytest
 from support.simulation import Clock, Oracle, Run, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DrafterNeeds, Floor
 from edgedec.drafter_traits import DraftCost
 from edgedec.sampling import Distribution
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.recorder import Recorder
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
-from edgedec.sequence import Proposals
 from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
+from edgedec_apps.bench.recorder import Recorder
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +113,7 @@ def simulate(case: Case, clock: Clock) -> Run:
         oracle = kind(text, p, says, clock, level_s, floor=floor, rng=np.random.default_rng(i))
         cost = DraftCost.TARGET if kind is Layers else DraftCost.MODEL if level_s else DraftCost.NOTHING
         active.append(ActiveDrafter(f"{kind.__name__} {i}", oracle, DrafterRecord(), cost))
-    curve, proposals = CostCurve({n: CURVES[case.curve](n) for n in case.seen}), list[Proposals]()
+    curve, recorder = CostCurve({n: CURVES[case.curve](n) for n in case.seen}), Recorder()
     policy = policy_of(
         active,
         curve,
@@ -120,7 +121,7 @@ def simulate(case: Case, clock: Clock) -> Run:
         always=case.always,
         greedy=case.greedy,
         coupled=case.coupled,
-        recorder=Recorder(proposals) if case.records else None,
+        recorder=recorder if case.records else None,
     )
     if case.keep_s is not None:
         observe = curve.observe
@@ -128,7 +129,7 @@ def simulate(case: Case, clock: Clock) -> Run:
         curve.observe = kept  # type: ignore[method-assign]
     run = decode(policy, text, curve, CURVES[case.real or case.curve], clock)
     assert run.token_ids == text
-    run.drafted += [len(one.tokens) for one in proposals]
+    run.drafted += [len(one.tokens) for one in recorder.rows]
     return run
 
 

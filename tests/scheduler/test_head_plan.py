@@ -8,17 +8,19 @@ import pytest
 from support.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, Drafter
+from edgedec.draft import Draft
+from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.head.head import HeadDrafter
 from edgedec.load_options import LoadOptions
 from edgedec.memory.ladder import Setting, rungs
-from edgedec.scheduler.costly_drafters import Best, plan_draft
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.decision_log import DecisionLog
+from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
-from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
-from edgedec.scheduler.estimator import Worth
-from edgedec.scheduler.joint_price import JointPrice
-from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord, Worth
+from edgedec.scheduler.estimator import Best, plan_draft
+from edgedec.scheduler.shared_cost_curve import JointPrice
 from edgedec_runtimes.cpu.runtime import Cpu
 
 

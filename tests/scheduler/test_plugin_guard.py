@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from support.simulation import GREEDY, a_text, decode, fake_session
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.errors import PluginError
 from edgedec.noise import Noise

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from support.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DrafterNeeds
 from edgedec.drafter_traits import DraftCost
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.stats import DecodeStats
 
 JAGGED = [1, 1.6, 1.7, 1.2, 1.9, 2, 2.1, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.25, 3.5]

@@ -14,8 +14,8 @@ from support.simulation import Clock, Oracle, policy_of
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, Verification
 from edgedec.drafter_traits import DraftCost
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.estimator import Worth
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.drafter_record import DrafterRecord, Worth
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sessions.batching import BatchedSession

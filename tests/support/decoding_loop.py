@@ -11,22 +11,13 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.draft import (
-    Draft,
-    DraftContext,
-    Drafter,
-    DrafterFactory,
-    DrafterNeeds,
-    LoadedDraftModel,
-    ModelFactory,
-    Verification,
-)
+from edgedec.draft import Draft, TreeShape, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, LoadedDraftModel, ModelFactory
 from edgedec.model import Session
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request
-from edgedec.tree_shapes import TreeShape
 
 Text = tuple[int, ...]
 Propose = Callable[["Plugin", int], Draft]

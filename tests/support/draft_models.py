@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 import edgedec
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, Model, Session

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterFactory, Verification
+from edgedec.draft import Candidates, Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
 

@@ -9,15 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds, Floor, ProposalLog
 from edgedec.drafter_traits import DraftCost
 from edgedec.model import Capabilities, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.draft_tree import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
-from edgedec.scheduler.recorder import Recorder
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 from edgedec.verification.coupled import verify_coupled
@@ -133,7 +134,7 @@ def policy_of(
     always: bool = False,
     greedy: bool = True,
     coupled: bool = True,
-    recorder: Recorder | None = None,
+    recorder: ProposalLog | None = None,
     n_max: int = N_MAX,
     n_vocab: int = N_VOCAB,
 ) -> Policy:

@@ -7,11 +7,11 @@ from support.draft_models import loaded, tiny
 
 import edgedec
 from edgedec.api.options import DraftOptions
+from edgedec.draft import CHAIN, TreeShape
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.shape_names import parse_shape, shape_for
 from edgedec.errors import OptionError
 from edgedec.scheduler import drafter_factories
-from edgedec.tree_shapes import CHAIN, TreeShape
 
 PROMPT = "the cat sat on the mat, the cat sat on the "
 

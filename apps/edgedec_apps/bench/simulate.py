@@ -9,7 +9,7 @@ from typing import Any
 
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import RequestError, counted
-from edgedec.sequence import Evaluated
+from edgedec_apps.bench.recorder import Evaluated
 from edgedec_apps.bench.replay import Replay, replay
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 from edgedec_apps.bench.rows import Recording, read_recording

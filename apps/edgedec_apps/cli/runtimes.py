@@ -7,7 +7,7 @@ from edgedec import plugins
 from edgedec.errors import EdgedecError, PluginError
 
 if TYPE_CHECKING:
-    from edgedec.model import Runtime
+    from edgedec.runtime import Runtime
 
 T = TypeVar("T")
 

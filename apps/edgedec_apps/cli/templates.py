@@ -1,8 +1,7 @@
 """Whether a model can chat, as its header tells before anything is loaded."""
 
 from edgedec.errors import TemplateError
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import header_path
+from edgedec.gguf.file import read_header_of
 from edgedec.gguf.model_info import describe
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
@@ -28,7 +27,7 @@ def require_template(name: str, flags: LoadFlags, cancel: CancelToken, *, quiet:
     with ProgressLine(quiet=quiet) as on_progress:
         found = name if preset is None else preset.model
         path = resolve(found, ResolveOptions(cache_folder(), flags.offline, on_progress, cancel))
-    if not describe(read_gguf(header_path(path))).has_chat_template:
+    if not describe(read_header_of(path)).has_chat_template:
         raise TemplateError(
             f"{name} has no chat template; give a prompt to continue (edgedec run), or --chat-template FILE"
         )

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, PluginError, UnsupportedModelError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Model, Runtime
+from edgedec.model import Model
 from edgedec.plugins import DRAFTERS, RUNTIMES, load_plugin, plugins
+from edgedec.runtime import Runtime
 from edgedec_apps.conformance import CONFORMANCE_VERSION, CheckResult, check_drafter, check_runtime, raise_failures
 from edgedec_apps.conformance.memory_reading import measure_memory, to_json
 

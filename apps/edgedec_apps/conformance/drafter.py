@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from edgedec.draft import Draft, DrafterFactory, DrafterNeeds
+from edgedec.draft import Draft
+from edgedec.drafter import DrafterFactory, DrafterNeeds
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 from edgedec_apps.conformance.drafting import GREEDY, SEED, DrafterSubject, Proposal, Recorder

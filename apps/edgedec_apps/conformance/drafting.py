@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
 from edgedec.model import Model, Session
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.draft_tree import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
 from edgedec_apps.conformance.results import NotApplicableError, require

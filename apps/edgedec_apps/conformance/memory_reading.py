@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from edgedec.errors import ConformanceError
-from edgedec.further_processes import processes_of
 from edgedec.load_options import LoadOptions
 from edgedec.memory.system import held_bytes
 from edgedec.memory_plan import HOST
 from edgedec.model import Model
+from edgedec.runtime import processes_of
 
 _N_CTX, _N_ROWS = 512, 16
 _TIMEOUT_S = 600

@@ -30,8 +30,8 @@ from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
-from edgedec.scheduler.cost_probe import cost_curve
 from edgedec.scheduler.drafter_factories import promised_gain
+from edgedec.sessions.cost_probe import cost_curve
 from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import DrafterTraits
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser, ModelDrafter
@@ -29,7 +30,7 @@ _DRAWS = 0x4361736361644472  # sets the drawn numbers apart from those of a "mod
 
 
 class CascadeModel(DraftModelUser):
-    """Makes the drafter of each generation around a loaded draft model (an edgedec.draft.ModelFactory).
+    """Makes the drafter of each generation around a loaded draft model (an edgedec.drafter.ModelFactory).
 
     Attributes:
         source: The draft model; it may serve a "model" drafter, too.
@@ -46,7 +47,7 @@ class CascadeModel(DraftModelUser):
 
 
 class CascadeDrafter:
-    """Implements edgedec.draft.Drafter.
+    """Implements edgedec.drafter.Drafter.
 
     Attributes:
         own_s: Seconds of this thread that the latest draft took beside forwards of the draft model.

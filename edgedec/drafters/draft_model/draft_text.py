@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import ForwardLog
+from edgedec.drafter import ForwardLog
 from edgedec.model import Session
 
 _FIRST = 64  # last tokens of a prompt that are read: what needs more of it, the suffix drafter proposes already

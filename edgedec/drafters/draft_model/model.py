@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.draft_forward import DraftForward
@@ -30,7 +31,6 @@ from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.errors import MemoryCapError
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Forward, ForwardItem, Model
-from edgedec.tree_shapes import CHAIN
 
 WINDOW = 1024  # tokens of the draft model's KV cache
 SMALL_WINDOW = 256  # tokens of that cache where memory is short
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class DraftModel:
-    """A loaded draft model; makes the drafter of each generation (an edgedec.draft.ModelFactory).
+    """A loaded draft model; makes the drafter of each generation (an edgedec.drafter.ModelFactory).
 
     Each text that is being written has a session of its own, which later texts go on with. Any thread may call it.
 
@@ -253,7 +253,7 @@ class DraftModelUser:
 
 
 class ModelDrafter:
-    """Implements edgedec.draft.Drafter.
+    """Implements edgedec.drafter.Drafter.
 
     Args:
         source: The draft model.

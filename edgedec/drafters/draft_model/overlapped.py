@@ -20,17 +20,17 @@ from threading import Event, Thread
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Verification
+from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.model import DraftModel, ModelDrafter
 from edgedec.model import Model
-from edgedec.tree_shapes import CHAIN
 
 THREAD_NAME = "edgedec-draft-ahead"
 
 
 class OverlappedModel(DraftModel):
-    """A draft model whose drafters go on while the target verifies (an edgedec.draft.ModelFactory).
+    """A draft model whose drafters go on while the target verifies (an edgedec.drafter.ModelFactory).
 
     Each text's drafter has a thread of its own, whose forwards wait for nobody else's: they are not joined. One thread
     at a time uses a text's session: whoever needs it calls settle() first.
@@ -110,7 +110,7 @@ class _Level(Level):
 
 
 class OverlappedDrafter(ModelDrafter):
-    """Implements edgedec.draft.Drafter with the drafts of a ModelDrafter, and edgedec.draft.Closing.
+    """Implements edgedec.drafter.Drafter with the drafts of a ModelDrafter, and edgedec.drafter.Closing.
 
     The levels behind the text belong to the thread while it runs, that is from propose() to the next settle().
 

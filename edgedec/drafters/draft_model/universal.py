@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits
 from edgedec.drafters.draft_model.alignment import Aligned, continuation, leading_ids, whole_characters
 from edgedec.drafters.draft_model.draft_text import window_of
@@ -35,7 +36,7 @@ _STEPS = 4  # most forwards of the draft model for one token of the target
 
 class UniversalDraftModel(DraftModelUser):
     """A loaded draft model with another tokenizer; makes the drafter of each generation (an
-    edgedec.draft.ModelFactory).
+    edgedec.drafter.ModelFactory).
 
     Attributes:
         source: The draft model with its session.
@@ -52,7 +53,7 @@ class UniversalDraftModel(DraftModelUser):
 
 
 class UniversalDrafter:
-    """Implements edgedec.draft.Drafter.
+    """Implements edgedec.drafter.Drafter.
 
     Attributes:
         calls: The forwards for the latest draft, each with what it was joined into.

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, DrafterRestsError, Verification
+from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds, DrafterRestsError
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
@@ -29,7 +30,6 @@ from edgedec.errors import CapabilityError, RequestError, argument
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
 from edgedec.model import Forward
 from edgedec.sampling import Distribution
-from edgedec.tree_shapes import CHAIN
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Tally:
 
 
 class HeadDrafter:
-    """Implements edgedec.draft.Drafter.
+    """Implements edgedec.drafter.Drafter.
 
     Attributes:
         state: What the head knows of the session's text.

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Verification, store_limit
+from edgedec.draft import Candidates, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds, store_limit
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child, grow_tree, path_of
 from edgedec.drafters.ngram.ranking import Ranking
@@ -17,7 +18,7 @@ _LEAST_PATH = 0.005  # a path less probable than this is not worth a row
 
 
 class NgramDrafter:
-    """Implements edgedec.draft.Drafter: the longest context at the text's end that the table knows is continued.
+    """Implements edgedec.drafter.Drafter: the longest context at the text's end that the table knows is continued.
 
     The table outlives the request. It takes at most 32 MB and half of the drafter's budget; when it is full, the
     context that was met first makes room for a new one.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from edgedec.draft import DraftContext
+from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import Child
 from edgedec.noise import gumbel_of
 

@@ -11,13 +11,13 @@ probable next tokens in a table. Lossless, as it only proposes. It differs from 
 - Above temperature 0 children are ranked with the noise that the target draws with.
 """
 
-from edgedec.draft import DraftContext
+from edgedec.drafter import DraftContext
 from edgedec.drafters.ngram.base import NgramDrafter
 from edgedec.drafters.ngram.ranking import Ranking
 
 
 class RecyclingDrafter(NgramDrafter):
-    """Implements edgedec.draft.Drafter with contexts of one token; the newest row of a context replaces the old one."""
+    """Implements edgedec.drafter.Drafter with contexts of one token; a newer row of a context replaces the old one."""
 
     def __init__(self, context: DraftContext) -> None:
         super().__init__(context, "recycling", {1: Ranking(context, error=2.0, known=0.65)}, least_rate=1.0)

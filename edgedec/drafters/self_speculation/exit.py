@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import best_length
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafters.levels import ranked
 from edgedec.drafters.self_speculation.self_draft import Hidden, OwnLayersDrafter
 from edgedec.errors import CancelledError
@@ -100,7 +101,7 @@ def exits_of(n_layer: int) -> tuple[int, ...]:
 
 
 class ExitDrafter(OwnLayersDrafter):
-    """Implements edgedec.draft.Drafter.
+    """Implements edgedec.drafter.Drafter.
 
     Raises:
         CapabilityError: The runtime can't leave out layers of this model, tap them, or go on from hidden states.

@@ -12,7 +12,8 @@ from time import monotonic, perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.levels import LevelMaker

@@ -6,7 +6,8 @@ disk; without one, every fourth layer is left out. A chain goes on while one mor
 forward, where SWIFT stops below a top-1 probability of 0.8.
 """
 
-from edgedec.draft import Draft, DraftContext, DrafterNeeds
+from edgedec.draft import Draft
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafters.self_speculation.self_draft import OwnLayersDrafter
 from edgedec.layer_skip.layer_sets import TunedSet, evenly_spaced, left_out
 
@@ -16,7 +17,7 @@ _DRAWS = 0x536B697044726177  # sets the drawn numbers apart from those of other 
 
 
 class SkipDrafter(OwnLayersDrafter):
-    """Implements edgedec.draft.Drafter; the context's curve takes what was measured when the set was tuned.
+    """Implements edgedec.drafter.Drafter; the context's curve takes what was measured when the set was tuned.
 
     Args:
         context: The generation's.

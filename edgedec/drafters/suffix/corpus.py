@@ -4,7 +4,7 @@ The drafter can propose before the text itself has taught the other drafters any
 from a corpus (Liu et al. 2024). Lossless, as it only proposes.
 """
 
-from edgedec.draft import DraftContext
+from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 from edgedec.drafters.suffix.fixed_text import FixedTextDrafter
@@ -14,7 +14,7 @@ _LAST = 32  # tokens of a prompt that decide where the text stands
 
 
 class CommonDrafter(FixedTextDrafter):
-    """Implements edgedec.draft.Drafter."""
+    """Implements edgedec.drafter.Drafter."""
 
     shedding = Shedding(30, "the common text")
 

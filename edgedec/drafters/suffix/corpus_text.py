@@ -19,7 +19,7 @@ _FILE = Path(__file__).with_name("common_text.txt")
 
 
 class CommonText:
-    """The text in one tokenizer's tokens (an edgedec.draft.Corpus).
+    """The text in one tokenizer's tokens (an edgedec.drafter.Corpus).
 
     Attributes:
         token_ids: The tokens.

@@ -6,7 +6,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafters.suffix.matching import Matching, MatchRates
 
 
@@ -21,7 +22,7 @@ class Followed(Matching, Protocol):
 
 
 class FixedTextDrafter:
-    """Implements edgedec.draft.Drafter but for memory_bytes()."""
+    """Implements edgedec.drafter.Drafter but for memory_bytes()."""
 
     needs = DrafterNeeds()
 

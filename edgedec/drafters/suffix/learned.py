@@ -2,10 +2,10 @@
 
 RASD (Quan et al. 2025, arXiv:2503.03434) retrieves from a corpus and merges what it finds with the draft model's tree.
 Retrieved branches whose first token the draft model or the head holds improbable are dropped before they are merged
-(edgedec.scheduler.retrieval). Lossless, as it only proposes.
+(edgedec.scheduler.draft_tree). Lossless, as it only proposes.
 """
 
-from edgedec.draft import DraftContext
+from edgedec.drafter import DraftContext
 from edgedec.drafters.suffix.fixed_text import FixedTextDrafter
 from edgedec.drafters.suffix.sorted_match import SortedMatch
 from edgedec.errors import CapabilityError
@@ -15,7 +15,7 @@ _LAST = 64  # tokens of a prompt that decide where the text stands
 
 
 class LearnedDrafter(FixedTextDrafter):
-    """Implements edgedec.draft.Drafter."""
+    """Implements edgedec.drafter.Drafter."""
 
     def __init__(self, context: DraftContext) -> None:
         """Draft from the files that were learned (CapabilityError where none were)."""

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.drafter import SortedText
 from edgedec.errors import StorageError
 from edgedec.progress import CancelToken
-from edgedec.sorted_text import SortedText
 from edgedec.storage.whole_file import write_atomically
 
 BYTES_A_TOKEN = 8

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft
+from edgedec.drafter import SortedText
 from edgedec.drafters.draft_builder import Child, grow_tree
 from edgedec.drafters.suffix.matching import LEAST_PATH, MatchRates, bucket_of
 from edgedec.progress import CancelToken
-from edgedec.sorted_text import SortedText
 
 _SORTED = 64  # tokens from a place on by which places are sorted
 _LONGEST = 32  # tokens of a context; with the nodes of a draft behind it, it stays below _SORTED

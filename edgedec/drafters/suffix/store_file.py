@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edgedec.draft import store_limit
+from edgedec.drafter import store_limit
 from edgedec.drafters.reporting import reported
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.drafters.suffix.suffix import MOST_TOKENS, SuffixStore, Text

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import STORE_BYTES, Draft, DraftContext, DrafterNeeds, Verification, store_limit
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import STORE_BYTES, DraftContext, DrafterNeeds, store_limit
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.suffix.automaton import STATE_BYTES, SuffixAutomaton
 from edgedec.drafters.suffix.matching import Match, MatchRates
@@ -68,7 +69,7 @@ class SuffixStore:
 
 
 class SuffixDrafter:
-    """Implements edgedec.draft.Drafter and Closing.
+    """Implements edgedec.drafter.Drafter and Closing.
 
     Tokens that come while no draft is asked for, the prompt's first of all, are read when the next one is; to read a
     token takes longer than a small model does for one of several texts.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.config_values import ConfigValues, shown
-from edgedec.gguf.pooling import Pooling, number_of
+from edgedec.gguf.model_kinds import Pooling, number_of
 from edgedec.gguf.safetensors import Tensor, read_json
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import Entry, OutTensor, boolean, int32s, real_number, text, texts, whole_number

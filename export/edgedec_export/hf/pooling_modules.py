@@ -7,7 +7,7 @@ from typing import Any
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.config_values import shown
-from edgedec.gguf.pooling import Pooling
+from edgedec.gguf.model_kinds import Pooling
 from edgedec.gguf.safetensors import read_json, read_json_list
 
 _MODULES = ("Transformer", "Pooling", "Normalize")

@@ -20,10 +20,9 @@ from edgedec.errors import OptionError, StorageError, argument
 from edgedec.gguf.file import read_gguf, storage_error
 from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, OnProgress, stage
-from edgedec.scheduler.cost_probe import cost_curve
+from edgedec.sessions.cost_probe import cost_curve
 from edgedec.storage.probe_cache import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
-from edgedec.trained_heads.target import target_of
 from edgedec_export.training import recipe
 from edgedec_export.training.collecting import PROMPTS_PER_FILE, TEMPERATURES, Collecting
 from edgedec_export.training.collecting_processes import Target, collect_alone, collect_together
@@ -35,6 +34,7 @@ from edgedec_export.training.short_list import count_tokens, coverage, short_lis
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_export.training.torch_library import require_torch
 from edgedec_runtimes.shared.file_lock import try_lock
+from edgedec_runtimes.trained_heads.target import target_of
 
 _MOST_TEXT = 1 << 20
 

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, counted
 from edgedec.gguf.file import GGUF, GGUFArray, read_gguf
-from edgedec.gguf.model_info import ModelInfo, describe, require_text_decoder
-from edgedec.gguf.model_kinds import is_embedder
-from edgedec.gguf.pooling import read_pooling
+from edgedec.gguf.model_info import ModelInfo, describe
+from edgedec.gguf.model_kinds import is_embedder, read_pooling, require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import HOST, Device, MemoryTerm, format_bytes
 from edgedec.model import Model, ModelCard
-from edgedec.runtime_report import RuntimeReport
+from edgedec.runtime import RuntimeReport
 from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.child.memory import process_term, shared_terms
@@ -68,7 +67,7 @@ _consistent: deque[str] = deque(maxlen=16)
 
 
 class LlamaCpp:
-    """Implements edgedec.model.Runtime."""
+    """Implements edgedec.runtime.Runtime."""
 
     name = "llamacpp"
     own_options = LlamaCppOptions

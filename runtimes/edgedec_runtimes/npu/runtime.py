@@ -17,14 +17,13 @@ from edgedec.errors import (
     UnsupportedModelError,
     argument,
 )
-from edgedec.gguf.file import GGUF, read_gguf, storage_error
-from edgedec.gguf.formats import VOCABULARY
+from edgedec.gguf.file import GGUF, VOCABULARY, read_gguf, storage_error
 from edgedec.gguf.metadata import get_text
 from edgedec.load_options import LoadOptions, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model, ModelCard
-from edgedec.runtime_report import RuntimeReport
+from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.npu.facts import EMBEDDING, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
 from edgedec_runtimes.npu.memory import memory_terms
@@ -54,7 +53,7 @@ def _own(options: LoadOptions) -> NpuOptions:
 
 
 class Npu:
-    """Implements edgedec.model.Runtime."""
+    """Implements edgedec.runtime.Runtime."""
 
     name = "npu"
     own_options = NpuOptions

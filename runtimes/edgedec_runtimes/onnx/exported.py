@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.gguf.file import GGUF, read_gguf, storage_error
-from edgedec.gguf.formats import DATA, GRAPH, MANIFEST, VOCABULARY
+from edgedec.gguf.file import DATA, GGUF, GRAPH, MANIFEST, VOCABULARY, read_gguf, storage_error
 from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions
 from edgedec.progress import Progress

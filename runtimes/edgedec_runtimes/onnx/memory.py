@@ -1,7 +1,7 @@
 """The memory plan of the onnx runtime, made from an export's manifest."""
 
 from edgedec.errors import counted
-from edgedec.gguf.formats import GRAPH
+from edgedec.gguf.file import GRAPH
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.onnx.exported import Export

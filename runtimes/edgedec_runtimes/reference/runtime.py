@@ -15,7 +15,7 @@ from edgedec.load_options import LoadOptions, NoOptions, default_n_ctx, read_opt
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
-from edgedec.runtime_report import RuntimeReport
+from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
@@ -27,7 +27,7 @@ _KV_DTYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f3
 
 
 class Reference:
-    """Implements edgedec.model.Runtime."""
+    """Implements edgedec.runtime.Runtime."""
 
     name = "reference"
 

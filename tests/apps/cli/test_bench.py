@@ -15,7 +15,8 @@ from support.command_line import PATIENCE_S, run_here
 
 import edgedec
 from edgedec.api.engine import Engine
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.bench import machine as bench_machine
 from edgedec_apps.bench.measure import (

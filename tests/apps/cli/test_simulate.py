@@ -14,8 +14,8 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft_constants import GAIN
 from edgedec.layer_skip.layer_sets import TunedSet, without
 from edgedec.scheduler.drafter_factories import promised_gain
-from edgedec.sequence import Evaluated, Proposals
 from edgedec_apps.bench import machine as bench_machine
+from edgedec_apps.bench.recorder import Evaluated, Proposals
 from edgedec_apps.bench.replay import replay
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 

@@ -12,7 +12,8 @@ from support.installed import with_plugin
 from support.tiny_models import tiny_llama
 
 from edgedec import plugins
-from edgedec.draft import Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Model
 from edgedec_apps.conformance import check_drafter

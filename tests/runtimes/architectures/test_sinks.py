@@ -15,7 +15,7 @@ from support.tiny_quantized import TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
 from edgedec import plugins
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.model import Runtime
+from edgedec.runtime import Runtime
 from edgedec_runtimes.architectures.architecture import SINKS, Architecture
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -24,7 +24,7 @@ from support.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, tiny_met
 from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.model import Runtime
+from edgedec.runtime import Runtime
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference

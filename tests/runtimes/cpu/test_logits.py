@@ -16,7 +16,7 @@ from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, WINDOWED_EXAONE4, 
 
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.model import Runtime
+from edgedec.runtime import Runtime
 from edgedec_runtimes.cpu.library import instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp

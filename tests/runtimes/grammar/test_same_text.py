@@ -15,7 +15,8 @@ from support.tiny_models import EOS, byte_ids
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
 

@@ -29,8 +29,9 @@ from edgedec.errors import (
 )
 from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
-from edgedec.model import LayerSet, Model, Runtime
+from edgedec.model import LayerSet, Model
 from edgedec.progress import Progress
+from edgedec.runtime import Runtime
 from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu

@@ -141,7 +141,7 @@ def refused_by_session(model: Model, n_ctx: int) -> None:
 
 def test_it_gives_a_draft_head_nothing_to_read(folder: Path) -> None:
     """A head that is named is refused with the reason, and none is looked for."""
-    assert not Onnx().takes_draft_heads(folder)
+    assert not Onnx().draft_head_kinds(folder)
     with pytest.raises(RequestError, match=r"does not return the hidden states that a draft head reads; .* draft_head"):
         load(folder, draft_head=folder)
 

@@ -24,8 +24,9 @@ from edgedec.errors import (
     UnsupportedModelError,
 )
 from edgedec.load_options import LoadOptions
-from edgedec.model import Forward, ForwardItem, LayerSet, Model, Runtime
+from edgedec.model import Forward, ForwardItem, LayerSet, Model
 from edgedec.progress import OnProgress
+from edgedec.runtime import Runtime
 from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx.feeds import CHUNK, Padding

@@ -21,7 +21,7 @@ from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 if TYPE_CHECKING:
-    from edgedec.runtime_report import RuntimeReport
+    from edgedec.runtime import RuntimeReport
 _PACKAGES = (
     *("numpy", "onnxruntime", "onnxruntime-qnn", "onnx", "llama-cpp-python", "gguf", "llguidance"),
     *("starlette", "uvicorn", "huggingface_hub", "typer", "rich", "jinja2"),

@@ -27,10 +27,9 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
 
     Only the file's header is read (of a draft head, all), and downloaded where the model is not on this machine.
     """
+    from edgedec.head_kinds import kind_of
     from edgedec.memory.planner import Cap
-    from edgedec.trained_heads.load import is_head_path
     from edgedec_apps.base_memory import base_bytes
-    from edgedec_apps.cli.reports.head_report import head_document, head_facts
     from edgedec_apps.cli.reports.model_report import model_document
     from edgedec_models.catalogue import load_catalogue
 
@@ -47,9 +46,9 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
             return
         write_json(_catalogue_document(entry)) if as_json else write_facts(_catalogue_facts(entry))
         return
-    if is_head_path(path):
-        found = head_document(path)
-        write_json(found) if as_json else write_facts(head_facts(found))
+    if (kind := kind_of(path)) is not None:
+        head = kind.describe(path)
+        write_json(head.document) if as_json else write_facts(list(head.rows))
         return
     with shown_at_a_terminal("reading the header, planning the memory"):
         document = model_document(path, cap)

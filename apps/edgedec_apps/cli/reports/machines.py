@@ -11,7 +11,8 @@ from typing import Any
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions, own_options
 from edgedec.memory_plan import Device, MemoryTerm
-from edgedec.model import Model, Runtime
+from edgedec.model import Model
+from edgedec.runtime import Runtime
 
 _GB, _MIB = 10**9, 2**20
 _BASE_BYTES = 60_000_000  # of Python with edgedec's packages on Linux

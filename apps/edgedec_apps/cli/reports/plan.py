@@ -8,8 +8,7 @@ from edgedec.api.options import EngineOptions
 from edgedec.api.wishes import engine_wishes, find_model
 from edgedec.errors import MemoryCapError, RequestError, counted
 from edgedec.gguf.file import read_gguf
-from edgedec.gguf.model_info import describe
-from edgedec.gguf.trained_context import context_note
+from edgedec.gguf.model_info import context_note, describe
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import Cap, Planned, best_of, plan_settings, with_peak
 from edgedec.memory.system import available_bytes

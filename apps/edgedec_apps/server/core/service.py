@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from edgedec.api.engine import Engine
 from edgedec.errors import EdgedecError
-from edgedec.further_processes import processes_of
 from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken
+from edgedec.runtime import processes_of
 from edgedec_apps.server.core.errors import ApiError, closing_error
 from edgedec_apps.server.core.metrics import Gauge, Metrics, memory_gauges
 from edgedec_apps.server.core.room import Room

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 from edgedec.api.engine import Engine
 from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.errors import RequestError
-from edgedec.gguf.pooling import POOLINGS
+from edgedec.gguf.model_kinds import POOLINGS
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.computed import Computed, until_done
 from edgedec_apps.server.core.errors import ApiError

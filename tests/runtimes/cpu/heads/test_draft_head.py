@@ -25,9 +25,6 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model, Session
-from edgedec.trained_heads.head import Head, HeadTensor
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.target import fit
 from edgedec_export.block_types import quantize_q4_0
 from edgedec_methods.sliding_window import SlidingSession
 from edgedec_runtimes.cpu.draft_head.check import require_runnable
@@ -35,6 +32,9 @@ from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows, stored
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.target import fit
 
 pytestmark = pytest.mark.slow
 
