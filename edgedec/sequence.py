@@ -38,7 +38,7 @@ class Request:
         predicted_ids: Tokens that the text is expected to have. Drafters look them up; the text is the same without.
         begun_ids: Tokens that the text was begun with in an earlier request, which was interrupted; the text goes on
             behind them as it would have then.
-        methods: The values of the options that methods bring (edgedec.constraint.TextMethod), by the methods' names.
+        methods: The values of the options that methods bring (edgedec.text_method.TextMethod), by the methods' names.
     """
 
     prompt_ids: tuple[int, ...]

@@ -14,7 +14,8 @@ from edgedec.grammar import Grammar
 STRANGER = '''
 import numpy as np
 
-from edgedec.constraint import Constraint, EndBefore, TextMethod
+from edgedec.constraint import Constraint
+from edgedec.text_method import EndBefore, TextMethod
 
 class Even(Constraint):
     """Allows the tokens of even ids alone."""

@@ -58,7 +58,7 @@ class RequestOptions(SamplingOptions, total=False):
             are drawn nearer to the model's own law; a text then depends on what this object held when it began. Of the
             options of the draw only the temperature is left: the model's defaults of the others are off.
         methods: By its name, the value of each method that a package brings by an entry point of
-            `edgedec.text_methods` (edgedec.constraint.TextMethod).
+            `edgedec.text_methods` (edgedec.text_method.TextMethod).
         resume: The token ids of an interrupted text of the same prompt, options and seed (RuntimeLostError.token_ids):
             the text goes on behind them, and is the one that it would have been. They come first in a stream.
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edgedec import plugins
-from edgedec.constraint import Constraint, EarlyEnd, EndBefore
+from edgedec.constraint import Constraint
 from edgedec.draft import Verification
 from edgedec.model import Forward, Model, Session
 from edgedec.sequence import FinishReason, Request, TextState
+from edgedec.text_method import EarlyEnd, EndBefore
 
 
 class TextStream:

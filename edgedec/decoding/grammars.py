@@ -4,11 +4,12 @@ from threading import Lock
 from typing import overload
 
 from edgedec import plugins
-from edgedec.constraint import AskedText, Constraint, TextMethod
+from edgedec.constraint import Constraint
 from edgedec.errors import RequestError, argument
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, GrammarCompiler, GrammarState
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request
+from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
 
 _PLAIN = Request((), SamplingParams(), 0)

@@ -28,10 +28,11 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import AskedText, Constraint, TextMethod
+from edgedec.constraint import Constraint
 from edgedec.errors import DeadEndError, OptionError, RequestError, argument
 from edgedec.grammar import GrammarState
 from edgedec.sampling import SamplingParams
+from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
 
 MOST_NODES = 200_000

@@ -20,9 +20,10 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import AskedText, Constraint, TextMethod
+from edgedec.constraint import Constraint
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.grammar import GrammarState
+from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
 
 _NARROW, _WIDE = 1, 6  # texts that a search follows at once

@@ -21,11 +21,12 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import AskedText, Constraint, TextMethod
+from edgedec.constraint import Constraint
 from edgedec.errors import DeadEndError, RequestError, argument
 from edgedec.grammar import GrammarState, Predicate
 from edgedec.sampling import Place
 from edgedec.sequence import COUPLED
+from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
 
 _MOST_TESTS = 20_000  # for one token

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import EarlyEnd, EndBefore, TextMethod
 from edgedec.logit_ops import LogitOps, entropy_of
 from edgedec.model import ModelCard
+from edgedec.text_method import EarlyEnd, EndBefore, TextMethod
 from edgedec.tokenizer import Tokenizer
 
 Shape = tuple[str, int, int]
