@@ -125,7 +125,7 @@ def _searched(
 ) -> Extraction:
     """Search behind the prompt."""
     read, n_prompt = perf_counter(), len(wanted.prompt_ids)
-    search = SpanSearch(prompt.session, n_prompt, end_ids, wanted.n, prompt.most_rows)
+    search = SpanSearch(prompt.slot.session, n_prompt, end_ids, wanted.n, prompt.slot.text_rows)
     found = search.run(starts, prompt.forward.logits[0], prompt.forward.ops)
     data = wanted.passage.encode()
     spans = []
