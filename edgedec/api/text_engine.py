@@ -19,7 +19,6 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import TokenStream, finished
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool
-from edgedec.decoding.text_room import require_room
 from edgedec.drafter import ProposalLog
 from edgedec.errors import RequestError, argument
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
@@ -141,6 +140,8 @@ class TextEngine(Closeable):
 
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
         """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""
+        from edgedec.decoding.text_room import require_room
+
         require_room(self._slot, n, n_prompt, max_tokens, rows_each=rows_each)
 
     def _sample_stream(

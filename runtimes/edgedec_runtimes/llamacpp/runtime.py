@@ -20,7 +20,6 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import HOST, Device, MemoryTerm, format_bytes
 from edgedec.model import Model, ModelCard
 from edgedec.runtime import RuntimeReport
-from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel
@@ -48,6 +47,7 @@ from edgedec_runtimes.llamacpp.trial import complaint, repack_complaint
 from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
+from edgedec_runtimes.shared.invariance import will_probe
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tile_files.keeping import header_file, make_whole
 
