@@ -38,9 +38,13 @@ CHOOSERS = "edgedec.choosers"
 SEARCHES = "edgedec.searches"
 TEXT_METHODS = "edgedec.text_methods"
 SESSIONS = "edgedec.sessions"
+LOSSY_MODELS = "edgedec.lossy_models"
+DRAFT_MODELS = "edgedec.draft_models"
+PREPARED_DRAFTERS = "edgedec.prepared_drafters"
 GROUPS = (
     *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
     *(HEAD_KINDS, HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TEXT_METHODS, SESSIONS),
+    *(LOSSY_MODELS, DRAFT_MODELS, PREPARED_DRAFTERS),
 )
 
 OWN = "edgedec.own"

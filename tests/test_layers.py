@@ -26,7 +26,6 @@ ROOMS = (
     "storage",
     "verification",
     "sessions",
-    "layer_skip",
     "drafters",
     "scheduler",
     "loading",

@@ -13,13 +13,20 @@ from edgedec.draft import TreeShape
 from edgedec.drafter import DrafterFactory, SortedText
 from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.errors import StorageError
-from edgedec.layer_skip.layer_sets import tuned_set
 from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
 from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
 from edgedec.model import Model, Session
 from edgedec.progress import stage
-from edgedec.scheduler.drafter_factories import COMMON, EXIT, LEARNED, SUFFIX, drafter_factory, with_draft_model
+from edgedec.scheduler.drafter_factories import (
+    COMMON,
+    LEARNED,
+    SUFFIX,
+    demands_of,
+    drafter_factory,
+    promised_gains,
+    with_draft_model,
+)
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sessions.cost_probe import MOST_ROWS, cost_curve
 from edgedec.storage.probe_cache import cache_folder
@@ -70,7 +77,7 @@ def open_drafters(
     with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
         n_max = _draft_limit(model, n_most, options.drafting.numerics)
     curves: tuple[CostCurve, ...] = ()
-    if n_max >= 1 and (EXIT in factories or not setting.pinned):  # `exit` decides by cost, even where it is pinned
+    if n_max >= 1 and (not setting.pinned or any(demands_of(factory).costs for factory in factories.values())):
         curves = _curves(sessions, cost_curve(first, setting.options, most_rows=max_rows or MOST_ROWS))
     token_s = None
     if setting.draft_model is not None:
@@ -89,7 +96,8 @@ def open_drafters(
         budget_bytes=drafter_bytes(setting, first.n_ctx) if planned.plan.terms else None,
         store_bytes=setting.store_bytes,
         common=_common(model, planned) if n_max >= 1 else None,
-        tuned=tuned_set(setting.options.cache_dir, model.card),
+        promised={} if setting.pinned else promised_gains(model, setting.options.cache_dir),
+        cache_dir=setting.options.cache_dir,
         strict=options.drafting.numerics != "loose",
         learned=learned,
         tree=_shape(options),
@@ -99,9 +107,8 @@ def open_drafters(
     )
     if n_max >= 1 and wishes.draft_store is not None and SUFFIX in planned.setting.drafters:
         from edgedec.drafters.suffix.store_file import DraftStore
-        from edgedec.layer_skip.skipping_model import variant
 
-        store = DraftStore(wishes.draft_store, model, variant(model.card.left_out))
+        store = DraftStore(wishes.draft_store, model, model.card.variant)
         drafting.use_file(store, planned.setting.options)
     return Drafts(planned, curves, drafting)
 

@@ -84,11 +84,7 @@ def begun(request: Request, slot: SessionSlot, constraint: Constraint | None) ->
         room, max_tokens = slot.session.n_text_max - len(request.prompt_ids), request.sampling.max_tokens
         constraint.begin(room if max_tokens is None else min(room, max_tokens))
     card = slot.session.model.card
-    stats = DecodeStats(card.runtime, slot.runtime_reason, request.seed)
-    if card.left_out:
-        from edgedec.layer_skip.skipping_model import lossy_note
-
-        stats.lossy = lossy_note(card)
+    stats = DecodeStats(card.runtime, slot.runtime_reason, request.seed, card.lossy)
     stats.n_prompt_tokens = len(request.prompt_ids)
     for note in (stats.lossy, *slot.notes):
         if note:
