@@ -21,10 +21,9 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Constraint
+from edgedec.constraint import Constraint, DrawPlace
 from edgedec.errors import DeadEndError, RequestError, argument
 from edgedec.grammar import GrammarState, Predicate
-from edgedec.sampling import Place
 from edgedec.sequence import COUPLED
 from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
@@ -124,7 +123,7 @@ class PredicateConstraint(Constraint):
         """Whether the text is whole; tokens may still follow."""
         return super().may_end and self._takes(self._text, is_end=True)
 
-    def choose(self, place: Place, path: Sequence[int]) -> int:
+    def choose(self, place: DrawPlace, path: Sequence[int]) -> int:
         """Return the first token in order that the grammar and the function take, and estimate Z.
 
         Raises:
@@ -174,7 +173,7 @@ class PredicateConstraint(Constraint):
         return super().commit(token_id)
 
     @staticmethod
-    def _log(z: float, place: Place) -> float:
+    def _log(z: float, place: DrawPlace) -> float:
         """Return log Z; NaN where the order was not drawn, so that Z is not estimated without bias."""
         return math.nan if place.params.greedy else math.log(z) if z > 0 else -math.inf
 
