@@ -8,7 +8,7 @@ from edgedec.memory.system import keep_heap_small, peak_resident_bytes, resident
 _NEEDED = (
     "jinja2.sandbox",
     "edgedec.drafters.suffix.suffix",
-    "edgedec.drafters.suffix.corpus",
+    "edgedec.drafters.suffix.common",
     "edgedec.decoding.generate",
 )
 

@@ -8,7 +8,6 @@ from edgedec import plugins
 from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.companion import Companion, companion_of
 from edgedec.drafter import DrafterFactory
-from edgedec.drafters.suffix.learned_file import largest_learned
 from edgedec.errors import RequestError, argument
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
@@ -194,7 +193,12 @@ def _unused(options: EngineOptions, factories: Mapping[str, DrafterFactory]) -> 
 def _learned_bytes(factories: Mapping[str, DrafterFactory], options: EngineOptions, *, pinned: bool) -> int:
     """Return the bytes of the largest file of learned files where a drafter reads one; which one, the model decides."""
     reads = LEARNED in factories or (SUFFIX in factories and not pinned)
-    return largest_learned(cache_folder(options.resolving.cache_dir)) if reads else 0
+    root = cache_folder(options.resolving.cache_dir)
+    if not reads or not (root / LEARNED).is_dir():
+        return 0
+    from edgedec.drafters.suffix.learned_file import largest_learned
+
+    return largest_learned(root)
 
 
 def _named_head(options: EngineOptions) -> Path:

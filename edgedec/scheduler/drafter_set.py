@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import CHAIN, TreeShape
+from edgedec.draft import CHAIN, ONE_CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
 from edgedec.drafter_traits import Declaring, DrafterTraits
-from edgedec.drafters.shape_names import shape_for
-from edgedec.drafters.suffix.corpus_text import CommonText
+from edgedec.drafters.suffix.common import CommonText
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.head_state import HeadState
 from edgedec.load_options import LoadOptions
@@ -158,7 +157,7 @@ def open_policy(
         return None
     greedy = request.sampling.greedy
     trees = capabilities.trees and (capabilities.exact_trees or not drafting.strict)
-    shape, notes = shape_for(request.rule, drafting.tree, trees=trees, greedy=greedy)
+    shape, notes = _shape(request.rule, drafting.tree, trees=trees, greedy=greedy)
     context = DraftContext(
         session,
         session.model.tokenizer,
@@ -199,6 +198,15 @@ def open_policy(
     policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, request.record)
     drafting.policies.append(policy)
     return policy
+
+
+def _shape(rule: str, wish: TreeShape | None, *, trees: bool, greedy: bool) -> tuple[TreeShape, tuple[str, ...]]:
+    """Return the shape of drafts, and a sentence where it is not what the options say, as shape_for does."""
+    if wish is None and (greedy or rule == COUPLED):
+        return ONE_CHAIN, ()
+    from edgedec.drafters.drawn_trees import shape_for
+
+    return shape_for(rule, wish, trees=trees, greedy=greedy)
 
 
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:

@@ -24,7 +24,6 @@ from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds, DrafterRestsError
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
 from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.errors import CapabilityError, RequestError, argument
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
@@ -156,6 +155,8 @@ class HeadDrafter:
     def _tree(self, n_past: int, n_max: int) -> Draft:
         """Return a tree of the context's shape, whose levels are a call of the head each."""
         rules, corrected = self._corrected()
+        from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
+
         known: list[tuple[int, ...]] = []  # the paths to the nodes that were scored
         if not self._levels.draws:
             return grow_ranked(partial(self._scored, n_past, known, self._level), n_max, rules.least_path, corrected)
