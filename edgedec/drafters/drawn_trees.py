@@ -21,8 +21,7 @@ from edgedec import plugins
 from edgedec.draft import CHAIN, GROW, ONE_CHAIN, Draft, Siblings, TreeShape
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.errors import OptionError, PluginError
-from edgedec.noise import gumbel
-from edgedec.sampling import Distribution
+from edgedec.sampling import Distribution, gumbel
 from edgedec.sequence import COUPLED
 
 if TYPE_CHECKING:

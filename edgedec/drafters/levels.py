@@ -9,8 +9,7 @@ import numpy as np
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import Level
 from edgedec.model import Forward
-from edgedec.noise import Noise
-from edgedec.sampling import Distribution, SamplingParams, distribution
+from edgedec.sampling import Distribution, Noise, SamplingParams, distribution
 from edgedec.verification.rule_tools import sample, uniform_source
 
 if TYPE_CHECKING:

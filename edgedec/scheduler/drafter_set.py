@@ -14,16 +14,15 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import CHAIN, ONE_CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
-from edgedec.drafter_traits import Declaring, DrafterTraits
+from edgedec.drafter_traits import Declaring, DrafterTraits, Following, FollowingFactory
 from edgedec.drafters.suffix.common import CommonText
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.head_state import HeadState
-from edgedec.load_options import LoadOptions
 from edgedec.model import Session
-from edgedec.noise import Noise
+from edgedec.sampling import Noise
 from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
 from edgedec.scheduler.draft_tree import PolicyOptions
-from edgedec.scheduler.drafter_factories import HEAD, PromisedGain, drafter_factory
+from edgedec.scheduler.drafter_factories import PromisedGain, drafter_factory
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.shared_cost_curve import JointPrice
@@ -86,9 +85,8 @@ class Drafting:
 
     @property
     def share_bytes(self) -> int | None:
-        """Most bytes that one drafter may hold, its store included, which takes at most half; None for no limit."""
-        shares = [n for n in (self.budget_bytes, self.store_bytes and 2 * self.store_bytes) if n is not None]
-        return min(shares, default=None)
+        """Most bytes that one drafter may hold, as share_of says."""
+        return share_of(self.budget_bytes, self.store_bytes)
 
     def switch_off(self, name: str, reason: str) -> None:
         """Stop asking a drafter, in the texts that are being written and in later ones, until forget()."""
@@ -112,13 +110,6 @@ class Drafting:
         for model in self._models:
             model.forget()
 
-    def use_file(self, file: "DraftStore", options: LoadOptions) -> None:
-        """Fill the store from a file, and save to that file from now on (raises what DraftStore.fill raises)."""
-        note = file.fill(self.store, self.share_bytes, options)
-        self.file = file
-        if note is not None:
-            self.notes.append(note)
-
     def save(self) -> None:
         """Write the file, where there is one and it is out of date (StorageError, ModelFormatError: that fails)."""
         if self.file is not None:
@@ -132,6 +123,11 @@ class Drafting:
     @property
     def _models(self) -> list[ModelFactory]:
         return [factory for factory in self.factories.values() if isinstance(factory, ModelFactory)]
+
+
+def share_of(budget_bytes: int | None, store_bytes: int | None) -> int | None:
+    """Return the most bytes that one drafter may hold, its store included, which takes at most half; None for any."""
+    return min((n for n in (budget_bytes, store_bytes and 2 * store_bytes) if n is not None), default=None)
 
 
 def open_policy(
@@ -234,14 +230,12 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
 
 
 def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:
-    """Let the draft head follow the prompt that several texts have in common, or rest where it leaves them alone."""
-    head, record = session.draft_head, drafting.records.get(HEAD)
-    if head is None or head.gone or HEAD not in drafting.factories or HEAD in drafting.off:
-        return
-    if record is not None and not drafting.always and record.goes_without(greedy):
-        head.rest()
-    else:
-        head.follow()
+    """Let drafters that follow texts follow the prompt that several texts have in common, or leave it alone."""
+    for name, factory in drafting.factories.items():
+        if isinstance(factory, FollowingFactory) and name not in drafting.off:
+            record = drafting.records.get(name)
+            rests = record is not None and not drafting.always and record.goes_without(greedy)
+            factory.begin_prompt(session, follows=not rests)
 
 
 def _open(
@@ -299,4 +293,5 @@ def _active(name: str, drafter: Drafter, record: DrafterRecord, curve: CostCurve
         traits.cost,
         model=traits.about,
         price=JointPrice(drafter, curve).share_s if isinstance(drafter, JointDrafter) else None,
+        following=drafter if traits.follows and isinstance(drafter, Following) else None,
     )

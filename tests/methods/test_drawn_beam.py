@@ -14,8 +14,7 @@ from support.tree_draws import Evaluated
 from edgedec.draft import Draft
 from edgedec.drafters.drawn_trees import Place, draw_tree, drawn_without_replacement, parse_shape
 from edgedec.drafters.levels import agreement
-from edgedec.noise import Noise
-from edgedec.sampling import Distribution
+from edgedec.sampling import Distribution, Noise
 
 Nodes = tuple[tuple[int, ...], tuple[int, ...]]
 

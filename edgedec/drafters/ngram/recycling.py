@@ -22,7 +22,7 @@ from edgedec.drafter import DraftContext, DrafterNeeds, store_limit
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child, grow_tree, path_of
 from edgedec.drafters.ngram.table import BITS, CandidateTable, K, context_key, last_tokens, learn_text
-from edgedec.noise import gumbel_of
+from edgedec.sampling import gumbel_of
 
 _MAX_PROMPT = 8_192  # only so many last tokens of a prompt are learned
 _TEXT_BYTES = 8_192  # memory of a drafter beside its table

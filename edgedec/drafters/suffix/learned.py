@@ -2,7 +2,7 @@
 
 RASD (Quan et al. 2025, arXiv:2503.03434) retrieves from a corpus and merges what it finds with the draft model's tree.
 Retrieved branches whose first token the draft model or the head holds improbable are dropped before they are merged
-(edgedec.scheduler.retrieval). Lossless, as it only proposes. The files' suffixes are sorted, so that every place of a
+(edgedec.scheduler.draft_tree). Lossless, as it only proposes. The files' suffixes are sorted, so that every place of a
 context is found by bisection (Manber and Myers 1993, "Suffix arrays: a new method for on-line string searches").
 """
 
