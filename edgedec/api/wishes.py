@@ -45,7 +45,7 @@ class Wishes:
         setting: The setting that the memory plan begins with.
         factories: The drafters by name; a draft model's factory is filled in when the draft model is loaded.
         draft_store: The file that keeps what the suffix drafter learns, or None.
-        change: Makes a lossy model of the loaded one, as a plug-in of `edgedec.lossy_models` does; or None.
+        change: Makes a lossy model of the loaded one, where `layer_skip` is given; else None.
         notes: Sentences for the statistics of every text.
         companion: The method that writes with a further model, or None.
     """
@@ -145,7 +145,7 @@ def engine_wishes(
     change, lossy = None, options.lossy
     if lossy.layer_skip is not None:
         own = [name for name, factory in factories.items() if demands_of(factory).layers]
-        skipping = plugins.load_plugin(plugins.LOSSY_MODELS, "layer_skip")
+        skipping = plugins.load_plugin(plugins.OWN, "layer_skip")
         change = skipping(choice.path, lossy.layer_skip, force=lossy.layer_skip_force, drafters=own)
     draft_model, notes = used_draft_model(found, factories)
     setting = Setting(

@@ -1,7 +1,7 @@
 """The drafters of an engine, and the policy of one generation that is made of them."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
@@ -274,8 +274,12 @@ def _check_needs(needs: DrafterNeeds, session: Session) -> None:
 
 def _with_prepared(drafting: Drafting, curve: CostCurve) -> dict[str, DrafterFactory]:
     """Return the factories, and those of the drafters that were prepared for the model and promise to pay by now."""
-    found = [name for name, gain in drafting.promised.items() if gain(curve, drafting.n_max) >= GAIN]
-    return {**drafting.factories, **{name: drafter_factory(name) for name in found}}
+    factories = dict(drafting.factories)
+    for name, gain in drafting.promised.items():
+        with suppress(Exception):  # a drafter never ends a generation
+            if gain(curve, drafting.n_max) >= GAIN:
+                factories[name] = drafter_factory(name)
+    return factories
 
 
 def _traits(drafter: Drafter) -> DrafterTraits:

@@ -157,10 +157,6 @@ class DraftModel:
             for row, path in enumerate(wanted):
                 yield path, forward, row
 
-    def go_on(self, text: DraftText, token: int) -> Forward:
-        """Return the logits after one more token."""
-        return self.read(text, [*text.cached, token])
-
     def _evaluated(self, text: DraftText, item: Callable[[], ForwardItem], cached: Sequence[int]) -> Forward:
         """Return the result of an item of a text, evaluated together with those of other texts where they are joined.
 
