@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft_constants import GAIN
-from edgedec.drafters.suffix.corpus_text import common_text
+from edgedec.drafters.suffix.common import common_text
 from edgedec.errors import RequestError, counted
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
