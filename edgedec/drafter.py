@@ -17,8 +17,7 @@ from edgedec.draft import ONE_CHAIN, Draft, TreeShape, Verification
 from edgedec.draft_constants import MOST_P
 from edgedec.errors import PluginError
 from edgedec.model import LayerSet, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.tokenizer import Tokenizer
 
 STORE_BYTES = 32_000_000

@@ -10,7 +10,6 @@ from edgedec.companion import companion_of
 from edgedec.drafter import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
-from edgedec.loading.other_machines import addresses_of
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.storage.probe_cache import cache_folder
@@ -121,7 +120,7 @@ class EngineOptions:
             together; the rest of the process doesn't count. Options that were not given are cut down to fit, in the
             order of edgedec.memory.ladder (engine.plan.given_up lists them). If nothing fits, the model is refused
             before anything is loaded. None for the memory that the system reports as free.
-        gpu_memory: The most memory that edgedec may hold on each GPU, and on each device of `rpc`, for all its models
+        gpu_memory: The most memory that edgedec may hold on each GPU, and on each device of other machines, for all
             together. As many layers as fit are put there, with their part of the KV cache; `memory` counts the host's
             memory only. None for what a GPU has free. On a GPU that shares the host's memory, its part counts for both.
         draft: "auto" drafts where the measured cost and acceptance promise a gain. The name of a drafter, several names
@@ -186,7 +185,6 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.n_draft_max <= _MOST_DRAFTED:
             raise OptionError("n_draft_max", self.n_draft_max, f"it must be from 1 to {_MOST_DRAFTED}")
-        addresses_of((self.runtime_options or {}).get("rpc"))
 
     @property
     def cap_bytes(self) -> int | None:

@@ -14,12 +14,11 @@ from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.head_kinds import OFF, require_fit, usable_head
 from edgedec.load_options import LoadOptions
-from edgedec.loading.other_machines import require_no_layers_here
 from edgedec.loading.resolve import resolve
-from edgedec.loading.runtime_choice import Choice, choose_runtime
+from edgedec.loading.runtime_choice import Choice, choose_runtime, machines_of, other_machines
 from edgedec.loading.second_model import pair_options
-from edgedec.memory.ladder import Setting
-from edgedec.memory.planner import free_if_short, with_kv_type
+from edgedec.memory.planner import with_kv_type
+from edgedec.memory.setting import Setting, free_if_short
 from edgedec.model import Model
 from edgedec.progress import stage
 from edgedec.scheduler.drafter_factories import (
@@ -75,8 +74,10 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
     """
     load_options = options.load_options(planning_bytes)
     has_head = options.draft_head not in (None, OFF) and options.draft not in (None, OFF)
-    if load_options.rpc_servers:
-        require_no_layers_here(layer_skip=options.lossy.layer_skip is not None, draft_head=has_head)
+    elsewhere = other_machines(options.runtime, load_options.runtime_options)
+    if elsewhere is not None:
+        elsewhere.require_no_layers_here(layer_skip=options.lossy.layer_skip is not None, draft_head=has_head)
+        load_options = replace(load_options, machines=elsewhere.machines)
     _draft_store(options)  # before a download
     path = resolve(model, options.resolving)
     if has_head:
@@ -127,6 +128,8 @@ def engine_wishes(
             f"{argument('prompt_cache')} out"
         )
     load_options, embeds = options.load_options(planning_bytes), embeds_only(choice.path)
+    if (elsewhere := machines_of(choice.runtime, load_options.runtime_options)) is not None:
+        load_options = replace(load_options, machines=elsewhere.machines)
     companion, companion_path = companion_of(options.lossy.methods), None
     draft = None if embeds else options.draft
     if companion is not None and companion.model is not None:

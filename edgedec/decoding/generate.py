@@ -24,8 +24,8 @@ from edgedec.errors import (
     argument,
 )
 from edgedec.model import Session
-from edgedec.noise import Noise
 from edgedec.progress import CancelToken, OnProgress, Progress, report_progress
+from edgedec.sampling import Noise
 from edgedec.scheduler.drafter_set import open_policy
 from edgedec.sequence import COUPLED, Generation, Request, TextState, TokenOutput
 from edgedec.stats import DecodeStats

@@ -131,10 +131,10 @@ def _of_this_machine(options: LoadOptions) -> LoadOptions:
 
     A number of layers is then one of the target's, on all machines together, and says nothing of another model.
     """
-    if not options.rpc_servers:
+    if not options.machines:
         return options
     counts = options.n_gpu_layers is not None and options.n_gpu_layers > 0
-    return replace(options.of_this_machine(), n_gpu_layers=None if counts else options.n_gpu_layers)
+    return replace(options, machines=(), n_gpu_layers=None if counts else options.n_gpu_layers)
 
 
 def second_model_terms(path: Path, options: LoadOptions, name: str) -> tuple[MemoryTerm, ...]:
@@ -182,7 +182,7 @@ def _runtime(path: Path, options: LoadOptions) -> tuple[Runtime, LoadOptions]:
         return choice.runtime, options
     if not isinstance(choice.runtime, HasDevices):
         return choice.runtime, replace(options, layer_split=None)
-    own = [device.name for device in choice.runtime.devices(replace(options.of_this_machine(), layer_split=None))]
+    own = [device.name for device in choice.runtime.devices(replace(options, layer_split=None))]
     n_layers = describe(choice.header or read_gguf(path)).n_layer + 1
     split = tuple((name, n_layers) for name, _ in options.layer_split[-1:] if name in own)
     return choice.runtime, replace(options, layer_split=split)

@@ -19,9 +19,8 @@ from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.head_state import HeadState
-from edgedec.load_options import LoadOptions
 from edgedec.model import Session
-from edgedec.noise import Noise
+from edgedec.sampling import Noise
 from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
 from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_factories import PromisedGain, drafter_factory
@@ -87,9 +86,8 @@ class Drafting:
 
     @property
     def share_bytes(self) -> int | None:
-        """Most bytes that one drafter may hold, its store included, which takes at most half; None for no limit."""
-        shares = [n for n in (self.budget_bytes, self.store_bytes and 2 * self.store_bytes) if n is not None]
-        return min(shares, default=None)
+        """Most bytes that one drafter may hold, as share_of says."""
+        return share_of(self.budget_bytes, self.store_bytes)
 
     def switch_off(self, name: str, reason: str) -> None:
         """Stop asking a drafter, in the texts that are being written and in later ones, until forget()."""
@@ -113,13 +111,6 @@ class Drafting:
         for model in self._models:
             model.forget()
 
-    def use_file(self, file: "DraftStore", options: LoadOptions) -> None:
-        """Fill the store from a file, and save to that file from now on (raises what DraftStore.fill raises)."""
-        note = file.fill(self.store, self.share_bytes, options)
-        self.file = file
-        if note is not None:
-            self.notes.append(note)
-
     def save(self) -> None:
         """Write the file, where there is one and it is out of date (StorageError, ModelFormatError: that fails)."""
         if self.file is not None:
@@ -133,6 +124,11 @@ class Drafting:
     @property
     def _models(self) -> list[ModelFactory]:
         return [factory for factory in self.factories.values() if isinstance(factory, ModelFactory)]
+
+
+def share_of(budget_bytes: int | None, store_bytes: int | None) -> int | None:
+    """Return the most bytes that one drafter may hold, its store included, which takes at most half; None for any."""
+    return min((n for n in (budget_bytes, store_bytes and 2 * store_bytes) if n is not None), default=None)
 
 
 def open_policy(

@@ -29,8 +29,7 @@ from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.grammar import Grammar
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request

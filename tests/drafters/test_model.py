@@ -23,8 +23,7 @@ from edgedec.drafters.levels import cut
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError, SessionError
 from edgedec.model import Capabilities, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, distribution
+from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec_apps.conformance import check_drafter
 from edgedec_methods.universal import UniversalDraftModel

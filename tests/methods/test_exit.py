@@ -15,8 +15,7 @@ from edgedec.drafter import DraftContext
 from edgedec.errors import CapabilityError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, LayerSet, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec_apps.conformance import check_drafter
 from edgedec_methods import exit as exit_drafter
 from edgedec_methods.exit import Agreement, ExitDrafter, exits_of

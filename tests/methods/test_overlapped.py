@@ -19,8 +19,7 @@ from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelDrafter
 from edgedec.errors import SessionError
 from edgedec.model import Forward, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
 from edgedec_apps.cli.shown.explain import explained

@@ -19,8 +19,7 @@ from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CancelledError, CapabilityError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, LayerSet, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, distribution
+from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.scheduler.drafter_factories import promised_gains
 from edgedec.scheduler.drafter_set import Drafting, open_policy

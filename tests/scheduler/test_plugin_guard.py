@@ -19,7 +19,7 @@ from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.errors import PluginError
 from edgedec.model import Session
-from edgedec.noise import Noise
+from edgedec.sampling import Noise
 from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting, begin_prompt, open_policy

@@ -502,7 +502,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 signal.pthread_kill(main, signal.SIGINT)
                 assert seen.wait(PATIENCE_S)
 
-        monkeypatch.setattr(ProgressLine, "_report", report)
+        monkeypatch.setattr(ProgressLine, "report", report)
 
     monkeypatch.setattr(CancelToken, "cancel", note)
     return arrange

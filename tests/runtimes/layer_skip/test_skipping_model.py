@@ -17,8 +17,7 @@ from edgedec.errors import CapabilityError, ModelFormatError, RequestError, Sess
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, LayerSet, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, draw
+from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec.storage.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out, without
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip, require_measured

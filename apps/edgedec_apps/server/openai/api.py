@@ -8,10 +8,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from edgedec_apps.server.core.generation import TextRequest
-from edgedec_apps.server.core.naming import read_wanted
+from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.forms import timestamp
 from edgedec_apps.server.openai.forms import ChatForm, CompletionForm
 from edgedec_apps.server.openai.requests import read_chat, read_completion
