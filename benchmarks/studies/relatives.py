@@ -41,7 +41,7 @@ from edgedec_export.training import checkpoints
 from edgedec_export.training.batches import Place, endless_groups
 from edgedec_export.training.checkpoints import Progressed
 from edgedec_export.training.foresight import drafted_on
-from edgedec_export.training.lessons import lesson_files
+from edgedec_export.training.lessons.lesson_files import lesson_files
 from edgedec_export.training.network import TAP_SCALE, Weights
 from edgedec_export.training.simulation import Drafted, best_outcome, reach, replay
 from edgedec_export.training.target_parts import TargetParts

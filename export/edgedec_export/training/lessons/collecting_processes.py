@@ -21,13 +21,13 @@ from edgedec.api.load import load
 from edgedec.errors import EdgedecError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress, Progress, check_cancelled
 from edgedec.storage.whole_file import remove_temporaries
-from edgedec_export.training.collecting import Collecting, collect
-from edgedec_export.training.lessons import first_files, lesson_files
+from edgedec_export.training.lessons.collecting import Collecting, collect
+from edgedec_export.training.lessons.lesson_files import first_files, lesson_files
 from edgedec_runtimes.shared.child_environment import child_environment
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 _LOOK_EVERY_S = 0.2
-_MODULE = "edgedec_export.training.collecting_processes"
+_MODULE = "edgedec_export.training.lessons.collecting_processes"
 
 
 @dataclass(frozen=True, slots=True)
