@@ -220,12 +220,9 @@ def _instance(plugin: Any) -> Runtime:
 
 def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
     """Return the choice with the rival in place of its runtime where the rival is known, or found now, to be faster."""
-    from edgedec.loading.runtime_comparison import compare, is_faster, parse_measured
-
     first = choice.runtime
     key = _key(choice.path, options)
-    known = probe_cache.get(options.cache_dir, _KIND, key)
-    found = known if isinstance(known, dict) and parse_measured(known.get(first.name)) is not None else {}
+    found = _known(options, key, first.name)
     if not found or (measure and _unfinished(found, rival.name)):
         if not measure:
             return choice
@@ -234,9 +231,13 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
             other = _taking(rival, choice.path, options, {})
             if other is None:
                 return choice
+            from edgedec.loading.runtime_comparison import compare
+
             measured = compare(choice.path, first, other, options)
         found = {name: one and one.as_dict() for name, one in measured.items()} | {_TRIES: n_tries}
         probe_cache.put(options.cache_dir, _KIND, key, found)
+    from edgedec.loading.runtime_comparison import is_faster, parse_measured
+
     of_first, of_rival = parse_measured(found.get(first.name)), parse_measured(found.get(rival.name))
     if of_first is None:
         return choice
@@ -247,6 +248,16 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
     if other is None:
         return replace(choice, reason=reason)
     return replace(choice, runtime=other, reason=reason, slower=first)
+
+
+def _known(options: LoadOptions, key: str, name: str) -> dict[str, Any]:
+    """Return what an earlier comparison kept, where that has the runtime of this name; else nothing."""
+    found = probe_cache.get(options.cache_dir, _KIND, key)
+    if not isinstance(found, dict):
+        return {}
+    from edgedec.loading.runtime_comparison import parse_measured
+
+    return {} if parse_measured(found.get(name)) is None else found
 
 
 def _unfinished(found: Mapping[str, Any], name: str) -> bool:
