@@ -51,7 +51,7 @@ class HeadKind:
     """A kind of trained draft heads, as an entry point of `edgedec.head_kinds` names one.
 
     A head may be a file, a folder, or a part of its model's file; in each case a path stands for it. Which kinds follow
-    its texts, a runtime says (edgedec.model.Runtime), and loads a head by LoadOptions.draft_head.
+    its texts, a runtime says (edgedec.runtime.Runtime), and loads a head by LoadOptions.draft_head.
 
     Attributes:
         is_head: Returns whether a path is that of a head of this kind; False where it can't be read.

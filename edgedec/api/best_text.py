@@ -15,9 +15,8 @@ from edgedec.choosing.vote import ANSWER, another_is_wanted, answer_of, answer_p
 from edgedec.decoding.samples import Until
 from edgedec.errors import CancelledError, OptionError, argument
 from edgedec.model import ModelCard
-from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.sequence import Generation
 
 ROUND = 4

@@ -218,10 +218,8 @@ def _load_model(
     with stage(options.on_progress, "load", choice.path.name):
         model = choice.runtime.load(choice.path, load_options)
     undo.callback(model.close)
-    if wishes.layer_sizes is not None and options.lossy.layer_skip is not None:
-        from edgedec.layer_skip.choose import leave_out
-
-        model = leave_out(model, wishes.layer_sizes, options.lossy.layer_skip, load_options.cache_dir)
+    if wishes.change is not None:
+        model = wishes.change(model, load_options.cache_dir)
     if options.drafting.numerics in ("strict", "loose"):
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)

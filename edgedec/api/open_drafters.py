@@ -15,13 +15,20 @@ from edgedec.draft import TreeShape
 from edgedec.drafter import DrafterFactory, SortedText
 from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.errors import StorageError
-from edgedec.layer_skip.layer_sets import tuned_set
 from edgedec.load_options import LoadOptions
 from edgedec.memory.planner import without_draft_model
 from edgedec.memory.setting import Planned
 from edgedec.model import Model, Session
 from edgedec.progress import stage
-from edgedec.scheduler.drafter_factories import COMMON, EXIT, LEARNED, SUFFIX, drafter_factory, with_draft_model
+from edgedec.scheduler.drafter_factories import (
+    COMMON,
+    LEARNED,
+    SUFFIX,
+    demands_of,
+    drafter_factory,
+    promised_gains,
+    with_draft_model,
+)
 from edgedec.scheduler.drafter_set import Drafting, share_of
 from edgedec.sessions.cost_probe import MOST_ROWS, cost_curve
 from edgedec.storage.probe_cache import cache_folder
@@ -75,7 +82,7 @@ def open_drafters(
     with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
         n_max = _draft_limit(model, n_most, options.drafting.numerics)
     curves: tuple[CostCurve, ...] = ()
-    if n_max >= 1 and (EXIT in factories or not setting.pinned):  # `exit` decides by cost, even where it is pinned
+    if n_max >= 1 and (not setting.pinned or any(demands_of(factory).costs for factory in factories.values())):
         curves = _curves(sessions, cost_curve(first, setting.options, most_rows=max_rows or MOST_ROWS))
     token_s = None
     if setting.draft_model is not None:
@@ -107,7 +114,8 @@ def open_drafters(
         file=file,
         notes=of_store,
         common=_common(model, planned) if n_max >= 1 else None,
-        tuned=tuned_set(setting.options.cache_dir, model.card),
+        promised={} if setting.pinned else promised_gains(model, setting.options.cache_dir),
+        cache_dir=setting.options.cache_dir,
         strict=options.drafting.numerics != "loose",
         learned=learned,
         tree=_shape(options),
@@ -123,9 +131,8 @@ def _opened_store(path: Path | None, model: Model, planned: Planned) -> "DraftSt
     if path is None or SUFFIX not in planned.setting.drafters:
         return None
     from edgedec.drafters.suffix.store_file import DraftStore
-    from edgedec.layer_skip.skipping_model import variant
 
-    return DraftStore(path, model, variant(model.card.left_out))
+    return DraftStore(path, model, model.card.variant)
 
 
 def _with_draft_model(

@@ -27,8 +27,8 @@ class DraftOptions:
 
     Attributes:
         overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU,
-            on a GPU or on other machines (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise"
-            and the other rules than "coupled", and with a `tree` other than "chain".
+            on a GPU or on other machines (edgedec_methods.overlapped). No effect with verify="tokenwise" and the other
+            rules than "coupled", and with a `tree` other than "chain".
         tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
             "chain" under coupled, tokenwise and block, "grow" under recursive, "paths:2" under kseq and
             multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.
@@ -74,7 +74,7 @@ class Lossy:
         layer_skip: Leave out layers in every forward until a token reads 1 / layer_skip of the bytes of weights.
             Decoding is about `layer_skip` times as fast, and the text is another. The layers are evenly spaced, or
             those that edgedec tune-skip --lossy found. A value beyond what was measured for the model
-            (edgedec.layer_skip.quality_table) is refused, unless `layer_skip_force`.
+            (edgedec_runtimes.layer_skip.quality_table) is refused, unless `layer_skip_force`.
         layer_skip_force: Take a `layer_skip` beyond what was measured.
         methods: The options of a method that writes on a session of its own, by the method's name (edgedec.companion):
             {"switching": {"small_model": ..., "entropy": ...}}. With a further model, as here, nothing is drafted, and

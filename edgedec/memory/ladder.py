@@ -16,7 +16,7 @@ from edgedec.grammar import LEAST_GRAMMAR_BYTES
 from edgedec.load_options import Sacrifice, own_options, read_options
 from edgedec.memory.setting import Setting
 from edgedec.memory_plan import format_bytes
-from edgedec.scheduler.drafter_factories import CASCADE, COMMON, EXIT, HEAD, MODEL
+from edgedec.scheduler.drafter_factories import CASCADE, COMMON, HEAD, MODEL
 
 _GRAMMAR_BYTES = (16_000_000, LEAST_GRAMMAR_BYTES)
 _STORE_BYTES = (8_000_000, 2_000_000)
@@ -111,18 +111,9 @@ def _with_context(n_ctx: int, setting: Setting) -> Setting:
 
 
 def _with_rows(n_rows: int, setting: Setting) -> Setting:
-    if not setting.drafters or setting.max_rows_pinned or not _least_rows(setting) <= n_rows < setting.options.max_rows:
+    if not setting.drafters or setting.max_rows_pinned or not setting.least_rows <= n_rows < setting.options.max_rows:
         return setting
     return setting.less("rows", f"drafts cut to {n_rows - 1} tokens", {"max_rows": n_rows})
-
-
-def _least_rows(setting: Setting) -> int:
-    """Return the fewest rows that the drafters can do with: the drafter `exit` looks at several to find its exit."""
-    if EXIT not in setting.drafters:
-        return 1
-    from edgedec.drafters.self_speculation.exit import EXITS
-
-    return EXITS
 
 
 def _without_learned(setting: Setting) -> Setting:

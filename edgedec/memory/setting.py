@@ -52,6 +52,7 @@ class Setting:
         slides: Whether the context slides. Its length decides then what the model sees of a text, so free memory does
             not make it longer.
         stores: Names of drafters that keep a store between requests.
+        least_rows: The fewest rows of a forward that the drafters can do with.
     """
 
     options: LoadOptions
@@ -72,6 +73,7 @@ class Setting:
     learned_bytes: int = 0
     slides: bool = False
     stores: tuple[str, ...] = ()
+    least_rows: int = 1
 
     @property
     def n_stores(self) -> int:

@@ -335,7 +335,7 @@ def _model(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Sh
 
 
 def _head(drafting: Drafting, head: HeadState) -> Shedder:
-    from edgedec.drafters.head.head import SHED
+    from edgedec.drafters.head import SHED
 
     def held() -> int:
         return 0 if head.gone else head.held_bytes

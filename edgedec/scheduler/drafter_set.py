@@ -1,10 +1,11 @@
 """The drafters of an engine, and the policy of one generation that is made of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
+from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +14,20 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
-from edgedec.drafter_traits import Declaring, DrafterTraits
+from edgedec.drafter_traits import Declaring, DrafterTraits, Following, FollowingFactory
 from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.head_state import HeadState
-from edgedec.layer_skip.layer_sets import TunedSet
 from edgedec.model import Session
-from edgedec.noise import Noise
+from edgedec.sampling import Noise
 from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
 from edgedec.scheduler.draft_tree import PolicyOptions
-from edgedec.scheduler.drafter_factories import HEAD, SKIP, drafter_factory, promised_gain
+from edgedec.scheduler.drafter_factories import PromisedGain, drafter_factory
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.shared_cost_curve import JointPrice
 from edgedec.sequence import COUPLED, TextState
-from edgedec.stats import DecodeStats
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.store_file import DraftStore
@@ -51,7 +50,9 @@ class Drafting:
         notes: Sentences for the statistics of the next generation only.
         policies: The policies of the texts that are being written.
         off: Drafters that are no longer asked, as their memory was needed, each with a sentence that says so.
-        tuned: The set of layers that was tuned for this model, or None.
+        promised: Further drafters, which were prepared for this model, each with the gain that it promises. They draft
+            for the texts where that is enough.
+        cache_dir: Where is kept what was measured of the model; None for nowhere.
         strict: Whether to verify only what has the bits of single steps: no trees where the runtime's are not exact.
         reasons: Sentences for the statistics of every generation: what it drafts without, and why.
         learned: The user's own files in the model's tokens, or None.
@@ -73,7 +74,8 @@ class Drafting:
     notes: list[str] = field(default_factory=list)
     policies: list[Policy] = field(default_factory=list)
     off: dict[str, str] = field(default_factory=dict)
-    tuned: TunedSet | None = None
+    promised: Mapping[str, PromisedGain] = field(default_factory=dict)
+    cache_dir: Path | None = None
     strict: bool = True
     reasons: tuple[str, ...] = ()
     head: HeadState | None = None
@@ -170,6 +172,8 @@ def open_policy(
         lock=drafting.lock,
         curve=curve,
         token_s=drafting.token_s,
+        note=stats.add_reason,
+        cache_dir=drafting.cache_dir,
     )
     drafters = _open_all(drafting, context, sequence)
     if not drafters:
@@ -196,7 +200,7 @@ def open_policy(
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:
     """Return the drafters of a generation that open and fit the memory; the statistics name the others."""
     drafters, left, stats = list[ActiveDrafter](), drafting.budget_bytes, sequence.stats
-    for name, factory in _with_tuned_layers(drafting, context, stats).items():
+    for name, factory in _with_prepared(drafting, context.curve).items():
         if name in drafting.off:
             stats.add_reason(drafting.off[name])
             continue
@@ -218,14 +222,12 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
 
 
 def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:
-    """Let the draft head follow the prompt that several texts have in common, or rest where it leaves them alone."""
-    head, record = session.draft_head, drafting.records.get(HEAD)
-    if head is None or head.gone or HEAD not in drafting.factories or HEAD in drafting.off:
-        return
-    if record is not None and not drafting.always and record.goes_without(greedy):
-        head.rest()
-    else:
-        head.follow()
+    """Let drafters that follow texts follow the prompt that several texts have in common, or leave it alone."""
+    for name, factory in drafting.factories.items():
+        if isinstance(factory, FollowingFactory) and name not in drafting.off:
+            record = drafting.records.get(name)
+            rests = record is not None and not drafting.always and record.goes_without(greedy)
+            factory.begin_prompt(session, follows=not rests)
 
 
 def _open(
@@ -262,17 +264,10 @@ def _check_needs(needs: DrafterNeeds, session: Session) -> None:
         raise PluginError(f"it needs {needs.candidates!r} candidates; ask for 0 or more")
 
 
-def _with_tuned_layers(drafting: Drafting, context: DraftContext, stats: DecodeStats) -> dict[str, DrafterFactory]:
-    """Return the factories, `skip` with the set tuned for this model; `auto` takes it where that promises to pay."""
-    factories, pinned, tuned = dict(drafting.factories), SKIP in drafting.factories, drafting.tuned
-    if not context.target.model.capabilities.layers or (drafting.always and not pinned):
-        return factories
-    if tuned is not None and (pinned or promised_gain(tuned, context.curve, drafting.n_max) >= GAIN):
-        skip: Callable[..., Drafter] = drafter_factory(SKIP)
-        factories[SKIP] = partial(skip, tuned=tuned)
-    elif pinned and tuned is None:
-        stats.add_reason("skip leaves out every fourth layer; edgedec tune-skip finds a better set for this model")
-    return factories
+def _with_prepared(drafting: Drafting, curve: CostCurve) -> dict[str, DrafterFactory]:
+    """Return the factories, and those of the drafters that were prepared for the model and promise to pay by now."""
+    found = [name for name, gain in drafting.promised.items() if gain(curve, drafting.n_max) >= GAIN]
+    return {**drafting.factories, **{name: drafter_factory(name) for name in found}}
 
 
 def _traits(drafter: Drafter) -> DrafterTraits:
@@ -290,4 +285,5 @@ def _active(name: str, drafter: Drafter, record: DrafterRecord, curve: CostCurve
         traits.cost,
         model=traits.about,
         price=JointPrice(drafter, curve).share_s if isinstance(drafter, JointDrafter) else None,
+        following=drafter if traits.follows and isinstance(drafter, Following) else None,
     )

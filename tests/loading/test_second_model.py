@@ -17,13 +17,13 @@ from edgedec.api.options import DraftOptions
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
 from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import companion_options, draft_model_options, open_draft_model
 from edgedec.model import Model
 from edgedec.scheduler.drafter_factories import require_overlap, with_draft_model
+from edgedec_methods.overlapped import OverlappedModel
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from edgedec.memory.planner import plan_settings, plan_within
 from edgedec.memory.setting import Cap, HeldByModels, Planned, Setting
 from edgedec.memory.shedding import margin_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.scheduler.drafter_factories import drafter_factories, keeping_stores
+from edgedec.scheduler.drafter_factories import demands_of, drafter_factories, drafter_factory, keeping_stores
 from edgedec_apps.base_memory import base_bytes
 
 MB = 1_000_000
@@ -352,7 +352,8 @@ def test_without_drafts_one_row_is_planned_under_a_cap(choice: Choice) -> None:
 
 def test_the_exit_drafter_has_the_rows_that_it_looks_at(choice: Choice) -> None:
     """Eight, to find the layer to leave at."""
-    exits = Setting(LoadOptions(max_rows=16), ("exit",), pinned=True)
+    rows = demands_of(drafter_factory("exit")).rows
+    exits = Setting(LoadOptions(max_rows=16), ("exit",), pinned=True, least_rows=rows)
     assert planned(choice, 100, exits).setting.options.max_rows == 8
 
 

@@ -66,7 +66,7 @@ def share_of_halves(layers: LayerSet) -> float:
 class Recorder:
     """Records what is proposed at every position of one text, and the forwards that this takes.
 
-    Implements edgedec.draft.ProposalLog.
+    Implements edgedec.drafter.ProposalLog.
 
     Args:
         share: `(half-layers)` -> the share of a token's bytes that these and the head of the target read.

@@ -19,8 +19,9 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED
 from edgedec_apps.base_memory import base_bytes
-from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
+from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.preset_options import loading, preset_of
+from edgedec_apps.cli.sampling_options import SamplingFlags
 from edgedec_apps.cli.shown.log import show_log, warnings_of
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import say

@@ -106,7 +106,7 @@ def test_aligned_pieces_make_the_same_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(build, "_ALIGNED_BYTES", 64)
     rng = np.random.default_rng(seed)
     path, expected, end = tmp_path / "partial", bytearray(4096), 0
-    with build._Partial(path) as partial:
+    with build.PartialFile(path) as partial:
         for _ in range(20):
             end += int(rng.choice([0, 0, 5, 40, 100]))
             data = rng.bytes(int(rng.choice([1, 63, 64, 65, 130])))
@@ -119,7 +119,7 @@ def test_aligned_pieces_make_the_same_file(tmp_path: Path, monkeypatch: pytest.M
             end += len(data)
         partial.seek(0)
         partial.write(b"head")
-        partial._flush()
+        partial.flush()
         expected[:4] = b"head"
         assert path.read_bytes() == bytes(expected[:end])
 

@@ -14,7 +14,7 @@ from edgedec.memory import system as system_memory
 from edgedec.memory_plan import devices_of, format_bytes
 from edgedec_apps.clash import clash
 from edgedec_apps.cli.options import AsJson, option
-from edgedec_apps.cli.runtimes import ask_runtimes
+from edgedec_apps.cli.reports.runtimes import ask_runtimes
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder

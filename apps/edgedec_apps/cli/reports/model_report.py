@@ -18,7 +18,7 @@ from edgedec.memory.system import available_bytes
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.opening import application_of, engine_options
 from edgedec_apps.cli.options import LoadFlags
-from edgedec_apps.cli.runtimes import ask_runtimes
+from edgedec_apps.cli.reports.runtimes import ask_runtimes
 
 _CONTEXTS = (512, 2048, 4096, 8192, 32768)
 
