@@ -15,7 +15,6 @@ from edgedec.head_kinds import OFF, require_fit, usable_head
 from edgedec.load_options import LoadOptions
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime, machines_of, other_machines
-from edgedec.loading.second_model import pair_options
 from edgedec.memory.planner import with_kv_type
 from edgedec.memory.setting import Setting, free_if_short
 from edgedec.model import Model
@@ -133,6 +132,8 @@ def engine_wishes(
     draft = None if embeds else options.draft
     if companion is not None and companion.model is not None:
         _require_alone(companion.what, options, application)
+        from edgedec.loading.second_model import pair_options
+
         draft, load_options = None, pair_options(load_options)
         companion_path = resolve(companion.model, options.resolving)
     found = None if options.draft_model is None else resolve(options.draft_model, options.resolving)
