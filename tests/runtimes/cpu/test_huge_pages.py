@@ -79,7 +79,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from edgedec.memory.system import resident_bytes
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import huge_pages
 path, cache, mode, copies = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "copies"
