@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack
 
-from edgedec.api.request_options import RequestOptions, SamplingOptions
+from edgedec.api.requests import RequestOptions, SamplingOptions
 from edgedec.chat import Message
 from edgedec.choosing.asked_prompt import AskedPrompt, BranchingEngine
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among

@@ -30,17 +30,17 @@ class ActiveDrafter:
         n_before: How many nodes that tree had before.
         missed: Tokens of the text that it has to read before its next draft; None before its first draft.
         tries: Whether its latest draft was a trial, made to find out what the drafter is worth.
-        trials: Trials still to come in a row.
+        trials: Steps of the present trial that are still to come.
         model: Returns the name and the memory of the draft model that it uses; None for a drafter without one.
+        following: The drafter, where it reads each text along with the target; else None.
         n_asked: How often a costly drafter was asked in this generation.
         asked_s: Seconds that these drafts took.
         verified: Whether nodes of its latest draft were verified.
         n_used: How many of its drafts were verified and began with a right token.
         price: Turns the seconds of a draft into those that count where generations draft together, or None.
-        ask_s: Seconds that asking it took before this step.
+        asked: Whether it was asked before this step.
+        ask_s: Seconds that this took.
         taught_s: Mean seconds that teaching it takes.
-        rests: Whether it was not asked before this step.
-        called: Whether a costly drafter was asked before this step.
         idles: Whether it leaves this text alone, as following the text would cost more than its drafts bring.
         n_own: Nodes of the step's draft that it proposed, and no other drafter before it.
         unlearned: Tokens of the steps in which it rested, which it learns when it is asked again.
@@ -58,16 +58,16 @@ class ActiveDrafter:
     tries: bool = False
     trials: int = 0
     model: Callable[[], str] | None = None
+    following: Following | None = None
     n_asked: int = 0
     asked_s: float = 0.0
     verified: bool = False
     n_used: int = 0
     hoped: float | None = None
     price: Callable[[float], float] | None = None
+    asked: bool = False
     ask_s: float = 0.0
     taught_s: float = 0.0
-    rests: bool = True
-    called: bool = False
     idles: bool = False
     n_own: int = 0
     unlearned: list[int] = field(default_factory=list)
@@ -94,8 +94,27 @@ class ActiveDrafter:
         if self.idles:
             return False
         worth.paid = worth.pays(token_s, among_others=among_others)
-        self.tries = not worth.paid
-        return not self.tries or self.record.may_lose(worth.price_s, self.share(n_texts), n_texts)
+        return self.may_ask(worth.paid, worth.price_s, n_texts)
+
+    def may_ask(self, pays: bool, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
+        """Tell whether to ask the drafter: where that pays, or to find out, where the loss fits its budget.
+
+        Args:
+            pays: Whether its draft is expected to pay.
+            loss_s: Seconds that a trial may lose.
+            n_texts: Texts that share the forward.
+            n_steps: Steps in a row that a trial takes: one, unless the drafter first has to read what it missed.
+        """
+        record, self.tries = self.record, not pays
+        if not self.tries:
+            return True
+        if self.trials == 0:
+            if record.wait_s(max(loss_s, record.trial_s), self.share(n_texts), n_texts) > 0:
+                return False
+            record.n_granted = (record.n_granted or n_texts) - 1
+            self.trials, record.trial_s = n_steps, 0.0
+        self.trials -= 1
+        return True
 
     def share(self, n_texts: int) -> float:
         """Return the share of the time that its trials may lose, which so many texts try in the same step.
@@ -109,21 +128,20 @@ class ActiveDrafter:
         worth = self.record.worth[greedy]
         if self.idles:
             return inf
-        if worth is None or (self.costly and not self.in_place) or self.drafter.needs.of_each_step:
+        if (self.costly and not self.in_place) or self.drafter.needs.of_each_step:
             return 0.0  # what it needs comes with each step
         return 0.0 if worth.pays(token_s) else self.record.wait_s(worth.price_s, self.share(n_texts), n_texts)
 
     def idle_if_dear(self, greedy: bool) -> None:
         """Leave the text alone where the record says so."""
-        if isinstance(self.drafter, Following) and self.record.goes_without(greedy):
-            self.drafter.idle()
+        if self.following is not None and self.record.goes_without(greedy):
+            self.following.idle()
             self.idles = True
 
     def count_following(self, greedy: bool) -> None:
         """Count at a text's end what following it took as lost, where drafts did not pay."""
-        worth = self.record.worth[greedy]
-        if isinstance(self.drafter, Following) and not self.idles and worth is not None and not worth.paid:
-            self.record.trials.lost_s += self.drafter.followed_s
+        if self.following is not None and not self.idles and not self.record.worth[greedy].paid:
+            self.record.trials.lost_s += self.following.followed_s
 
     def catch_up(self) -> None:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
@@ -146,28 +164,6 @@ class ActiveDrafter:
     def share_s(self, seconds: float) -> float:
         """Return what its latest draft cost its generation, where `seconds` passed."""
         return seconds if self.price is None else self.price(seconds)
-
-    def summary(self) -> str:
-        """Return a sentence on what the draft model did in this generation, and why it was of no use where it was not.
-
-        The sentence is empty for a drafter without a draft model.
-        """
-        if self.model is None:
-            return ""
-        what = f"{self.name}: {self.model()}"
-        if self.n_asked:
-            each = f"asked {self.n_asked} times, {1000 * self.asked_s / self.n_asked:.1f} ms each"
-            return f"{what} was {each}, " + (f"{self.n_used} of its drafts were of use" if self.n_used else "in vain")
-        if self.hoped is None and not self.in_place:
-            return f"{what} was not asked: the text was too short to find out whether reading it pays"
-        if self.in_place:
-            return f"{what} was not asked: no gain was expected of it"
-        level_s = self.record.level_s
-        cost = "" if level_s is None else f", {1000 * level_s:.1f} ms for each token"
-        return (
-            f"{what} was not asked: its drafts were expected to be {self.hoped:.2f} times as fast as decoding without "
-            f"them{cost}, which does not repay reading the text"
-        )
 
 
 class ActiveDrafters:

@@ -1,10 +1,11 @@
-"""What a generation decided, step by step."""
+"""What a generation decided, step by step, and what is said of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgedec.cost_curve import Cost
 from edgedec.errors import counted
+from edgedec.scheduler.active_drafters import ActiveDrafter
 
 SHOWN = 4
 """Nodes that the reason against drafting speaks of."""
@@ -12,7 +13,7 @@ SHOWN = 4
 
 @dataclass(slots=True)
 class DecisionLog:
-    """What a generation decided, step by step.
+    """What a generation decided, step by step, and what is said of it.
 
     Attributes:
         n_steps: Steps in which a decision was made.
@@ -25,7 +26,6 @@ class DecisionLog:
         promised: Tokens that the best nodes promised, summed over the steps that decided against a proposal.
         price: What verifying these nodes would have cost, in plain steps, summed over the same steps.
         nodes: How many these nodes were, summed over the same steps.
-        others: Tokens that other requests gain by the forward of the present step.
     """
 
     n_steps: int = 0
@@ -37,12 +37,6 @@ class DecisionLog:
     promised: float = 0.0
     price: float = 0.0
     nodes: int = 0
-    others: float = 0.0
-
-    @property
-    def n_texts(self) -> int:
-        """Texts that share the forward of the present step."""
-        return 1 + round(self.others)
 
     @property
     def tokens_per_s(self) -> float:
@@ -85,3 +79,26 @@ class DecisionLog:
                 f"and promised {1 + self.promised / n_against:.2f} tokens"
             )
         return ", ".join(parts)
+
+
+def summary(active: ActiveDrafter) -> str:
+    """Return a sentence on what a draft model did in this generation, and why it was of no use where it was not.
+
+    The sentence is empty for a drafter without a draft model.
+    """
+    if active.model is None:
+        return ""
+    what = f"{active.name}: {active.model()}"
+    if active.n_asked:
+        each = f"asked {active.n_asked} times, {1000 * active.asked_s / active.n_asked:.1f} ms each"
+        return f"{what} was {each}, " + (f"{active.n_used} of its drafts were of use" if active.n_used else "in vain")
+    if active.in_place:
+        return f"{what} was not asked: no gain was expected of it"
+    if active.hoped is None:
+        return f"{what} was not asked: the text was too short to find out whether reading it pays"
+    level_s = active.record.level_s
+    cost = "" if level_s is None else f", {1000 * level_s:.1f} ms for each token"
+    return (
+        f"{what} was not asked: its drafts were expected to be {active.hoped:.2f} times as fast as decoding without "
+        f"them{cost}, which does not repay reading the text"
+    )

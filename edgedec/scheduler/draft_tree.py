@@ -6,7 +6,7 @@ Xiong et al. 2024, arXiv:2410.11744).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from edgedec.cost_curve import Cost, CostCurve
@@ -132,41 +132,89 @@ class PolicyOptions:
     trees: bool = True
 
 
-def choose_nodes(
-    tree: DraftTree,
-    paths: Sequence[float],
-    cost: Cost,
-    n_max: int,
-    spent_s: float,
-    curve: CostCurve,
-    options: PolicyOptions,
-) -> tuple[list[int], float]:
-    """Return at most `n_max` nodes to verify, ascending, and the expected tokens per second (0.0 for options.always).
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is expected of a step.
 
-    Args:
-        tree: The proposals.
-        paths: P(path to the node accepted) of every node.
-        cost: Seconds of a forward by the number of nodes in it; 0 nodes are the plain step.
-        n_max: Most nodes.
-        spent_s: Seconds that drafting took.
+    Attributes:
+        n_nodes: The nodes that it verifies.
+        tokens: Tokens that it gives, those of other requests included.
+        seconds: What its forward takes.
+    """
+
+    n_nodes: int
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    def gain_s(self, before: "Expected", rate: float) -> float:
+        """Return the seconds that this step is worth beyond the one before, where `rate` tokens take a second."""
+        return (self.tokens - before.tokens) / rate - (self.seconds - before.seconds)
+
+
+@dataclass(slots=True)
+class Choice:
+    """The proposals before one step, and those of their nodes that are chosen to be verified.
+
+    Attributes:
         curve: The session's cost curve, which knows what keeping a branch costs and what others gain.
         options: How to draft.
+        cost: Seconds of the step by the number of nodes in it; 0 nodes are the plain step.
+        n_max: Most nodes.
+        room: Tokens that the text may still grow by.
+        tree: The proposals.
+        paths: P(path to the node accepted) of every node.
+        nodes: The chosen nodes, ascending.
+        rate: The tokens per second that are expected then, those of all requests together; 0 for options.always.
     """
-    if options.always:
-        candidates = range(len(paths)) if options.trees else tree.chain(paths)
-        candidates = [node for node in candidates if paths[node] > 0]  # others were ruled out
-        return sorted(sorted(candidates, key=paths.__getitem__, reverse=True)[:n_max]), 0.0
-    keep_s, others = curve.keep_s, curve.others
-    if not options.trees:
-        return best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)
-    nodes, rate = best_part(paths, range(len(paths)), cost, n_max, spent_s, others)
-    is_free = not nodes or keep_s < NEXT_TO_NOTHING * cost(0)
-    if is_free or all(tree.parents[node] == last for last, node in pairwise([-1, *nodes])):
-        return nodes, rate
-    # Keeping a branch costs something: the best part of a tree that pays for it, or of the likeliest chain.
-    whole = best_part(paths, range(len(paths)), lambda n: cost(n) + (keep_s if n else 0.0), n_max, spent_s, others)
-    chain = best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)
-    return whole if whole[1] > chain[1] else chain
+
+    curve: CostCurve
+    options: PolicyOptions
+    cost: Cost
+    n_max: int
+    room: int
+    tree: DraftTree = field(default_factory=DraftTree)
+    paths: list[float] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    rate: float = 0.0
+
+    def choose(self, cost: Cost, spent_s: float = 0.0) -> None:
+        """Choose among all proposals; the arguments are those of best()."""
+        self.paths = self.tree.paths()
+        self.nodes, self.rate = self.best(cost, spent_s)
+
+    def best(self, cost: Cost, spent_s: float = 0.0) -> tuple[list[int], float]:
+        """Return the nodes that are best where steps cost this and drafting took `spent_s` seconds, and their rate."""
+        paths, tree, n_max = self.paths, self.tree, self.n_max
+        if self.options.always:
+            candidates = range(len(paths)) if self.options.trees else tree.chain(paths)
+            candidates = [node for node in candidates if paths[node] > 0]  # others were ruled out
+            return sorted(sorted(candidates, key=paths.__getitem__, reverse=True)[:n_max]), 0.0
+        keep_s, others = self.curve.keep_s, self.curve.others
+        if not self.options.trees:
+            return best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)
+        nodes, rate = best_part(paths, range(len(paths)), cost, n_max, spent_s, others)
+        is_free = not nodes or keep_s < NEXT_TO_NOTHING * cost(0)
+        if is_free or all(tree.parents[node] == last for last, node in pairwise([-1, *nodes])):
+            return nodes, rate
+        # Keeping a branch costs something: the best part of a tree that pays for it, or of the likeliest chain.
+        whole = best_part(paths, range(len(paths)), lambda n: cost(n) + (keep_s if n else 0.0), n_max, spent_s, others)
+        chain = best_part(paths, tree.chain(paths), cost, n_max, spent_s, others)
+        return whole if whole[1] > chain[1] else chain
+
+    @property
+    def expected(self) -> Expected:
+        """What is expected of the step with the chosen nodes."""
+        return self.expected_of([self.paths[node] for node in self.nodes])
+
+    def expected_of(self, paths: Sequence[float], n_nodes: int | None = None) -> Expected:
+        """Return what is expected of a step of `n_nodes` nodes, by default as many as there are path probabilities."""
+        n = len(paths) if n_nodes is None else n_nodes
+        return Expected(n, 1 + self.curve.others + sum(paths), self.cost(n))
 
 
 def best_part(

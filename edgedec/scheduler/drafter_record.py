@@ -9,7 +9,6 @@ from edgedec.draft import Draft
 from edgedec.draft_constants import (
     CLEAR_GAIN,
     FIRST,
-    FIRST_PRICE_S,
     KEPT,
     KEPT_OF_TRIALS,
     MEMORY,
@@ -139,16 +138,21 @@ class Worth:
     """What a drafter's drafts are worth, where the other drafters propose something and where not.
 
     Attributes:
-        price_s: Seconds that a draft takes.
+        price_s: Seconds that a draft takes; 0 before any was expected to take some.
         gains: The mean tokens that a draft is worth, [nothing else to verify, other nodes to verify].
         n_drafts: How many drafts each mean comes from.
         paid: Whether the next draft was expected to pay when that was last asked.
     """
 
-    price_s: float
+    price_s: float = 0.0
     gains: list[float] = field(default_factory=lambda: [0.0, 0.0])
     n_drafts: list[int] = field(default_factory=lambda: [0, 0])
     paid: bool = True
+
+    def at_first(self, price_s: float) -> "Worth":
+        """Return the same, with `price_s` as the seconds that a draft takes where nothing better is known."""
+        self.price_s = self.price_s or price_s
+        return self
 
     def pays(self, token_s: float, *, among_others: bool = False) -> bool:
         """Tell whether the next draft is expected to be worth its price, where a token is worth `token_s` seconds.
@@ -198,7 +202,7 @@ class DrafterRecord:
     trial_s: float = 0.0
     read_s: float = 0.0
     first_s: float | None = None
-    worth: list[Worth | None] = field(default_factory=lambda: [None, None])
+    worth: tuple[Worth, Worth] = field(default_factory=lambda: (Worth(), Worth()))
     known: DraftSeconds | None = None
     is_new: bool = True
 
@@ -214,27 +218,11 @@ class DrafterRecord:
         """Return P(a node is accepted | its parent was accepted), at most MOST_P."""
         return min(MOST_P, self.accepted[greedy] / self.offered[greedy])
 
-    def worth_of(self, greedy: bool, price_s: float = FIRST_PRICE_S) -> Worth:
-        """Return what its drafts are worth; `price_s` is the seconds that one is expected to take at first."""
-        found = self.worth[greedy]
-        if found is None:
-            found = self.worth[greedy] = Worth(price_s)
-        return found
-
-    def may_lose(self, seconds: float, share: float, n_texts: int) -> bool:
-        """Tell whether a trial that may lose so many seconds is within this share, for each of `n_texts` texts alike.
-
-        All texts that share a forward try a drafter in the same step, as calls of models cost less together.
-        """
-        if self.wait_s(seconds, share, n_texts) > 0:
-            return False
-        self.n_granted = (self.n_granted or n_texts) - 1
-        return True
-
     def wait_s(self, seconds: float, share: float, n_texts: int) -> float:
-        """Return how many seconds have to pass before may_lose() returns True.
+        """Return how many seconds have to pass before a trial may lose so many, for each of `n_texts` texts alike.
 
-        Time in which nothing was tried is saved up for a few trials.
+        A trial may lose this share of the time; time in which nothing was tried is saved up for a few trials. All texts
+        that share a forward try a drafter in the same step, as calls of models cost less together.
         """
         trials, wanted_s = self.trials, n_texts * seconds
         trials.lost_s = max(trials.lost_s, share * trials.total_s - TRIAL_STEPS * wanted_s)
@@ -245,8 +233,7 @@ class DrafterRecord:
 
         It does where its drafts did not pay lately, and its trials, to which following belongs, have lost their share.
         """
-        worth = self.worth[greedy]
-        return worth is not None and not worth.paid and self.trials.left_s(TRIAL_SHARE) < 0
+        return not self.worth[greedy].paid and self.trials.left_s(TRIAL_SHARE) < 0
 
     def observe(self, n_right: int, depth: int, *, greedy: bool, is_trial: bool) -> None:
         """Take a draft that was right `n_right` tokens deep, where `depth` tokens were compared with the text."""

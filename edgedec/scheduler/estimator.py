@@ -55,32 +55,8 @@ from edgedec.draft_constants import AT_ONCE, BUCKET, CAUTION, FIRST, GAIN, TRIAL
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
-from edgedec.scheduler.draft_tree import PolicyOptions
+from edgedec.scheduler.draft_tree import Choice
 from edgedec.scheduler.drafter_record import DrafterRecord, DraftSeconds
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """What is expected of a step with the nodes that were chosen so far.
-
-    Attributes:
-        n_nodes: The nodes.
-        tokens: Tokens that the step gives, those of other requests included.
-        seconds: What its forward takes.
-    """
-
-    n_nodes: int
-    tokens: float
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
-
-    def gain_s(self, before: "Best", rate: float) -> float:
-        """Return the seconds that these nodes are worth beyond those before, where `rate` tokens take a second."""
-        return (self.tokens - before.tokens) / rate - (self.seconds - before.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,79 +66,74 @@ class DraftPlan:
     Attributes:
         n_max: Most nodes.
         level_s: Seconds that one token deeper is expected to take.
-        token_s: Seconds that a token is worth: those of a plain step, divided by the texts that share the step.
         least_path: Path probability below which a node does not pay.
         extra_s: Seconds that the drafter may take beyond the usual deadline.
-        among_others: Whether other drafters proposed nodes that are worth verifying.
     """
 
     n_max: int
     level_s: float
-    token_s: float
-    least_path: float
+    least_path: float = 0.0
     extra_s: float = 0.0
-    among_others: bool = False
 
 
-def plan_draft(
-    active: ActiveDrafter, log: DecisionLog, options: PolicyOptions, cost: Cost, n_max: int, best: Best, room: int
-) -> DraftPlan | None:
+def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> DraftPlan | None:
     """Return how to ask a costly drafter now, None where its draft would not pay.
 
     Args:
         active: The drafter.
         log: What the generation has decided so far.
-        options: How to draft.
-        cost: Seconds of a forward by the nodes of the draft in it.
-        n_max: Most nodes of a draft.
-        best: What is expected of the step without the drafter.
-        room: Tokens that the text may still grow by.
+        choice: What is chosen of the other drafters' proposals.
     """
+    record, cost, n_max, rate = active.record, choice.cost, choice.n_max, choice.expected.rate
+    p, level_s = record.rate(choice.options.greedy), _level_s(active, cost)
     if active.in_place:
-        return _plan_known(active, log, options, cost, n_max, best)
-    record = active.record
+        return _plan_known(active, p, level_s, choice, rate)
+    always, others = choice.options.always, choice.curve.others
     if active.cost is DraftCost.TARGET:
         active.missed = 0
-    p = record.rate(options.greedy)
-    level_s = record.level_s if record.level_s is not None else cost(0) / 4
-    if active.missed is None and not options.always and not _pays_to_read(active, log, p, level_s, cost, n_max, room):
+    if active.missed is None and not always and not _pays_to_read(active, log, p, level_s, choice):
         return None
-    length, gain = best_length(p, level_s, cost, n_max, best.rate, log.others)
-    active.tries = gain < GAIN and not options.always
-    if active.tries:
+    length, gain = best_length(p, level_s, cost, n_max, rate, others)
+    pays = always or gain >= GAIN
+    if not pays:
         length = min(2, n_max)
-        if not _may_try(active, length * level_s + cost(length) - cost(0), log.n_texts):
-            return None
-    extra_s = 2 * length * level_s if active.cost is DraftCost.TARGET else 0.0
-    token_s = cost(0) / log.n_texts
-    if options.always:
-        return DraftPlan(n_max, level_s, token_s, 0.0, extra_s)
-    marginal = _least_gain(level_s, cost, length, best.rate * max(gain, 1.0))
-    least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
-    return DraftPlan(min(n_max, 2 * length), level_s, token_s, least_path, extra_s)
-
-
-def _plan_known(
-    active: ActiveDrafter, log: DecisionLog, options: PolicyOptions, cost: Cost, n_max: int, best: Best
-) -> DraftPlan | None:
-    """Return how to ask a drafter that has read the text already; the arguments are those of plan_draft.
-
-    Its chain ends by its own probabilities, the next of which is about its mean acceptance.
-    """
-    record, p = active.record, active.record.rate(options.greedy)
-    if record.known is None:
-        record.known = DraftSeconds(record.level_s if record.level_s is not None else cost(0) / 4)
-    level_s, token_s = record.known.level_s, cost(0) / log.n_texts
-    if options.always:
-        return DraftPlan(n_max, level_s, token_s, 0.0)
-    worth, among_others = record.worth_of(options.greedy, level_s), best.n_nodes > 0
-    if not active.is_due(worth, token_s, log.n_texts, among_others=among_others):
+    step_s = length * level_s + cost(length) - cost(0)
+    loss_s = TRIAL_STEPS * step_s + record.read_s * (active.missed or 0)
+    if not active.may_ask(pays, loss_s, choice.curve.n_texts, TRIAL_STEPS):
         return None
-    length, gain = best_length(p, level_s, cost, n_max, best.rate, log.others)
-    rate = best.rate * max(gain, 1.0)
+    extra_s = 2 * length * level_s if active.cost is DraftCost.TARGET else 0.0
+    if always:
+        return DraftPlan(n_max, level_s, extra_s=extra_s)
+    marginal = _least_gain(level_s, cost, length, rate * max(gain, 1.0))
+    least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
+    return DraftPlan(min(n_max, 2 * length), level_s, least_path, extra_s)
+
+
+def _level_s(active: ActiveDrafter, cost: Cost) -> float:
+    """Return the seconds that a drafter is expected to take for each level; a quarter of a step where nothing says."""
+    record = active.record
+    level_s = record.level_s if record.level_s is not None else cost(0) / 4
+    if not active.in_place:
+        return level_s
+    record.known = record.known or DraftSeconds(level_s)
+    return record.known.level_s
+
+
+def _plan_known(active: ActiveDrafter, p: float, level_s: float, choice: Choice, rate: float) -> DraftPlan | None:
+    """Return how to ask a drafter that has read the text already, where `rate` tokens a second come without it.
+
+    Its chain ends by its own probabilities, the next of which is about its mean acceptance `p`.
+    """
+    cost, n_max, n_texts, options = choice.cost, choice.n_max, choice.curve.n_texts, choice.options
+    if options.always:
+        return DraftPlan(n_max, level_s)
+    worth = active.record.worth[options.greedy].at_first(level_s)
+    if not active.is_due(worth, cost(0) / n_texts, n_texts, among_others=bool(choice.nodes)):
+        return None
+    length, gain = best_length(p, level_s, cost, n_max, rate, choice.curve.others)
+    rate *= max(gain, 1.0)
     least = max(_least_gain(level_s, cost, length, rate), (level_s + _row_behind(cost, length, n_max)) * rate)
-    least_path = min(1.0, least / max(p, 0.01))
-    return DraftPlan(n_max, level_s, token_s, least_path, among_others=among_others)
+    return DraftPlan(n_max, level_s, min(1.0, least / max(p, 0.01)))
 
 
 def _least_gain(level_s: float, cost: Cost, length: int, rate: float) -> float:
@@ -176,30 +147,38 @@ def _row_behind(cost: Cost, length: int, n_max: int) -> float:
     return min([(cost(n) - whole_s) / (n - length) for n in range(length + 1, end + 1)], default=0.0)
 
 
-def _pays_to_read(
-    active: ActiveDrafter, log: DecisionLog, p: float, level_s: float, cost: Cost, n_max: int, room: int
-) -> bool:
+def _pays_to_read(active: ActiveDrafter, log: DecisionLog, p: float, level_s: float, choice: Choice) -> bool:
     """Tell whether the rest of the text is likely to repay the time that reading its beginning takes.
 
     The first steps show how fast the cheap drafters make the text. The text is expected to double its length. Other
     requests wait for the reading and for each draft, so what counts is how much faster all of them become. `p` is
-    P(a node is accepted | its parent was accepted), `level_s` the seconds of one token; the rest as for plan_draft.
+    P(a node is accepted | its parent was accepted), `level_s` the seconds of one token.
     """
     if log.n_steps < FIRST:
         return False
+    cost, others = choice.cost, choice.curve.others
     mean = max(1 / cost(0), log.tokens_per_s)
-    _, gain = best_length(p, level_s, cost, n_max, (1 + log.others) * mean, log.others)
+    _, gain = best_length(p, level_s, cost, choice.n_max, (1 + others) * mean, others)
     active.hoped = gain
     first_s = active.record.first_s if active.record.first_s is not None else AT_ONCE * level_s
-    rest = min(room, BUCKET // 2, log.n_tokens)  # half of what a draft model reads
+    rest = min(choice.room, BUCKET // 2, log.n_tokens)  # half of what a draft model reads
     return gain >= GAIN and rest / mean * (1 - 1 / gain) > CAUTION * first_s
 
 
 def note_draft(
-    active: ActiveDrafter, plan: DraftPlan, seconds: float, gain_s: float, cost: Cost, *, greedy: bool
+    active: ActiveDrafter, plan: DraftPlan, seconds: float, gain_s: float, choice: Choice, *, among_others: bool
 ) -> None:
-    """Note what the draft that was made by a plan took, and the seconds that the nodes chosen with it are worth."""
-    record, n = active.record, len(active.draft)
+    """Note what a draft took, and what it is worth.
+
+    Args:
+        active: The drafter.
+        plan: How it was asked.
+        seconds: What the draft took.
+        gain_s: Seconds that the nodes are worth which were chosen with the draft, beyond those chosen before.
+        choice: What was chosen with it.
+        among_others: Whether nodes of other drafters were chosen before.
+    """
+    record, n, cost = active.record, len(active.draft), choice.cost
     active.n_asked += 1
     active.asked_s += seconds
     if n and record.known is not None:
@@ -208,27 +187,12 @@ def note_draft(
         _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
     active.missed = 0
     if active.in_place:
-        gain, others = gain_s / plan.token_s, plan.among_others
-        active.judge(record.worth_of(greedy, plan.level_s), gain, seconds, plan.token_s, among_others=others)
+        worth, token_s = record.worth[choice.options.greedy].at_first(plan.level_s), cost(0) / choice.curve.n_texts
+        active.judge(worth, gain_s / token_s, seconds, token_s, among_others=among_others)
     elif active.tries:
         lost_s = seconds + cost(n) - cost(0)
         record.trials.lost_s += lost_s
         record.trial_s += lost_s
-
-
-def _may_try(active: ActiveDrafter, step_s: float, n_texts: int) -> bool:
-    """Tell whether a trial goes on, or a new one of a few steps in a row is affordable; `step_s` is one step's cost.
-
-    A trial takes several steps because the drafter first has to read the text that it missed.
-    """
-    record = active.record
-    if active.trials == 0:
-        price = max(TRIAL_STEPS * step_s + record.read_s * (active.missed or 0), record.trial_s)
-        if not record.may_lose(price, active.share(n_texts), n_texts):
-            return False
-        active.trials, record.trial_s = TRIAL_STEPS, 0.0
-    active.trials -= 1
-    return True
 
 
 def _note_time(record: DrafterRecord, seconds: float, level_s: float, n_levels: int, n_missed: int | None) -> None:

@@ -4,7 +4,7 @@ from functools import cache
 from threading import Lock
 
 from edgedec.cost_curve import Cost, CostCurve, SharedForward
-from edgedec.draft_constants import KEPT_OF_OTHERS
+from edgedec.draft_constants import NEWEST
 from edgedec.drafter import JointDrafter
 from edgedec.model import Session
 
@@ -42,8 +42,8 @@ class JoinedCurve(CostCurve):
         shared = self._look()
         if self._n_others:
             n_drafted = max(0, shared.n_rows - n_rows - self._n_others) / self._n_others
-            self._drafted = KEPT_OF_OTHERS * self._drafted + (1 - KEPT_OF_OTHERS) * (n_rows - 1)
-            self._drafted_by_others = KEPT_OF_OTHERS * self._drafted_by_others + (1 - KEPT_OF_OTHERS) * n_drafted
+            self._drafted += NEWEST * (n_rows - 1 - self._drafted)
+            self._drafted_by_others += NEWEST * (n_drafted - self._drafted_by_others)
         with self._lock:
             if shared is not self._common.joined or keep_s is not None:  # else another session has noted it
                 self._common.joined = shared
@@ -137,7 +137,7 @@ class JointPrice:
         if not others or not calls:
             return seconds
         n_along = sum(call.n_items - 1 for call in calls) / len(calls)
-        self._part = KEPT_OF_OTHERS * self._part + (1 - KEPT_OF_OTHERS) * min(1.0, n_along / others)
+        self._part += NEWEST * (min(1.0, n_along / others) - self._part)
         n = 1 + round(others * self._part)
         beside_s = seconds - sum(call.seconds for call in calls)
         return max(self._drafter.own_s, beside_s / (1 + n_along)) + sum(self._called_s(call, n) for call in calls) / n

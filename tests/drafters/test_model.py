@@ -19,7 +19,6 @@ from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.draft_text import window_of
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.levels import cut
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError, SessionError
@@ -27,6 +26,7 @@ from edgedec.model import Capabilities, Model
 from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec_apps.conformance import check_drafter
+from edgedec_methods.universal import UniversalDraftModel
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 

@@ -11,15 +11,16 @@ from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft
 from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost
-from edgedec.drafters.head.head import HeadDrafter
+from edgedec.drafters.head import HeadDrafter
 from edgedec.load_options import LoadOptions
-from edgedec.memory.ladder import Setting, rungs
+from edgedec.memory.ladder import rungs
+from edgedec.memory.setting import Setting
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
-from edgedec.scheduler.draft_tree import PolicyOptions
+from edgedec.scheduler.draft_tree import Choice, Expected, PolicyOptions
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
 from edgedec.scheduler.drafter_record import DrafterRecord, Worth
-from edgedec.scheduler.estimator import Best, plan_draft
+from edgedec.scheduler.estimator import plan_draft
 from edgedec.scheduler.shared_cost_curve import JointPrice
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -69,7 +70,8 @@ class Sure(Oracle):
 def test_the_chain_ends_where_the_next_token_is_not_expected_to_pay() -> None:
     """A token more must gain, with the chance of its path and its own, what drafting and verifying it takes."""
     record = DrafterRecord(level_s=0.05, offered=[100.0, 100.0], accepted=[50.0, 50.0])
-    plan = plan_draft(active(Oracle([], 0.5), record), DecisionLog(), PolicyOptions(8), cost, 8, Best(0, 1.0, 1.0), 100)
+    choice = Choice(CostCurve(), PolicyOptions(8), cost, 8, 100)
+    plan = plan_draft(active(Oracle([], 0.5), record), DecisionLog(), choice)
     assert plan is not None
     gain = max(sum(0.5**i for i in range(n + 1)) / (1 + 0.3 * n) for n in range(1, 9))
     assert plan.least_path == pytest.approx((0.05 + 0.25) * gain / 0.5)
@@ -131,8 +133,8 @@ def test_a_head_is_judged_apart_where_others_propose() -> None:
 def test_what_others_gain_counts() -> None:
     """With two more requests in the forward, a node that costs a quarter of it gains less than it loses them."""
     rate = 3.0
-    assert Best(1, 1.6, 1.25).gain_s(Best(0, 1.0, 1.0), 1.0) == pytest.approx(0.35)
-    assert Best(1, 3.6, 1.25).gain_s(Best(0, 3.0, 1.0), rate) == pytest.approx(-0.05)
+    assert Expected(1, 1.6, 1.25).gain_s(Expected(0, 1.0, 1.0), 1.0) == pytest.approx(0.35)
+    assert Expected(1, 3.6, 1.25).gain_s(Expected(0, 3.0, 1.0), rate) == pytest.approx(-0.05)
 
 
 def test_the_ladder_gives_the_head_up_unless_it_is_pinned(tmp_path: object) -> None:

@@ -419,3 +419,25 @@ def test_a_pinned_drafter_does_not_wait() -> None:
     policy = policy_of([member(Oracle(a_text(40), 0.1))], curve_of("in proportion"), always=True)
     assert len(policy.propose(DecodeStats(), 0, 30)) > 0
     assert policy.pays_to_measure(0, 15)
+
+
+def test_a_costly_drafter_learns_every_token_in_order_asked_or_not(clock: Clock) -> None:
+    """Those of the first step, before which nobody is asked, too."""
+
+    @dataclass(slots=True)
+    class Ordered(Oracle):
+        learned: list[int] = field(default_factory=list)
+
+        def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+            self.learned += verification.token_ids
+            Oracle.learn(self, verification, hidden)
+
+    text, stats = a_text(60), DecodeStats()
+    drafter = Ordered(text, 0.5, clock=clock, level_s=0.001)
+    policy = policy_of([member(drafter, costly=True)], curve_of("flat"))
+    for i, token in enumerate(text):
+        draft = policy.propose(stats, i, 60) if i else EMPTY_DRAFT
+        policy.learn(stats, draft, Verification((), (token,)), {})
+    policy.drafters.close()
+    assert drafter.n_asked > 0
+    assert drafter.learned == text

@@ -177,13 +177,13 @@ def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clo
 
     def opened() -> tuple[ActiveDrafter, Reader]:
         reader = Reader(TEXT, 0.5, clock=clock)
-        active = ActiveDrafter("reader", reader, record, DraftCost.CALLS)
+        active = ActiveDrafter("reader", reader, record, DraftCost.CALLS, following=reader)
         active.idle_if_dear(greedy=False)
         return active, reader
 
     first, _ = opened()
     assert not first.idles  # nothing is known of it yet
-    worth = record.worth_of(False, 0.002)
+    worth = record.worth[False].at_first(0.002)
     for _ in range(20):
         worth.note(0.0, 0.002, is_trial=True)
     assert not first.is_due(worth, STEP_S, 1) or first.tries

@@ -10,10 +10,10 @@ from typing import Any
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_engine
 from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
-from edgedec.api.request_options import require_rule
+from edgedec.api.requests import require_rule
 from edgedec.drafter import STORE_BYTES
 from edgedec.errors import EdgedecError, ModelFormatError, OptionError
-from edgedec.memory.planner import Cap
+from edgedec.memory.setting import Cap
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.gguf.model_kinds import require_text_decoder
-from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm

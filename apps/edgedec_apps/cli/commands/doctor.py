@@ -130,7 +130,9 @@ def _memory() -> dict[str, str]:
 
 def _huge_pages() -> str:
     """Return which huge pages the system gives, in a sentence on what the option huge_pages can do with them."""
-    pages = system_memory.huge_pages()
+    from edgedec_runtimes.cpu.tiles.huge_pages import huge_pages
+
+    pages = huge_pages()
     if pages is None:
         return "none"
     given = {"always": "for all private memory", "madvise": "for private memory where a program asks"}

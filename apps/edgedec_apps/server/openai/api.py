@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec_apps.server.core.generation import TextRequest
 from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.reply import Dialect, Reply
@@ -97,8 +96,8 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
         "runtime": facts.runtime,
         "chat": engine.can_chat,
     }
-    if note := lossy_note(facts):
-        card["meta"]["lossy"] = note
+    if facts.lossy:
+        card["meta"]["lossy"] = facts.lossy
     return card
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from edgedec.api.engine import Engine
-from edgedec.api.request_options import Reuse, require_rule
+from edgedec.api.requests import Reuse, require_rule
 from edgedec.errors import RequestError
 from edgedec.sampling import SEED_LIMIT
 from edgedec.sequence import COUPLED

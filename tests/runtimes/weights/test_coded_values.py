@@ -6,9 +6,9 @@ from gguf import GGMLQuantizationType, quants
 from support.random_blocks import random_blocks
 
 from edgedec.errors import UnsupportedModelError
-from edgedec.gguf.coded_values import VALUES
-from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec_runtimes.weights.coded_values import VALUES
+from edgedec_runtimes.weights.levels import dequantize
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.name)

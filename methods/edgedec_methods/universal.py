@@ -1,15 +1,21 @@
-"""universal: a draft model with another tokenizer drafts by way of the text.
+"""Universal assisted generation: a draft model with another tokenizer drafts by way of the text.
 
-Universal assisted generation (Timor et al. 2025, arXiv:2502.05202). The target's tokens become bytes, and the bytes
-become tokens of the draft model (edgedec.drafters.draft_model.alignment). What the draft model drafts goes the other
-way (string-level exact match, SLEM, in that paper) and is verified as any draft is. The last token of the drafted text
-may be the beginning of a longer one. So it is left out, unless it is one token for both models (the vocabularies'
-intersection, TLI, in that paper): then the draft model itself says that the token ends there.
+The target's tokens become bytes, and the bytes become tokens of the draft model (edgedec_methods.alignment). What the
+draft model drafts goes the other way (string-level exact match, SLEM, in that paper) and is verified as any draft is.
+The last token of the drafted text may be the beginning of a longer one. So it is left out, unless it is one token for
+both models (the vocabularies' intersection, TLI, in that paper): then the draft model itself says that the token ends
+there.
 
 The two models share no noise. So the draft is greedy at every temperature, and p_accept is the draft model's
 probability at that temperature, an estimate of how often the target draws the same. The draft has no q under the opt-in
 rules either: many drafts of text spell one token of the target, so the distribution that the token would be drawn from
 is not known.
+
+Paper: Timor et al. 2025, arXiv:2502.05202
+Option: `--draft model --draft-model MODEL`, a model with another tokenizer
+For: a target that has no smaller model of its family
+Measured: nothing yet (`edgedec bench MODEL --draft model --draft-model OTHER` tells)
+Status: opt-in
 """
 
 from bisect import bisect_left
@@ -24,14 +30,33 @@ from edgedec.cost_curve import SharedForward
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits
-from edgedec.drafters.draft_model.alignment import Aligned, continuation, leading_ids, whole_characters
 from edgedec.drafters.draft_model.draft_text import window_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser
+from edgedec.errors import UnsupportedModelError
+from edgedec.loading.second_model import PROBE, LoadedDraft
 from edgedec.model import Forward, Model
 from edgedec.sampling import SamplingParams, distribution
+from edgedec_methods.alignment import Aligned, continuation, encode_aligned, leading_ids, whole_characters
 
 _BEFORE = 8  # tokens of the target before the drafted text that it is encoded together with
 _STEPS = 4  # most forwards of the draft model for one token of the target
+
+
+def universal(loaded: LoadedDraft) -> "UniversalDraftModel":
+    """Return the factory of drafters around a loaded draft model.
+
+    Raises:
+        UnsupportedModelError: A tokenizer does not turn a text into tokens that spell the same text.
+    """
+    for model in (loaded.model, loaded.target):
+        if encode_aligned(model.tokenizer, PROBE.encode()) is None:
+            name = model.card.name or model.card.architecture
+            raise UnsupportedModelError(
+                f"{loaded.path}: its tokenizer is not the target's, and the tokenizer of {name!r} does not encode a "
+                "text as tokens that spell the same text, which drafting across tokenizers needs; choose a draft model "
+                "of the target's family"
+            )
+    return UniversalDraftModel(loaded.model, loaded.most)
 
 
 class UniversalDraftModel(DraftModelUser):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.hf_checkpoints import TinyHF, safetensors_bytes, write_checkpoint
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError
-from edgedec.gguf.safetensors import open_checkpoint, read_header
+from edgedec_runtimes.weights.safetensors import open_checkpoint, read_header
 
 
 def test_an_index_names_files_beside_it(tmp_path: Path) -> None:

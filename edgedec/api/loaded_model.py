@@ -1,33 +1,31 @@
-"""An engine for texts: a loaded model with its sessions, which generates and streams."""
+"""A loaded model with its sessions: what it is, prompts for it, and forwards of one's own."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from edgedec.api.engine_parts import EngineParts
-from edgedec.api.request_options import (
+from edgedec.api.requests import (
+    ChatPrompts,
     Prompt,
-    RequestOptions,
+    Requests,
     SamplingOptions,
 )
-from edgedec.api.requests import Requests
+from edgedec.chat import ChatTemplate, Message
 from edgedec.constraint import OpenConstraint, Predicate
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import TokenStream, finished
 from edgedec.decoding.grammars import Grammars
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.decoding.text_room import require_room
-from edgedec.drafter import ProposalLog
-from edgedec.errors import RequestError, argument
+from edgedec.errors import TemplateError, argument
 from edgedec.grammar import Grammar, JsonSchema, chosen_grammar
-from edgedec.model import Closeable, ModelCard, Session
+from edgedec.memory_plan import MemoryPlan
+from edgedec.model import Closeable, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.runtime import processes_of
 from edgedec.sampling import SamplingParams
-from edgedec.sequence import Generation
 from edgedec.sessions.text_pages import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
 
@@ -35,14 +33,40 @@ if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.choosing.partial_texts import PartialTexts
     from edgedec.decoding.branches import Branches
     from edgedec.decoding.reading import PromptRead
-    from edgedec.decoding.samples import SampleStream, Until
 
 
-class TextEngine(Closeable):
-    """A loaded model that continues texts. Several threads may use it.
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is made of.
 
-    As many requests as it was loaded for (n_parallel) are generated at the same time and share forwards; further ones
-    wait for their turn.
+    Attributes:
+        model: The runtime's model.
+        slots: The sessions of the requests that are generated at the same time.
+        template: The chat template, or None.
+        plan: The memory plan that the model was loaded under; without terms where nothing was planned.
+        path: The model's file.
+        companion: A further model that writes with this one, or None.
+        grammar_bytes: Most bytes that compiled grammars take.
+        held_bytes: Bytes that count against the caps of models loaded later.
+        gpu_held_bytes: The same of the device that holds most.
+    """
+
+    model: Model
+    slots: Sequence[SessionSlot]
+    template: ChatTemplate | None
+    plan: MemoryPlan
+    path: Path
+    companion: Model | None
+    grammar_bytes: int
+    held_bytes: int
+    gpu_held_bytes: int
+
+
+class LoadedModel(Closeable):
+    """A loaded model with its sessions, for forwards and searches of one's own; Engine writes texts with it.
+
+    Several threads may use it. As many requests as it was loaded for (n_parallel) are generated at the same time and
+    share forwards; further ones wait for their turn.
 
     Attributes:
         model: The runtime's model, for forwards without sampling.
@@ -60,7 +84,7 @@ class TextEngine(Closeable):
         self.tokenizer: Tokenizer = parts.model.tokenizer
         self.plan = parts.plan
         self.held_bytes, self.gpu_held_bytes = parts.held_bytes, parts.gpu_held_bytes
-        self._companion = parts.companion
+        self._companion, self._template, self._path = parts.companion, parts.template, parts.path
         self.pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
         self._grammars = Grammars(self.tokenizer, parts.grammar_bytes)
@@ -109,56 +133,100 @@ class TextEngine(Closeable):
         """
         return self._requests.sampling(options)
 
-    def generate(
-        self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
-    ) -> Generation:
-        """Generate a text after a prompt (text, or token ids) and return it whole; options and errors as of stream().
-
-        When `cancel` stops it, the text so far is returned, with finish_reason "cancelled".
-        """
-        return finished(self.stream(prompt, cancel=cancel, **options))
-
-    def stream(
-        self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
-    ) -> TokenStream:
-        """Generate token by token after a prompt (text, or token ids). Dropping the stream stops the generation.
-
-        Args:
-            prompt: The text or the token ids to go on from.
-            cancel: Stops the generation, from any thread.
-            **options: Those of edgedec.api.request_options.RequestOptions: the fields of SamplingParams, and reuse,
-                draft, verify, grammar, json_schema, json_close, prediction, predicate, futures, resume and on_progress.
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return a prompt's token ids.
 
         Raises:
-            PromptTooLongError: The prompt does not fit the context.
-            RequestError: An option is unknown or out of range, the prompt is empty, the grammar is invalid or not
-                supported, or json_close finds no text of the grammar within max_tokens.
+            PromptTooLongError: The prompt is a text that does not fit the context.
+            RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
-        on_progress = options.pop("on_progress", None)
-        request, open_constraint = self._requests.wanted(prompt, options)
-        return TokenStream(self.pool, request, cancel, on_progress, open_constraint())
+        return self._requests.prompt_ids(prompt)
+
+    def cut_ids(self, text: str) -> tuple[int, ...]:
+        """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
+        return self._requests.cut_ids(text)
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template (TemplateError where it has none)."""
+        return self._chats().template
+
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        cancel: CancelToken | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids.
+
+        Args:
+            messages: The chat, oldest message first.
+            tools: The functions that the model may call.
+            cancel: Ends the rendering.
+            variables: Further variables of the model's template, such as {"enable_thinking": False}.
+
+        Raises:
+            CancelledError: `cancel` ended the rendering.
+            TemplateError: The model has no chat template, or the template fails.
+            PromptTooLongError: The conversation does not fit the context.
+        """
+        return self.rendered_ids(self.render(messages, tools=tools, cancel=cancel, variables=variables))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        cancel: CancelToken | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises)."""
+        return self._chats().render(messages, tools, cancel, variables)
+
+    def rendered_ids(self, text: str) -> list[int]:
+        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context)."""
+        return self._chats().ids(text)
+
+    def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
+        """Return the messages without the oldest turns, so that `n_reserved` tokens are free for the answer.
+
+        Also return how many messages are left out.
+        """
+        return self._chats().fit(messages, self.n_ctx - 1 - n_reserved)
+
+    def _chats(self) -> ChatPrompts:
+        if self._template is None:
+            raise TemplateError(
+                f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
+                f"use generate() (--raw), or load it with {argument('chat_template')}"
+            )
+        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max)
 
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
         """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""
         require_room(self._slot, n, n_prompt, max_tokens, rows_each=rows_each)
 
-    def _sample_stream(
+    def constraint_opener(
         self,
-        prompt: Prompt,
-        n: int,
-        until: "Until | None",
-        cancel: CancelToken | None,
-        **options: Unpack[RequestOptions],
-    ) -> "SampleStream":
-        """Generate `n` texts of a prompt, token by token; see Engine.samples_stream."""
-        from edgedec.decoding.samples import SampleStream
+        *,
+        grammar: Grammar | None = None,
+        json_schema: JsonSchema | None = None,
+        predicate: Predicate | None = None,
+    ) -> OpenConstraint:
+        """Return what opens the constraint of one text, as searches under a constraint take it.
 
-        on_progress = options.pop("on_progress", None)
-        options.setdefault("logprobs", 0)
-        if options.get("resume"):
-            raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
-        request, open_constraint = self._requests.wanted(prompt, options)
-        return SampleStream(self.pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress)
+        Raises:
+            RequestError: Both a grammar and a schema are given, or one of them is invalid.
+        """
+        chosen = chosen_grammar(grammar, json_schema)
+        return lambda: self._grammars.open_constraint(chosen, predicate)
 
     def branches(
         self,
@@ -234,49 +302,6 @@ class TextEngine(Closeable):
                 branches, ids, is_end=is_end, decode=decode, max_tokens=room, stop=stop, cancel=cancel
             ) as texts:
                 yield texts
-
-    def constraint_opener(
-        self,
-        *,
-        grammar: Grammar | None = None,
-        json_schema: JsonSchema | None = None,
-        predicate: Predicate | None = None,
-    ) -> OpenConstraint:
-        """Return what opens the constraint of one text, as searches under a constraint take it.
-
-        Raises:
-            RequestError: Both a grammar and a schema are given, or one of them is invalid.
-        """
-        chosen = chosen_grammar(grammar, json_schema)
-        return lambda: self._grammars.open_constraint(chosen, predicate)
-
-    def cut_ids(self, text: str) -> tuple[int, ...]:
-        """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
-        return self._requests.cut_ids(text)
-
-    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return a prompt's token ids.
-
-        Raises:
-            PromptTooLongError: The prompt is a text that does not fit the context.
-            RequestError: The prompt is neither a text nor a sequence of whole numbers.
-        """
-        return self._requests.prompt_ids(prompt)
-
-    def record(
-        self,
-        prompt: Prompt,
-        log: ProposalLog,
-        **options: Unpack[SamplingOptions],
-    ) -> Generation:
-        """Generate plainly, and tell `log` what the drafters propose after every token.
-
-        Args:
-            prompt: The text or the token ids to go on from.
-            log: Notes the proposals, and the forwards that drafting makes.
-            **options: The fields of SamplingParams.
-        """
-        return finished(TokenStream(self.pool, replace(self._requests.plain(prompt, options), record=log)))
 
     def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
         """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.

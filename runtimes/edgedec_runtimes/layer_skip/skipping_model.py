@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from edgedec.errors import CapabilityError, SessionError, argument
-from edgedec.layer_skip.layer_sets import Half, left_out
 from edgedec.model import Forward, ForwardItem, LayerSet, Model, ModelCard
 from edgedec.progress import OnProgress
 from edgedec.sessions.outer_session import OuterModel, OuterSession
+from edgedec.storage.layer_sets import Half, left_out
 
 
 class LossyModel(OuterModel):
@@ -38,9 +38,10 @@ class LossyModel(OuterModel):
         self.layers = layers
         out = tuple(left_out(layers))
         fingerprint = hashlib.sha256(f"{card.fingerprint} {variant(out)}".encode()).hexdigest()
+        found = replace(card, fingerprint=fingerprint, left_out=out, share=share, variant=variant(out))
         super().__init__(
             inner,
-            replace(card, fingerprint=fingerprint, left_out=out, share=share),
+            replace(found, lossy=lossy_note(found)),
             replace(inner.capabilities, layers=False, hidden_input=False),
         )
 

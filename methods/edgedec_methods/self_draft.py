@@ -16,7 +16,6 @@ from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.levels import LevelMaker
 from edgedec.errors import CancelledError
 from edgedec.model import Forward, LayerSet
 
@@ -38,6 +37,8 @@ class OwnLayersDrafter:
     """
 
     def __init__(self, context: DraftContext, label: int) -> None:
+        from edgedec.drafters.levels import LevelMaker  # only now, as a start of `auto` asks for promises alone
+
         self.context = context
         self.ids: list[int] = []
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, label)

@@ -12,14 +12,13 @@ import edgedec
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Verification
 from edgedec.drafter import DraftContext
-from edgedec.drafters.self_speculation import exit as exit_drafter
-from edgedec.drafters.self_speculation.exit import Agreement, ExitDrafter, exits_of
 from edgedec.errors import CapabilityError
-from edgedec.layer_skip.layer_sets import first_layers
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Model
+from edgedec.model import Capabilities, LayerSet, Model
 from edgedec.sampling import Noise, SamplingParams
 from edgedec_apps.conformance import check_drafter
+from edgedec_methods import exit as exit_drafter
+from edgedec_methods.exit import Agreement, ExitDrafter, exits_of
 from edgedec_runtimes.cpu.runtime import Cpu
 
 GREEDY = SamplingParams(temperature=0)
@@ -91,7 +90,7 @@ def test_the_exit_with_the_most_tokens_per_second_is_taken(model: Model, rates: 
     session = model.session(256)
     session.forward(np.array(PROMPT[:-1], np.int32), n_past=0)
     logits = session.forward(
-        np.array(PROMPT[-1:], np.int32), n_past=len(PROMPT) - 1, layers=first_layers(5, layer + 1)
+        np.array(PROMPT[-1:], np.int32), n_past=len(PROMPT) - 1, layers=LayerSet.of(5, range(layer + 1))
     ).logits[0]
     assert drafted.tokens[0] == logits.argmax()
     assert drafter.share == pytest.approx(0.2 + 0.8 * (layer + 1) / 5)
@@ -147,7 +146,7 @@ def _exit_token(model: Model, text: list[int], layer: int) -> int:
     session = model.session(256)
     if len(text) > 1:
         session.forward(np.array(text[:-1], np.int32), n_past=0)
-    layers = first_layers(model.card.n_layer, layer + 1)
+    layers = LayerSet.of(model.card.n_layer, range(layer + 1))
     logits = session.forward(np.array(text[-1:], np.int32), n_past=len(text) - 1, layers=layers).logits[0]
     return int(logits.argmax())
 
@@ -158,7 +157,7 @@ def test_verification_could_go_on_from_the_exits_states(target: Path) -> None:
     with opened(target) as model:
         session = model.session(128)
         expected = session.forward(ids, n_past=0, rows="all").logits[50:].copy()
-        layers = first_layers(5, 3)
+        layers = LayerSet.of(5, range(3))
         states = [
             session.forward(ids[i : i + 1], n_past=i, layers=layers, taps=(2,)).hidden[2].copy() for i in range(50, 60)
         ]

@@ -17,7 +17,6 @@ from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelDrafter
-from edgedec.drafters.draft_model.overlapped import THREAD_NAME, OverlappedDrafter, OverlappedModel
 from edgedec.errors import SessionError
 from edgedec.model import Forward, Model
 from edgedec.sampling import Noise, SamplingParams
@@ -25,6 +24,7 @@ from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
 from edgedec_apps.cli.shown.explain import explained
 from edgedec_apps.conformance import check_drafter
+from edgedec_methods.overlapped import THREAD_NAME, OverlappedDrafter, OverlappedModel
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 

@@ -1,12 +1,11 @@
 """head: a trained draft head, which reads the target's own hidden states, drafts a chain with second bests, or a tree.
 
-EAGLE-3 (Li et al. 2025, arXiv:2503.01840). The head is loaded with the target (LoadOptions.draft_head), and what it
-knows of a text belongs to the target's session (edgedec.head_state). Greedily, one call drafts the whole chain, which
-ends where the policy's floor says that one more token no longer pays, by the head's own probabilities as far as they
-proved right (SpecDec++, Huang et al. 2024, arXiv:2405.19715, trains such a stop). Otherwise each token is chosen as
-edgedec.drafters.levels says, from the head's scores with the target's own transforms and noise. A token that a grammar
-rules out is replaced by the best one that the grammar allows. Other shapes than a chain (edgedec.tree_shapes) are grown
-level by level in edgedec.drafters.drawn_trees, with one call of the head for all nodes of a level.
+Any kind of head (edgedec.head_kinds) that a runtime loads with the target and a session offers (edgedec.head_state).
+Greedily, one call drafts the whole chain, which ends where the policy's floor says that one more token no longer pays,
+by the head's own probabilities as far as they proved right (SpecDec++, Huang et al. 2024, arXiv:2405.19715, trains such
+a stop). Otherwise each token is chosen as edgedec.drafters.levels says, from the head's scores with the target's own
+transforms and noise. A token that a grammar rules out is replaced by the best one that the grammar allows. Other shapes
+than a chain are grown level by level in edgedec.drafters.drawn_trees, with one call of the head for a level.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,11 +27,16 @@ from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
 from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.errors import CapabilityError, RequestError, argument
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
-from edgedec.model import Forward
+from edgedec.model import Forward, Session
 from edgedec.sampling import Distribution
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Scores = NDArray[np.float32]
+Path = tuple[int, ...]
+"""Drafted tokens behind the text."""
+Made = Callable[[Scores, Sequence[int], int], T | None]
+"""`(the head's scores, the text with drafted tokens, how many of it are not drafted)` -> what is made of the scores."""
 
 NAME = "head"
 SHED = "the draft head was shed when memory ran short; load again to have it"
@@ -102,9 +106,20 @@ class HeadDrafter:
         self._begun_s = 0.0
         self.traits = replace(_traits(state, context), about=self.summary)
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, _DRAWS)
-        self._row = np.empty(0, np.float32)
-        self._first: int | None = None  # the first token of the latest draft
+        self._allowed = _Allowed(context, state, self._levels)
         self._takes_best = context.sampling.takes_best
+        self._first: int | None = None  # the first token of the latest draft
+
+    @staticmethod
+    def begin_prompt(session: Session, *, follows: bool) -> None:
+        """Have the head follow a prompt that several texts have in common, or rest; see FollowingFactory."""
+        head = session.draft_head
+        if head is None or head.gone:
+            return
+        if follows:
+            head.follow()
+        else:
+            head.rest()
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt, which the head reads together with the target."""
@@ -123,59 +138,49 @@ class HeadDrafter:
             DrafterRestsError: Another request has shed the head.
         """
         self._check_held()
-        n_past, left_s = len(self._ids) - 1, deadline_s - monotonic()
+        left_s = deadline_s - monotonic()
         begun, self.calls, self.own_s = perf_counter(), [], 0.0
-        n_max = min(n_max, self._context.target.room(n_past + 1))
-        if n_past < 1 or n_max < 1 or (left_s < 0 and not self._levels.draws):
+        n_max = min(n_max, self._context.target.room(len(self._ids)))
+        if len(self._ids) < 2 or n_max < 1 or (left_s < 0 and not self._levels.draws):
             return EMPTY_DRAFT
-        draft = self._chain(n_past, n_max, left_s) if self._context.shape.kind == CHAIN else self._tree(n_past, n_max)
+        rules = ChainRules(n_max, self._context.floor.path_probability, most_s=left_s)
+        draft = self._chain(rules) if self._context.shape.kind == CHAIN else self._tree(rules)
         self._first = draft.tokens[0] if len(draft) else None
         self.own_s += perf_counter() - begun
         return draft
 
-    def _corrected(self) -> tuple[ChainRules, Callable[[float], float]]:
-        known = self._context.correction
-        rules = ChainRules(1, self._context.floor.path_probability, known.edges, tuple(known.factors))
-        return rules, known.corrected
-
-    def _chain(self, n_past: int, n_max: int, left_s: float) -> Draft:
+    def _chain(self, rules: ChainRules) -> Draft:
         """Return a chain, with leaves where it is not drawn.
 
         A clock must not decide where a drawn chain ends: another draft leads to another text under its rule.
         """
-        nodes, (rules, corrected) = DraftBuilder(n_max), self._corrected()
+        nodes, known = DraftBuilder(rules.n_max), self._context.correction
         nodes.add_levels(
-            self._levels_behind(n_past, replace(rules, n_max=n_max, most_s=left_s)),
-            deadline_s=inf if self._levels.draws else monotonic() + left_s,
+            self._levels_behind(replace(rules, edges=known.edges, factors=tuple(known.factors))),
+            deadline_s=inf if self._levels.draws else monotonic() + rules.most_s,
             least_path=rules.least_path,
             least_leaf=_LEAST_LEAF if self._context.target.model.capabilities.trees else 1.0,
-            corrected=corrected,
+            corrected=known.corrected,
         )
         return nodes.build()
 
-    def _tree(self, n_past: int, n_max: int) -> Draft:
+    def _tree(self, rules: ChainRules) -> Draft:
         """Return a tree of the context's shape, whose levels are a call of the head each."""
-        rules, corrected = self._corrected()
-        known: list[tuple[int, ...]] = []  # the paths to the nodes that were scored
+        known: list[Path] = []  # the paths to the nodes that were scored
         if not self._levels.draws:
-            return grow_ranked(partial(self._scored, n_past, known, self._level), n_max, rules.least_path, corrected)
-        laws = partial(self._scored, n_past, known, self._law)
-        return draw_tree(self._context.shape, laws, self._levels.drawn, n_max, rules.least_path, agreement)
+            levels = partial(self._scored, known, self._allowed.level)
+            return grow_ranked(levels, rules.n_max, rules.least_path, self._context.correction.corrected)
+        laws = partial(self._scored, known, self._allowed.law)
+        return draw_tree(self._context.shape, laws, self._levels.drawn, rules.n_max, rules.least_path, agreement)
 
-    def _scored(
-        self,
-        n_past: int,
-        known: list[tuple[int, ...]],
-        made: Callable[[NDArray[np.float32], Sequence[int]], T | None],
-        paths: Sequence[tuple[int, ...]],
-    ) -> list[T | None]:
+    def _scored(self, known: list[Path], made: Made[T], paths: Sequence[Path]) -> list[T | None]:
         """Return what `made` makes of the scores after each path, one for equal paths; None where there are none.
 
         `known` are the paths that were scored before for the same tree; the new ones are added.
         """
         new = list(dict.fromkeys(paths))
         if new == [()]:
-            scores = self._noted(self.state.begin, n_past, self._ids[-1])
+            scores = self._begun()
             rows = None if scores is None else scores[None]
         else:
             known.extend(new)
@@ -184,67 +189,31 @@ class HeadDrafter:
             rows = self._noted(self.state.branches, [path[-1] for path in known], parents, len(new))
         if rows is None:
             return [None] * len(paths)
-        found = {path: made(self._spread(row), [*self._ids, *path]) for path, row in zip(new, rows, strict=True)}
+        found = {path: made(row, [*self._ids, *path], len(self._ids)) for path, row in zip(new, rows, strict=True)}
         return [found[path] for path in paths]
 
-    def _levels_behind(self, n_past: int, rules: ChainRules) -> Iterator[Level]:
+    def _levels_behind(self, rules: ChainRules) -> Iterator[Level]:
         """Yield the levels behind the text; those of one chain, as far as the grammar allows it, then one by one."""
         path: list[int] = []
         if self._takes_best:
-            for level in _levels_of(self._noted(self.state.chain, n_past, self._ids[-1], rules)):
-                if not self._is_allowed(path, level):
+            for level in _levels_of(self._noted(self.state.chain, len(self._ids) - 1, self._ids[-1], rules)):
+                if not self._allowed.allows(path, level):
                     break
                 yield level
                 path.append(level.tokens[0])
             else:
                 return
-        yield from self._scored_levels(n_past, path)
-
-    def _scored_levels(self, n_past: int, path: list[int]) -> Iterator[Level]:
-        """Yield the levels behind the text and a path, each one scored when it is needed."""
-        text = [*self._ids, *path]
-        scores = self._noted(self.state.begin, n_past, self._ids[-1])
+        text, scores = [*self._ids, *path], self._begun()
         for token in path:
             scores = self._noted(self.state.next, token)
-        while scores is not None and (level := self._level(self._spread(scores), text)) is not None:
-            yield level
-            text.append(level.tokens[0])
+        while scores is not None and (found := self._allowed.level(scores, text, len(self._ids))) is not None:
+            yield found
+            text.append(found.tokens[0])
             scores = self._noted(self.state.next, text[-1])
 
-    def _level(self, row: NDArray[np.float32], text: Sequence[int]) -> Level | None:
-        """Return the level behind a text by the head's scores; None where the grammar allows no token of the head.
-
-        Where the best token is allowed, the mask is not needed, which takes longer to make than a drafted token.
-        """
-        constraint, path = self._context.constraint, text[len(self._ids) :]
-        if constraint is None or not self._levels.draws:
-            level = self._levels.level(Forward(row[None], ops=self.state.ops), 0, text)
-            if self._is_allowed(path, level):
-                return level
-        masked = self._masked(row, path)
-        return None if masked is None else self._levels.level(masked, 0, text)
-
-    def _law(self, row: NDArray[np.float32], text: Sequence[int]) -> Distribution | None:
-        """Return q behind a text by the head's scores; None where the grammar allows no token of the head."""
-        masked = self._masked(row, text[len(self._ids) :])
-        return None if masked is None else self._levels.law(masked, 0, text)
-
-    def _masked(self, row: NDArray[np.float32], path: Sequence[int]) -> Forward | None:
-        """Return the scores of the tokens that the grammar allows behind a path, as a row of logits; None for none."""
-        constraint = self._context.constraint
-        try:
-            masked = row if constraint is None else constraint.masked(row, path)
-        except RequestError:  # a dead end or a limit, at a place that the text may never reach
-            return None
-        if masked.max() <= _IMPOSSIBLE:
-            return None
-        np.maximum(masked, _IMPOSSIBLE, out=masked)
-        return Forward(masked[None], ops=self.state.ops)
-
-    def _is_allowed(self, path: Sequence[int], level: Level) -> bool:
-        """Tell whether the grammar allows the chain's token of a level behind a path."""
-        constraint = self._context.constraint
-        return constraint is None or not level.tokens or constraint.allows(path, level.tokens[0])
+    def _begun(self) -> Scores | None:
+        """Return the scores of what follows the text; None where the head does not know the text."""
+        return self._noted(self.state.begin, len(self._ids) - 1, self._ids[-1])
 
     def _noted(self, call: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Return what a call of the head returns, and note it."""
@@ -253,19 +222,9 @@ class HeadDrafter:
         self.own_s -= perf_counter() - begun
         self.calls.append(self.state.shared)
         if self._context.recorder is not None:
-            levels = [1] * len(result.tokens) if isinstance(result, DraftedChain) else [1] * (result is not None)
-            if isinstance(result, np.ndarray) and result.ndim == 2:
-                levels = [len(result)]
-            for n_rows in levels:
-                self._context.recorder.evaluated(n_rows, self.state.share)
+            for n_rows, share in self.state.evaluated:
+                self._context.recorder.evaluated(n_rows, share)
         return result
-
-    def _spread(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the head's scores as a row of logits over the target's vocabulary, valid until the next call."""
-        if not len(self._row):
-            self._row = np.full(self._context.target.model.card.n_vocab, _IMPOSSIBLE, np.float32)
-        self._row[self.state.token_ids] = scores
-        return self._row
 
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got; the session itself keeps the hidden states that the head reads.
@@ -298,7 +257,61 @@ class HeadDrafter:
 
     def memory_bytes(self) -> int:
         """Return the bytes of the text's tokens and of a row of logits; the head has terms in the memory plan."""
-        return 16 * len(self._ids) + self._row.nbytes
+        return 16 * len(self._ids) + self._allowed.n_bytes
+
+
+class _Allowed:
+    """What a grammar allows of the head's scores, as levels and laws over the target's vocabulary."""
+
+    def __init__(self, context: DraftContext, state: HeadState, levels: LevelMaker) -> None:
+        self._constraint, self._levels = context.constraint, levels
+        self._n_vocab, self._token_ids, self._ops = context.target.model.card.n_vocab, state.token_ids, state.ops
+        self._row: Scores = np.empty(0, np.float32)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a row of logits, where one was needed."""
+        return self._row.nbytes
+
+    def allows(self, path: Sequence[int], level: Level) -> bool:
+        """Tell whether the grammar allows the chain's token of a level behind a path."""
+        return self._constraint is None or not level.tokens or self._constraint.allows(path, level.tokens[0])
+
+    def level(self, scores: Scores, text: Sequence[int], n_ids: int) -> Level | None:
+        """Return the level behind a text by the head's scores; None where the grammar allows no token of the head.
+
+        Where the best token is allowed, the mask is not needed, which takes longer to make than a drafted token.
+        """
+        row, path = self._spread(scores), text[n_ids:]
+        if self._constraint is None or not self._levels.draws:
+            level = self._levels.level(Forward(row[None], ops=self._ops), 0, text)
+            if self.allows(path, level):
+                return level
+        masked = self._masked(row, path)
+        return None if masked is None else self._levels.level(masked, 0, text)
+
+    def law(self, scores: Scores, text: Sequence[int], n_ids: int) -> Distribution | None:
+        """Return q behind a text by the head's scores; None where the grammar allows no token of the head."""
+        masked = self._masked(self._spread(scores), text[n_ids:])
+        return None if masked is None else self._levels.law(masked, 0, text)
+
+    def _spread(self, scores: Scores) -> Scores:
+        """Return the head's scores as a row of logits over the target's vocabulary, valid until the next call."""
+        if not len(self._row):
+            self._row = np.full(self._n_vocab, _IMPOSSIBLE, np.float32)
+        self._row[self._token_ids] = scores
+        return self._row
+
+    def _masked(self, row: Scores, path: Sequence[int]) -> Forward | None:
+        """Return the scores of the tokens that the grammar allows behind a path, as a row of logits; None for none."""
+        try:
+            masked = row if self._constraint is None else self._constraint.masked(row, path)
+        except RequestError:  # a dead end or a limit, at a place that the text may never reach
+            return None
+        if masked.max() <= _IMPOSSIBLE:
+            return None
+        np.maximum(masked, _IMPOSSIBLE, out=masked)
+        return Forward(masked[None], ops=self._ops)
 
 
 def _levels_of(chain: DraftedChain) -> Iterator[Level]:
@@ -311,4 +324,4 @@ def _traits(state: HeadState, context: DraftContext) -> DrafterTraits:
     if state.reach:
         rate = sum(state.reach) / (1 + sum(state.reach[:-1]))
     level_s = None if whole_s is None else _SHARE * whole_s
-    return DrafterTraits(DraftCost.CALLS, Draws.SHAPES, rate, level_s)
+    return DrafterTraits(DraftCost.CALLS, Draws.SHAPES, rate, level_s, follows=True)

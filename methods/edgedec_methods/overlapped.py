@@ -1,14 +1,20 @@
-"""overlapped: a draft model that goes on drafting while the target verifies.
+"""PEARL: a draft model goes on drafting while the target verifies.
 
-PEARL's "post-verify" (Liu et al. 2024, arXiv:2408.11850). Once a draft is handed out, a thread drafts on behind it:
-first the token that the draft model expects as the bonus token, then the next draft. The draft model draws with the
-target's own noise, so its own draw is the best guess of the bonus token. Where the text comes as expected, the next
-draft is there when it is requested. Otherwise those tokens are dropped, and the draft model's session goes back by
-n_past. Either way a draft is the draft model's own. PEARL's "pre-verify", where the target judges a draft's first token
-while the others are still to come, is left out: how long a draft is remains the policy's decision.
+This is the "post-verify" of the paper. Once a draft is handed out, a thread drafts on behind it: first the token that
+the draft model expects as the bonus token, then the next draft. The draft model draws with the target's own noise, so
+its own draw is the best guess of the bonus token. Where the text comes as expected, the next draft is there when it is
+requested. Otherwise those tokens are dropped, and the draft model's session goes back by n_past. Either way a draft is
+the draft model's own. PEARL's "pre-verify", where the target judges a draft's first token while the others are still to
+come, is left out: how long a draft is remains the policy's decision.
 
 Overlap pays where the target computes on another device than the draft model. On the same cores each slows the other
 down. The policy counts as a draft's price the time that propose() takes, including the time it waits for the thread.
+
+Paper: Liu et al. 2024, arXiv:2408.11850
+Option: `--draft model --draft-model MODEL --draft-overlap`
+For: a target on an NPU, on a GPU or on other machines, with a draft model on the CPU
+Measured: nothing yet (`python benchmarks/speed/overlap.py MODEL --draft-model SMALLER` tells)
+Status: opt-in
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +30,21 @@ from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.model import DraftModel, ModelDrafter
+from edgedec.errors import RequestError, argument
+from edgedec.loading.second_model import LoadedDraft, same_tokenizer
 from edgedec.model import Model
 
 THREAD_NAME = "edgedec-draft-ahead"
+
+
+def overlapped(loaded: LoadedDraft) -> "OverlappedModel":
+    """Return the factory of drafters around a loaded draft model (RequestError: the tokenizers differ)."""
+    if not same_tokenizer(loaded.model, loaded.target):
+        raise RequestError(
+            f"{loaded.path}: its tokenizer is not the target's, which {argument('draft_overlap')} needs; choose a "
+            f"draft model of the target's family, or leave {argument('draft_overlap')} out"
+        )
+    return OverlappedModel(loaded.model, loaded.most)
 
 
 class OverlappedModel(DraftModel):

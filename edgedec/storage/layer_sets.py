@@ -1,125 +1,28 @@
-"""Sets of half-layers, the bytes that a token through a set reads, and tuned sets, which are kept on the disk.
+"""Sets of half-layers, and tuned sets, which are kept on the disk.
 
 A half-layer is the attention or the feed-forward block of a layer; leaving one out passes the hidden state through
 (SWIFT, Xia et al. 2024, arXiv:2410.06161). The first and the last layer always run.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import RequestError, StorageError
-from edgedec.gguf.file import GGUF, is_onnx, read_header_of
-from edgedec.gguf.model_info import describe
+from edgedec.cost_curve import CostCurve, best_length
+from edgedec.errors import StorageError
 from edgedec.model import LayerSet, ModelCard
 from edgedec.storage import probe_cache
 
 _KIND, _LOSSY_KIND = "draft-layer-set", "lossy-layer-set"
 _MOST_COST = 10.0  # times a whole token's: a higher cost was not measured soundly
-_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 Half = tuple[int, int]
 """A half-layer: its layer, and 0 for attention or 1 for feed-forward."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerBytes:
-    """How many bytes of weights a token reads.
-
-    Attributes:
-        halves: int64[n_layer, 2], for each layer those of its attention block and of its feed-forward block.
-        rest: Those of the last norm and the head, which always run.
-    """
-
-    halves: NDArray[np.int64]
-    rest: int
-
-    @property
-    def n_layer(self) -> int:
-        """Number of layers."""
-        return len(self.halves)
-
-    @property
-    def total(self) -> int:
-        """Bytes of a whole token."""
-        return int(self.halves.sum()) + self.rest
-
-    def share(self, layers: LayerSet) -> float:
-        """Return the share of a whole token's bytes that a token through these half-layers reads.
-
-        >>> LayerBytes(np.array([[10, 30], [10, 30]]), 20).share(LayerSet.of(2, [0]))
-        0.6
-        """
-        return (int(self.halves[as_mask(layers)].sum()) + self.rest) / self.total
-
-
-def layer_bytes(path: Path) -> LayerBytes:
-    """Return the bytes that a token of a GGUF model or of an export reads (raises what read_gguf raises).
-
-    Of a mixture of experts, only those that a token goes through count.
-    An export's header has no tensors: its weights are counted by the sizes that the header names, each as one byte.
-
-    Raises:
-        RequestError: The file has no layers of the usual names.
-    """
-    gguf = read_header_of(path)
-    if is_onnx(path):
-        return _layer_weights(gguf)
-    places: list[tuple[int, int, int]] = []
-    rest, chosen = 0, _chosen_experts(gguf)
-    for name, tensor in gguf.tensors.items():
-        match = _LAYER.fullmatch(name)
-        if match is not None:
-            is_mlp = match[2].startswith(("ffn_", "post_ffw_"))
-            share = chosen if "_exps." in match[2] else Fraction(1)
-            places.append((int(match[1]), int(is_mlp), int(tensor.n_bytes * share)))
-        elif name.startswith("output") or (name == "token_embd.weight" and "output.weight" not in gguf.tensors):
-            rest += tensor.n_bytes
-    if not places:
-        raise RequestError(
-            f"{path} has no tensor called blk.N.*, so the bytes of each half-layer are unknown; take a model with the "
-            "usual names"
-        )
-    halves = np.zeros((max(layer for layer, _, _ in places) + 1, 2), np.int64)
-    for layer, half, n_bytes in places:
-        halves[layer, half] += n_bytes
-    return LayerBytes(halves, rest)
-
-
-def _chosen_experts(gguf: GGUF) -> Fraction:
-    """Return the share of its experts that a token goes through; 1 for a model without experts."""
-    if not any("_exps." in name for name in gguf.tensors):
-        return Fraction(1)
-    info = describe(gguf)
-    return Fraction(info.n_expert_used, info.n_expert) if info.n_expert else Fraction(1)
-
-
-def _layer_weights(gguf: GGUF) -> LayerBytes:
-    """Return the weights of each half-layer: four matrices of attention, three of a gated feed-forward block."""
-    info = describe(gguf)
-    if info.n_ff is None:
-        raise RequestError(
-            f"{gguf.paths[0]} does not say feed_forward_length, so the bytes of each half-layer are unknown; "
-            "export the model again"
-        )
-    attn = [
-        info.n_embd * (n_head + n_head_kv) * (info.key_length + info.value_length)
-        for n_head, n_head_kv in zip(info.n_head, info.n_head_kv, strict=True)
-    ]
-    mlp = [3 * info.n_embd * width for width in info.n_ff]
-    return LayerBytes(np.array([attn, mlp], np.int64).T.copy(), info.n_embd * info.n_vocab)
-
-
-def as_mask(layers: LayerSet) -> NDArray[np.bool_]:
-    """Return bool[n_layer, 2]: whether each layer's attention and feed-forward block run."""
-    return np.stack([layers.attn, layers.mlp], axis=1)
 
 
 def without(n_layer: int, left_out: Sequence[Half]) -> LayerSet:
@@ -136,7 +39,7 @@ def without(n_layer: int, left_out: Sequence[Half]) -> LayerSet:
 
 def left_out(layers: LayerSet) -> list[Half]:
     """Return the half-layers that a set leaves out, in order."""
-    return [(int(layer), int(half)) for layer, half in np.argwhere(~as_mask(layers))]
+    return [(int(layer), int(half)) for layer, half in np.argwhere(~layers.mask)]
 
 
 def evenly_spaced(n_layer: int, n_out: int) -> LayerSet:
@@ -152,17 +55,6 @@ def evenly_spaced(n_layer: int, n_out: int) -> LayerSet:
     kept = {round((i + 1) * (n_layer - 1) / (n_out + 1)) for i in range(n_out)}
     out = sorted(layer for layer in kept if 0 < layer < n_layer - 1)
     return without(n_layer, [(layer, half) for layer in out for half in (0, 1)])
-
-
-def late_layers(n_layer: int, n_out: int) -> LayerSet:
-    """Return the set that leaves out the `n_out` layers before the last."""
-    out = range(max(1, n_layer - 1 - n_out), n_layer - 1)
-    return without(n_layer, [(layer, half) for layer in out for half in (0, 1)])
-
-
-def first_layers(n_layer: int, n_run: int) -> LayerSet:
-    """Return the set of the first `n_run` layers: an early exit."""
-    return LayerSet.of(n_layer, range(min(max(1, n_run), n_layer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +74,21 @@ class TunedSet:
     cost: float
     agreement: float
     n_positions: int
+
+    def promised_gain(self, curve: CostCurve, n_max: int) -> float:
+        """Return how many times as fast as plain decoding drafts with the set would be, by the cost curve.
+
+        The result is 0 where nothing was measured, or where no draft can be verified.
+
+        >>> tuned = TunedSet(LayerSet.of(4, [0, 3]), 0.5, 0.5, 0.8, 2000)
+        >>> round(tuned.promised_gain(CostCurve({1: 0.10, 2: 0.11}), 1), 3)
+        1.125
+        """
+        whole_s = curve.seconds(1)
+        if whole_s is None or n_max < 1:
+            return 0.0
+        cost = curve.up_to(n_max + 1).__getitem__
+        return best_length(self.agreement, self.cost * whole_s, cost, n_max, 1 / whole_s)[1]
 
 
 def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet, *, lossy: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The addresses of other machines, and what a person should know before a model's layers are put there."""
+"""The addresses of rpc-servers, and what a person should know before a model's layers are put there."""
 
 from collections.abc import Sequence
 from ipaddress import ip_address

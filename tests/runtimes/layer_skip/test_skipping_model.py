@@ -14,22 +14,15 @@ import edgedec
 from edgedec.api.options import DraftOptions, Lossy
 from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError, SessionError
-from edgedec.layer_skip.choose import choose_layers, require_layer_skip, require_measured
-from edgedec.layer_skip.layer_sets import (
-    LayerBytes,
-    TunedSet,
-    evenly_spaced,
-    keep_tuned_set,
-    layer_bytes,
-    left_out,
-    without,
-)
-from edgedec.layer_skip.quality_table import MEASURED, Measured
-from edgedec.layer_skip.skipping_model import LossyModel, lossy_note, variant
+from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, LayerSet, Model
 from edgedec.sampling import Noise, SamplingParams, draw
+from edgedec.storage.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out, without
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip, require_measured
+from edgedec_runtimes.layer_skip.quality_table import MEASURED, Measured
+from edgedec_runtimes.layer_skip.skipping_model import LossyModel, lossy_note, variant
 
 TEXT = "the cat sat on the mat, the dog sat on the log, the cat sat on the "
 PROMPT = [BOS, *byte_ids(TEXT)]

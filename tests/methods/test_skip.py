@@ -15,20 +15,21 @@ from support.tiny_models import BOS, byte_ids, tiny_llama
 import edgedec
 from edgedec.cost_curve import CostCurve
 from edgedec.drafter import DraftContext, DrafterFactory, Floor
-from edgedec.drafters.self_speculation import exit as exit_drafter
-from edgedec.drafters.self_speculation.skip import SkipDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CancelledError, CapabilityError
-from edgedec.layer_skip.layer_sets import TunedSet, keep_tuned_set, tuned_set, without
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, LayerSet, Model
 from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler import drafter_factories as draft_loading
+from edgedec.scheduler.drafter_factories import promised_gains
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
+from edgedec.storage.layer_sets import TunedSet, keep_tuned_set, without
 from edgedec_apps.conformance import check_drafter
 from edgedec_apps.evaluation.part_cost import part_cost
+from edgedec_methods import exit as exit_drafter
+from edgedec_methods.skip import SkipDrafter
 from edgedec_runtimes.cpu.runtime import Cpu
 
 GREEDY = SamplingParams(temperature=0)
@@ -223,7 +224,7 @@ def policy_for(model: Model, drafting: Drafting, curve: CostCurve = FLAT) -> tup
 
 def auto(model: Model, cache_dir: Path) -> Drafting:
     """Return what `auto` drafts with."""
-    return Drafting({"suffix": SuffixDrafter}, 8, tuned=tuned_set(cache_dir, model.card))
+    return Drafting({"suffix": SuffixDrafter}, 8, promised=promised_gains(model, cache_dir), cache_dir=cache_dir)
 
 
 def test_auto_takes_a_tuned_set_only_where_it_promises_to_pay(model: Model, tmp_path: Path) -> None:
@@ -240,13 +241,12 @@ def test_auto_takes_a_tuned_set_only_where_it_promises_to_pay(model: Model, tmp_
 
 def test_by_name_the_tuned_set_is_taken_whatever_it_costs(model: Model, tmp_path: Path) -> None:
     """Without one a sentence says what is left out instead."""
-    drafting = Drafting({"skip": SkipDrafter}, 8, always=True, tuned=tuned_set(tmp_path, model.card))
+    drafting = Drafting({"skip": SkipDrafter}, 8, always=True, cache_dir=tmp_path)
     policy, sequence = policy_for(model, drafting)
     assert sequence.stats.reasons == [
         "skip leaves out every fourth layer; edgedec tune-skip finds a better set for this model"
     ]
     keep_tuned_set(tmp_path, model.card, replace(tuned(HALF), share=0.625, cost=0.9))
-    drafting.tuned = tuned_set(tmp_path, model.card)
     policy, sequence = policy_for(model, drafting)
     drafter = policy.drafters.get("skip")
     assert isinstance(drafter, SkipDrafter)

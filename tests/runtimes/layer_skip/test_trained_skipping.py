@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_models import byte_ids, tiny_llama
 
-from edgedec.layer_skip.layer_sets import left_out, without
 from edgedec.load_options import LoadOptions
 from edgedec.model import LayerSet, Model
+from edgedec.storage.layer_sets import left_out, without
 from edgedec_apps.evaluation.layer_judge import Judge
 from edgedec_apps.evaluation.layer_score import Score
 from edgedec_runtimes.cpu.runtime import Cpu
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "studies"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "studies"))
 
 from prompt_layer_sets import behind, least_harmful, scores_alone
 from trained_skipping import (

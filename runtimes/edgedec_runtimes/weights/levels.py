@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
-from edgedec.gguf.coded_values import VALUES
+from edgedec.gguf.file import FLOATS, floats
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec_runtimes.weights.coded_values import VALUES
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -123,17 +124,6 @@ LEVELS: dict[GGMLType, Callable[[U8], Levels]] = {
     GGMLType.Q6_K: _q6_k,
 }
 """By type, a function from blocks, uint8[n, block_bytes], to levels (a block of types without super-blocks is one)."""
-
-FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-"""The types that hold numbers one by one, not in quantized blocks."""
-
-
-def floats(kind: GGMLType, rows: U8) -> F32:
-    """Return the numbers of rows, uint8[..., row_bytes], of a type of FLOATS, as float32."""
-    if kind is GGMLType.BF16:
-        return (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    with np.errstate(invalid="ignore"):  # a signalling NaN
-        return rows.view("<f4" if kind is GGMLType.F32 else "<f2").astype(np.float32)
 
 
 def dequantize(kind: GGMLType, rows: U8) -> F32:

@@ -16,15 +16,15 @@ from support.token_texts import CODE, SENTENCES
 from support.vocabularies import bpe, spm, write
 
 import edgedec
-from edgedec.drafters.draft_model.alignment import Aligned, continuation, encode_aligned, leading_ids, whole_characters
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import open_draft_model, same_tokenizer
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.conformance import check_drafter
+from edgedec_methods.alignment import Aligned, continuation, encode_aligned, leading_ids, whole_characters
+from edgedec_methods.universal import UniversalDraftModel
 from edgedec_runtimes.tokenizer import open_tokenizer
 
 REAL = ("smollm2-135m.gguf", "qwen2.5-coder-0.5b.gguf")

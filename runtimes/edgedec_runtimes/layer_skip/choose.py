@@ -1,27 +1,27 @@
 """Which layers to leave out for a requested speed-up (a layer skip), and which requests are refused.
 
-LOSSY: edgedec.layer_skip.skipping_model leaves the layers out.
+LOSSY: edgedec_runtimes.layer_skip.skipping_model leaves the layers out.
 
 Unified Layer Skipping (Liu et al. 2024, arXiv:2404.06954): the speed-up alone decides how many layers run. They are
 evenly spaced and the same for every token, so that a KV cache has no holes. Where the paper counts layers, bytes of
 weights are counted here, those of the head included, as the time of a token follows the bytes that it reads.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 from edgedec.errors import RequestError, argument
 from edgedec.gguf.file import read_header_of
+from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.gguf.model_info import describe
-from edgedec.layer_skip.layer_sets import LayerBytes, TunedSet, evenly_spaced, layer_bytes, left_out, tuned_set
-from edgedec.layer_skip.quality_table import MEASURED, Measured, Shape
-from edgedec.layer_skip.skipping_model import LossyModel
 from edgedec.model import LayerSet, Model
+from edgedec.storage.layer_sets import TunedSet, evenly_spaced, left_out, tuned_set
+from edgedec_runtimes.layer_skip.quality_table import MEASURED, Measured, Shape
+from edgedec_runtimes.layer_skip.skipping_model import LossyModel
 
 _ROUNDING = 1e-9
-_OF_OWN_LAYERS = ("skip", "exit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,14 @@ def choose_layers(sizes: LayerBytes, speedup: float, tuned: TunedSet | None = No
     )
 
 
+def layer_skip(
+    path: Path, speedup: float, *, force: bool, drafters: Iterable[str]
+) -> Callable[[Model, Path | None], Model]:
+    """Return what leaves out layers of a loaded model, given the cache folder; raises as require_layer_skip does."""
+    sizes = require_layer_skip(path, speedup, force=force, drafters=drafters)
+    return lambda model, cache_dir: leave_out(model, sizes, speedup, cache_dir)
+
+
 def require_layer_skip(path: Path, speedup: float, *, force: bool, drafters: Iterable[str] = ()) -> LayerBytes:
     """Return a model file's bytes by layer, read from the header only; raise where the speed-up is refused.
 
@@ -81,17 +89,16 @@ def require_layer_skip(path: Path, speedup: float, *, force: bool, drafters: Ite
         path: The model file.
         speedup: The requested speed-up.
         force: Whether to allow a speed-up whose quality was never measured, or that is not recommended.
-        drafters: The names of the drafters that are to draft.
+        drafters: The names of the drafters, among those that are to draft, that run a part of the layers themselves.
 
     Raises:
         RequestError: As choose_layers; or a drafter runs a part of the layers itself; or, unless `force`, the quality
             at this speed-up was never measured, or the speed-up is higher than recommended.
         EdgedecError: As read_gguf.
     """
-    own = [name for name in drafters if name in _OF_OWN_LAYERS]
-    if own:
+    for name in drafters:
         raise RequestError(
-            f"the drafter {own[0]!r} runs a part of the layers, but with a layer skip every forward runs the same "
+            f"the drafter {name!r} runs a part of the layers, but with a layer skip every forward runs the same "
             "ones; use one of the two"
         )
     sizes = layer_bytes(path)
