@@ -7,7 +7,7 @@ import numpy as np
 
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import Level
-from edgedec.drafters.drawn_trees import Place, drawn_without_replacement
+from edgedec.drafters.drawn_trees import TreePlace, drawn_without_replacement
 from edgedec.model import Forward
 from edgedec.sampling import Distribution, Noise, SamplingParams, distribution
 from edgedec.verification.rule_tools import sample, uniform_source
@@ -67,7 +67,7 @@ class LevelMaker:
         """Return q after a text, of which this row of the forward is the last token (RequestError: as level())."""
         return distribution(forward.logits[row, : self._n_vocab], self._params, text, forward.ops)
 
-    def drawn(self, law: Distribution, place: Place) -> Iterator[tuple[int, float]]:
+    def drawn(self, law: Distribution, place: TreePlace) -> Iterator[tuple[int, float]]:
         """Yield tokens drawn from q without replacement, by numbers that nothing else used, and their keys."""
         self._n_drawn += 1
         return drawn_without_replacement(law, place, self._keys.key(self._n_drawn))

@@ -25,7 +25,7 @@ from edgedec.storage.probe_cache import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec_export.training import recipe
 from edgedec_export.training.collecting import PROMPTS_PER_FILE, TEMPERATURES, Collecting
-from edgedec_export.training.collecting_processes import Target, collect_alone, collect_together
+from edgedec_export.training.collecting_processes import AnswerModel, collect_alone, collect_together
 from edgedec_export.training.kinds import Kind, Start, kind_of
 from edgedec_export.training.lessons import HELD_BACK_EVERY, LessonFile, first_files
 from edgedec_export.training.openings import Opening
@@ -185,7 +185,7 @@ def _collected(model: Path, parts: TargetParts, folder: Path, n_ctx: int, option
         n_at_once=options.n_parallel,
         own=options.prompts,
     )
-    target = Target(model, n_ctx, options.n_threads, options.cache_dir)
+    target = AnswerModel(model, n_ctx, options.n_threads, options.cache_dir)
     if options.n_processes == 1:
         collect_alone(target, job, options.on_progress, options.cancel)
     else:
