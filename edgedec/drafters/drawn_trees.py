@@ -33,7 +33,7 @@ _MOST_SIBLINGS = 32  # of a node; a further one is hardly ever right
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TreePlace:
     """A place of the tree where tokens may be added: behind a node, or behind the text.
 
     Attributes:
@@ -50,7 +50,7 @@ class Place:
     log_p: float = 0.0
     key: float = 0.0
 
-    def behind(self, node: int, token: int, chance: float, log_q: float = 0.0, key: float = 0.0) -> "Place":
+    def behind(self, node: int, token: int, chance: float, log_q: float = 0.0, key: float = 0.0) -> "TreePlace":
         """Return the place behind a node that was added here.
 
         Args:
@@ -60,7 +60,7 @@ class Place:
             log_q: The logarithm of the token's probability under the drafter, for shapes whose paths compete.
             key: The path's key, for the same.
         """
-        return Place(node, (*self.tokens, token), self.chance * chance, self.log_p + log_q, key)
+        return TreePlace(node, (*self.tokens, token), self.chance * chance, self.log_p + log_q, key)
 
 
 LawsAfter = Callable[[Sequence[tuple[int, ...]]], Sequence[Distribution | None]]
@@ -70,11 +70,11 @@ nothing can follow."""
 LevelsAfter = Callable[[Sequence[tuple[int, ...]]], Sequence[Level | None]]
 """Drafted paths, all of one length -> the most probable tokens after each; None where nothing can follow."""
 
-Drawn = Callable[[Distribution, Place], Iterator[tuple[int, float]]]
+Drawn = Callable[[Distribution, TreePlace], Iterator[tuple[int, float]]]
 """(q, place) -> tokens drawn from q without replacement, the first one drawn first, each with its key in a beam."""
 
 
-def drawn_without_replacement(law: Distribution, place: Place, key: int) -> Iterator[tuple[int, float]]:
+def drawn_without_replacement(law: Distribution, place: TreePlace, key: int) -> Iterator[tuple[int, float]]:
     """Yield tokens by Gumbel top-k: the largest log q + noise first, each with its key.
 
     The keys are those of stochastic beam search: given that the largest key among a place's children is the key of the
@@ -109,7 +109,7 @@ class DrawnLevel:
     """
 
     nodes: DraftBuilder
-    known: Sequence[tuple[Place, Distribution]]
+    known: Sequence[tuple[TreePlace, Distribution]]
     drawn: Drawn
     agreement: Callable[[Distribution], float]
     depth: int
@@ -128,7 +128,7 @@ class DrawnShape:
         n_widths: How many numbers the shape's name may have, as "siblings:3-2" has two; 0 for none.
     """
 
-    add: Callable[[DrawnLevel], Sequence[Place]]
+    add: Callable[[DrawnLevel], Sequence[TreePlace]]
     siblings: Siblings
     n_widths: int = 0
 
@@ -229,7 +229,7 @@ def draw_tree(
         agreement: q -> an estimate of the chance that a token drawn from it is accepted.
     """
     nodes, add = DraftBuilder(n_max), find_shape(shape.kind).add
-    places, depth = [Place()], 0
+    places, depth = [TreePlace()], 0
     while places and nodes.n_left:
         found = zip(places, laws([place.tokens for place in places]), strict=True)
         known = [(place, law) for place, law in found if law is not None]
@@ -244,7 +244,7 @@ def least_grown(n_max: int) -> float:
     return 0.5 / n_max
 
 
-def _add_grown(level: DrawnLevel) -> list[Place]:
+def _add_grown(level: DrawnLevel) -> list[TreePlace]:
     """Add children wherever the chance that one is reached is at least `least`, the greatest chance first.
 
     A child is reached when its place was and the siblings before it were rejected; it is taken to be accepted as
@@ -295,9 +295,9 @@ def grow_ranked(
         corrected: P that the drafter gives to a token -> P by which the path probability goes.
     """
     nodes, least = DraftBuilder(n_max), max(least_path, least_grown(n_max))
-    places = [Place()]
+    places = [TreePlace()]
     while places and nodes.n_left:
-        found: list[tuple[float, int, Place, int, float]] = []
+        found: list[tuple[float, int, TreePlace, int, float]] = []
         for place, level in zip(places, levels([place.tokens for place in places]), strict=True):
             if level is not None:
                 for token, p in zip(level.tokens, level.p, strict=True):
@@ -309,5 +309,5 @@ def grow_ranked(
                 break
             node = nodes.add(token, place.node, p)
             if chance >= least:
-                places.append(Place(node, (*place.tokens, token), chance))
+                places.append(TreePlace(node, (*place.tokens, token), chance))
     return nodes.build()
