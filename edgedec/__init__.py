@@ -16,19 +16,23 @@ if TYPE_CHECKING:
     from edgedec.api.load import load
     from edgedec.api.options import DraftOptions, Lossy
     from edgedec.decoding.generate import TokenStream
-    from edgedec.draft import Draft, DraftContext, Drafter, DrafterNeeds, Verification
+    from edgedec.draft import Draft, Verification
+    from edgedec.drafter import DraftContext, Drafter, DrafterNeeds
     from edgedec.errors import EdgedecError
     from edgedec.grammar import Grammar
+    from edgedec.load_options import LoadOptions
     from edgedec.memory_plan import MemoryPlan, MemoryTerm
-    from edgedec.model import Forward, ForwardItem, LayerSet, LoadOptions, Model, Runtime, Session
+    from edgedec.model import Forward, ForwardItem, LayerSet, Model, Session
     from edgedec.progress import CancelToken, Progress
+    from edgedec.runtime import Runtime
     from edgedec.sampling import SamplingParams
     from edgedec.sequence import Generation, TokenOutput
     from edgedec.stats import DecodeStats
     from edgedec.tokenizer import Tokenizer
 
 _HOMES = {
-    "draft": ("Draft", "DraftContext", "Drafter", "DrafterNeeds", "Verification"),
+    "draft": ("Draft", "Verification"),
+    "drafter": ("DraftContext", "Drafter", "DrafterNeeds"),
     "api.engine": ("Engine",),
     "errors": ("EdgedecError",),
     "decoding.generate": ("TokenStream",),
@@ -36,8 +40,10 @@ _HOMES = {
     "api.load": ("load",),
     "api.options": ("DraftOptions", "Lossy"),
     "memory_plan": ("MemoryPlan", "MemoryTerm"),
-    "model": ("Forward", "ForwardItem", "LayerSet", "LoadOptions", "Model", "Runtime", "Session"),
+    "load_options": ("LoadOptions",),
+    "model": ("Forward", "ForwardItem", "LayerSet", "Model", "Session"),
     "progress": ("CancelToken", "Progress"),
+    "runtime": ("Runtime",),
     "sampling": ("SamplingParams",),
     "sequence": ("Generation", "TokenOutput"),
     "stats": ("DecodeStats",),

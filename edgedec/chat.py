@@ -4,8 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from edgedec import plugins
-from edgedec.counted import counted
-from edgedec.errors import PromptTooLongError, RequestError
+from edgedec.errors import PromptTooLongError, RequestError, counted
 from edgedec.progress import CancelToken
 
 Message = Mapping[str, Any]

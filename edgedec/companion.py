@@ -1,8 +1,8 @@
-"""Ways to write with a further model beside the target, which a package brings by an entry point of `edgedec.sessions`.
+"""Methods that write on a session around the target's, which a package brings by an entry point of `edgedec.sessions`.
 
 What the entry point names is a frozen dataclass: its fields are the method's options, each with a default, and it has
-the attributes and the method of `Companion`. The target and the companion are loaded and planned by edgedec; the method
-returns a session around a session of each. Nothing is drafted beside it, and requests take turns.
+the attributes and the method of `Companion`. Where the method has a further model, edgedec plans and loads that, and
+the method returns a session around a session of each; nothing is drafted beside it then, and requests take turns.
 """
 
 import os
@@ -11,27 +11,33 @@ from typing import Protocol
 
 from edgedec import plugins
 from edgedec.errors import RequestError
+from edgedec.load_options import read_options
 from edgedec.model import Session
-from edgedec.runtime_options import read_options
 
 
 class Companion(Protocol):
-    """A method that writes with a further model of the target's vocabulary."""
+    """A method that writes on a session around the target's, perhaps with a further model of the same vocabulary."""
 
     @property
     def role(self) -> str:
-        """What the further model is called, as in "small model"."""
+        """What the further model is called, as in "small model"; empty without one."""
 
     @property
     def what(self) -> str:
-        """What both models are, as in "two models that write in turn"."""
+        """What the method makes of its models, as in "two models that write in turn"."""
 
     @property
-    def model(self) -> str | os.PathLike[str]:
-        """The name of the further model."""
+    def model(self) -> str | os.PathLike[str] | None:
+        """The name of the further model; None for a method that has none."""
 
-    def session(self, target: Session, companion: Session) -> Session:
-        """Return a session on which both write (CapabilityError where a runtime can't)."""
+    def session(self, target: Session, companion: Session | None) -> Session:
+        """Return a session around the target's, and the companion's where there is one, for texts to be written on.
+
+        Without a further model it is called for the session of each of the parallel requests.
+
+        Raises:
+            CapabilityError: A runtime can't do what the method needs.
+        """
 
 
 def companion_of(methods: Mapping[str, Mapping[str, object]] | None) -> Companion | None:

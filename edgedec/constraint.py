@@ -1,64 +1,69 @@
 """Which tokens a grammar allows after a text, and after each path of a draft."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.sampling import Place, SamplingParams
+from edgedec.grammar import GrammarState
+from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
+from edgedec.sampling import Noise, SamplingParams, distribution, draw, penalized
 
 _FORBIDDEN = np.float32(-np.inf)
+_N_FIRST = 32  # tokens that are put in order before the rest of the vocabulary is
 
 
-class Predicate(Protocol):
-    """Says which texts are allowed."""
+@dataclass(frozen=True, slots=True)
+class DrawPlace:
+    """The place of a text where a token is drawn, and all that the draw depends on.
 
-    def __call__(self, text: str, is_end: bool, /) -> bool:
-        """Return whether a text is allowed to end here (`is_end`), or to stand there and go on.
+    Attributes:
+        logits: f32[n_vocab], the model's, of the row before.
+        params: The options.
+        seen: The text so far, prompt included, for the penalties.
+        noise: The random numbers of the generation.
+        position: The absolute position of the token.
+        ops: Operations over the row.
+    """
 
-        The same arguments must always give the same answer.
+    logits: NDArray[np.float32]
+    params: SamplingParams
+    seen: Sequence[int]
+    noise: Noise
+    position: int
+    ops: LogitOps = NUMPY_ROW_OPS
+
+    def draw(self, scores: NDArray[np.float32]) -> int:
+        """Return the token that is drawn from a row that stands for the logits (RequestError as draw())."""
+        return draw(scores, self.params, self.seen, self.noise, self.position, self.ops)
+
+    def in_order(self, scores: NDArray[np.float32]) -> Iterator[tuple[int, float]]:
+        """Yield tokens with their probabilities in the order in which draw() would take them, were others ruled out.
+
+        This is drawing without replacement: each token comes with its probability among those that are left (Gumbel
+        top-k; Kool et al. 2019, arXiv:1903.06059). Tokens that top-k, top-p and min-p rule out come last, the more
+        probable ones first, with a probability of 0. At temperature 0 the order is that of the logits, and the
+        probabilities are those of temperature 1.
 
         Args:
-            text: The text from its beginning. A character of which only some bytes are there is a U+FFFD at the end: a
-                function that does not take it allows only characters that are one token.
-            is_end: Whether the text ends here.
+            scores: f32[n_vocab], a row that stands for the logits; -inf rules a token out for good.
         """
-
-
-class GrammarState(Protocol):
-    """A text's state in a grammar: it takes tokens and takes them back; what is allowed depends on its tokens alone."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the text is whole and no token may follow."""
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the text is whole; tokens may still follow."""
-
-    @property
-    def predicate(self) -> Predicate | None:
-        """What the texts must keep to beside the tokens that the state allows; None where that is all."""
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """Return bool[n_vocab]: which tokens may follow, among them the end tokens where the text may end.
-
-        Raises:
-            RequestError: No token may follow, or finding out takes more time or memory than the limits allow.
-        """
-
-    def forced(self) -> Sequence[int]:
-        """Return tokens that are certain to follow, perhaps not all of them."""
-
-    def advance(self, token_id: int) -> bool:
-        """Take a token and return True; where the grammar does not allow it, change nothing and return False."""
-
-    def back(self, n_tokens: int) -> None:
-        """Take back the last `n_tokens` tokens."""
-
-    def close(self) -> None:
-        """Free the memory of the state; calling it again does nothing."""
+        params = replace(self.params, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
+        law = distribution(scores, params if self.params.greedy else self.params, self.seen, self.ops)
+        keys = np.log(law.probs)
+        if not self.params.greedy:
+            keys += self.noise.gumbel(self.position, law.token_ids)
+        n_first = min(_N_FIRST, len(keys))
+        first = np.argpartition(-keys, n_first - 1)[:n_first]
+        first = first[np.argsort(-keys[first], kind="stable")]
+        yield from zip(law.token_ids[first].tolist(), law.probs[first].tolist(), strict=True)
+        order = np.argsort(-keys, kind="stable")[n_first:]
+        yield from zip(law.token_ids[order].tolist(), law.probs[order].tolist(), strict=True)
+        out = penalized(scores, self.params, self.seen).copy()
+        out[law.token_ids] = -np.inf
+        for token in np.argsort(-out, kind="stable")[: np.count_nonzero(out > -np.inf)].tolist():
+            yield token, 0.0
 
 
 class Constraint:
@@ -123,7 +128,7 @@ class Constraint:
         np.copyto(masked[:n], logits[:n], where=allowed[:n])
         return masked
 
-    def choose(self, place: Place, path: Sequence[int]) -> int:
+    def choose(self, place: DrawPlace, path: Sequence[int]) -> int:
         """Return the token that is drawn after the text and `path` (raises RequestError as masked())."""
         return place.draw(self.masked(place.logits, path))
 
@@ -200,30 +205,6 @@ class Constraint:
 
 OpenConstraint = Callable[[], Constraint | None]
 """Opens the grammar of one text, at its beginning."""
-
-
-@runtime_checkable
-class EarlierTexts(Protocol):
-    """What earlier texts of prompts taught about a grammar: the request option `futures`; any thread may use it.
-
-    Attributes:
-        plain_draw: Options of the draw, and the values that they have in place of the model's own defaults.
-    """
-
-    @property
-    def plain_draw(self) -> Mapping[str, float]: ...
-
-    def require(self, params: SamplingParams) -> None:
-        """Raise RequestError where the texts can't be drawn by these parameters."""
-
-    def open(self, state: GrammarState, key: Hashable, temperature: float) -> Constraint:
-        """Return the constraint of one text, which may be added to what is known at its end.
-
-        Args:
-            state: The grammar's state before the first token.
-            key: What the law of the texts depends on, but for the limit of tokens: model, prompt, grammar, temperature.
-            temperature: Divides the logits; above 0.
-        """
 
 
 def _log_sum(row: NDArray[np.float32]) -> float:

@@ -337,6 +337,11 @@ class CostCurve:
             draft_s += self._resume_s(bucket)
         return lambda n_nodes: (bucket.seconds(n_nodes + 1) or float(n_nodes + 1)) + (draft_s if n_nodes else plain_s)
 
+    @property
+    def n_texts(self) -> int:
+        """Texts that share the forward of the present step."""
+        return 1 + round(self.others)
+
     def _resume_s(self, bucket: _Bucket) -> float:
         """Return the seconds that the next plain step takes longer when a draft comes before it."""
         return self.resuming.share * (bucket.seconds(1) or 0.0)

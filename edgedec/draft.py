@@ -1,42 +1,23 @@
-"""Drafts, the outcome of verifying one, and what a drafter is.
+"""Drafts, their shapes, and the outcome of verifying one.
 
 p is the target's distribution and q the drafter's, as in Leviathan et al. 2023 (arXiv:2211.17192).
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from threading import RLock
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Constraint
-from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft_constants import MOST_P
 from edgedec.errors import PluginError
-from edgedec.model import LayerSet, Session
-from edgedec.noise import Noise
-from edgedec.sampling import Distribution, SamplingParams
-from edgedec.sorted_text import SortedText
-from edgedec.tokenizer import Tokenizer
-from edgedec.tree_shapes import ONE_CHAIN, TreeShape
+from edgedec.sampling import Distribution
 
-
-class DrafterRestsError(PluginError):
-    """A drafter draws the conclusion that it is of no use here; generations go on without it."""
-
-
-STORE_BYTES = 32_000_000
-"""Most bytes that a drafter keeps between requests where memory is ample."""
 _NUMBER = (float, int)
+CHAIN, GROW = "chain", "grow"
 
-
-def store_limit(budget_bytes: int | None) -> int:
-    """Return the most bytes that a drafter keeps between requests: at most half of its budget, where it has one."""
-    return STORE_BYTES if budget_bytes is None else min(STORE_BYTES, budget_bytes // 2)
+Siblings = Literal["independent", "without replacement"]
+"""How the children of a node are drawn from its distribution: it decides which rules verify a tree exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,208 +152,22 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterNeeds:
-    """What a drafter needs of the target.
+class TreeShape:
+    """How a drafter that evaluates a model branches.
 
     Attributes:
-        taps: Layers whose hidden states accept() gets.
-        layers: Whether the drafter runs the target with layers left out.
-        candidates: How many of the most probable tokens of each row accept() gets.
-        varies: Whether these needs may change with every step.
+        kind: "chain": one token after the other, under the coupled rule with the next best tokens as leaves. Any other
+            kind is a plug-in of the group `edgedec.tree_shapes`, such as "grow": nodes wherever the path probability is
+            above a threshold (DySpec, arXiv:2410.11744).
+        widths: The numbers behind a kind's name, such as that of paths, or of children by level; none for a kind that
+            takes no number.
     """
 
-    taps: tuple[int, ...] = ()
-    layers: bool = False
-    candidates: int = 0
-    varies: bool = False
+    kind: str = CHAIN
+    widths: tuple[int, ...] = ()
 
-    @property
-    def of_each_step(self) -> bool:
-        """Whether accept() gets something that is lost with its step, so that the drafter can't learn the step later.
-
-        Any other drafter may rest: the tokens of the steps that it missed come in one accept() before its next draft().
-        """
-        return bool(self.taps or self.candidates)
+    def __str__(self) -> str:
+        return ":".join([self.kind, *(["-".join(map(str, self.widths))] if self.widths else [])])
 
 
-class Correction:
-    """What a drafter's estimates of P(node accepted | parent accepted) were worth so far; at first they are believed.
-
-    Attributes:
-        edges: Ascending borders of the ranges of estimates that are corrected alike.
-        factors: What an estimate is multiplied by in each range; one more than there are edges.
-    """
-
-    __slots__ = ("edges", "factors")
-
-    def __init__(self, edges: tuple[float, ...] = ()) -> None:
-        self.edges = edges
-        self.factors = [1.0] * (len(edges) + 1)
-
-    def corrected(self, p: float) -> float:
-        """Return the estimate p, 0 to 1, corrected by what was observed: 0 to MOST_P."""
-        return min(MOST_P, p * self.factors[bisect_right(self.edges, p)])
-
-
-@dataclass(slots=True)
-class Floor:
-    """The path probability below which drafting a node does not pay; the policy sets it before each step."""
-
-    path_probability: float = 0.0
-
-
-class ForwardLog(Protocol):
-    """Notes the forwards that drafters make, while drafts are recorded."""
-
-    def evaluated(self, n_rows: int, part: LayerSet | float | None) -> None:
-        """Note a forward over `n_rows` rows: through half-layers of the target, through weights that have this share of
-        the bytes which a token of the target reads or, for None, a draft model's.
-        """
-
-
-class Corpus(Protocol):
-    """A small text in the target's tokens that all requests share."""
-
-    @property
-    def automaton(self) -> Any:
-        """The contexts of the text: a suffix automaton (edgedec.drafters.suffix.automaton), which is only read."""
-
-    def shed(self) -> None:
-        """Drop the contexts; `automaton` makes them anew."""
-
-    def memory_bytes(self) -> int:
-        """Return about how much memory the contexts take."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftContext:
-    """What a drafter is opened with.
-
-    Attributes:
-        target: The target's session, with its model and its KV cache.
-        tokenizer: The target's tokenizer.
-        sampling: How the target's tokens will be drawn.
-        noise: The random numbers of this generation; a drafter that samples draws with the same numbers.
-        budget_bytes: Most memory that the drafter may hold, or None.
-        store: What drafters keep between requests, each under its own name; Engine.forget() empties it.
-        floor: The path probability below which a node does not pay now, for a drafter that takes time for every node.
-        coupled: Whether the verification rule is the coupled one: a drafter that samples then draws with `noise` at the
-            absolute position. Otherwise it draws with numbers of its own, new ones in every step, and gives its q.
-        common: A small text in the target's tokens to begin with, or None.
-        recorder: Notes the forwards that the drafter makes, while drafts are recorded; else None.
-        lock: Held while `store` or what it holds is read or changed, as several texts may be written at the same time.
-        constraint: The grammar that the text keeps to, or None. A drafter may ask it for the tokens that are allowed,
-            in draft() and in no other thread; nodes that it rules out are removed from every draft in any case.
-        learned: The user's own files in the target's tokens, or None.
-        shape: How a drafter that evaluates a model branches, so that the rule verifies its drafts exactly.
-        predicted: Tokens that the request expects the text to have; they may be wrong.
-        curve: What forwards of the target take; a drafter that runs a part of it notes there what that takes.
-        correction: What the drafter's own estimates were worth so far.
-        token_s: Seconds that the draft model takes for a token, as timed at load; None where it was not timed.
-        note_ahead: `(tokens drafted while the target verified, those of use)` notes these sums so far.
-        note_late: Notes a draft that did not come by its deadline.
-    """
-
-    target: Session
-    tokenizer: Tokenizer
-    sampling: SamplingParams
-    noise: Noise
-    budget_bytes: int | None = None
-    store: dict[str, Any] = field(default_factory=dict)
-    floor: Floor = field(default_factory=Floor)
-    coupled: bool = True
-    common: Corpus | None = None
-    recorder: ForwardLog | None = None
-    constraint: Constraint | None = None
-    learned: SortedText | None = None
-    shape: TreeShape = ONE_CHAIN
-    predicted: tuple[int, ...] = ()
-    lock: AbstractContextManager[object] = field(default_factory=RLock)
-    curve: CostCurve = field(default_factory=CostCurve)
-    correction: Correction = field(default_factory=Correction)
-    token_s: float | None = None
-    note_ahead: Callable[[int, int], None] = lambda n_ahead, n_used: None
-    note_late: Callable[[], None] = lambda: None
-
-
-class Drafter(Protocol):
-    """Proposes tokens for one generation. Made by a factory `(DraftContext) -> Drafter` (`edgedec.drafters`)."""
-
-    @property
-    def needs(self) -> DrafterNeeds:
-        """What the drafter needs of the target."""
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt, before the first draft()."""
-
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
-        """Propose at most `n_max` nodes before the monotonic clock reads `deadline_s`; an empty draft is fine."""
-
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Take the outcome of a step, drafted or plain, and by tapped layer the hidden states of the kept rows."""
-
-    def memory_bytes(self) -> int:
-        """Return the bytes of memory that the drafter holds."""
-
-
-class DrafterFactory(Protocol):
-    """Makes the drafter of one generation; entry points of `edgedec.drafters` name factories, or classes like this.
-
-    An attribute `shedding` may say what the drafter loses where memory runs short, as Shedding, or None where it holds
-    next to nothing that it could lose.
-    """
-
-    def __call__(self, context: DraftContext) -> Drafter: ...
-
-
-class LoadedDraftModel(Protocol):
-    """A loaded draft model, which several factories may share."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens of the KV cache of each of its sessions."""
-
-    def held_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the draft model, KV caches included, and of the KV caches alone."""
-
-    def shrink(self) -> None:
-        """Go on with smaller KV caches (raises what Model.session raises)."""
-
-    def close(self) -> None:
-        """Free the model; calling it again does nothing."""
-
-
-@runtime_checkable
-class ModelFactory(DrafterFactory, Protocol):
-    """A DrafterFactory that holds a loaded model, which its drafters evaluate."""
-
-    @property
-    def source(self) -> LoadedDraftModel:
-        """The model."""
-
-    def forget(self) -> None:
-        """Forget the tokens that the model's sessions hold, so that the next generation reads its prompt anew."""
-
-    def close(self) -> None:
-        """Free the model; calling it again does nothing."""
-
-
-@runtime_checkable
-class Closing(Protocol):
-    """A drafter that holds something until the generation ends: a thread, or a session of another model."""
-
-    def close(self) -> None:
-        """Let that go; calling close() again does nothing."""
-
-
-@runtime_checkable
-class JointDrafter(Protocol):
-    """A drafter whose calls of a model may be answered together with those of other texts' drafters."""
-
-    @property
-    def calls(self) -> Sequence[SharedForward]:
-        """The calls for the latest draft, with what each of them was answered together with."""
-
-    @property
-    def own_s(self) -> float:
-        """Seconds of its thread that the latest draft took beside these calls."""
+ONE_CHAIN = TreeShape()

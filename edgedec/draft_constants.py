@@ -1,7 +1,8 @@
 """The constants by which it is decided what to draft, each with its unit and its reason.
 
 `edgedec.scheduler.estimator` has the mathematics that they stand in. A ratio of a price or of a gain has no unit.
-How the cost curve is measured at load stands in `cost_probe`, how long a plug-in may take to begin in `plugin_guard`.
+How the cost curve is measured at load stands in `edgedec.sessions.cost_probe`, how long a plug-in may take to begin in
+`edgedec.scheduler.plugin_guard`.
 """
 
 # What is measured
@@ -17,13 +18,12 @@ BUCKET = 512
 STALE = 64
 """Steps after which the seconds of other rows count as measured at load again; a trial that lost waits as long."""
 NEWEST = 1 / 8
-"""Weight of the latest step in a mean of seconds that a median would miss, as they pass in one step of three."""
+"""Weight of the latest step in a mean: of seconds that a median would miss, as they pass in one step of three, and of
+what other texts draft."""
 KEPT = 0.97
 """Weight of earlier drafts in what is known of a drafter, with every draft: the last 33 decide."""
 KEPT_OF_TRIALS = 0.85
 """The same after trials, which are few and far between: the last 7 decide."""
-KEPT_OF_OTHERS = 0.9
-"""The same of what other texts draft, with every forward: the last 10 decide."""
 PRIOR = 6.0
 """Observations that an estimate of acceptance is worth before any is there."""
 MEMORY = 250.0
@@ -34,7 +34,7 @@ MOST_P = 0.995
 # What counts
 
 NEXT_TO_NOTHING = 0.01
-"""Of a plain step, of a token or of a probability: what is less counts as nothing."""
+"""Of a plain step, of a token or of a probability: what is less counts as nothing, what is looked up takes as much."""
 NOTICED = 0.1
 """Of a plain step, or of a text: what is less is noise."""
 GAIN = 1.03
@@ -69,5 +69,3 @@ EVERY = 3
 """Steps in which a trial of rows could be made, for each that is considered: to consider it takes time, too."""
 DEADLINE_S = 1.0
 """Seconds that a pinned drafter has for a draft: a person would notice more."""
-FIRST_PRICE_S = 1e-4
-"""Seconds that a draft is expected to take which is looked up, before one was timed."""

@@ -1,13 +1,40 @@
-"""How a runtime loads a model."""
+"""How a model is found and loaded: the contract of a resolver, the options of every runtime, and those of a single one.
 
+A resolver turns what a user types (a catalogue name, hf:owner/repo, ollama:name) into a file on disk. Resolvers are
+plug-ins (entry point group `edgedec.resolvers`); edgedec's own is in edgedec_models. An existing path is used as it is,
+without a resolver.
+
+A runtime names the options that only it has in its attribute `own_options`, a frozen dataclass with a default for each
+field:
+
+    @dataclass(frozen=True, slots=True)
+    class CpuOptions:
+        mmap: bool = True
+        huge_pages: Literal["auto", "on", "off"] = "auto"
+
+Users give `load(..., runtime_options={"huge_pages": "off"})`, or `--runtime-option huge_pages=off`. A field is a truth
+value, a number, a text or a Literal of texts, each perhaps or None; numbers and truth values may be given as text.
+
+`edgedec --help` imports this file, which imports next to nothing.
+"""
+
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
 
-from edgedec.errors import RequestError
+from edgedec.errors import OptionError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress
 
+T = TypeVar("T")
+
+N_DRAFT_MAX = 15
+"""The most nodes of a draft, unless a user says otherwise."""
+
+_WORDS = {**dict.fromkeys(("1", "yes", "true", "on"), True), **dict.fromkeys(("0", "no", "false", "off"), False)}
 _COUNTS = ("n_ctx", "n_parallel", "max_rows", "n_threads", "resident_bytes", "planning_bytes", "n_gpu_layers")
 
 
@@ -30,8 +57,9 @@ class LoadOptions:
         device: Name of the device (`edgedec doctor` lists the names), or None.
         layer_split: How many layers each device takes, by its name, in the order of the layers; the host keeps the
             first layers, as many as are left. The output matrix counts as the last layer. A memory plan chooses it
-            (edgedec.device); None to go by `n_gpu_layers`.
-        runtime_options: Values by the names of options that only this runtime has (edgedec.runtime_options).
+            (edgedec.memory_plan.Device); None to go by `n_gpu_layers`.
+        runtime_options: Values by the names of options that only this runtime has (read_options).
+        machines: Other machines that take layers, as these options name them; times that are measured hold for these.
         cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None to remember nothing.
         on_progress: Called during loading, in the calling thread.
         cancel: Stops the loading.
@@ -50,6 +78,7 @@ class LoadOptions:
     device: str | None = None
     layer_split: tuple[tuple[str, int], ...] | None = None
     runtime_options: Mapping[str, object] = field(default_factory=dict, hash=False)
+    machines: tuple[str, ...] = ()
     cache_dir: Path | None = None
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
@@ -60,17 +89,160 @@ class LoadOptions:
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
                 raise RequestError(f"{name} is {value!r}; it must be a whole number")
 
-    @property
-    def rpc_servers(self) -> tuple[str, ...]:
-        """ "host:port" of servers that lend devices of other machines; a runtime with such has the option `rpc`."""
-        named = self.runtime_options.get("rpc")
-        return tuple(filter(None, named.replace(" ", "").split(","))) if isinstance(named, str) else ()
-
     def with_own(self, **values: object) -> "LoadOptions":
         """Return the options with other values of options that only the runtime has."""
         return replace(self, runtime_options={**self.runtime_options, **values})
 
-    def of_this_machine(self) -> "LoadOptions":
-        """Return the options without the servers of other machines."""
-        own = {name: value for name, value in self.runtime_options.items() if name not in ("rpc", "rpc_wait")}
-        return replace(self, runtime_options=own)
+
+def default_n_ctx(n_ctx_train: int) -> int:
+    """Return the context that needs no look at memory: what the model was trained for, at most 4,096 tokens."""
+    return min(n_ctx_train, 4096) if n_ctx_train > 0 else 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveOptions:
+    """How a resolver may look a model up and fetch it.
+
+    Attributes:
+        cache_dir: Root of edgedec's cache; None for the platform's default.
+        offline: Never touch the network; raise OfflineError where it would be needed.
+        on_progress: Called with the progress of downloads, from the calling thread.
+        cancel: Stops a download; the part that was fetched is kept for resuming.
+        draft_head: The name is a trained draft head's: a repository may hold config.json and safetensors instead of a
+            GGUF, and the file returned is then config.json.
+    """
+
+    cache_dir: Path | None = None
+    offline: bool = False
+    on_progress: OnProgress | None = None
+    cancel: CancelToken | None = None
+    draft_head: bool = False
+
+
+class Resolver(Protocol):
+    """Turns a model name into the path of a local file, and fetches the file where that is allowed."""
+
+    def __call__(self, name: str, options: ResolveOptions) -> Path | None:
+        """Return the file of `name`, or None where the name is of no kind that this resolver knows.
+
+        Raises:
+            ModelNotFoundError: The name is of this resolver's kind, but there is no model of that name.
+            PullError, OfflineError, StorageError, CancelledError: Fetching the file failed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """The options of a runtime that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sacrifice:
+    """An option that a memory plan may set to save memory, when nothing better is left to give up.
+
+    A runtime's dataclass of options names them in the class attribute `sacrifices`, in their order.
+
+    Attributes:
+        kind: What is given up, in a word; of two sacrifices of one kind the later one is told.
+        phrase: What is given up, in words for a person.
+        name: The option.
+        value: The value that it is set to.
+        with_devices: Whether this saves memory only where layers are on devices.
+    """
+
+    kind: str
+    phrase: str
+    name: str
+    value: object
+    with_devices: bool = False
+
+
+@runtime_checkable
+class OtherMachines(Protocol):
+    """Own options by which a runtime puts layers of a model on other machines.
+
+    Their class attribute `of_other_machines` names the options that a model on this machine alone goes without.
+    """
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The other machines; none where all layers stay on this one."""
+
+    @property
+    def warning(self) -> str:
+        """What a person should know before layers are put there; may be empty."""
+
+    @property
+    def wait_s(self) -> float:
+        """Most seconds for which a text waits for a machine that is lost."""
+
+    def require_no_layers_here(self, *, layer_skip: bool, draft_head: bool) -> None:
+        """Raise RequestError where other machines take the layers, and one of these needs them on this one."""
+
+
+def own_options(runtime: object) -> type[Any]:
+    """Return the dataclass of the options that only this runtime has."""
+    found: type[Any] = getattr(runtime, "own_options", NoOptions)  # other packages' runtimes need not have it
+    return found
+
+
+def known_to(runtime: object, given: Mapping[str, object]) -> dict[str, object]:
+    """Return those of the given options that a runtime has for a model on this machine."""
+    kind = own_options(runtime)
+    known = {field.name for field in fields(kind)} - set(getattr(kind, "of_other_machines", ()))
+    return {name: value for name, value in given.items() if name in known}
+
+
+def read_options(kind: type[T], given: Mapping[str, object], owner: str) -> T:
+    """Return the options of a runtime or of a method: what is given, and the defaults of the others.
+
+    Args:
+        kind: The dataclass of the options.
+        given: Values by the names of options.
+        owner: Whose options they are, for errors: "the cpu runtime".
+
+    Raises:
+        RequestError: There is no option of a name.
+        OptionError: An option does not take the value.
+    """
+    hints = get_type_hints(kind)
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # it is a dataclass
+    for name in given:
+        if name not in known:
+            has = f"; its own are {', '.join(known)}" if known else ""
+            raise RequestError(
+                f"{owner} has no option {name!r}{has}; leave it out, or name what has it ({argument('runtime')})"
+            )
+    return kind(**{name: _read(name, hints[name], value) for name, value in given.items()})
+
+
+def _read(name: str, hint: Any, value: object) -> object:
+    """Return the value of an option of this type, read from a text where it is one."""
+    kinds = [hint] if get_origin(hint) is Literal else [*(get_args(hint) or (hint,))]
+    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    if value in choices or (value is None and NoneType in kinds):
+        return value
+    if str in kinds and isinstance(value, str | os.PathLike):
+        return value
+    if isinstance(value, str):
+        if bool in kinds and value.lower() in _WORDS:
+            return _WORDS[value.lower()]
+        for kind in (int, float):
+            if kind in kinds:
+                try:
+                    return kind(value)
+                except ValueError:
+                    break
+    elif isinstance(value, bool):
+        if bool in kinds:
+            return value
+    elif isinstance(value, int | float) and (float in kinds or (int in kinds and isinstance(value, int))):
+        return value
+    raise OptionError(name, value, f"it must be {_expected(kinds, choices)}")
+
+
+def _expected(kinds: list[Any], choices: list[str]) -> str:
+    """Return in words what an option of these types takes."""
+    words = {bool: "yes or no", int: "a whole number", float: "a number", str: "a text"}
+    found = choices or [words[kind] for kind in kinds if kind in words]
+    return " or ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)

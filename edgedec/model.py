@@ -1,12 +1,12 @@
-"""What a runtime implements: `Runtime` loads weights (`Model`), which open sessions with a KV cache each (`Session`).
+"""What a runtime loads (edgedec.runtime): weights (`Model`), which open sessions with a KV cache each (`Session`).
 
 `n_past` is the number of tokens in a session's KV cache that a forward builds on; a *row* is one new token of it.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -14,15 +14,13 @@ from typing import Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import Cost, SharedForward
 from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError
 from edgedec.head_state import HeadState
-from edgedec.load_options import LoadOptions as LoadOptions  # a runtime's author finds all of the contract here
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import OnProgress
-from edgedec.runtime_report import RuntimeReport
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 
@@ -47,6 +45,11 @@ class LayerSet:
         mask = np.zeros(n_layer, dtype=np.bool_)
         mask[list(keep)] = True
         return cls(attn=mask, mlp=mask.copy())
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """bool[n_layer, 2]: whether each layer's attention and feed-forward block run."""
+        return np.stack([self.attn, self.mlp], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ class ModelCard:
         sampling_defaults: Values that the file recommends, by the names of SamplingParams.
         left_out: The half-layers that no forward runs (lossy): pairs of a layer and 0 (attention) or 1 (feed-forward).
         share: The part of the whole model's bytes of weights that a token reads here; 0 to 1.
+        variant: A name of what the model lacks, so that its texts are not kept with the whole model's; empty for that.
+        lossy: A note for a person on what the model lacks; empty for a whole model.
         pooling: How the model was trained to make one vector of a text ("mean", "cls", "last"); None for a model that
             writes texts.
     """
@@ -124,6 +129,8 @@ class ModelCard:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[tuple[int, int], ...] = ()
     share: float = 1.0
+    variant: str = ""
+    lossy: str = ""
     pooling: str | None = None
 
 
@@ -282,6 +289,13 @@ class Session(Protocol):
         """
         return n_rows <= (self.exact_rows(n_past) or 1)
 
+    def measuring_s(self, n_rows: int, cost: Cost) -> float:
+        """Return the seconds that has_exact_rows() takes where it has to measure `n_rows` rows; 0 by default.
+
+        `cost` says what a forward takes by the number of rows beyond the first.
+        """
+        return 0.0
+
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree (a root first, each row the parent of the next); drop its other rows.
 
@@ -318,7 +332,23 @@ class EncoderSession(Session, Protocol):
         """
 
 
-class Model(Protocol):
+class Closeable(Protocol):
+    """What holds memory, files or threads until it is closed; `with` closes it at the end of the block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; calling it again does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Model(Closeable, Protocol):
     """Loaded weights, shared by the sessions opened on them."""
 
     @property
@@ -354,39 +384,3 @@ class Model(Protocol):
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class Runtime(Protocol):
-    """What an entry point of `edgedec.runtimes` names: a class that is called without arguments, or an object.
-
-    A runtime that honours LoadOptions.draft_head has a method `takes_draft_heads(path: Path) -> bool`, which says
-    whether it does so for a model; no head is looked for without it.
-
-    A runtime that puts layers on devices has a method `devices` (edgedec.device.HasDevices), and its terms say on which
-    device they lie (MemoryTerm.device) where LoadOptions.layer_split is given.
-    """
-
-    name: str
-
-    def accepts(self, path: Path) -> str | None:
-        """Return None when this runtime runs the model, else the reason why it does not; reads only the header."""
-
-    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Return the terms of the memory plan before anything sizeable is loaded."""
-
-    def load(self, path: Path, options: LoadOptions) -> Model:
-        """Load the weights.
-
-        Raises:
-            ModelError, RuntimeUnavailableError, MemoryCapError: The file, the runtime or the memory can't be used.
-            CancelledError: options.cancel was set.
-        """
-
-    def report(self) -> RuntimeReport:
-        """Return what this machine has of the runtime (RuntimeUnavailableError where the runtime does not work)."""

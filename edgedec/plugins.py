@@ -6,6 +6,7 @@ doctor`; others go on working.
 """
 
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +16,13 @@ from importlib import metadata
 from typing import Any
 
 from edgedec.errors import PluginError
-from edgedec.extras import DISTRIBUTION
+
+DISTRIBUTION = "edgedec-llm"
+"""The name that pip knows this package by; it is imported, and run, as `edgedec`.
+
+On the package index, `edgedec` is another project with the same top-level package. So a message never says `pip install
+edgedec[extra]`: it names the packages of the extra, as the metadata of this distribution lists them.
+"""
 
 RUNTIMES = "edgedec.runtimes"
 ARCHITECTURES = "edgedec.architectures"
@@ -23,18 +30,20 @@ DRAFTERS = "edgedec.drafters"
 RULES = "edgedec.rules"
 TREE_SHAPES = "edgedec.tree_shapes"
 RESOLVERS = "edgedec.resolvers"
+HEAD_KINDS = "edgedec.head_kinds"
 HEAD_FOLDERS = "edgedec.head_folders"
 TEMPLATES = "edgedec.templates"
 GRAMMARS = "edgedec.grammars"
 CHOOSERS = "edgedec.choosers"
 SEARCHES = "edgedec.searches"
-TASKS = "edgedec.tasks"
-NUMERICS = "edgedec.numerics"
-STOPS = "edgedec.stops"
+TEXT_METHODS = "edgedec.text_methods"
 SESSIONS = "edgedec.sessions"
+DRAFT_MODELS = "edgedec.draft_models"
+PREPARED_DRAFTERS = "edgedec.prepared_drafters"
 GROUPS = (
     *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
-    *(HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TASKS, NUMERICS, STOPS, SESSIONS),
+    *(HEAD_KINDS, HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TEXT_METHODS, SESSIONS),
+    *(DRAFT_MODELS, PREPARED_DRAFTERS),
 )
 
 OWN = "edgedec.own"
@@ -122,22 +131,27 @@ def kind_of(group: str) -> str:
 
 
 def first_made(group: str, *args: object, **options: object) -> Any:
-    """Return what the factories of a group make of these arguments: the first result that is not None.
+    """Return what the factories of a group make of these arguments: the first result that is not None, or None.
 
-    Other packages' factories are asked before edgedec's own, which takes everything. One that fails is passed over, as
-    if its package were not installed.
+    Other packages' factories are asked before edgedec's own. One that fails is passed over, as if its package were not
+    installed.
 
     Raises:
-        EdgedecError: As edgedec's own factory.
+        EdgedecError: As edgedec's own factories.
     """
-    for plugin in sorted(plugins(group).values(), key=lambda plugin: plugin.package == DISTRIBUTION):
+    found = plugins(group).values()
+    if not found:
+        raise PluginError(f"no {kind_of(group)} is installed; reinstall {DISTRIBUTION}")
+    made = None
+    for plugin in sorted(found, key=lambda plugin: plugin.package == DISTRIBUTION):
         if plugin.package == DISTRIBUTION:
-            return plugin.load()(*args, **options)
-        with suppress(Exception):  # one package's fault must not keep a model from answering
             made = plugin.load()(*args, **options)
-            if made is not None:
-                return made
-    raise PluginError(f"no {kind_of(group)} is installed; reinstall {DISTRIBUTION}")
+        else:
+            with suppress(Exception):  # one package's fault must not keep a model from answering
+                made = plugin.load()(*args, **options)
+        if made is not None:
+            break
+    return made
 
 
 @cache
@@ -166,3 +180,41 @@ def _of_others(path: tuple[str, ...]) -> tuple[Plugin, ...]:
             by = f"{package.name} {package.version}"
             found += [Plugin(entry.group, entry.name, entry.value, by) for entry in package.entry_points]
     return tuple(found)
+
+
+def install_command(what: str) -> str:
+    """Return the pip command that installs a package which edgedec needs, or those of an extra (such as "export").
+
+    Where the sources are on the path without metadata, the command is one for a clone.
+    """
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        requirements = []
+    return command_for(packages_of(requirements, what), what)
+
+
+def packages_of(requirements: list[str], what: str) -> list[str]:
+    """Return the packages, with their versions, that the requirements of a distribution name for an extra, or as one.
+
+    >>> packages_of(["numpy>=1.26", 'onnx>=1.17; extra == "export"'], "export")
+    ['onnx>=1.17']
+    >>> packages_of(["numpy>=1.26", 'onnx>=1.17; extra == "export"'], "numpy")
+    ['numpy>=1.26']
+    """
+    condition = re.compile(rf"""\bextra *== *["']{re.escape(what)}["']""")
+    pairs = [line.partition(";") for line in requirements]
+    of_extra = [package.strip() for package, _, marker in pairs if condition.search(marker)]
+    return of_extra or [package.strip() for package, *_ in pairs if re.split(r"[^\w.-]", package)[0] == what]
+
+
+def command_for(packages: list[str], what: str) -> str:
+    """Return the pip command that installs these packages; where there are none, the command for a clone.
+
+    >>> command_for(["onnx>=1.17"], "export")
+    'pip install "onnx>=1.17"'
+    >>> command_for([], "export")
+    'pip install ".[export]" in a clone of edgedec'
+    """
+    quoted = " ".join(f'"{package}"' for package in packages)
+    return f"pip install {quoted}" if packages else f'pip install ".[{what}]" in a clone of edgedec'

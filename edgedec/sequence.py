@@ -1,64 +1,22 @@
 """A request, the state of its generation, and what is returned of it."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from edgedec.drafter import ProposalLog
 from edgedec.errors import OptionError, RequestError
-from edgedec.model import LayerSet
-from edgedec.noise import SEED_LIMIT
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.stats import DecodeStats
 
 FinishReason = Literal["stop", "length", "unsure", "cancelled"]
 COUPLED = "coupled"
 """The default verification rule, edgedec.verification.coupled; edgedec.verification.rules finds the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """A forward that was made for a draft.
-
-    Attributes:
-        n_rows: Rows of the forward.
-        share: Bytes of weights that the forward read, as a share of those that a token of the target reads; None for a
-            forward of a draft model.
-    """
-
-    n_rows: int
-    share: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Proposals:
-    """The proposals of all drafters at one position of a text, merged into one tree.
-
-    Attributes:
-        tokens: By node, its token.
-        parents: By node, the index of its parent; -1 where the node follows the text.
-        paths: By node, P(path to the node accepted), as it was estimated then.
-        draft_s: Seconds that drafting took.
-        evaluated: The forwards that drafting made, in their order; none for drafters that look tokens up.
-        after: By node, how many of these forwards were made when the node was known; empty where that is not recorded.
-    """
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    paths: tuple[float, ...]
-    draft_s: float
-    evaluated: tuple[Evaluated, ...] = ()
-    after: tuple[int, ...] = ()
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the attributes as plain types for JSON."""
-        return {
-            "tokens": list(self.tokens),
-            "parents": list(self.parents),
-            "paths": [round(path, 4) for path in self.paths],
-            "draft_s": round(self.draft_s, 6),
-            "evaluated": [[made.n_rows, made.share and round(made.share, 4)] for made in self.evaluated],
-            "after": list(self.after),
-        }
+MOST_SPANS = 100
+"""Most quotations of a passage that are asked for at a time."""
+MOST_SPAN_TOKENS = 512
+"""Most tokens of a quotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +32,12 @@ class Request:
         draft: Whether drafts may be verified; the text is the same either way, unless `rule` says otherwise.
         rule: How drafts are verified: "coupled", which gives the same text, or an opt-in rule
             (edgedec.verification.rules), which gives the same distribution.
-        record: `(half-layers)` -> the share of a token's bytes that these half-layers of the target read. With
-            this function, the proposals of the drafters at every position are recorded, and no draft is verified. With
-            None, nothing is recorded.
+        record: Is told what the drafters propose at every position, and no draft is verified; None for a text that is
+            not recorded.
         predicted_ids: Tokens that the text is expected to have. Drafters look them up; the text is the same without.
         begun_ids: Tokens that the text was begun with in an earlier request, which was interrupted; the text goes on
             behind them as it would have then.
+        methods: The values of the options that methods bring (edgedec.text_method.TextMethod), by the methods' names.
     """
 
     prompt_ids: tuple[int, ...]
@@ -88,9 +46,10 @@ class Request:
     reuse: Literal["exact", "longest"] = "exact"
     draft: bool = True
     rule: str = COUPLED
-    record: Callable[[LayerSet], float] | None = None
+    record: ProposalLog | None = None
     predicted_ids: tuple[int, ...] = ()
     begun_ids: tuple[int, ...] = ()
+    methods: Mapping[str, object] = field(default_factory=dict)
 
     def text(self, k: int) -> "Request":
         """Return the request of text `k` of several: the seed is `k` more."""
@@ -115,7 +74,6 @@ class TextState:
             full), "unsure" (the next token is too likely to be wrong, see SamplingParams.stop_unsure), "cancelled", or
             None while the generation runs.
         stats: Counts and times.
-        proposals: What drafters proposed, one entry for each step after the first token, where that is recorded.
         is_whole: Whether the text so far matches its grammar as a whole; None without a grammar.
         stop_string: The stop string that ended the text; None where none did.
         logprob_sum: Sum of the model's own log-probabilities of the tokens so far, where the request wants them.
@@ -127,7 +85,6 @@ class TextState:
     n_cached: int = 0
     finish_reason: FinishReason | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
-    proposals: list[Proposals] = field(default_factory=list)
     is_whole: bool | None = None
     stop_string: str | None = None
     logprob_sum: float | None = None
@@ -186,7 +143,6 @@ class Generation:
         finish_reason: As in TextState.
         stats: Counts and times.
         outputs: The output of every token, with its log-probabilities.
-        proposals: What drafters proposed after each token, where that was recorded.
         is_whole: Whether the text matches its grammar as a whole: False where the text was cut before the grammar let
             it end (by max_tokens, a full context, a stop string, or by cancelling). None without a grammar.
         stop_string: The stop string that ended the text; None where none did.
@@ -199,7 +155,6 @@ class Generation:
     finish_reason: FinishReason
     stats: DecodeStats
     outputs: tuple[TokenOutput, ...] = ()
-    proposals: tuple[Proposals, ...] = ()
     is_whole: bool | None = None
     stop_string: str | None = None
     logprob_sum: float | None = None
@@ -208,3 +163,61 @@ class Generation:
     def constraint_logprob(self) -> float | None:
         """The sum of log Z of what was allowed, as in DecodeStats; None without a constraint."""
         return self.stats.constraint_logprob
+
+
+def n_common(held: Sequence[int], prompt: Sequence[int], limit: int) -> int:
+    """Return how many tokens two texts have in common from their start on, at most `limit`."""
+    n = 0
+    while n < min(len(held), len(prompt), limit) and held[n] == prompt[n]:
+        n += 1
+    return n
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a passage: a quotation that answers a question.
+
+    Attributes:
+        text: Its text.
+        start, end: Its first character, and the one behind its last; of equal stretches the first one's.
+        logprob: The log-probability that the model answers with this and ends.
+        token_ids: Its tokens.
+    """
+
+    text: str
+    start: int
+    end: int
+    logprob: float
+    token_ids: tuple[int, ...]
+
+    @property
+    def probability(self) -> float:
+        """exp(logprob)."""
+        return math.exp(self.logprob)
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """The most probable quotations of a passage, and what finding them took.
+
+    Attributes:
+        spans: The quotations, the most probable first. There are fewer than wanted where the passage has fewer.
+        n_prompt_tokens: Tokens of the prompt: the passage, the question and the instruction.
+        n_reused_tokens: Tokens of the prompt that the KV cache held already.
+        n_starts: Places of the passage where a span may begin.
+        n_span_tokens: Tokens of the longest spans from all these places: the rows that scoring every span would take.
+        n_forwards: Forwards after the prompt's.
+        n_rows: Their rows.
+        prompt_s: Seconds until the prompt was read.
+        total_s: Seconds of everything.
+    """
+
+    spans: tuple[Span, ...]
+    n_prompt_tokens: int
+    n_reused_tokens: int
+    n_starts: int
+    n_span_tokens: int
+    n_forwards: int
+    n_rows: int
+    prompt_s: float
+    total_s: float

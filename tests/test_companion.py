@@ -1,9 +1,10 @@
-"""Methods that write with a further model: found by entry point, ours as well as a stranger's."""
+"""Methods that write on a session around the target's: found by entry point, ours as well as a stranger's."""
 
 import sys
 from pathlib import Path
 
 import pytest
+from support.installed import with_plugin
 from support.tiny_models import tiny_llama
 
 import edgedec
@@ -68,3 +69,42 @@ def test_what_no_method_takes_is_refused() -> None:
         edgedec.Lossy(methods={"switching": {"bits": 1.0}})
     with pytest.raises(RequestError, match="one of them can be used at a time"):
         edgedec.Lossy(methods={"switching": {}, "guess": {}})
+
+
+AROUND = '''
+from dataclasses import dataclass
+
+from edgedec.sessions.outer_session import OuterSession
+
+@dataclass(frozen=True)
+class Counting:
+    """Counts the sessions that it stands around; it has no further model."""
+
+    role = ""
+    what = "a count of sessions"
+    model = None
+    opened = []
+
+    def session(self, target, companion):
+        assert companion is None
+        self.opened.append(target)
+        return OuterSession(target)
+'''
+
+
+def test_a_strangers_method_without_a_further_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sessions stand around those of all parallel requests, texts are drafted for, and no text changes."""
+    (tmp_path / "counting_method.py").write_text(AROUND, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with_plugin(monkeypatch, tmp_path, "edgedec.sessions", "counting", "counting_method:Counting")
+    target = tiny_llama(tmp_path / "target.gguf", seed=1)
+    keywords = {"runtime": "cpu", "n_ctx": 64, "offline": True, "n_parallel": 2}
+    with edgedec.load(target, draft="off", **keywords) as plain:  # type: ignore[arg-type]
+        expected = plain.generate("a", max_tokens=24, temperature=0)
+    lossy = edgedec.Lossy(methods={"counting": {}})
+    with edgedec.load(target, lossy=lossy, draft="suffix", **keywords) as engine:  # type: ignore[arg-type]
+        found = engine.generate("a", max_tokens=24, temperature=0)
+        assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
+        assert found.stats.n_drafts
+    opened = sys.modules["counting_method"].Counting.opened
+    assert len(opened) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.command_line import run_here
 
-from edgedec.extras import DISTRIBUTION, install_command
+from edgedec.plugins import DISTRIBUTION, install_command
 
 pytestmark = pytest.mark.slow
 

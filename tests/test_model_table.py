@@ -27,9 +27,11 @@ from support.tiny_quantized import (
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import ForwardItem, LoadOptions, Model, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, Model
 from edgedec.plugins import ARCHITECTURES as GROUP
 from edgedec.plugins import plugins
+from edgedec.runtime import Runtime
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.weights import tile_job

@@ -11,7 +11,7 @@ from support.real_models import real_model
 
 import edgedec
 from edgedec.errors import OptionError
-from edgedec.momentum import repeated_lengths, slow_loops
+from edgedec.logit_ops import repeated_lengths, slow_loops
 from edgedec.sampling import SamplingParams, distribution
 
 PROMPT = "The cat sat on the mat. The cat sat on the mat. The cat"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from warnings import catch_warnings, filterwarnings
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
-from edgedec.extras import install_command
+from edgedec.plugins import install_command
 from edgedec_apps.cli.output_files import require_writable, write_file
 from edgedec_apps.cli.shown.terminal import neutral, one_line
 

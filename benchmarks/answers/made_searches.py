@@ -7,7 +7,6 @@ from typing import Any
 from made_runs import figures, question, texts_of
 
 import edgedec
-from edgedec.choosing.beam import beam_search
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.choosing.scorer import TextScorer
 from edgedec.choosing.vote import voted
@@ -16,6 +15,7 @@ from edgedec_apps.evaluation.function_runner import n_passed
 from edgedec_apps.evaluation.made_tasks import MadeTask, given_answer
 from edgedec_methods.a_star import a_star
 from edgedec_methods.adadec import LookAhead, reranked
+from edgedec_methods.beam import beam_search
 from edgedec_methods.cntp import Caution, cautious
 from edgedec_methods.diverse_beams import diverse_beams
 from edgedec_methods.judgement import JudgeScorer, judged, question_of, turn_after_answer

@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.model import LoadOptions, Runtime
-from edgedec.resolver import ResolveOptions
+from edgedec.runtime import Runtime
 from edgedec_apps.bench.provenance import provenance
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu

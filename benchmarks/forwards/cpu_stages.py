@@ -20,9 +20,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.model import Forward, LoadOptions
-from edgedec.resolver import ResolveOptions
+from edgedec.model import Forward
 from edgedec_apps.bench.provenance import provenance
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.model import CpuModel

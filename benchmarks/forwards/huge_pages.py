@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from edgedec.counted import counted
+from edgedec.errors import counted
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.model import LoadOptions, Session
-from edgedec.resolver import ResolveOptions
+from edgedec.model import Session
 from edgedec_apps.bench.provenance import provenance
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -39,7 +39,7 @@ START = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import huge_pages
 path, folder, mode = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

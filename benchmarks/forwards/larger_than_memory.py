@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import peak_resident_bytes
-from edgedec.model import LoadOptions
-from edgedec.resolver import ResolveOptions
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_apps.bench.provenance import provenance
 from edgedec_runtimes.cpu import weights

@@ -21,10 +21,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgedec.gguf.formats import DATA, GRAPH
+from edgedec.gguf.file import DATA, GRAPH
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import peak_resident_bytes, resident_bytes
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.provenance import provenance
 from edgedec_export.folder import read_manifest
 from edgedec_export.to_onnx import export_onnx

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedec.model import LoadOptions, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Session
 from edgedec_runtimes.onnx import feeds
 from edgedec_runtimes.onnx.runtime import Onnx
 

@@ -38,7 +38,8 @@ from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadat
 
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf.file import read_gguf
-from edgedec.model import ForwardItem, LoadOptions
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem
 from edgedec.plugins import ARCHITECTURES as RUN
 from edgedec.plugins import is_own
 from edgedec_runtimes.cpu.network import read_network

@@ -39,8 +39,9 @@ from support.gguf_writer import Built, build_gguf
 
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import GGUFArray, read_gguf
-from edgedec.gguf.model_info import describe, require_text_decoder
-from edgedec.model import LoadOptions
+from edgedec.gguf.model_info import describe
+from edgedec.gguf.model_kinds import require_text_decoder
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.shared.consistency import require_consistent
 
 LIMIT_S = 1.0

@@ -40,11 +40,11 @@ from support.tiny_models import tiny_llama
 from edgedec.errors import EdgedecError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.head_state import ChainRules
-from edgedec.model import LoadOptions
-from edgedec.trained_heads.gguf_head import TENSORS
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.target import fit
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.trained_heads.gguf_head import TENSORS
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.target import fit
 
 LIMIT_S = 1.0
 HANG_S = 60.0

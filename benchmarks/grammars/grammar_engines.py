@@ -37,8 +37,8 @@ from edgedec.constraint import Constraint
 from edgedec.decoding.grammars import Grammars
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.provenance import provenance
 from edgedec_runtimes.llamacpp.library import llama
 

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.reference_head import ReferenceHead
 
 from edgedec.gguf.file import read_gguf
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.target import fit
 from edgedec_export.target_rows import embedding_rows, output_name, read_rows
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.target import fit
 
 TOLERANCE = 0.02
 

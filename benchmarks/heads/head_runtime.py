@@ -18,7 +18,7 @@ from time import perf_counter
 import numpy as np
 
 from edgedec.head_state import ChainRules
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 

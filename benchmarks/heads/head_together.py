@@ -17,7 +17,8 @@ import numpy as np
 from edgedec.cost_curve import SharedForward
 from edgedec.draft_call import DraftCall
 from edgedec.head_state import ChainRules, HeadState
-from edgedec.model import ForwardItem, LoadOptions
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 

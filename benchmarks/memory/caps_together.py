@@ -40,8 +40,8 @@ from typing import Any
 import httpx
 from held_together import status_bytes
 
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.provenance import provenance
 from edgedec_models.folders import cache_folder
 

@@ -35,8 +35,8 @@ from typing import Any
 
 import httpx
 
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.provenance import provenance
 
 KEY = "load-test"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import edgedec
-from edgedec.extraction import Extraction
+from edgedec.sequence import Extraction
 from edgedec_apps.bench.provenance import provenance
 from edgedec_methods.extraction import question_text
 from edgedec_methods.spans import starts_of

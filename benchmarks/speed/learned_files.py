@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
@@ -22,9 +23,9 @@ from rich.progress import track
 
 import edgedec
 from edgedec.drafters.suffix.learned import NAME, LearnedDrafter
-from edgedec.drafters.suffix.sorted_match import sort_text
-from edgedec.scheduler import retrieval
+from edgedec.scheduler.draft_tree import DraftTree
 from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.learned_files import sort_text
 from edgedec_apps.learning import files_of, read_text_file
 
 PLAIN, AUTO, LEARNED, UNPRUNED = "plain", "auto", "auto, learned", "auto, learned, no branch dropped"
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument("--draft-model")
     parser.add_argument("--json-out", type=Path, help="write the line of JSON to this file, too")
     args = parser.parse_args()
-    made_by, least_first = provenance(), retrieval.LEAST_FIRST
+    made_by, prunes = provenance(), DraftTree.drop_improbable
     totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     ratios: dict[str, list[float]] = defaultdict(list)
     load: dict[str, Any] = {"draft_head": args.draft_head, "draft_model": args.draft_model, "offline": True}
@@ -80,9 +81,10 @@ def main() -> None:
             for way in (PLAIN, AUTO, LEARNED, UNPRUNED):
                 drafting.store.clear()
                 drafting.factories = without if way == AUTO else {**without, NAME: LearnedDrafter}
-                retrieval.LEAST_FIRST = 0.0 if way == UNPRUNED else least_first
                 options: dict[str, Any] = {"max_tokens": args.max_tokens, "ignore_end": True, "draft": way != PLAIN}
-                made = engine.generate(prompt, temperature=0, **options)
+                drop = (lambda *_: None) if way == UNPRUNED else prunes
+                with patch.object(DraftTree, "drop_improbable", drop):
+                    made = engine.generate(prompt, temperature=0, **options)
                 stats = made.stats
                 texts.add(made.token_ids)
                 seconds[way] = stats.total_s - stats.first_token_s

@@ -36,7 +36,8 @@ from support.tiny_models import vocabulary
 
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.library import read_bandwidth
 from edgedec_runtimes.cpu.model import CpuModel

@@ -26,9 +26,9 @@ from typing import Any
 import edgedec
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.progress import CancelToken
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.measure import Run, Runner, RunOptions, engine_runner, order
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchRequest, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance

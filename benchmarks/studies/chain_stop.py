@@ -9,7 +9,7 @@ the depth, the head's hidden state, and whether the token is the text's. Rules t
 known are fitted on four fifths of the answers and judged on the rest, five times:
 
 - probability: the head's own, as it is
-- calibrated: corrected by edgedec.scheduler.acceptance.Calibration, in the order of the text (what edgedec does)
+- calibrated: corrected by edgedec.scheduler.drafter_record.Calibration, in the order of the text (what edgedec does)
 - signs: a logistic function of log-odds, entropy, margin and depth
 - linear, network: a stop head on the hidden state (SpecDec++, Huang et al. 2024, arXiv:2405.19715), linear or with a
   layer of 64; network+signs also sees the signs
@@ -35,18 +35,18 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.gguf.file import read_gguf
-from edgedec.scheduler.acceptance import Calibration
+from edgedec.scheduler.drafter_record import Calibration
 from edgedec.storage.whole_file import write_atomically
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.record import RECORD_FILE
 from edgedec_apps.bench.provenance import provenance
 from edgedec_export.training.batches import batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed
-from edgedec_export.training.lessons import Lesson, lesson_files
+from edgedec_export.training.lessons.lesson_files import Lesson, lesson_files
 from edgedec_export.training.network import TAP_SCALE, Unroll, Weights
 from edgedec_export.training.simulation import Drafted, Outcome, replay
 from edgedec_export.training.target_parts import TargetParts
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.record import RECORD_FILE
 
 _DEPTH = 6
 _FOLDS = 5

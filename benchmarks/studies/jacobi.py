@@ -26,10 +26,11 @@ from rich.console import Console
 from rich.progress import track
 
 import edgedec
-from edgedec.draft import Candidates, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Candidates, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafters.draft_builder import path_of
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.measure import RunOptions
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
@@ -39,7 +40,7 @@ _K = 8  # candidates of a row
 
 
 class Jacobi:
-    """Implements edgedec.draft.Drafter.
+    """Implements edgedec.drafter.Drafter.
 
     Args:
         context: The generation's.
@@ -71,7 +72,7 @@ class Jacobi:
                 self._after[self._text[-1]] = token
             self._text.append(token)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return what was drawn anew, filled up to the width."""
         nodes = self._next[: min(n_max, self._width)]
         last = nodes[-1][0] if nodes else self._text[-1]
@@ -81,7 +82,7 @@ class Jacobi:
         n = len(nodes)
         return Draft(tuple(t for t, _ in nodes), tuple(range(-1, n - 1)), tuple(min(1.0, p) for _, p in nodes))
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Draw the rejected rows anew."""
         if self._session is not None:
             self._recorded(verification.token_ids)
@@ -98,7 +99,7 @@ class Jacobi:
     def _recorded(self, token_ids: Sequence[int]) -> None:
         """Follow the steps of drafts of the full width through a recording, whose every token is a step."""
         for token in token_ids:
-            draft = self._step if self._step is not None else self.draft(self._width, 0.0)
+            draft = self._step if self._step is not None else self.propose(self._width, 0.0)
             n = self._n_accepted
             self._take([token])
             if n < len(draft.tokens) and draft.tokens[n] == token:

@@ -33,22 +33,21 @@ from relatives_prompt import N_PROMPT_TOKENS, TorchLlama, agreement
 import edgedec
 from edgedec.cost_curve import CostCurve
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.model import LoadOptions
-from edgedec.resolver import ResolveOptions
-from edgedec.scheduler.cost_probe import cost_curve
-from edgedec.trained_heads.head import Head
-from edgedec.trained_heads.load import load_head
+from edgedec.sessions.cost_probe import cost_curve
 from edgedec_apps.bench.provenance import provenance
 from edgedec_export.training import checkpoints
 from edgedec_export.training.batches import Place, endless_groups
 from edgedec_export.training.checkpoints import Progressed
 from edgedec_export.training.foresight import drafted_on
-from edgedec_export.training.lessons import lesson_files
+from edgedec_export.training.lessons.lesson_files import lesson_files
 from edgedec_export.training.network import TAP_SCALE, Weights
 from edgedec_export.training.simulation import Drafted, best_outcome, reach, replay
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_models.folders import cache_folder
+from edgedec_runtimes.trained_heads.head import Head
+from edgedec_runtimes.trained_heads.load import load_head
 
 DRAFTED, CHECKPOINT = "drafted.npz", "checkpoint.pt"
 _ROWS = 2048  # of a batch, as in `edgedec train-drafter`

@@ -7,10 +7,10 @@ import numpy as np
 from relatives_heads import HeadShape
 
 from edgedec.cost_curve import CostCurve
-from edgedec.trained_heads.card import HeadCard
 from edgedec_export.training.report import drafted_token_share
 from edgedec_export.training.simulation import Costs, Drafted, Outcome
 from edgedec_export.training.target_parts import TargetParts
+from edgedec_runtimes.trained_heads.card import HeadCard
 
 BYTES_PER_WEIGHT = 1.0625
 """Of a head's matrices, at 8 bits."""

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from relatives_heads import HeadLearner, HeadShape
 from relatives_prompt import N_PROMPT_TOKENS, PromptLearner, TorchLlama
 
-from edgedec.trained_heads.head import Head
 from edgedec_export.training.batches import batch_of, tap_scale
 from edgedec_export.training.foresight import drafted_on
 from edgedec_export.training.learning import DRAFT_STEPS, Borrowed, Learner
-from edgedec_export.training.lessons import Lesson, LessonFile
+from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
 from edgedec_export.training.network import new_weights
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
+from edgedec_runtimes.trained_heads.head import Head
 
 METHODS = ("eagle3", "medusa", "hydra", "ppd")
 

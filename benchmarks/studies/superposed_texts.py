@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 import edgedec
 from edgedec.choosing.partial_texts import PartialText, best_tokens
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.bench.prompts import BenchPrompt, read_prompts
 from edgedec_apps.bench.provenance import provenance
 

@@ -24,12 +24,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.drafters.suffix.corpus_text import common_text
+from edgedec.drafters.suffix.common import common_text
 from edgedec.gguf.file import read_gguf
-from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.gguf.layer_bytes import layer_bytes
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.model import LayerSet, LoadOptions, Model, Session
-from edgedec.resolver import ResolveOptions
+from edgedec.model import LayerSet, Model, Session
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.evaluate import (
     DEFAULT_TEXT,

@@ -27,9 +27,10 @@ from rich.console import Console
 from rich.table import Table
 
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.model import LoadOptions, Model, Runtime, Session
-from edgedec.resolver import ResolveOptions
+from edgedec.model import Model, Session
+from edgedec.runtime import Runtime
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 

@@ -23,8 +23,8 @@ from typing import Any
 from prompts import load_prompts
 
 import edgedec
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_runtimes.llamacpp.library import llama, version
 from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores

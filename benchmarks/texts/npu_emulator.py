@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.model import LoadOptions, Session
-from edgedec.resolver import ResolveOptions
+from edgedec.model import Session
 from edgedec_export.npu.export import export_npu
 from edgedec_runtimes.npu.facts import read_facts
 from edgedec_runtimes.npu.runtime import Npu

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
-from edgedec.model import LayerSet, LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import LayerSet, Model, Session
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchPrompt, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
 from edgedec_runtimes.cpu.library import instruction_sets

@@ -16,14 +16,14 @@ import numpy as np
 
 import edgedec
 from edgedec.api.options import Lossy
+from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.model import Model, Session
 from edgedec.progress import CancelToken
-from edgedec.resolver import ResolveOptions
-from edgedec.sessions.sliding_window import SlidingSession
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.evaluate import DEFAULT_TEXT
+from edgedec_methods.sliding_window import SlidingSession
 from edgedec_models.folders import cache_folder
 
 _CHUNK = 32

@@ -31,8 +31,8 @@ from support.token_oracle import differing_texts, differing_tokens, oracle
 from support.token_texts import SENTENCES, random_texts, spelled, written
 
 from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.llamacpp.library import version
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal

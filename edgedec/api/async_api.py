@@ -8,8 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from edgedec.decoding.one_reader import second_reader
-from edgedec.decoding.stream import Stream
+from edgedec.decoding.stream import Stream, second_reader
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation, SampleOutput, TokenOutput
 

@@ -5,21 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack
 
-from edgedec.api.request_options import RequestOptions, SamplingOptions
+from edgedec import plugins
+from edgedec.api.requests import RequestOptions, SamplingOptions
 from edgedec.chat import Message
 from edgedec.choosing.asked_prompt import AskedPrompt, BranchingEngine
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
-from edgedec.choosing.command_scorer import SCORER_S
-from edgedec.choosing.likelihood import require_logprobs
-from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
-from edgedec.choosing.scorer import Scorer, require_scorer, scores_of
+from edgedec.choosing.choosers import require_logprobs
+from edgedec.choosing.scorer import SCORER_S, Scorer, require_scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
 from edgedec.decoding.samples import Until
 from edgedec.errors import CancelledError, OptionError, argument
 from edgedec.model import ModelCard
-from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.sequence import Generation
 
 ROUND = 4
@@ -147,7 +145,7 @@ def _written(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: Reques
         texts += write(len(texts), ROUND, lambda ended: False)
         answers = [answer_of(text.text, how.answer) for text in texts]
         is_cancelled = any(text.finish_reason == "cancelled" for text in texts)
-        if is_cancelled or not another_is_wanted(n_agreeing(answers), len(answers), EPS, MOST_AUTO):
+        if is_cancelled or plugins.load_plugin(plugins.OWN, "enough_texts")(answers, EPS, MOST_AUTO):
             return texts
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.decoding.embedding import embed_on, require_embeddable, unit_length
-from edgedec.decoding.generate import SessionSlot
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.embedding import FinalNorm, embed_on, read_final_norm, require_embeddable, unit_length
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.errors import CancelledError, CapabilityError
-from edgedec.gguf.pooling import FinalNorm, Pooling, read_final_norm
+from edgedec.gguf.model_kinds import Pooling
 from edgedec.model import ModelCard
 from edgedec.progress import CancelToken
 

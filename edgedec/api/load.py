@@ -5,39 +5,31 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from weakref import WeakSet
 
 from edgedec import plugins
 from edgedec.api.engine import Engine
-from edgedec.api.engine_parts import EngineParts
+from edgedec.api.loaded_model import EngineParts
 from edgedec.api.open_drafters import Drafts, open_drafters
 from edgedec.api.options import LIBRARY, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, open_template
-from edgedec.companion import Companion
+from edgedec.companion import Companion, companion_of
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import SessionSlot
-from edgedec.defaults import N_DRAFT_MAX, default_n_ctx
-from edgedec.device import devices_of
-from edgedec.draft import DrafterFactory
-from edgedec.further_processes import processes_of
-from edgedec.gguf.trained_context import context_note
+from edgedec.decoding.session_pool import SessionSlot
+from edgedec.drafter import DrafterFactory
+from edgedec.gguf.model_info import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
-from edgedec.loading.other_machines import servers_note
-from edgedec.loading.runtime_choice import Choice
-from edgedec.loading.second_model import open_companion
-from edgedec.memory.device_account import remember_drivers, with_account
-from edgedec.memory.planner import Cap, Planned, plan_within, planning_bytes
+from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
+from edgedec.loading.runtime_choice import Choice, machines_of
+from edgedec.memory.planner import plan_within
+from edgedec.memory.setting import HELD, Cap, Planned, planning_bytes
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
-from edgedec.memory_plan import MemoryPlan
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.memory_plan import HasDevices, MemoryPlan
+from edgedec.model import Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
-from edgedec.runtime_options import own_options, read_options
-from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
-
-# The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
-_ENGINES: WeakSet[Engine] = WeakSet()
+from edgedec.runtime import processes_of
+from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
 _FEW_ROWS_BYTES = 2_000_000
 
@@ -114,7 +106,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         model, of_model = _load_model(planned, wishes, options, undo)
         if is_planned:
             return_free_memory()  # before what is allocated next is put among the freed pages
-        sessions, of_sessions = _sessions(model, planned.setting.options, slide=options.lossy.slide)
+        sessions, of_sessions = _sessions(model, planned.setting.options, _around(options.lossy))
         sessions[0], companion = _with_companion(sessions[0], planned, wishes.companion, undo)
         of_models = _notes(planned, sessions[0].n_ctx)
         for note in (*of_sessions, *of_models):
@@ -138,7 +130,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
                 max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
             )
         )
-        _ENGINES.add(engine)
+        HELD.add(engine)
         undo.pop_all()
     if is_planned:
         return_free_memory()  # what probing and measuring left behind
@@ -163,12 +155,12 @@ def _slots(
     """
     plan, first, n_texts = drafts.planned.plan, sessions[0], options.n_texts
     load_options, runtime = drafts.planned.setting.options, drafts.planned.choice.runtime
-    own = read_options(own_options(runtime), load_options.runtime_options, f"the {runtime.name} runtime")
+    elsewhere = machines_of(runtime, load_options.runtime_options)
     n_rows = load_options.max_rows if plan.terms else None
     # A few rows of a small vocabulary are within the working memory that is planned.
     few_rows = _FEW_ROWS_BYTES // (4 * first.model.card.n_vocab)
     n_pages_each = n_pages(0, first.n_ctx)
-    shared = len(sessions) > 1 and not options.lossy.slide and first.model.capabilities.fork
+    shared = len(sessions) > 1 and not _around(options.lossy) and first.model.capabilities.fork
     prefixes = None
     if shared and first.model.capabilities.prefill_chunk == 1:
         from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -188,7 +180,7 @@ def _slots(
             row_tokens=_row_tokens(plan, len(sessions) * n_pages_each * PAGE_TOKENS, first.model.card.n_vocab),
             # The prompt's last page is held once more.
             fork_tokens=None if n_rows is None else (n_texts * n_pages_each + 1) * PAGE_TOKENS,
-            wait_s=getattr(own, "rpc_wait", 0.0),
+            wait_s=0.0 if elsewhere is None else elsewhere.wait_s,
             notes=notes,
             prefixes=prefixes,
         )
@@ -203,22 +195,19 @@ def _row_tokens(plan: MemoryPlan, n_tokens: int, n_vocab: int) -> float:
 
 
 def _with_account(planned: Planned) -> Planned:
-    """Return the plan with what its devices' own accounts say; keep what the drivers took for later plans."""
-    if not planned.plan.devices or planned.setting.options.rpc_servers:
-        return planned  # an rpc-server answers only the program that it serves: the one that runs the model
-    runtime, options = planned.choice.runtime, planned.setting.options
-    plan = with_account(planned.plan, devices_of(runtime, options))
-    remember_drivers(plan, runtime.name, options.cache_dir)
-    return replace(planned, plan=plan)
+    """Return the plan with what its devices' own accounts say after the load."""
+    plan, runtime = planned.plan, planned.choice.runtime
+    if not plan.devices or not isinstance(runtime, HasDevices):
+        return planned
+    return replace(planned, plan=runtime.account(plan, planned.setting.options))
 
 
 def _cap(options: EngineOptions, application: Application) -> Cap:
     """Return the cap that `memory` sets: for the application's whole process, or for the engines of this process."""
-    gpus = Cap(gpu_bytes=options.gpu_cap_bytes, gpu_beside_bytes=sum(engine.gpu_held_bytes for engine in _ENGINES))
-    cap = replace(gpus, n_bytes=options.cap_bytes, earlier_peak_bytes=application.earlier_peak_bytes)
-    if application.base_bytes is not None:
-        return replace(cap, beside_bytes=application.base_bytes, whole_process=True)
-    return replace(cap, beside_bytes=sum(engine.held_bytes for engine in _ENGINES))
+    cap = replace(HELD.cap(options.cap_bytes, options.gpu_cap_bytes), earlier_peak_bytes=application.earlier_peak_bytes)
+    if application.base_bytes is None:
+        return cap
+    return replace(cap, beside_bytes=application.base_bytes, whole_process=True)
 
 
 def _load_model(
@@ -229,20 +218,24 @@ def _load_model(
     with stage(options.on_progress, "load", choice.path.name):
         model = choice.runtime.load(choice.path, load_options)
     undo.callback(model.close)
-    if wishes.layer_sizes is not None and options.lossy.layer_skip is not None:
-        from edgedec.layer_skip.choose import leave_out
-
-        model = leave_out(model, wishes.layer_sizes, options.lossy.layer_skip, load_options.cache_dir)
+    if wishes.change is not None:
+        model = wishes.change(model, load_options.cache_dir)
     if options.drafting.numerics in ("strict", "loose"):
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
     with stage(options.on_progress, "looking for numbers of rows that have the bits of each other"):
-        numerics = plugins.load_plugin(plugins.NUMERICS, options.drafting.numerics)
+        numerics = plugins.load_plugin(plugins.OWN, options.drafting.numerics)
         model, note = numerics(model, n_ctx, load_options.cache_dir)
     return model, () if note is None else (note,)
 
 
-def _sessions(model: Model, options: LoadOptions, *, slide: bool) -> tuple[list[Session], list[str]]:
+def _around(lossy: Lossy) -> list[Companion]:
+    """Return the methods without a further model, which stand around the session of each parallel request."""
+    named = companion_of({"slide": {}} if lossy.slide else None), companion_of(lossy.methods)
+    return [method for method in named if method is not None and method.model is None]
+
+
+def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -> tuple[list[Session], list[str]]:
     """Open the sessions of the requests that are generated at the same time; also return sentences that warn.
 
     There are several only where a row does not depend on what else is in its forward. Elsewhere a text would depend on
@@ -257,10 +250,8 @@ def _sessions(model: Model, options: LoadOptions, *, slide: bool) -> tuple[list[
 
         batcher = Batcher(model)
         sessions = [batcher.session(n_ctx) for _ in range(options.n_parallel)]
-    if slide:
-        from edgedec.sessions.sliding_window import SlidingSession
-
-        sessions = [SlidingSession(session) for session in sessions]
+    for method in around:
+        sessions = [method.session(session, None) for session in sessions]
     if len(sessions) == options.n_parallel:
         return sessions, []
     reason = f"on the {model.card.runtime} runtime a row depends on what else is in its forward"
@@ -270,8 +261,9 @@ def _sessions(model: Model, options: LoadOptions, *, slide: bool) -> tuple[list[
 def _notes(planned: Planned, n_ctx: int) -> list[str]:
     """Return a sentence for each model trained for a shorter context than its text's, and one on other machines."""
     companion = planned.setting.companion
+    elsewhere = machines_of(planned.choice.runtime, planned.setting.options.runtime_options)
     notes = [
-        servers_note(planned.setting.options.rpc_servers),
+        "" if elsewhere is None else elsewhere.warning,
         context_note(planned.choice.path, n_ctx),
         "" if companion is None else context_note(companion, n_ctx, f"the {planned.setting.companion_role}"),
     ]
@@ -285,6 +277,8 @@ def _with_companion(
     path, options = planned.setting.companion, planned.setting.options
     if path is None or method is None:
         return session, None
+    from edgedec.loading.second_model import open_companion
+
     with stage(options.on_progress, "load", path.name):
         companion = open_companion(path, session.model, options, method)
     undo.callback(companion.close)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedec.decoding.generate import SessionSlot
+from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import ModelFormatError, SessionError, StorageError
 from edgedec.storage.whole_file import write_atomically
 

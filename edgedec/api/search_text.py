@@ -4,7 +4,7 @@ import secrets
 from typing import Any
 
 from edgedec.api.best_text import ManyTexts
-from edgedec.api.request_options import RequestOptions
+from edgedec.api.requests import RequestOptions
 from edgedec.choosing.asked_prompt import AskedPrompt
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
@@ -15,7 +15,7 @@ from edgedec.errors import OptionError, argument
 from edgedec.progress import check_cancelled
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation
-from edgedec.sessions.forks import MOST_FORKS, ROWS_OF_TEXT
+from edgedec.sessions.text_pages import MOST_FORKS, ROWS_OF_TEXT
 from edgedec.stats import DecodeStats
 
 _OF_DRAWS = frozenset(

@@ -1,37 +1,39 @@
 """What an engine is to be: its files found, its runtime chosen and its options checked, before anything is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgedec import plugins
 from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.companion import Companion, companion_of
-from edgedec.draft import DrafterFactory
-from edgedec.drafters.suffix.learned_file import largest_learned
+from edgedec.drafter import DrafterFactory
 from edgedec.errors import RequestError, argument
-from edgedec.gguf.trained_context import embeds_only
+from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
-from edgedec.layer_skip.layer_sets import LayerBytes
-from edgedec.loading.draft_head import OFF, require_fit, usable_head
-from edgedec.loading.other_machines import require_no_layers_here
+from edgedec.head_kinds import OFF, require_fit, usable_head
+from edgedec.load_options import LoadOptions
 from edgedec.loading.resolve import resolve
-from edgedec.loading.runtime_choice import Choice, choose_runtime
-from edgedec.loading.second_model import pair_options
-from edgedec.memory.ladder import Setting
-from edgedec.memory.planner import free_if_short, with_kv_type
-from edgedec.model import LoadOptions
+from edgedec.loading.runtime_choice import Choice, choose_runtime, machines_of, other_machines
+from edgedec.memory.planner import with_kv_type
+from edgedec.memory.setting import Setting, free_if_short
+from edgedec.model import Model
 from edgedec.progress import stage
 from edgedec.scheduler.drafter_factories import (
     HEAD,
     LEARNED,
     SUFFIX,
+    demands_of,
     drafter_factories,
     keeping_stores,
     require_overlap,
     used_draft_model,
 )
-from edgedec.sessions.forks import require_count
+from edgedec.sessions.text_pages import require_count
 from edgedec.storage.probe_cache import cache_folder
+
+LossyChange = Callable[[Model, Path | None], Model]
+"""(the loaded model, the cache folder) -> the model that takes its place, and closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Wishes:
         setting: The setting that the memory plan begins with.
         factories: The drafters by name; a draft model's factory is filled in when the draft model is loaded.
         draft_store: The file that keeps what the suffix drafter learns, or None.
-        layer_sizes: Bytes by layer, where layers are left out; else None.
+        change: Makes a lossy model of the loaded one, where `layer_skip` is given; else None.
         notes: Sentences for the statistics of every text.
         companion: The method that writes with a further model, or None.
     """
@@ -50,7 +52,7 @@ class Wishes:
     setting: Setting
     factories: Mapping[str, DrafterFactory]
     draft_store: Path | None
-    layer_sizes: LayerBytes | None
+    change: LossyChange | None
     notes: tuple[str, ...] = ()
     companion: Companion | None = None
 
@@ -70,8 +72,10 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
     """
     load_options = options.load_options(planning_bytes)
     has_head = options.draft_head not in (None, OFF) and options.draft not in (None, OFF)
-    if load_options.rpc_servers:
-        require_no_layers_here(layer_skip=options.lossy.layer_skip is not None, draft_head=has_head)
+    elsewhere = other_machines(options.runtime, load_options.runtime_options)
+    if elsewhere is not None:
+        elsewhere.require_no_layers_here(layer_skip=options.lossy.layer_skip is not None, draft_head=has_head)
+        load_options = replace(load_options, machines=elsewhere.machines)
     _draft_store(options)  # before a download
     path = resolve(model, options.resolving)
     if has_head:
@@ -122,10 +126,14 @@ def engine_wishes(
             f"{argument('prompt_cache')} out"
         )
     load_options, embeds = options.load_options(planning_bytes), embeds_only(choice.path)
+    if (elsewhere := machines_of(choice.runtime, load_options.runtime_options)) is not None:
+        load_options = replace(load_options, machines=elsewhere.machines)
     companion, companion_path = companion_of(options.lossy.methods), None
     draft = None if embeds else options.draft
-    if companion is not None:
+    if companion is not None and companion.model is not None:
         _require_alone(companion.what, options, application)
+        from edgedec.loading.second_model import pair_options
+
         draft, load_options = None, pair_options(load_options)
         companion_path = resolve(companion.model, options.resolving)
     found = None if options.draft_model is None else resolve(options.draft_model, options.resolving)
@@ -135,11 +143,11 @@ def engine_wishes(
         load_options = replace(load_options, draft_head=head)
     if options.drafting.overlap and factories:
         require_overlap(factories)
-    sizes, force = None, options.lossy.layer_skip_force
-    if options.lossy.layer_skip is not None:
-        from edgedec.layer_skip.choose import require_layer_skip
-
-        sizes = require_layer_skip(choice.path, options.lossy.layer_skip, force=force, drafters=factories)
+    change, lossy = None, options.lossy
+    if lossy.layer_skip is not None:
+        own = [name for name, factory in factories.items() if demands_of(factory).layers]
+        skipping = plugins.load_plugin(plugins.OWN, "layer_skip")
+        change = skipping(choice.path, lossy.layer_skip, force=lossy.layer_skip_force, drafters=own)
     draft_model, notes = used_draft_model(found, factories)
     setting = Setting(
         load_options,
@@ -158,9 +166,10 @@ def engine_wishes(
         learned_bytes=_learned_bytes(factories, options, pinned=pinned),
         slides=options.lossy.slide,
         stores=keeping_stores(factories),
+        least_rows=max((demands_of(factory).rows for factory in factories.values()), default=1),
     )
     notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))
-    return Wishes(setting, factories, _draft_store(options), sizes, notes, companion)
+    return Wishes(setting, factories, _draft_store(options), change, notes, companion)
 
 
 def _draft_store(options: EngineOptions) -> Path | None:
@@ -188,7 +197,12 @@ def _unused(options: EngineOptions, factories: Mapping[str, DrafterFactory]) -> 
 def _learned_bytes(factories: Mapping[str, DrafterFactory], options: EngineOptions, *, pinned: bool) -> int:
     """Return the bytes of the largest file of learned files where a drafter reads one; which one, the model decides."""
     reads = LEARNED in factories or (SUFFIX in factories and not pinned)
-    return largest_learned(cache_folder(options.resolving.cache_dir)) if reads else 0
+    root = cache_folder(options.resolving.cache_dir)
+    if not reads or not (root / LEARNED).is_dir():
+        return 0
+    from edgedec.drafters.suffix.learned_file import largest_learned
+
+    return largest_learned(root)
 
 
 def _named_head(options: EngineOptions) -> Path:
@@ -209,10 +223,8 @@ def _head(choice: Choice, draft: str | DrafterFactory | None, options: EngineOpt
         return None, f"the draft head {options.draft_head} is not used, as no drafter of {draft} reads it" * is_named
     if is_named:
         return _named_head(options), ""
-    takes_draft_heads = getattr(choice.runtime, "takes_draft_heads", None)  # other packages' runtimes need not have it
-    if takes_draft_heads is None or not takes_draft_heads(choice.path):
-        return None, ""
-    return usable_head(choice.path, options.resolving.cache_dir)
+    kinds = getattr(choice.runtime, "draft_head_kinds", lambda path: ())  # other packages' runtimes need not have it
+    return usable_head(choice.path, kinds(choice.path), options.resolving.cache_dir)
 
 
 def _require_alone(what: str, options: EngineOptions, application: Application) -> None:

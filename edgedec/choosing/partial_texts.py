@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.closeable import Closeable
+from edgedec.model import Closeable
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.sampling import log_probs
 

@@ -1,8 +1,8 @@
-"""Step scorers: what says how good the texts so far are, so that a search goes on with the better ones.
+"""Scorers: what says how good the texts so far are, so that a search goes on with the better ones.
 
-A scorer is any function `(prefix, steps) -> scores`. `prefix` is what all texts have in common (the prompt, as text),
-`steps` is what each of them says so far, and a score is the chance, 0 to 1, that the text is on the way to a good
-answer. It is called once for all texts of a round.
+A scorer is any function `(prefix, steps) -> scores`, or a command. `prefix` is what all texts have in common (the
+prompt, as text), `steps` is what each of them says so far, and a score is the chance, 0 to 1, that the text is on the
+way to a good answer. It is called once for all texts of a round.
 """
 
 import math
@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edgedec.choosing.command_scorer import SCORER_S, CommandScorer
+from edgedec import plugins
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.errors import EdgedecError, OptionError, PluginError, ScorerError, argument
 from edgedec.progress import CancelToken, check_cancelled
 
-_POLL_S = 0.05
+SCORER_S = 60.0
+"""Seconds that a call of a scorer may take, unless the caller says otherwise."""
+_POLL_S = 0.02
 
 
 class Scorer(Protocol):
@@ -38,7 +40,7 @@ class CallerScorer:
     """Implements TextScorer by a caller's function, or by a command.
 
     A function runs in a thread, so that the search can end although the function hangs. Python can't end a thread: one
-    that hangs stays until the process ends. A command (edgedec.choosing.command_scorer) leaves nothing over.
+    that hangs stays until the process ends. A command (edgedec_apps.command_scorer) leaves nothing over.
 
     Attributes:
         scorer: The function, or the argument list of a command.
@@ -60,7 +62,13 @@ def require_scorer(scorer: Scorer | Sequence[str] | None, seconds: float) -> Non
     if not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
         raise OptionError("scorer_seconds", seconds, "it must be above 0")
     if scorer is not None and not callable(scorer):
-        CommandScorer(scorer, seconds=seconds)
+        _of_command(scorer, seconds, None)
+
+
+def _of_command(command: Sequence[str], seconds: float, cancel: CancelToken | None) -> Scorer:
+    """Return a scorer that runs a command (OptionError: it is no list of strings, or the seconds are not above 0)."""
+    made: Scorer = plugins.load_plugin(plugins.OWN, "command_scorer")(command, seconds=seconds, cancel=cancel)
+    return made
 
 
 def scores_of(
@@ -85,7 +93,7 @@ def scores_of(
         if callable(scorer):
             found = in_time(lambda: scorer(prefix, steps), seconds, cancel)
         else:
-            found = CommandScorer(scorer, seconds=seconds, cancel=cancel)(prefix, steps)
+            found = _of_command(scorer, seconds, cancel)(prefix, steps)
         return checked_scores(found, len(steps))
     except PluginError as error:
         raise ScorerError(error.marked, tuple(steps)) from error

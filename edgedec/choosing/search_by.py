@@ -1,6 +1,6 @@
 """Searching for one text: the contract of a search, and a search by its name.
 
-A search is a plug-in of the group `edgedec.searches`; edgedec.choosing.beam has edgedec's own.
+A search is a plug-in of the group `edgedec.searches`.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgedec.choosing.asked_prompt import AskedPrompt
-from edgedec.choosing.command_scorer import SCORER_S
-from edgedec.choosing.installed import installed
+from edgedec.choosing.choice import installed
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.choosing.scorer import Scorer, TextScorer, require_scorer
+from edgedec.choosing.scorer import SCORER_S, Scorer, TextScorer, require_scorer
 from edgedec.choosing.vote import ANSWER, answer_pattern
 from edgedec.errors import OptionError, argument
 from edgedec.plugins import SEARCHES

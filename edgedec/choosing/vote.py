@@ -3,8 +3,7 @@ r"""Majority vote on the answers that texts state (self-consistency; Wang et al.
 import re
 from collections.abc import Sequence
 
-from edgedec.counted import counted
-from edgedec.errors import OptionError
+from edgedec.errors import OptionError, counted
 
 ANSWER = r"(?:[Aa]nswer|ANSWER)\W*?[:=]\W*(\S.*\S|\S)"
 """The default answer pattern: what follows the last "Answer:" on its line."""

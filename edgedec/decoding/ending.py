@@ -1,20 +1,116 @@
 """Where a text ends: by an end token, a stop string, its grammar, max_tokens, doubt, or because the context is full."""
 
+import codecs
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgedec import plugins
 from edgedec.constraint import Constraint
-from edgedec.decoding.detokenizer import TextStream
 from edgedec.draft import Verification
-from edgedec.logit_ops import LogitOps
-from edgedec.model import Forward, Session
+from edgedec.model import Forward, Model, Session
 from edgedec.sequence import FinishReason, Request, TextState
+from edgedec.text_method import EarlyEnd, EndBefore
+
+
+class TextStream:
+    """Turns the bytes of tokens into text, token by token.
+
+    A character and a stop string may span several tokens: text is returned only when it can no longer become part of
+    either. Bytes that are not UTF-8 become U+FFFD.
+
+    Attributes:
+        stopped: The stop string that ended the text; None while there is none.
+
+    >>> stream = TextStream(stop=["END"])
+    >>> stream.feed("hé".encode()[:2]), stream.feed("hé".encode()[2:]), stream.feed(b" E"), stream.feed(b"N!")
+    ('h', 'é', ' ', 'EN!')
+    >>> stream.feed(b"xEN"), stream.feed(b"DING"), stream.stopped
+    ('x', '', 'END')
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stops = _StopStrings(stop) if stop else None
+        self._place = 0
+        self._held = ""
+        self.stopped: str | None = None
+
+    def feed(self, data: bytes) -> str:
+        """Take the bytes of a token and return the text that has become certain."""
+        text = self._decoder.decode(data)
+        return text if self._stops is None else self._release(text, self._stops)
+
+    def finish(self) -> str:
+        """End the text and return what was held back."""
+        text = self._decoder.decode(b"", final=True)
+        if self._stops is not None:
+            text = self._release(text, self._stops)
+        if self.stopped is None:
+            text += self._held
+        self._held = ""
+        return text
+
+    def _release(self, new: str, stops: "_StopStrings") -> str:
+        if self.stopped is not None:
+            return ""
+        text, place = self._held + new, self._place
+        for end, character in enumerate(new, len(self._held) + 1):
+            place = stops.step(place, character)
+            if n := stops.n_matched[place]:
+                self.stopped, self._held = text[end - n : end], ""
+                return text[: end - n]
+        self._place = place
+        n_certain = len(text) - stops.depth[place]
+        self._held = text[n_certain:]
+        return text[:n_certain]
+
+
+class _StopStrings:
+    """Finds the first of several strings in one pass, however many there are (Aho and Corasick 1975, CACM 18:6).
+
+    A place stands for the longest end of the text that is the beginning of one of the strings; place 0 for no such end.
+
+    Attributes:
+        depth: By place, the length of that end.
+        n_matched: By place, the length of the longest string that ends there; 0 where none does.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._shorter = [0]  # by place, the place of the next shorter such end
+        self.depth, self.n_matched = [0], [0]
+        for string in strings:
+            self._add(string)
+        row = list(self._next[0].values())
+        while row:
+            row = [following for place in row for following in self._link(place)]
+
+    def step(self, place: int, character: str) -> int:
+        """Return the place after one more character."""
+        while place and character not in self._next[place]:
+            place = self._shorter[place]
+        return self._next[place].get(character, 0)
+
+    def _add(self, string: str) -> None:
+        place = 0
+        for character in string:
+            if character not in self._next[place]:
+                self._next[place][character] = len(self._next)
+                self._next.append({})
+                self._shorter.append(0)
+                self.depth.append(self.depth[place] + 1)
+                self.n_matched.append(0)
+            place = self._next[place][character]
+        self.n_matched[place] = len(string)
+
+    def _link(self, place: int) -> list[int]:
+        """Find the shorter ends of the places that follow `place`, whose own is known, and return these places."""
+        for character, following in self._next[place].items():
+            shorter = self.step(self._shorter[place], character)
+            self._shorter[following] = shorter
+            self.n_matched[following] = self.n_matched[following] or self.n_matched[shorter]
+        return list(self._next[place].values())
 
 
 def _never(token_id: int) -> bool:
@@ -23,39 +119,6 @@ def _never(token_id: int) -> bool:
 
 def _no_bytes(token_id: int) -> bytes:
     return b""
-
-
-class UnsureStop(Protocol):
-    """Ends a text before a token that is too likely to be wrong; a plug-in of the group `edgedec.stops` makes it."""
-
-    @property
-    def least(self) -> float:
-        """The least chance to be right that a token of the text has."""
-
-    @property
-    def note(self) -> str:
-        """What a person should know of the estimate; may be empty."""
-
-    def chance(self, row: NDArray[np.float32], token_id: int, ops: LogitOps) -> float:
-        """Return the estimated chance that a token, drawn from a row of logits, is right; NaN for logits that are."""
-
-    def sentence(self, chance: float) -> str:
-        """Return why a text ends before a token with this chance."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndBefore:
-    """Says that a text ends before a token, which is no part of it.
-
-    Attributes:
-        reason: Why.
-        chance: The token's estimated chance to be right, where the text ends because that is too small.
-        note: A sentence for a person about that; may be empty.
-    """
-
-    reason: FinishReason
-    chance: float | None = None
-    note: str = ""
 
 
 _END_TOKEN = EndBefore("stop")
@@ -89,7 +152,7 @@ class TextEnd:
         max_tokens: Most tokens to generate; None for no limit.
         n_most: Most tokens of the text, the prompt included, that the session takes.
         constraint: The grammar that the text keeps to, or None.
-        unsure: Judges whether a token is likely to be wrong, or None.
+        early: May end the text before a token, by methods of the request.
         temperature: At which the constraint's log Z is counted.
         text: Turns tokens into text, and finds the stop string that ends it.
         piece: `(token_id)` -> the token's bytes.
@@ -99,7 +162,7 @@ class TextEnd:
     max_tokens: int | None = None
     n_most: int = sys.maxsize
     constraint: Constraint | None = None
-    unsure: UnsureStop | None = None
+    early: tuple[EarlyEnd, ...] = ()
     temperature: float = 1.0
     text: TextStream = field(default_factory=TextStream)
     piece: Callable[[int], bytes] = _no_bytes
@@ -108,13 +171,12 @@ class TextEnd:
     def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
         """Return what decides about the text of a request on a session."""
         is_end = _never if request.sampling.ignore_end else session.model.tokenizer.is_end
-        least, card = request.sampling.stop_unsure, session.model.card
-        unsure = None if least is None else plugins.load_plugin(plugins.STOPS, "unsure")(least, card)
         temperature, n_most = request.sampling.temperature or 1.0, session.n_text_max
         if request.sampling.max_tokens is not None:
             n_most = min(n_most, len(request.prompt_ids) + request.sampling.max_tokens)
         text, piece = TextStream(request.sampling.stop), session.model.tokenizer.piece
-        return cls(is_end, request.sampling.max_tokens, n_most, constraint, unsure, temperature, text, piece)
+        early = _early_ends(request, session.model)
+        return cls(is_end, request.sampling.max_tokens, n_most, constraint, early, temperature, text, piece)
 
     def cut(self, verification: Verification, forward: Forward, n_before: int) -> Added:
         """Return what a step adds to the text, up to the token that ends it; the grammar takes these tokens.
@@ -168,10 +230,10 @@ class TextEnd:
         """Return why the text ends before a token that was drawn from a row; None where it does not."""
         if self.is_end(token_id):
             return _END_TOKEN
-        if self.unsure is not None:
-            chance = self.unsure.chance(forward.logits[row], token_id, forward.ops)
-            if chance < self.unsure.least:
-                return EndBefore("unsure", chance, self.unsure.sentence(chance))
+        for early in self.early:
+            before = early.before(forward.logits[row], token_id, forward.ops)
+            if before is not None:
+                return before
         return None
 
     def _reason(self, before: EndBefore | None, n_tokens: int) -> FinishReason | None:
@@ -201,3 +263,12 @@ class TextEnd:
             text.is_whole = reason == "stop" or self.constraint.may_end
             if self.constraint.note:
                 text.stats.add_reason(self.constraint.note)
+
+
+def _early_ends(request: Request, model: Model) -> tuple[EarlyEnd, ...]:
+    """Return what may end a text of a request early: what its methods bring, and its option stop_unsure."""
+    methods, least = request.methods, request.sampling.stop_unsure
+    if least is not None:
+        methods = {**methods, "stop_unsure": least}
+    made = ((plugins.load_plugin(plugins.TEXT_METHODS, name)(model.tokenizer), methods[name]) for name in methods)
+    return tuple(end for method, value in made if (end := method.early_end(value, model.card)) is not None)

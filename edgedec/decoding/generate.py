@@ -1,96 +1,42 @@
 """One generation from its request to its last token, as a stream."""
 
-import os
+import logging
+import math
 import weakref
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from time import monotonic, perf_counter, sleep
+from typing import TYPE_CHECKING
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import TextEnd
-from edgedec.decoding.lost import Waiting
 from edgedec.decoding.prompt_length import too_long
-from edgedec.decoding.reading import n_common
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding.reading import remember_cached, reuse_prefix
+from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.decoding.step import Decoder
 from edgedec.decoding.stream import Stream
-from edgedec.decoding.text_loop import TextLoop
-from edgedec.decoding.text_run import TextRun, generation_of
+from edgedec.decoding.text_loop import TextLoop, TextRun, generation_of
 from edgedec.errors import (
     CancelledError,
     ContextFullError,
     RequestError,
     RuntimeLostError,
-    SessionError,
     argument,
 )
-from edgedec.layer_skip.skipping_model import lossy_note
-from edgedec.memory.watch import Watch
 from edgedec.model import Session
-from edgedec.noise import Noise
-from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec.scheduler.drafter_set import Drafting, open_policy
+from edgedec.progress import CancelToken, OnProgress, Progress, report_progress
+from edgedec.sampling import Noise
+from edgedec.scheduler.drafter_set import open_policy
 from edgedec.sequence import COUPLED, Generation, Request, TextState, TokenOutput
 from edgedec.stats import DecodeStats
 
 if TYPE_CHECKING:
-    from edgedec.decoding.shared_prefix import SharedPrefixes
+    pass
 
-
-@dataclass(slots=True)
-class SessionSlot:
-    """A session and what its KV cache holds, for the generations that take turns on it.
-
-    Attributes:
-        session: The target's session.
-        cached_ids: The tokens in the session's KV cache, as far as they are known; while a text is being written, its
-            prompt's. It is replaced before a forward that drops some of them.
-        n_exact: How many of these, from the start, a cold start would compute to the same bits.
-        curve: Measured cost of the session's forwards.
-        drafting: What the generations draft with, or None.
-        pid: The process that opened the session.
-        closing: Set once the model is being closed; later generations are refused.
-        stream: The stream that holds the slot, also while the stream is paused; None while the slot is free.
-        runtime_reason: What a comparison of runtimes found; may be empty.
-        watch: Sheds memory when memory runs short, or None.
-        forward_rows: Most rows of a forward that verifies, where memory is planned, or None.
-        text_rows: Most rows of logits of a forward of several texts of one prompt, where memory is planned, or None.
-        kept_rows: Rows of logits that a search may keep at a time for its texts, where memory is planned.
-        row_tokens: How many tokens of the KV cache take the memory of a row of logits.
-        fork_tokens: Tokens that several texts of one prompt may hold together, the prompt included, where memory is
-            planned; else None.
-        wait_s: Most seconds for which a text waits when what runs the model is lost; 0 ends the text with an error.
-        notes: Sentences for the statistics of every text.
-        prefixes: Takes prefixes of prompts over from the other slots, or None.
-        reading: The prompt that is being read, while others may take its prefix over; else empty.
-    """
-
-    session: Session
-    cached_ids: list[int] = field(default_factory=list)
-    n_exact: int = 0
-    curve: CostCurve = field(default_factory=CostCurve)
-    drafting: Drafting | None = None
-    pid: int = field(default_factory=os.getpid)
-    closing: bool = False
-    stream: "weakref.ref[Stream[Any]] | None" = None
-    runtime_reason: str = ""
-    watch: Watch | None = None
-    forward_rows: int | None = None
-    text_rows: int | None = None
-    kept_rows: int = 0
-    row_tokens: float = 0.0
-    fork_tokens: int | None = None
-    wait_s: float = 0.0
-    notes: tuple[str, ...] = ()
-    prefixes: "SharedPrefixes | None" = None
-    reading: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.prefixes is not None:
-            self.prefixes.join(self)
+logger = logging.getLogger("edgedec.decoding.generate")
+_PAUSE_S = 1.0
+_POLL_S = 0.05
+_PHASE = "waiting for the model's machines"
 
 
 class TokenStream(Stream[TokenOutput]):
@@ -138,7 +84,7 @@ def begun(request: Request, slot: SessionSlot, constraint: Constraint | None) ->
         room, max_tokens = slot.session.n_text_max - len(request.prompt_ids), request.sampling.max_tokens
         constraint.begin(room if max_tokens is None else min(room, max_tokens))
     card = slot.session.model.card
-    stats = DecodeStats(card.runtime, slot.runtime_reason, request.seed, lossy_note(card))
+    stats = DecodeStats(card.runtime, slot.runtime_reason, request.seed, card.lossy)
     stats.n_prompt_tokens = len(request.prompt_ids)
     for note in (stats.lossy, *slot.notes):
         if note:
@@ -182,35 +128,6 @@ def _run(
             text.stats.total_s = perf_counter() - started
         else:
             yield from decoded(slot, text, cancel, on_progress, constraint, started)
-
-
-@contextmanager
-def session_for(
-    pool: SessionPool[SessionSlot], prompt: tuple[int, ...], cancel: CancelToken, stream: "weakref.ref[Any] | None"
-) -> Iterator[SessionSlot | None]:
-    """Wait for a session and hold it inside the block; None where `cancel` ended the waiting.
-
-    Of the sessions that are free, it is the one that holds most of the prompt. `stream` refers to the stream that
-    reads, which close() of the model ends; None where none does.
-
-    Raises:
-        SessionError: The model is closed, or was loaded before a fork().
-        BusyError: As SessionPool.turn.
-    """
-    if os.getpid() != pool.slots[0].pid:
-        raise SessionError("the model was loaded before fork(); a child process must load its own")
-    with pool.turn(cancel, lambda slot: _n_shared(slot, prompt)) as slot:
-        if slot is None:
-            yield None
-            return
-        try:
-            slot.stream = stream  # first: whoever closes the model sets `closing`, then looks for streams
-            if slot.closing:
-                raise SessionError("the model is closed; load it again")
-            with cancel.calling(slot.session.cancel):
-                yield slot
-        finally:
-            slot.stream = None
 
 
 def decoded(
@@ -301,44 +218,6 @@ def _steps(slot: SessionSlot, run: TextRun, cancel: CancelToken, started: float)
     yield from run.held_output()
 
 
-def _n_shared(slot: SessionSlot, prompt: tuple[int, ...]) -> float:
-    """Return how many tokens of a prompt a session holds already; of equals the emptier counts as more."""
-    held = slot.cached_ids
-    return n_common(held, prompt, len(held)) - len(held) / (len(held) + 1)
-
-
-def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
-    """Count how much of the KV cache the prompt shares; its last token is always evaluated, for the logits.
-
-    First it takes over what another slot holds, where that is more. The rest of the KV cache counts as dropped.
-    """
-    prompt, capabilities = text.request.prompt_ids, slot.session.model.capabilities
-    if slot.prefixes is not None:
-        slot.prefixes.take(slot, prompt, exact=text.request.reuse == "exact")
-    limit = min(len(prompt) - 1, slot.session.n_cached)
-    chunk = 1
-    if text.request.reuse == "exact":
-        limit, chunk = min(limit, slot.n_exact), capabilities.prefill_chunk
-    n = n_common(slot.cached_ids, prompt, limit) // chunk * chunk
-    if not capabilities.rollback and n != slot.session.n_cached:
-        n = 0
-    text.n_cached = text.stats.n_reused_tokens = n
-    slot.cached_ids, slot.n_exact = list(prompt[:n]), min(slot.n_exact, n)
-
-
-def remember_cached(slot: SessionSlot, text: TextState) -> None:
-    """Note what the KV cache holds now, and how much of that a cold start would compute to the same bits."""
-    n_start, n_prompt = text.stats.n_reused_tokens, len(text.request.prompt_ids)
-    chunk = slot.session.model.capabilities.prefill_chunk
-    slot.cached_ids = text.token_ids[: text.n_cached]
-    n_cached = len(slot.cached_ids)
-    if n_start <= slot.n_exact and n_start % chunk == 0:
-        whole = n_cached if chunk == 1 else min(n_cached, n_prompt)
-        slot.n_exact = whole // chunk * chunk
-    else:
-        slot.n_exact = min(slot.n_exact, n_start)
-
-
 def open_run(
     slot: SessionSlot,
     text: TextState,
@@ -372,8 +251,9 @@ def open_run(
         text.stats.add_reason(f"verified by {request.rule}: a text of the same distribution, not plain decoding's own")
         if drafting is None or not request.draft:
             text.stats.add_reason(f"the rule {request.rule} gains nothing: nothing is drafted")
-    if decoder.ending.unsure is not None and decoder.ending.unsure.note:
-        text.stats.add_reason(decoder.ending.unsure.note)
+    for early in decoder.ending.early:
+        if early.note:
+            text.stats.add_reason(early.note)
     if drafting is not None and request.draft:
         decoder.strict = drafting.strict
         decoder.policy = open_policy(drafting, session, curve, text, decoder.noise, constraint)
@@ -383,3 +263,47 @@ def open_run(
             prices = None if drafting.always else curve
             decoder.forced = ForcedDrafts(constraint, drafting.n_max, prices, coupled=request.rule == COUPLED)
     return TextRun(text, decoder, drafting)
+
+
+class Waiting:
+    """The waiting of one text. The time counts from a loss to the next step that succeeds."""
+
+    def __init__(self, wait_s: float, cancel: CancelToken, on_progress: OnProgress | None) -> None:
+        """`wait_s` is the most seconds to wait after a loss; `cancel` ends a pause."""
+        self._wait_s, self._cancel, self._on_progress = wait_s, cancel, on_progress
+        self._first: RuntimeLostError | None = None
+        self._since = 0.0
+
+    def pause(self, error: RuntimeLostError) -> None:
+        """Wait a moment before the next try to go on.
+
+        Raises:
+            RuntimeLostError: The time is over. Where there was time, the error says what was lost at first, and what
+                is missing now.
+        """
+        if self._cancel.cancelled:
+            return
+        if self._wait_s <= 0:
+            raise error
+        if self._first is None:
+            self._first, self._since = error, monotonic()
+            logger.warning("%s", self._sentence(error))
+            report_progress(self._on_progress, _PHASE, 0, None, "")
+            return  # the first try comes at once: a server may have been started again by a supervisor
+        if monotonic() - self._since >= self._wait_s:
+            now = "" if error.loss == self._first.loss else f"; now: {error.loss}"
+            raise RuntimeLostError(f"{self._first.loss}; {self._wait_s:g} s were waited in vain{now}") from error
+        until = min(self._since + self._wait_s, monotonic() + _PAUSE_S)
+        while not self._cancel.cancelled and monotonic() < until:
+            sleep(_POLL_S)
+
+    def over(self) -> None:
+        """Note that the model is back."""
+        if self._first is not None:
+            self._first = None
+            report_progress(self._on_progress, _PHASE, 1, 1, "")
+            logger.warning("the model is loaded again; the text goes on")
+
+    def _sentence(self, error: RuntimeLostError) -> str:
+        limit = "" if math.isinf(self._wait_s) else f" up to {self._wait_s:g} s"
+        return f"{error.loss}; waiting{limit} until the model can be loaded again, then the text goes on"

@@ -4,8 +4,7 @@ Three bounds follow each other: the number of messages of a chat, before it is r
 it is tokenized; the number of tokens, during tokenization.
 """
 
-from edgedec.counted import counted
-from edgedec.errors import PromptTooLongError, argument
+from edgedec.errors import PromptTooLongError, argument, counted
 from edgedec.tokenizer import Tokenizer
 
 _SHORT = 4  # characters for each token of room: a text up to there is tokenized without another check

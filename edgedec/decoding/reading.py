@@ -1,12 +1,16 @@
 """Reads tokens of a text into a session's KV cache, and keeps account of them whatever ends a forward."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
+from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
+from edgedec.errors import CancelledError, RequestError
 from edgedec.model import Forward, ForwardItem, Session
-from edgedec.progress import OnProgress
-from edgedec.sequence import TextState
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.sequence import Request, TextState, n_common
 
 
 def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnProgress | None) -> Forward:
@@ -64,9 +68,85 @@ def reread(text: TextState, session: Session, on_progress: OnProgress | None) ->
             read(text, session, n_past + (n if n > 1 and session.has_exact_rows(n_past, n) else 1))
 
 
-def n_common(held: Sequence[int], prompt: Sequence[int], limit: int) -> int:
-    """Return how many tokens two texts have in common from their start on, at most `limit`."""
-    n = 0
-    while n < min(len(held), len(prompt), limit) and held[n] == prompt[n]:
-        n += 1
-    return n
+def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
+    """Count how much of the KV cache the prompt shares; its last token is always evaluated, for the logits.
+
+    First it takes over what another slot holds, where that is more. The rest of the KV cache counts as dropped.
+    """
+    prompt, capabilities = text.request.prompt_ids, slot.session.model.capabilities
+    if slot.prefixes is not None:
+        slot.prefixes.take(slot, prompt, exact=text.request.reuse == "exact")
+    limit = min(len(prompt) - 1, slot.session.n_cached)
+    chunk = 1
+    if text.request.reuse == "exact":
+        limit, chunk = min(limit, slot.n_exact), capabilities.prefill_chunk
+    n = n_common(slot.cached_ids, prompt, limit) // chunk * chunk
+    if not capabilities.rollback and n != slot.session.n_cached:
+        n = 0
+    text.n_cached = text.stats.n_reused_tokens = n
+    slot.cached_ids, slot.n_exact = list(prompt[:n]), min(slot.n_exact, n)
+
+
+def remember_cached(slot: SessionSlot, text: TextState) -> None:
+    """Note what the KV cache holds now, and how much of that a cold start would compute to the same bits."""
+    n_start, n_prompt = text.stats.n_reused_tokens, len(text.request.prompt_ids)
+    chunk = slot.session.model.capabilities.prefill_chunk
+    slot.cached_ids = text.token_ids[: text.n_cached]
+    n_cached = len(slot.cached_ids)
+    if n_start <= slot.n_exact and n_start % chunk == 0:
+        whole = n_cached if chunk == 1 else min(n_cached, n_prompt)
+        slot.n_exact = whole // chunk * chunk
+    else:
+        slot.n_exact = min(slot.n_exact, n_start)
+
+
+def read_prompt(slot: SessionSlot, text: TextState, n_end: int, on_progress: OnProgress | None) -> Forward:
+    """Read the first `n_end` tokens of a prompt on a slot, which notes what it holds then, whatever ends the reading.
+
+    Returns the forward with the last of them; raises what Session.evaluate raises.
+    """
+    try:
+        return read(text, slot.session, n_end, on_progress)
+    finally:
+        remember_cached(slot, text)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """A prompt that was read.
+
+    Attributes:
+        slot: Its session's KV cache holds the prompt. Forwards may follow, at any n_past from the prompt's length on.
+        token_ids: The prompt.
+        forward: The forward with the prompt's last token, whose logits are those after the prompt.
+        n_reused: How many tokens of the prompt the KV cache held before.
+    """
+
+    slot: SessionSlot
+    token_ids: tuple[int, ...]
+    forward: Forward
+    n_reused: int
+
+
+@contextmanager
+def prompt_read(
+    pool: SessionPool[SessionSlot], request: Request, cancel: CancelToken, on_progress: OnProgress | None
+) -> Iterator[PromptRead]:
+    """Wait for a session of a pool, read a request's prompt on it, and hold it inside the block.
+
+    Raises:
+        CancelledError: `cancel` was cancelled before the prompt was read.
+        RequestError: The prompt is empty.
+        SessionError, BusyError: As session_for.
+        What Session.evaluate raises.
+    """
+    text, prompt_ids = TextState(request, list(request.prompt_ids)), request.prompt_ids
+    with session_for(pool, prompt_ids, cancel, None) as slot:
+        if slot is None:
+            raise CancelledError("the reading of a prompt was cancelled before it began")
+        if not prompt_ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        reuse_prefix(slot, text)
+        with slot.session.generating(len(prompt_ids)):
+            forward = read_prompt(slot, text, len(prompt_ids), on_progress)
+            yield PromptRead(slot, prompt_ids, forward, text.stats.n_reused_tokens)

@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from edgedec.constraint import OpenConstraint
-from edgedec.decoding.generate import SessionSlot, begun, check_request, decoded, session_for
-from edgedec.decoding.one_reader import Visit
-from edgedec.decoding.session_pool import SessionPool
-from edgedec.decoding.stream import Stream
+from edgedec.decoding.generate import begun, check_request, decoded
+from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
+from edgedec.decoding.stream import Stream, Visit
 from edgedec.decoding.text_batch import TextBatch
+from edgedec.decoding.text_loop import generation_of
 from edgedec.decoding.text_room import require_room
-from edgedec.decoding.text_run import generation_of
 from edgedec.errors import CancelledError, CapabilityError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Generation, Request, SampleOutput, TextState, TokenOutput
-from edgedec.sessions.forks import require_count
+from edgedec.sessions.text_pages import require_count
 from edgedec.stats import DecodeStats
 
 Until = Callable[[Sequence[Generation]], bool]

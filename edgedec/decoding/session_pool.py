@@ -1,14 +1,29 @@
-"""A pool of slots, on which requests take turns in the order in which they came."""
+"""The sessions of an engine: what each of them holds, and the pool in which requests take turns on them.
 
+Requests are served in the order in which they came; of the sessions that are free, a request gets the one that holds
+most of its prompt.
+"""
+
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from edgedec.errors import BusyError
+from edgedec.cost_curve import CostCurve
+from edgedec.decoding.stream import Stream
+from edgedec.errors import BusyError, SessionError
+from edgedec.memory.shedding import Watch
+from edgedec.model import Session
 from edgedec.progress import CancelToken
+from edgedec.scheduler.drafter_set import Drafting
+from edgedec.sequence import n_common
+
+if TYPE_CHECKING:
+    from edgedec.decoding.shared_prefix import SharedPrefixes
 
 _POLL_S = 0.05
 
@@ -145,3 +160,91 @@ class SessionPool(Generic[T]):
         finally:
             self._waiting.remove(waiter)
             self._changed.notify_all()
+
+
+@dataclass(slots=True)
+class SessionSlot:
+    """A session and what its KV cache holds, for the generations that take turns on it.
+
+    Attributes:
+        session: The target's session.
+        cached_ids: The tokens in the session's KV cache, as far as they are known; while a text is being written, its
+            prompt's. It is replaced before a forward that drops some of them.
+        n_exact: How many of these, from the start, a cold start would compute to the same bits.
+        curve: Measured cost of the session's forwards.
+        drafting: What the generations draft with, or None.
+        pid: The process that opened the session.
+        closing: Set once the model is being closed; later generations are refused.
+        stream: The stream that holds the slot, also while the stream is paused; None while the slot is free.
+        runtime_reason: What a comparison of runtimes found; may be empty.
+        watch: Sheds memory when memory runs short, or None.
+        forward_rows: Most rows of a forward that verifies, where memory is planned, or None.
+        text_rows: Most rows of logits of a forward of several texts of one prompt, where memory is planned, or None.
+        kept_rows: Rows of logits that a search may keep at a time for its texts, where memory is planned.
+        row_tokens: How many tokens of the KV cache take the memory of a row of logits.
+        fork_tokens: Tokens that several texts of one prompt may hold together, the prompt included, where memory is
+            planned; else None.
+        wait_s: Most seconds for which a text waits when what runs the model is lost; 0 ends the text with an error.
+        notes: Sentences for the statistics of every text.
+        prefixes: Takes prefixes of prompts over from the other slots, or None.
+        reading: The prompt that is being read, while others may take its prefix over; else empty.
+    """
+
+    session: Session
+    cached_ids: list[int] = field(default_factory=list)
+    n_exact: int = 0
+    curve: CostCurve = field(default_factory=CostCurve)
+    drafting: Drafting | None = None
+    pid: int = field(default_factory=os.getpid)
+    closing: bool = False
+    stream: "weakref.ref[Stream[Any]] | None" = None
+    runtime_reason: str = ""
+    watch: Watch | None = None
+    forward_rows: int | None = None
+    text_rows: int | None = None
+    kept_rows: int = 0
+    row_tokens: float = 0.0
+    fork_tokens: int | None = None
+    wait_s: float = 0.0
+    notes: tuple[str, ...] = ()
+    prefixes: "SharedPrefixes | None" = None
+    reading: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.prefixes is not None:
+            self.prefixes.join(self)
+
+
+@contextmanager
+def session_for(
+    pool: SessionPool[SessionSlot], prompt: tuple[int, ...], cancel: CancelToken, stream: "weakref.ref[Any] | None"
+) -> Iterator[SessionSlot | None]:
+    """Wait for a session and hold it inside the block; None where `cancel` ended the waiting.
+
+    Of the sessions that are free, it is the one that holds most of the prompt. `stream` refers to the stream that
+    reads, which close() of the model ends; None where none does.
+
+    Raises:
+        SessionError: The model is closed, or was loaded before a fork().
+        BusyError: As SessionPool.turn.
+    """
+    if os.getpid() != pool.slots[0].pid:
+        raise SessionError("the model was loaded before fork(); a child process must load its own")
+    with pool.turn(cancel, lambda slot: _n_shared(slot, prompt)) as slot:
+        if slot is None:
+            yield None
+            return
+        try:
+            slot.stream = stream  # first: whoever closes the model sets `closing`, then looks for streams
+            if slot.closing:
+                raise SessionError("the model is closed; load it again")
+            with cancel.calling(slot.session.cancel):
+                yield slot
+        finally:
+            slot.stream = None
+
+
+def _n_shared(slot: SessionSlot, prompt: tuple[int, ...]) -> float:
+    """Return how many tokens of a prompt a session holds already; of equals the emptier counts as more."""
+    held = slot.cached_ids
+    return n_common(held, prompt, len(held)) - len(held) / (len(held) + 1)

@@ -11,12 +11,12 @@ from threading import Lock
 from time import monotonic, sleep
 from typing import Protocol
 
-from edgedec.decoding.reading import n_common
 from edgedec.errors import EdgedecError, SessionError
 from edgedec.model import Session
 from edgedec.progress import CancelToken
+from edgedec.sequence import n_common
 from edgedec.sessions.batching import BatchedSession
-from edgedec.sessions.forks import PAGE_TOKENS
+from edgedec.sessions.text_pages import PAGE_TOKENS
 
 _LEAST = PAGE_TOKENS  # a shorter prefix fills no page that could be shared
 _MOST_WAIT_S = 10.0  # without a token read
@@ -25,7 +25,7 @@ _TRIES = 20
 
 
 class PrefixHolder(Protocol):
-    """A session and what is known of its KV cache (edgedec.decoding.generate.SessionSlot).
+    """A session and what is known of its KV cache (edgedec.decoding.session_pool.SessionSlot).
 
     Attributes:
         session: The session.

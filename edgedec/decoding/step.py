@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Constraint
+from edgedec.constraint import Constraint, DrawPlace
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import Added, TextEnd
 from edgedec.decoding.reading import evaluate
@@ -20,15 +20,12 @@ from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.errors import ContextFullError, MemoryCapError, RuntimeLostError
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Session
-from edgedec.noise import Noise
 from edgedec.progress import OnProgress
-from edgedec.sampling import Distribution, Place, distribution, log_probs
+from edgedec.sampling import Distribution, Noise, distribution, log_probs
 from edgedec.scheduler.policy import Policy
-from edgedec.scheduler.time_saved import TimeSaved
 from edgedec.sequence import COUPLED, TextState
+from edgedec.stats import TimeSaved
 from edgedec.verification.coupled import verify_coupled
-from edgedec.verification.rules import find_rule
-from edgedec.verification.uniform import uniform_source
 
 if TYPE_CHECKING:
     from edgedec.scheduler.jump_forward import ForcedDrafts
@@ -242,7 +239,8 @@ def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
         draft = decoder.forced.add_to(draft, text.stats, n_past, room)
     n = len(draft.tokens)
     if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n, measure=False):
-        measured = policy.pays_to_measure(n_past, n) and session.has_exact_rows(n_past, 1 + n)
+        seconds = 0.0 if decoder.curve is None else session.measuring_s(1 + n, decoder.curve.cost(n_past))
+        measured = policy.pays_to_measure(seconds) and session.has_exact_rows(n_past, 1 + n)
         return draft if measured else EMPTY_DRAFT
     return draft
 
@@ -287,6 +285,9 @@ def _verify(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -
         if best and text.request.sampling.takes_best and decoder.constraint is None:
             return verify_coupled(draft, lambda row, accepted: best[row])
         return verify_coupled(draft, partial(_choose_token, text, decoder, forward))
+    from edgedec.verification.rule_tools import uniform_source
+    from edgedec.verification.rules import find_rule
+
     q = draft.q if draft.q is not None else (None,) * len(draft.tokens)
     uniform = uniform_source(decoder.noise, len(text.token_ids))
     return find_rule(rule).verify(draft, q, partial(_law, text, decoder, forward), uniform)
@@ -296,7 +297,7 @@ def _choose_token(text: TextState, decoder: Decoder, forward: Forward, row: int,
     """Return the token that plain decoding draws after a row, where `accepted` follows the text."""
     params, logits, constraint = text.request.sampling, forward.logits[row], decoder.constraint
     seen = [*text.token_ids, *accepted] if params.has_penalties else ()
-    place = Place(logits, params, seen, decoder.noise, len(text.token_ids) + len(accepted), forward.ops)
+    place = DrawPlace(logits, params, seen, decoder.noise, len(text.token_ids) + len(accepted), forward.ops)
     return place.draw(logits) if constraint is None else constraint.choose(place, accepted)
 
 

@@ -1,20 +1,20 @@
 """Several texts of one prompt that are written together, token by token: each on a fork of the session that read it.
 
 In each step, all of them have their rows in one forward, and the models that draft for them are called together
-(joint_drafting.py).
+(JointDrafting).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
 from edgedec.constraint import Constraint, OpenConstraint
-from edgedec.decoding.generate import SessionSlot, begun, open_run, remember_cached, reuse_prefix
-from edgedec.decoding.joint_drafting import JointDrafting
-from edgedec.decoding.reading import read
-from edgedec.decoding.step import Prepared
-from edgedec.decoding.text_loop import TextLoop
+from edgedec.decoding.generate import begun, open_run
+from edgedec.decoding.reading import read_prompt, reuse_prefix
+from edgedec.decoding.session_pool import SessionSlot
+from edgedec.decoding.step import Decoder, Prepared, prepare
+from edgedec.decoding.text_loop import TextLoop, TextRun, generation_of
 from edgedec.decoding.text_room import text_end, tokens_behind
-from edgedec.decoding.text_run import TextRun, generation_of
 from edgedec.errors import EdgedecError, MemoryCapError, RequestError, argument
 from edgedec.model import Forward
 from edgedec.progress import OnProgress
@@ -22,6 +22,7 @@ from edgedec.scheduler.drafter_set import begin_prompt
 from edgedec.scheduler.shared_cost_curve import curve_of_fork
 from edgedec.sequence import Generation, Request, SampleOutput, TextState, TokenOutput
 from edgedec.sessions.forks import ForkedSession, SessionForks, require_forks
+from edgedec.sessions.joined_work import JointCalls
 from edgedec.stats import DecodeStats
 
 
@@ -88,11 +89,8 @@ class TextBatch(TextLoop):
         if slot.drafting is not None and request.draft:
             begin_prompt(slot.drafting, slot.session, greedy=request.sampling.greedy)
         if n_reused < n_read:
-            try:
-                with slot.session.generating(n_read):
-                    read(prompt, slot.session, n_read, on_progress)
-            finally:
-                remember_cached(slot, prompt)
+            with slot.session.generating(n_read):
+                read_prompt(slot, prompt, n_read, on_progress)
         for k in range(n):
             text, constraint = self._begun(request.text(k))
             text.n_cached = n_read
@@ -246,3 +244,61 @@ class TextBatch(TextLoop):
                 self._let_go(runs[0])
         finally:
             self.forks.close()
+
+
+MOST_THREADS = 32
+"""Most texts that are drafted for at a time."""
+
+
+class JointDrafting:
+    """Proposes the drafts of a step, for texts on forks of one session. One thread at a time uses it.
+
+    A drafter calls its model in the middle of its work, so each text has a thread of its own while the drafters of
+    several texts are about to call models: when all threads wait for such a call, the calls are answered together.
+    Threads cost time, so the other steps have none.
+    """
+
+    def __init__(self, forks: SessionForks) -> None:
+        self._forks = forks
+        self._threads: ThreadPoolExecutor | None = None
+
+    def prepared(self, texts: Sequence[tuple[TextState, Decoder]]) -> list[Prepared]:
+        """Return what the next forward of each text evaluates (raises what prepare() raises)."""
+        policies = [decoder.policy for _, decoder in texts if decoder.policy is not None]
+        if sum([policy.will_call for policy in policies]) < 2:
+            return [prepare(*text) for text in texts]
+        found: list[Prepared] = []
+        for begin in range(0, len(texts), MOST_THREADS):
+            found += self._in_threads(texts[begin : begin + MOST_THREADS])
+        return found
+
+    def _in_threads(self, texts: Sequence[tuple[TextState, Decoder]]) -> list[Prepared]:
+        """Prepare texts in a thread each; where the system has no more threads, the others follow in this one."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(MOST_THREADS, "edgedec-draft")
+        joint = self._forks.joint = JointCalls(len(texts))
+        futures: list[Future[Prepared]] = []
+        try:
+            for text in texts:
+                futures.append(self._threads.submit(_prepared, joint, *text))
+        except RuntimeError:
+            for _ in range(len(futures), len(texts)):
+                joint.leave()
+        try:
+            found = [future.result() for future in futures]
+        finally:
+            self._forks.joint = None
+        return found + [prepare(*text) for text in texts[len(found) :]]
+
+    def close(self) -> None:
+        """Wait for the threads and end them; calling close() again does nothing."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+
+def _prepared(joint: JointCalls, text: TextState, decoder: Decoder) -> Prepared:
+    try:
+        return prepare(text, decoder)
+    finally:
+        joint.leave()

@@ -4,10 +4,10 @@ Texts that are begun are never ended for the plan's sake: they would be the shor
 their greatest length is looked at beforehand.
 """
 
-from edgedec.counted import counted
-from edgedec.decoding.generate import SessionSlot
-from edgedec.errors import MemoryCapError, argument
-from edgedec.sessions.forks import PAGE_TOKENS, are_together, n_pages
+from edgedec.decoding.session_pool import SessionSlot
+from edgedec.errors import MemoryCapError, argument, counted
+from edgedec.sessions.forks import are_together
+from edgedec.sessions.text_pages import PAGE_TOKENS, n_pages
 
 
 def tokens_behind(slot: SessionSlot, n_held: int) -> int | None:

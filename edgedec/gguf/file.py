@@ -3,13 +3,15 @@
     gguf = read_gguf("model.gguf")
     gguf.metadata["general.architecture"], gguf.tensors["token_embd.weight"].shape
 
-A file that is no GGUF is refused by the name of what it is (a web page, a Git LFS pointer, safetensors, ...). A
-damaged or hostile file is refused with what contradicts what. Neither costs the memory or the time that the file claims
-to need.
+A file of another form may stand for a GGUF, as the cpu runtime's tiles do; the function that the entry point
+`gguf_form` of the group edgedec.own names recognises it. Any other file is refused by the name of what it is (a web
+page, a Git LFS pointer, safetensors, ...). A damaged or hostile file is refused with what contradicts what. Neither
+costs the memory or the time that the file claims to need.
 """
 
 import errno
 import hashlib
+import io
 import os
 import re
 import stat
@@ -18,15 +20,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Protocol, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec import plugins
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
-from edgedec.gguf.formats import HEAD_BYTES, name_format
 from edgedec.gguf.header import Header, TensorInfo, read_header
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.gguf.tile_header import HEADER_NAME, TILE_MAGIC, TileHeader
-from edgedec.gguf.tiled import read_tiled, read_tiled_header
 from edgedec.gguf.values import GGUFArray, Value, ValueType, show
 
 __all__ = ["GGUF", "GGMLType", "GGUFArray", "TensorInfo", "Value", "ValueType", "read_gguf"]
@@ -66,6 +69,32 @@ def file_states(paths: Iterable[Path]) -> tuple[FileState, ...]:
     return tuple(FileState.of(path, path.stat()) for path in paths)
 
 
+class GGUFForm(Protocol):
+    """What a file that stands for a GGUF holds, and how the bytes of that GGUF are read from it.
+
+    The entry point `gguf_form` names a function of the open file, at its start, and its path. The function returns such
+    a form and the bytes of the GGUF's header; None for a file that stands for no GGUF.
+    """
+
+    @property
+    def n_model_bytes(self) -> int:
+        """The size of the GGUF."""
+
+    def read(self, file: BinaryIO, tensor: TensorInfo, start: int, n_bytes: int) -> bytes:
+        """Return `n_bytes` bytes of a tensor from its byte `start` on, as the GGUF has them; fewer where the file ends.
+
+        The header of the GGUF is read under the name HEADER_NAME.
+
+        Raises:
+            ModelFormatError: The file does not hold the tensor.
+            OSError: The file can't be read.
+        """
+
+
+HEADER_NAME = ""
+"""The name under which a GGUFForm reads the header of the GGUF; no tensor has it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class GGUF:
     """The checked headers of a model file, or of all parts of a split one.
@@ -80,7 +109,7 @@ class GGUF:
         n_bytes: Size of all parts together.
         header_hash: SHA-256 (hex) of the header bytes of all parts: keys, values, names, shapes, offsets.
         n_header_bytes: Length of the header of the first part.
-        tiles: The header of the tile file that took the place of the GGUF; None for a GGUF. The other attributes are
+        form: What the file of another form that stands for the GGUF holds; None for a GGUF. The other attributes are
             those of the GGUF, but for `states`.
     """
 
@@ -93,7 +122,7 @@ class GGUF:
     n_bytes: int
     header_hash: str
     n_header_bytes: int
-    tiles: TileHeader | None = field(default=None, repr=False)
+    form: GGUFForm | None = field(default=None, repr=False)
 
     def read_tensor_bytes(self, name: str, start: int = 0, n_bytes: int | None = None) -> bytes:
         """Return `n_bytes` bytes of a tensor from its byte `start` on, as the file holds them; None: all that are left.
@@ -111,13 +140,13 @@ class GGUF:
         try:
             with _open(path) as file:
                 found = os.fstat(file.fileno())
-                now = self
-                if (file.read(len(TILE_MAGIC)) == TILE_MAGIC or self.tiles is not None) and (
-                    (found.st_size, found.st_mtime_ns) != self._times(tensor.shard)
+                now, then = self, self.states[tensor.shard]
+                if (found.st_size, found.st_mtime_ns) != (then.n_bytes, then.mtime_ns) and (
+                    self.form is not None or _other_form(file, path) is not None
                 ):
                     now = _renewed(self)
-                if now.tiles is not None:
-                    data = read_tiled(file, now.tiles, tensor, start, n_wanted)
+                if now.form is not None:
+                    data = now.form.read(file, tensor, start, n_wanted)
                 else:
                     # The size is compared first, because a read allocates all that it is to read.
                     if tensor.offset + tensor.n_bytes > found.st_size:
@@ -141,8 +170,17 @@ class GGUF:
         header = replace(self, tensors={HEADER_NAME: whole})
         return header.read_tensor_bytes(HEADER_NAME)
 
-    def _times(self, shard: int) -> tuple[int, int]:
-        return self.states[shard].n_bytes, self.states[shard].mtime_ns
+
+FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+"""The types that hold numbers one by one, not in quantized blocks."""
+
+
+def floats(kind: GGMLType, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the numbers of rows, uint8[..., row_bytes], of a type of FLOATS, as float32."""
+    if kind is GGMLType.BF16:
+        return (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return rows.view("<f4" if kind is GGMLType.F32 else "<f2").astype(np.float32)
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GGUF:
@@ -168,12 +206,34 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUF:
     return gguf
 
 
+MANIFEST, GRAPH, DATA, VOCABULARY = "edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"
+"""The files of an exported folder: facts, graph, weights, and a GGUF with the metadata and without tensors."""
+
+
+def is_onnx(path: Path) -> bool:
+    """Return whether a path is an .onnx file, or a folder that holds one or holds an export made by edgedec."""
+    if not path.is_dir():
+        return path.suffix == ".onnx"
+    return (path / MANIFEST).is_file() or any(path.glob("*.onnx"))
+
+
+def read_header_of(path: Path) -> GGUF:
+    """Return the header that describes a model: of the model's file, or of the vocabulary in an exported folder.
+
+    Raises:
+        ModelError, StorageError: As read_gguf.
+    """
+    if is_onnx(path):
+        path = (path if path.is_dir() else path.parent) / VOCABULARY
+    return read_gguf(path)
+
+
 _in_use: WeakValueDictionary[Path, GGUF] = WeakValueDictionary()
 _later: WeakKeyDictionary[GGUF, GGUF] = WeakKeyDictionary()
 
 
 def _renewed(gguf: GGUF) -> GGUF:
-    """Return the header of the same file as it is now: meanwhile a tile file may stand there, or the GGUF again."""
+    """Return the header of the same model as its file is now: another form, or the GGUF again."""
     later = _later[gguf] = read_gguf(gguf.paths[0])
     if later.header_hash != gguf.header_hash or later.n_bytes != gguf.n_bytes:
         raise ModelFormatError(f"{gguf.paths[0]}: another file stands there since it was opened; load it again")
@@ -182,12 +242,12 @@ def _renewed(gguf: GGUF) -> GGUF:
 
 def _read(first_path: Path) -> GGUF:
     """Read and check the headers of all parts, given the absolute path of the first."""
-    first, state = _read_part(first_path, 0)
+    first, form, state = _read_part(first_path, 0)
     paths, states = _part_paths(first_path, first), [state]
     tensors = dict(first.tensors)
     digest = hashlib.sha256(first.raw)
     for i, part_path in enumerate(paths[1:], start=1):
-        part, state = _read_part(part_path, i)
+        part, _, state = _read_part(part_path, i)
         _check_part(part_path, part, i, len(paths))
         twice = tensors.keys() & part.tensors.keys()
         if twice:
@@ -208,10 +268,10 @@ def _read(first_path: Path) -> GGUF:
         MappingProxyType(first.metadata),
         MappingProxyType(tensors),
         first.alignment,
-        sum(state.n_bytes for state in states) if first.tiles is None else first.tiles.n_model_bytes,
+        sum(state.n_bytes for state in states) if form is None else form.n_model_bytes,
         digest.hexdigest(),
         len(first.raw),
-        first.tiles,
+        form,
     )
 
 
@@ -230,23 +290,40 @@ def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _read_part(path: Path, shard: int) -> tuple[Header, FileState]:
-    """Return the header of one file, and the state of the file that was read."""
+def _read_part(path: Path, shard: int) -> tuple[Header, GGUFForm | None, FileState]:
+    """Return the header of one file, its form where that is no GGUF's, and the state of the file that was read."""
     try:
         with _open(path) as file:
             state = FileState.of(path, os.fstat(file.fileno()))
-            head = file.read(HEAD_BYTES)
+            head = file.read(len(_MAGIC))
             if not head:
                 raise ModelFormatError(f"{path}: an empty file, expected a GGUF model; download it again")
-            if head.startswith(TILE_MAGIC):
-                file.seek(0)
-                return read_tiled_header(file, path), state
-            if not head.startswith(_MAGIC[: len(head)]):
-                raise ModelFormatError(f"{path}: expected a GGUF model, found {name_format(head)}")
             file.seek(0)
-            return read_header(file, state.n_bytes, str(path), shard=shard), state
+            if head == _MAGIC[: len(head)]:
+                return read_header(file, state.n_bytes, str(path), shard=shard), None, state
+            if (found := _other_form(file, path)) is None:
+                raise _not_a_gguf(file, path)
+            form, raw = found
+            return read_header(io.BytesIO(raw), form.n_model_bytes, str(path), shard=shard), form, state
     except OSError as error:
         raise storage_error(path, error) from error
+
+
+def _other_form(file: BinaryIO, path: Path) -> tuple[GGUFForm, bytes] | None:
+    """Return what stands for a GGUF in a file of another form, and that GGUF's header; None for any other file."""
+    file.seek(0)
+    if file.read(len(_MAGIC)) == _MAGIC:
+        return None
+    file.seek(0)
+    found: tuple[GGUFForm, bytes] | None = plugins.load_plugin(plugins.OWN, "gguf_form")(file, path)
+    return found
+
+
+def _not_a_gguf(file: BinaryIO, path: Path) -> ModelFormatError:
+    from edgedec.gguf.formats import HEAD_BYTES, name_format  # here, as most files are GGUFs
+
+    file.seek(0)
+    return ModelFormatError(f"{path}: expected a GGUF model, found {name_format(file.read(HEAD_BYTES))}")
 
 
 def _part_paths(path: Path, header: Header) -> tuple[Path, ...]:

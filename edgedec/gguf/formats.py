@@ -1,6 +1,4 @@
-"""File formats: naming a file that is no GGUF by its first bytes, and finding the files of an exported folder."""
-
-from pathlib import Path
+"""Naming a file that is no GGUF by its first bytes."""
 
 HEAD_BYTES = 512
 """How many leading bytes `name_format` looks at."""
@@ -26,24 +24,6 @@ _MAGICS: tuple[tuple[bytes, str], ...] = (
 
 # Field tags that can follow ir_version (field 1) in an ONNX ModelProto: fields 2 to 8, 14 and 20.
 _ONNX_SECOND_TAGS = frozenset({0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2})
-
-
-MANIFEST, GRAPH, DATA, VOCABULARY = "edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"
-"""The files of an exported folder: facts, graph, weights, and a GGUF with the metadata and without tensors."""
-
-
-def is_onnx(path: Path) -> bool:
-    """Return whether a path is an .onnx file, or a folder that holds one or holds an export made by edgedec."""
-    if not path.is_dir():
-        return path.suffix == ".onnx"
-    return (path / MANIFEST).is_file() or any(path.glob("*.onnx"))
-
-
-def header_path(path: Path) -> Path:
-    """Return the GGUF whose header describes a model: the model's file, or the vocabulary in an exported folder."""
-    if not is_onnx(path):
-        return path
-    return (path if path.is_dir() else path.parent) / VOCABULARY
 
 
 def name_format(head: bytes) -> str:

@@ -11,7 +11,6 @@ from typing import BinaryIO
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.tensor_types import REMOVED_TYPES, GGMLType
-from edgedec.gguf.tile_header import TileHeader
 from edgedec.gguf.values import HeaderReader, Value, show
 
 VERSIONS = (2, 3)
@@ -55,7 +54,6 @@ class Header:
 
     Attributes:
         raw: Its bytes, up to the end of the last tensor info.
-        tiles: The head of the tile file that took the place of the GGUF; None for a GGUF.
     """
 
     version: int
@@ -63,7 +61,6 @@ class Header:
     tensors: dict[str, TensorInfo]
     alignment: int
     raw: memoryview = field(repr=False)
-    tiles: TileHeader | None = field(default=None, repr=False)
 
 
 def read_header(file: BinaryIO, n_bytes: int, name: str, *, shard: int = 0) -> Header:

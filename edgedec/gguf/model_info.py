@@ -1,15 +1,15 @@
 """What a GGUF says about its model: size, shape, quantization, context, recommended sampling."""
 
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from edgedec.gguf.file import GGUF, ValueType
+from edgedec.errors import EdgedecError, ModelFormatError
+from edgedec.gguf.file import GGUF, ValueType, read_header_of
 from edgedec.gguf.metadata import get_array, get_float, get_int, get_per_layer, get_text, refuse_missing
 from edgedec.gguf.model_kinds import require_text_decoder
-from edgedec.gguf.sampling_defaults import read_sampling_defaults
 from edgedec.gguf.tensor_types import FILE_TYPE_GUESSED, FILE_TYPE_NAMES, GGMLType
-
-__all__ = ["ModelInfo", "TypeShare", "describe", "require_text_decoder"]
 
 # llama.cpp stops at 512 layers; the other bounds are far above any model and keep sums exact.
 _MAX_LAYERS = 1024
@@ -153,6 +153,38 @@ def describe(gguf: GGUF) -> ModelInfo:
     )
 
 
+def read_model_info(path: Path) -> ModelInfo | None:
+    """Return what the header of a model's file or of an exported folder says; None where no header can be read."""
+    try:
+        return describe(read_header_of(path))
+    except EdgedecError:  # the runtime says what is wrong, or needs no such header
+        return None
+
+
+def trained_context(path: Path) -> int:
+    """Return the longest context that a model was trained for, in tokens; 0 where its header does not say it."""
+    info = read_model_info(path)
+    return (info.n_ctx_train or 0) if info is not None else 0
+
+
+def context_note(path: Path, n_ctx: int, what: str = "the model") -> str:
+    """Return a note if a context is longer than what a model was trained for, else "".
+
+    Args:
+        path: The model's file, or the folder of an export.
+        n_ctx: The context, in tokens. Where the metadata scales positions, it is compared with the scaled length.
+        what: What the note calls the model.
+    """
+    info = read_model_info(path)
+    n_trained = 0 if info is None else info.n_ctx_scaled or 0
+    if not 0 < n_trained < n_ctx:
+        return ""
+    return (
+        f"the context of {n_ctx} tokens is longer than the {n_trained} that {what} was trained for: "
+        "text beyond them tends to be poor"
+    )
+
+
 def _either(value: int | None, default: int) -> int:
     return default if value is None else value
 
@@ -207,3 +239,60 @@ def _refuse_missing(gguf: GGUF, key: str) -> NoReturn:
     """Refuse a file without a key that every text model has; by its kind, if it is no text model."""
     require_text_decoder(gguf)
     refuse_missing(gguf, key)
+
+
+_ABOVE_ZERO = math.ulp(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """An option of SamplingParams, and how a GGUF gives it.
+
+    Attributes:
+        name: Its name in SamplingParams.
+        low, high: Its range there.
+        clip_low, clip_high: Whether llama.cpp takes a value below `low`, or above `high`, for "off".
+        whole: Whether it is a whole number.
+    """
+
+    name: str
+    low: float
+    high: float
+    clip_low: bool = False
+    clip_high: bool = False
+    whole: bool = False
+
+
+_OPTIONS = {
+    "general.sampling.temp": _Option("temperature", 0, math.inf, clip_low=True),
+    "general.sampling.top_k": _Option("top_k", 0, math.inf, clip_low=True, whole=True),
+    "general.sampling.top_p": _Option("top_p", _ABOVE_ZERO, 1, clip_high=True),
+    "general.sampling.min_p": _Option("min_p", 0, 1, clip_low=True),
+    "general.sampling.penalty_repeat": _Option("repetition_penalty", _ABOVE_ZERO, math.inf),
+    "general.sampling.penalty_last_n": _Option("penalty_last_n", -1, math.inf, whole=True),
+    # Ollama writes these two keys; llama.cpp has none for them.
+    "general.sampling.penalty_freq": _Option("frequency_penalty", -100, 100),
+    "general.sampling.penalty_present": _Option("presence_penalty", -100, 100),
+}
+
+
+def read_sampling_defaults(gguf: GGUF) -> dict[str, Any]:
+    """Return the options that the file recommends, by their names in SamplingParams and within their ranges there.
+
+    Raises:
+        ModelFormatError: A value is no finite number, or is out of its option's range.
+    """
+    defaults: dict[str, Any] = {}
+    for key, option in _OPTIONS.items():
+        value = get_int(gguf, key, at_least=-(2**31), at_most=2**31 - 1) if option.whole else get_float(gguf, key)
+        if value is None:
+            continue
+        if (option.clip_low and value < option.low) or (option.clip_high and value > option.high):
+            value = type(value)(option.low if option.clip_low else option.high)
+        if not option.low <= value <= option.high:
+            raise ModelFormatError(
+                f"{gguf.paths[0]}: metadata {key!r} is {value}, which is no {option.name}; "
+                "download another GGUF of the model"
+            )
+        defaults[option.name] = value
+    return defaults

@@ -1,14 +1,22 @@
-"""Refusing a GGUF that holds no text decoder, by the name of what it holds.
+"""What kind of model a GGUF holds: refusing one that is no text decoder by its name, and how an embedding model pools.
 
 The architectures' names are those of llama.cpp (llama-arch.cpp, gguf-py's constants) and, for image, video and speech
 models, those that the tools around ComfyUI, stable-diffusion.cpp and whisper.cpp write.
 """
 
-from edgedec.errors import UnsupportedModelError
-from edgedec.gguf.file import GGUF
+from pathlib import Path
+from typing import Literal, get_args
+
+from edgedec.errors import EdgedecError, UnsupportedModelError
+from edgedec.gguf.file import GGUF, read_header_of
 from edgedec.gguf.metadata import get_array, get_bool, get_int, get_text, refuse_missing
-from edgedec.gguf.pooling import read_pooling
 from edgedec.gguf.values import ValueType
+
+Pooling = Literal["mean", "cls", "last"]
+"""What a text's vector is: the mean of its hidden states, or that of its first or of its last token."""
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+
+_OF_NUMBER: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's enum llama_pooling_type
 
 _FILE_TYPES = {
     "adapter": "a LoRA adapter, which changes another model",
@@ -72,6 +80,25 @@ def is_embedder(gguf: GGUF) -> bool:
         return False
     is_causal = get_bool(gguf, f"{architecture}.attention.causal")
     return _is_encoder(architecture) or is_causal is False or read_pooling(gguf, architecture) is not None
+
+
+def embeds_only(path: Path) -> bool:
+    """Return whether a model's file holds a model that was trained to embed texts, not to write them."""
+    try:
+        return is_embedder(read_header_of(path))
+    except EdgedecError:  # the runtime says what is wrong, or needs no such header
+        return False
+
+
+def read_pooling(gguf: GGUF, architecture: str) -> Pooling | None:
+    """Return how a model was trained to pool; None where its header does not say it."""
+    number = get_int(gguf, f"{architecture}.pooling_type", at_least=-1, at_most=2**31 - 1)
+    return None if number is None else _OF_NUMBER.get(number)
+
+
+def number_of(pooling: Pooling) -> int:
+    """Return the number that a GGUF has for a pooling."""
+    return next(number for number, name in _OF_NUMBER.items() if name == pooling)
 
 
 def _is_encoder(architecture: str) -> bool:

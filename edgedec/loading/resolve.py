@@ -6,7 +6,7 @@ from pathlib import Path
 from edgedec import plugins
 from edgedec.errors import ModelNotFoundError, StorageError
 from edgedec.gguf.file import NO_SUCH_FILE, storage_error
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 
 
 def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:

@@ -1,86 +1,40 @@
 """What to load under a memory cap: the first setting that fits, from the wishes down the ladder (memory/ladder.py)."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from edgedec.counted import counted
-from edgedec.device import HOST, n_split
-from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import header_path
-from edgedec.gguf.model_info import describe
-from edgedec.gguf.trained_context import embeds_only, trained_context
+from edgedec.gguf.model_info import trained_context
+from edgedec.gguf.model_kinds import embeds_only
+from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
-from edgedec.loading.second_model import companion_options, draft_model_options, second_model_terms
-from edgedec.memory.default_context import ample_bytes, file_bytes, longest_context
-from edgedec.memory.ladder import Rung, Setting, rungs, with_more_rows, with_streamed_weights
-from edgedec.memory.layer_split import are_ample, device_caps, devices_for, driver_terms, with_split
+from edgedec.memory.setting import (
+    DRAFT_MODEL,
+    Cap,
+    Plan,
+    Planned,
+    Setting,
+    ample_bytes,
+    devices_for,
+    file_bytes,
+    free_if_short,
+    longest_context,
+    planning_bytes,
+)
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
-from edgedec.memory.watch import margin_bytes
-from edgedec.memory_plan import OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes
-from edgedec.model import LoadOptions
-from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
-from edgedec.sessions.forks import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
+from edgedec.memory_plan import (
+    DeviceCap,
+    MemoryPlan,
+    MemoryTerm,
+    n_split,
+)
+from edgedec.scheduler.drafter_factories import CASCADE, MODEL
 
-REQUESTS = "requests"
-"""The term of what a server keeps for requests."""
-RESERVE = "reserve"
-"""The term of what a plan keeps free below the cap."""
-TEXTS = "texts of one prompt"
-"""The term of what several texts of one prompt take beside the first one."""
-STORES = "draft stores"
-"""The term of what drafters keep between requests; texts fill the stores."""
+if TYPE_CHECKING:  # the ladder is imported where a plan goes down it
+    from edgedec.memory.ladder import Rung
 
-_OF_EACH_TEXT = ("KV cache", "KV cache of the draft head", "columns of convolutions")
-_DRAFT_MODEL = "draft model"
-_COMMON_BYTES = 10_000_000
-_INDEX_TEXT = (SUFFIX, CASCADE, MODEL)  # the drafters that hold an automaton of the text
-_STATES_PER_TOKEN = 1.5
-_WORKING_BYTES = 4_000_000
-_GRAMMAR_BYTES_PER_TOKEN = 175  # measured with llguidance: 160 to 168
 _CLOSE_BYTES = 100_000  # how exactly the least weights that a runtime can stream with are found
-_USABLE = 0.9  # of the memory that the system has free
-
-
-@dataclass(frozen=True, slots=True)
-class Cap:
-    """How much memory may be held.
-
-    Attributes:
-        n_bytes: The most bytes, or None for no limit.
-        beside_bytes: Bytes that are held already and count: those of the whole process before the model is loaded, or
-            those of edgedec's other models.
-        whole_process: Whether the cap is for the whole process, the interpreter included, or for edgedec's models only.
-        name: Where the cap comes from: "allowed" by the user, or "free" on this machine.
-        earlier_peak_bytes: The most bytes that the process held before the plan was begun, as a server may have done.
-        beside: How `beside_bytes` were found, where they are the process's: "measured" or "assumed".
-        gpu_bytes: The most bytes on each device, or None for what the device has free.
-        gpu_beside_bytes: Bytes that edgedec's other models hold there and that count.
-    """
-
-    n_bytes: int | None = None
-    beside_bytes: int = 0
-    whole_process: bool = False
-    name: str = "allowed"
-    earlier_peak_bytes: int = 0
-    beside: str = "measured"
-    gpu_bytes: int | None = None
-    gpu_beside_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A setting, the runtime that loads it, and the memory that this takes under the cap."""
-
-    setting: Setting
-    plan: MemoryPlan
-    choice: Choice
-
-
-Plan = Callable[[Setting], Planned]
 
 
 def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
@@ -97,7 +51,8 @@ def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
         free = free_if_short(choice.path)
         room = planning_bytes(Cap(free))
         devices = devices_for(choice, replace(wishes, options=replace(wishes.options, planning_bytes=room)))
-        if free is None and cap.gpu_bytes is None and are_ample(devices, ample_bytes(choice.path)):
+        is_first_ample = not devices or (len(devices) == 1 and devices[0].free_bytes >= ample_bytes(choice.path))
+        if free is None and cap.gpu_bytes is None and is_first_ample:
             return Planned(_definite(wishes, choice, cap), MemoryPlan(()), choice)
         if free is not None:
             return_free_memory()
@@ -119,14 +74,6 @@ def with_peak(planned: Planned, cap: Cap) -> Planned:
     detail = "held for a while to make this plan, before anything is loaded"
     term = MemoryTerm("planning", peak - plan.total_bytes, detail)
     return replace(planned, plan=replace(plan, terms=(*plan.terms, term)))
-
-
-def planning_bytes(cap: Cap) -> int | None:
-    """Return the bytes that making a plan may take beside what is held already (LoadOptions.planning_bytes)."""
-    if cap.n_bytes is None:
-        return None
-    room, free = max(0, cap.n_bytes - cap.beside_bytes), available_bytes()
-    return room if free is None else min(room, free)
 
 
 def best_of(settings: Sequence[Planned]) -> Planned:
@@ -161,31 +108,22 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
 
 def plan_wishes(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
     """Return the wishes with their plan, whether they fit or not (raises what Runtime.plan raises)."""
-    return _planner(choice, wishes, cap)(_definite(wishes, choice, cap))
+    from edgedec.memory.terms import planner_of
+
+    return planner_of(choice, wishes, cap)(_definite(wishes, choice, cap))
 
 
 def without_draft_model(planned: Planned) -> Planned:
     """Return the plan without the draft model, which is not loaded after all, as it can't pay."""
     setting, plan = planned.setting, planned.plan
     setting = replace(setting, draft_model=None, drafters=setting.drafters_without(MODEL, CASCADE))
-    terms = tuple(term for term in plan.terms if not term.name.startswith(f"{_DRAFT_MODEL}: "))
+    terms = tuple(term for term in plan.terms if not term.name.startswith(f"{DRAFT_MODEL}: "))
     return replace(planned, setting=setting, plan=replace(plan, terms=terms))
-
-
-def drafter_bytes(setting: Setting, n_ctx: int) -> int:
-    """Return the most bytes that the drafters hold in a context of `n_ctx` tokens, a draft model not included."""
-    return sum(term.n_bytes for term in _drafter_terms(setting, n_ctx))
 
 
 def with_kv_type(options: LoadOptions) -> LoadOptions:
     """Return the options with the type of the KV cache that is wished for where it is "auto": f16."""
     return replace(options, kv_type="f16") if options.kv_type == "auto" else options
-
-
-def free_if_short(path: Path) -> int | None:
-    """Return the bytes that the system has free where the model may not fit into them, else None."""
-    free = available_bytes()
-    return int(free * _USABLE) if free is not None and ample_bytes(path) > free else None
 
 
 def _size(planned: Planned) -> tuple[int, int]:
@@ -212,17 +150,24 @@ def _room_bytes(choice: Choice, wishes: Setting, cap: Cap) -> float:
     Without a cap they are certainly free, as nothing may be planned there; under a cap the ladder looks closer.
     """
     host = (available_bytes() or 0) if cap.n_bytes is None else cap.n_bytes - cap.beside_bytes
-    caps = device_caps(devices_for(choice, wishes), cap.gpu_bytes, cap.gpu_beside_bytes)
+    caps = tuple[DeviceCap, ...]()
+    if devices := devices_for(choice, wishes):
+        from edgedec.memory.terms import device_caps
+
+        caps = device_caps(devices, cap.gpu_bytes, cap.gpu_beside_bytes)
     n_model = ample_bytes(choice.path) if cap.n_bytes is None else file_bytes(choice.path)
     return min([host, *(its.cap_bytes for its in caps)]) - n_model
 
 
 def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     """Return the plans of the settings down the ladder, for one runtime."""
-    plan, first = _planner(choice, wishes, cap), _definite(wishes, choice, cap)
+    from edgedec.memory.ladder import rungs
+    from edgedec.memory.terms import planner_of
+
+    plan, first = planner_of(choice, wishes, cap), _definite(wishes, choice, cap)
     if cap.n_bytes is not None and not (first.drafters or first.max_rows_pinned):
         first = replace(first, options=replace(first.options, max_rows=1))
-    settings, taken, current = [plan(first)], list[Rung](), first
+    settings, taken, current = [plan(first)], list["Rung"](), first
     with_devices = bool(settings[0].plan.devices)
     for rung in rungs(wishes, choice.runtime, with_devices=with_devices):
         lower = rung(current)
@@ -244,7 +189,7 @@ def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     return settings
 
 
-def _with_back(plan: Plan, taken: Sequence[Rung], first: Setting, found: Planned) -> Planned:
+def _with_back(plan: Plan, taken: "Sequence[Rung]", first: Setting, found: Planned) -> Planned:
     """Return the setting without those of the steps taken that it fits without, the dearest first.
 
     None comes back at the price of layers on devices.
@@ -266,6 +211,8 @@ def _streamed_settings(plan: Plan, settings: Sequence[Planned], cap_bytes: int) 
 
     The longer a draft, the fewer forwards a text takes, so long drafts are tried first.
     """
+    from edgedec.memory.ladder import with_more_rows
+
     wishes, last = settings[0].setting, settings[-1].setting
     drafting = next((planned.setting for planned in reversed(settings) if planned.setting.drafters), last)
     found: list[Planned] = []
@@ -286,7 +233,7 @@ def _streamed(plan: Plan, setting: Setting, cap_bytes: int) -> list[Planned]:
         if over <= 0 or n_resident < 0:
             break
         try:
-            found = [plan(with_streamed_weights(setting, n_resident))]
+            found = [plan(_with_streamed_weights(setting, n_resident))]
         except EdgedecError:  # the runtime can't, or not with so little
             break
         over = found[0].plan.total_bytes - cap_bytes
@@ -300,95 +247,16 @@ def _least_streamed(plan: Plan, setting: Setting) -> list[Planned]:
     while most - least > _CLOSE_BYTES:
         middle = (least + most) // 2
         try:
-            found, most = [plan(with_streamed_weights(setting, middle))], middle
+            found, most = [plan(_with_streamed_weights(setting, middle))], middle
         except EdgedecError:
             least = middle
     return found
 
 
+def _with_streamed_weights(setting: Setting, resident_bytes: int) -> Setting:
+    """Return the setting that keeps so many bytes of the weights in memory and reads the others in each forward."""
+    return setting.less("weights", "weights read from storage as needed", {"resident_bytes": resident_bytes})
+
+
 def _weight_bytes(plan: MemoryPlan) -> int:
     return sum(term.n_bytes for term in plan.terms if term.name.startswith("weights"))
-
-
-def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
-    """Return the function that plans a setting; it asks each runtime once for the same options."""
-    second_terms = lru_cache(second_model_terms)
-    vocabulary = [_grammar_vocabulary(choice.path)] if wishes.grammar_bytes else []
-    caps = device_caps(devices_for(choice, wishes), cap.gpu_bytes, cap.gpu_beside_bytes)
-    n_layers = describe(read_gguf(header_path(choice.path))).n_layer + 1 if caps else 0  # the output is the last
-
-    @lru_cache
-    def runtime_terms(options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        return choice.runtime.plan(choice.path, options)
-
-    def plan(setting: Setting) -> Planned:
-        if caps:
-            setting = with_split(
-                setting, caps, n_layers, lambda options: model_terms(replace(setting, options=options))
-            )
-        terms = model_terms(setting)
-        if cap.whole_process:
-            terms.insert(0, MemoryTerm("interpreter and libraries", cap.beside_bytes, cap.beside, base=True))
-        elif cap.beside_bytes:
-            terms.append(MemoryTerm(OTHER_MODELS, cap.beside_bytes, "loaded already"))
-        terms += [*_drafter_terms(setting, setting.options.n_ctx or 0), *_request_terms(setting, terms)]
-        if cap.n_bytes is not None:
-            detail = "kept free: drafters shrink near the cap"
-            terms.append(MemoryTerm(RESERVE, margin_bytes(cap.n_bytes), detail, grows=True))
-        given_up = tuple(setting.given_up.values())
-        return Planned(setting, MemoryPlan(tuple(terms), cap.n_bytes, given_up, cap.name, caps), choice)
-
-    def model_terms(setting: Setting) -> list[MemoryTerm]:
-        options = replace(setting.options, on_progress=None, cancel=None)
-        terms = [*(term for term in runtime_terms(options) if not term.base), *vocabulary]
-        if setting.draft_model is not None:
-            smaller = draft_model_options(options, overlap=setting.draft_overlap)
-            terms += second_terms(setting.draft_model, smaller, _DRAFT_MODEL)
-        if setting.companion is not None:
-            terms += second_terms(setting.companion, companion_options(options), setting.companion_role)
-        return terms + driver_terms(terms, caps)
-
-    return plan
-
-
-def _grammar_vocabulary(path: Path) -> MemoryTerm:
-    n_vocab = describe(read_gguf(header_path(path))).n_vocab
-    detail = f"a second vocabulary, {n_vocab} tokens"
-    return MemoryTerm("vocabulary of grammars", n_vocab * _GRAMMAR_BYTES_PER_TOKEN, detail)
-
-
-def _drafter_terms(setting: Setting, n_ctx: int) -> Iterator[MemoryTerm]:
-    """Yield the terms of what the drafters hold, a draft model not included."""
-    if COMMON in setting.drafters:
-        yield MemoryTerm("common text", _COMMON_BYTES, "for the first drafts")
-    if setting.learned_bytes:
-        yield MemoryTerm("learned files", setting.learned_bytes, "mapped; those of edgedec learn")
-    if n_ctx and any(name in _INDEX_TEXT for name in setting.drafters):
-        n_bytes = int(n_ctx * setting.options.n_parallel * setting.n_texts * _STATES_PER_TOKEN * STATE_BYTES)
-        yield MemoryTerm("index of the text", n_bytes, f"for drafts, {counted(n_ctx, 'token')}", grows=True)
-    if n_bytes := setting.store_bytes * setting.n_stores:
-        yield MemoryTerm(STORES, n_bytes, "texts kept between requests, where full", grows=True)
-
-
-def _request_terms(setting: Setting, terms: Sequence[MemoryTerm]) -> Iterator[MemoryTerm]:
-    """Yield the terms of what texts and requests take beside the model, whose own terms are among `terms`."""
-    n_parallel, n_more = setting.options.n_parallel, setting.n_texts - 1
-    kv_bytes, logit_bytes = (sum(t.n_bytes for t in terms if t.name == name) for name in ("KV cache", "logits"))
-    if setting.grammar_bytes:
-        detail = f"{format_bytes(setting.grammar_bytes)} to compile them, as much for each text that keeps to one"
-        n_bytes = setting.grammar_bytes * (1 + n_parallel * setting.n_texts)
-        yield MemoryTerm("grammars", n_bytes, detail, grows=True)
-    for device in dict.fromkeys((HOST, *(t.device for t in terms))) if n_more else ():
-        n_held = sum(t.n_bytes for t in terms if t.name in _OF_EACH_TEXT and t.device == device)
-        n_page = n_held // max(1, n_pages(0, setting.options.n_ctx or PAGE_TOKENS))
-        n_rows = ROWS_OF_TEXT * n_parallel * n_more * logit_bytes // setting.options.max_rows if device == HOST else 0
-        detail = f"keys, values and two rows of logits of {n_more} more"
-        yield MemoryTerm(TEXTS, n_more * n_held + n_page + n_rows, detail, grows=True, device=device)
-    if setting.prompt_cache:
-        yield MemoryTerm("prompt cache", 2 * kv_bytes, "while it is read or saved", grows=True)
-    if n_parallel > 1:
-        yield MemoryTerm("shared forwards", 2 * n_parallel * logit_bytes, "logits of parallel requests")
-    if setting.request_bytes:
-        detail = "their bodies and prompts, until they are answered"
-        yield MemoryTerm(REQUESTS, setting.request_bytes, detail, grows=True)
-    yield MemoryTerm("working memory", _WORKING_BYTES, "of Python, while text is generated")

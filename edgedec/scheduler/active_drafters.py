@@ -1,16 +1,169 @@
-"""The drafters at work in one generation: they are asked for drafts, and dropped when they fail."""
+"""The drafters at work in one generation: each with its state, asked for drafts, and dropped when they fail."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf, sqrt
 from time import monotonic, perf_counter
 
-from edgedec.draft import Closing, Draft, Drafter, DrafterNeeds, DrafterRestsError
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.draft_constants import LOOKED_UP_SHARE, ODD, TRIAL_SHARE
+from edgedec.drafter import Closing, Drafter, DrafterNeeds, DrafterRestsError, ProposalLog
+from edgedec.drafter_traits import DraftCost, Following
 from edgedec.errors import PluginError
-from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.drafter_record import ActiveDrafter
-from edgedec.scheduler.node_choice import PolicyOptions
-from edgedec.scheduler.recorder import Recorder
+from edgedec.scheduler.draft_tree import DraftTree, PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord, Worth
 from edgedec.stats import DecodeStats
+
+
+@dataclass(slots=True)
+class ActiveDrafter:
+    """A drafter at work in one generation.
+
+    Attributes:
+        name: The drafter's name, as users write it.
+        drafter: The drafter.
+        record: What is known of it.
+        cost: What each of its nodes takes.
+        draft: What it proposed before this step.
+        places: By node of `draft`, the node's index in the tree of all proposals.
+        n_before: How many nodes that tree had before.
+        missed: Tokens of the text that it has to read before its next draft; None before its first draft.
+        tries: Whether its latest draft was a trial, made to find out what the drafter is worth.
+        trials: Steps of the present trial that are still to come.
+        model: Returns the name and the memory of the draft model that it uses; None for a drafter without one.
+        following: The drafter, where it reads each text along with the target; else None.
+        n_asked: How often a costly drafter was asked in this generation.
+        asked_s: Seconds that these drafts took.
+        verified: Whether nodes of its latest draft were verified.
+        n_used: How many of its drafts were verified and began with a right token.
+        price: Turns the seconds of a draft into those that count where generations draft together, or None.
+        asked: Whether it was asked before this step.
+        ask_s: Seconds that this took.
+        taught_s: Mean seconds that teaching it takes.
+        idles: Whether it leaves this text alone, as following the text would cost more than its drafts bring.
+        n_own: Nodes of the step's draft that it proposed, and no other drafter before it.
+        unlearned: Tokens of the steps in which it rested, which it learns when it is asked again.
+        hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
+    """
+
+    name: str
+    drafter: Drafter
+    record: DrafterRecord
+    cost: DraftCost = DraftCost.NOTHING
+    draft: Draft = EMPTY_DRAFT
+    places: list[int] = field(default_factory=list)
+    n_before: int = 0
+    missed: int | None = None
+    tries: bool = False
+    trials: int = 0
+    model: Callable[[], str] | None = None
+    following: Following | None = None
+    n_asked: int = 0
+    asked_s: float = 0.0
+    verified: bool = False
+    n_used: int = 0
+    hoped: float | None = None
+    price: Callable[[float], float] | None = None
+    asked: bool = False
+    ask_s: float = 0.0
+    taught_s: float = 0.0
+    idles: bool = False
+    n_own: int = 0
+    unlearned: list[int] = field(default_factory=list)
+
+    @property
+    def costly(self) -> bool:
+        """Whether each of its nodes takes time worth counting."""
+        return self.cost is not DraftCost.NOTHING
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it knows the text already as far as the target's session holds it."""
+        return self.cost is DraftCost.CALLS
+
+    def is_due(self, worth: Worth, token_s: float, n_texts: int, *, among_others: bool = False) -> bool:
+        """Tell whether it is asked before this step, as that pays or to find out; `tries` says which.
+
+        Args:
+            worth: What its drafts are worth.
+            token_s: Seconds that a token is worth.
+            n_texts: Texts that share the forward.
+            among_others: Whether other drafters proposed nodes that are worth verifying.
+        """
+        if self.idles:
+            return False
+        worth.paid = worth.pays(token_s, among_others=among_others)
+        return self.may_ask(worth.paid, worth.price_s, n_texts)
+
+    def may_ask(self, pays: bool, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
+        """Tell whether to ask the drafter: where that pays, or to find out, where the loss fits its budget.
+
+        Args:
+            pays: Whether its draft is expected to pay.
+            loss_s: Seconds that a trial may lose.
+            n_texts: Texts that share the forward.
+            n_steps: Steps in a row that a trial takes: one, unless the drafter first has to read what it missed.
+        """
+        record, self.tries = self.record, not pays
+        if not self.tries:
+            return True
+        if self.trials == 0:
+            if record.wait_s(max(loss_s, record.trial_s), self.share(n_texts), n_texts) > 0:
+                return False
+            record.n_granted = (record.n_granted or n_texts) - 1
+            self.trials, record.trial_s = n_steps, 0.0
+        self.trials -= 1
+        return True
+
+    def share(self, n_texts: int) -> float:
+        """Return the share of the time that its trials may lose, which so many texts try in the same step.
+
+        A trial of n texts tells as much as n trials of one text, so less time is spent on trials.
+        """
+        return (TRIAL_SHARE if self.costly else LOOKED_UP_SHARE) / sqrt(n_texts)
+
+    def wait_s(self, greedy: bool, token_s: float, n_texts: int) -> float:
+        """Return the seconds before the drafter may be asked, where no other one proposes anything; 0 for now."""
+        worth = self.record.worth[greedy]
+        if self.idles:
+            return inf
+        if (self.costly and not self.in_place) or self.drafter.needs.of_each_step:
+            return 0.0  # what it needs comes with each step
+        return 0.0 if worth.pays(token_s) else self.record.wait_s(worth.price_s, self.share(n_texts), n_texts)
+
+    def idle_if_dear(self, greedy: bool) -> None:
+        """Leave the text alone where the record says so."""
+        if self.following is not None and self.record.goes_without(greedy):
+            self.following.idle()
+            self.idles = True
+
+    def count_following(self, greedy: bool) -> None:
+        """Count at a text's end what following it took as lost, where drafts did not pay."""
+        if self.following is not None and not self.idles and not self.record.worth[greedy].paid:
+            self.record.trials.lost_s += self.following.followed_s
+
+    def catch_up(self) -> None:
+        """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
+        if self.unlearned:
+            token_ids, self.unlearned = tuple(self.unlearned), []
+            self.drafter.learn(Verification((), token_ids), {})
+
+    def judge(self, worth: Worth, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
+        """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""
+        if self.tries:  # a prompt that was read first is no price, but lost time it is
+            spent_s = max(worth.believed(seconds), min(seconds, ODD * token_s))
+            self.record.trials.lost_s += max(0.0, spent_s - gain * token_s)
+        worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
+
+    def corrected_p(self, greedy: bool) -> list[float]:
+        """Return P(node accepted | parent accepted) of its draft's nodes, by what was observed of its estimates."""
+        calibration = self.record.calibration[greedy]
+        return [calibration.corrected(p) for p in self.draft.p_accept]
+
+    def share_s(self, seconds: float) -> float:
+        """Return what its latest draft cost its generation, where `seconds` passed."""
+        return seconds if self.price is None else self.price(seconds)
 
 
 class ActiveDrafters:
@@ -30,7 +183,7 @@ class ActiveDrafters:
     """
 
     def __init__(
-        self, drafters: Sequence[ActiveDrafter], n_vocab: int, options: PolicyOptions, recorder: Recorder | None
+        self, drafters: Sequence[ActiveDrafter], n_vocab: int, options: PolicyOptions, recorder: ProposalLog | None
     ) -> None:
         self._n_vocab = n_vocab
         self._options = options
@@ -59,9 +212,9 @@ class ActiveDrafters:
         started = perf_counter()
         try:
             active.catch_up()
-            draft = active.drafter.draft(n_max, monotonic() + self.patience_s + extra_s)
+            draft = active.drafter.propose(n_max, monotonic() + self.patience_s + extra_s)
             if not isinstance(draft, Draft):
-                raise PluginError(f"draft() returned a {type(draft).__name__}; it must return an edgedec Draft")
+                raise PluginError(f"propose() returned a {type(draft).__name__}; it must return an edgedec Draft")
             if len(draft.tokens) > n_max:
                 draft = draft.truncated(n_max)
             draft.check(self._n_vocab)

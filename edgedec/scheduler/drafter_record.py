@@ -1,29 +1,177 @@
-"""What is known of each drafter, and a summary of what a generation decided."""
+"""What is known of a drafter: what its estimates are worth, what its drafts take, and what they bring."""
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, sqrt
 
-from edgedec.cost_curve import Budget, Cost
-from edgedec.counted import counted
-from edgedec.draft import EMPTY_DRAFT, Draft, Drafter, Verification
+from edgedec.cost_curve import Budget
+from edgedec.draft import Draft
 from edgedec.draft_constants import (
-    FIRST_PRICE_S,
+    CLEAR_GAIN,
+    FIRST,
     KEPT,
     KEPT_OF_TRIALS,
-    LOOKED_UP_SHARE,
+    MEMORY,
     MOST_P,
+    NOTICED,
     ODD,
     PRIOR,
     TRIAL_SHARE,
     TRIAL_STEPS,
 )
-from edgedec.drafter_traits import DraftCost, DrafterTraits, Following
-from edgedec.scheduler.acceptance import Calibration
-from edgedec.scheduler.estimator import DraftSeconds, Worth
+from edgedec.drafter import Correction
+from edgedec.drafter_traits import DrafterTraits
 
-SHOWN = 4
-"""Nodes that the reason against drafting speaks of."""
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)  # of the bins of p_accept
+
+
+class Calibration(Correction):
+    """P(node accepted | parent accepted) from the drafter's own estimate.
+
+    A bin of estimates keeps the sum of the estimates and the sum of the acceptances; an estimate is scaled by their
+    ratio, so the order within a bin stays.
+
+    >>> calibration = Calibration()
+    >>> for _ in range(94):
+    ...     calibration.observe(0.5, False)
+    >>> round(calibration.corrected(0.5), 3)
+    0.03
+    """
+
+    __slots__ = ("_accepted", "_estimated")
+
+    def __init__(self) -> None:
+        super().__init__(_EDGES)
+        self._estimated = [0.0] * len(self.factors)
+        self._accepted = [0.0] * len(self.factors)
+
+    def observe(self, p: float, accepted: bool) -> None:
+        """Take a node with the estimate p whose parent was accepted, and whether the node was right itself."""
+        i = bisect_right(_EDGES, p)
+        estimated, hits = self._estimated[i] + p, self._accepted[i] + accepted
+        if estimated > MEMORY * max(p, 0.05):
+            estimated, hits = estimated / 2, hits / 2
+        self._estimated[i], self._accepted[i] = estimated, hits
+        prior = PRIOR * max(p, 0.01)
+        self.factors[i] = (hits + prior) / (estimated + prior)
+
+
+def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> tuple[list[int], int, int]:
+    """Compare a draft with the tokens that came, verified or not, and let its drafter's calibration observe them.
+
+    Returns the nodes that are the text, root first; the number of nodes whose parents are the text; and how many tokens
+    deep the deepest of these is.
+    """
+    depths = {-1: 0}
+    last, seen, is_drawn = -1, set(), draft.q is not None
+    n_tried = deepest = 0
+    nodes = zip(draft.tokens, draft.parents, draft.p_accept, strict=True)
+    for node, (token, parent, p) in enumerate(nodes):
+        depth = depths.get(parent)
+        if depth is None or depth >= len(token_ids):
+            continue
+        right = token == token_ids[depth]
+        if (depth, token) not in seen:  # paths side by side may hold a token twice, which is one chance
+            seen.add((depth, token))
+            calibration.observe(p, right)
+            n_tried += 1
+        deepest = max(deepest, depth + 1)
+        if right and (depth == depths[last] or is_drawn):  # of two siblings with the same token the first
+            depths[node] = depth + 1
+            last = node if depth == depths[last] else last
+    path: list[int] = []
+    while last >= 0:
+        path.insert(0, last)
+        last = draft.parents[last]
+    return path, n_tried, deepest
+
+
+class DraftSeconds:
+    """The seconds of a draft by its levels: a line through the drafts that were timed, later ones counting more.
+
+    The first level takes longer than the others, as its weights come from memory, and theirs from the cache.
+
+    >>> seconds = DraftSeconds(1.0)
+    >>> for _ in range(300):
+    ...     seconds.note(1, 3.0)
+    ...     seconds.note(3, 4.0)
+    >>> round(seconds.level_s, 2)
+    0.5
+    """
+
+    __slots__ = ("_products", "_seconds", "_squares", "_sum", "_weight")
+
+    def __init__(self, level_s: float) -> None:
+        """Expect `level_s` seconds for each level, as if PRIOR drafts of one level or of four had taken that."""
+        self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
+        for n in (1.0, 4.0):
+            self._add(n, n * level_s, PRIOR / 2)
+
+    def _add(self, n: float, seconds: float, weight: float) -> None:
+        self._weight += weight
+        self._sum += weight * n
+        self._squares += weight * n * n
+        self._seconds += weight * seconds
+        self._products += weight * n * seconds
+
+    def note(self, n_levels: int, seconds: float) -> None:
+        """Take a draft of so many levels; one that took far longer than expected counts as a few times as long."""
+        expected = self._seconds / self._weight + self.level_s * (n_levels - self._sum / self._weight)
+        seconds = min(seconds, ODD * max(expected, self.level_s * n_levels))
+        self._weight, self._sum, self._squares, self._seconds, self._products = (
+            KEPT * value for value in (self._weight, self._sum, self._squares, self._seconds, self._products)
+        )
+        self._add(n_levels, seconds, 1.0)
+
+    @property
+    def level_s(self) -> float:
+        """Seconds that one level more takes."""
+        spread = self._weight * self._squares - self._sum * self._sum
+        least = NOTICED * self._seconds / self._sum
+        if spread < 1e-3 * self._weight * self._weight:  # all drafts had as many levels
+            return self._seconds / self._sum
+        return max(least, (self._weight * self._products - self._sum * self._seconds) / spread)
+
+
+@dataclass(slots=True)
+class Worth:
+    """What a drafter's drafts are worth, where the other drafters propose something and where not.
+
+    Attributes:
+        price_s: Seconds that a draft takes; 0 before any was expected to take some.
+        gains: The mean tokens that a draft is worth, [nothing else to verify, other nodes to verify].
+        n_drafts: How many drafts each mean comes from.
+        paid: Whether the next draft was expected to pay when that was last asked.
+    """
+
+    price_s: float = 0.0
+    gains: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    n_drafts: list[int] = field(default_factory=lambda: [0, 0])
+    paid: bool = True
+
+    def at_first(self, price_s: float) -> "Worth":
+        """Return the same, with `price_s` as the seconds that a draft takes where nothing better is known."""
+        self.price_s = self.price_s or price_s
+        return self
+
+    def pays(self, token_s: float, *, among_others: bool = False) -> bool:
+        """Tell whether the next draft is expected to be worth its price, where a token is worth `token_s` seconds.
+
+        The first drafts are made to find out.
+        """
+        is_new = self.n_drafts[among_others] < FIRST
+        return is_new or self.gains[among_others] * token_s >= CLEAR_GAIN * self.price_s
+
+    def note(self, gain: float, price_s: float, *, among_others: bool = False, is_trial: bool) -> None:
+        """Take a draft that was worth `gain` tokens and took `price_s` seconds."""
+        self.price_s += (1 - KEPT_OF_TRIALS) * (self.believed(price_s) - self.price_s)
+        self.n_drafts[among_others] += 1
+        new = max(1 / self.n_drafts[among_others], 1 - (KEPT_OF_TRIALS if is_trial else KEPT))
+        self.gains[among_others] += new * (gain - self.gains[among_others])
+
+    def believed(self, price_s: float) -> float:
+        """Return the seconds that a draft counts as: far more than expected is a busy machine, or a prompt to read."""
+        return min(price_s, ODD * self.price_s)
 
 
 @dataclass(slots=True)
@@ -54,7 +202,7 @@ class DrafterRecord:
     trial_s: float = 0.0
     read_s: float = 0.0
     first_s: float | None = None
-    worth: list[Worth | None] = field(default_factory=lambda: [None, None])
+    worth: tuple[Worth, Worth] = field(default_factory=lambda: (Worth(), Worth()))
     known: DraftSeconds | None = None
     is_new: bool = True
 
@@ -70,27 +218,11 @@ class DrafterRecord:
         """Return P(a node is accepted | its parent was accepted), at most MOST_P."""
         return min(MOST_P, self.accepted[greedy] / self.offered[greedy])
 
-    def worth_of(self, greedy: bool, price_s: float = FIRST_PRICE_S) -> Worth:
-        """Return what its drafts are worth; `price_s` is the seconds that one is expected to take at first."""
-        found = self.worth[greedy]
-        if found is None:
-            found = self.worth[greedy] = Worth(price_s)
-        return found
-
-    def may_lose(self, seconds: float, share: float, n_texts: int) -> bool:
-        """Tell whether a trial that may lose so many seconds is within this share, for each of `n_texts` texts alike.
-
-        All texts that share a forward try a drafter in the same step, as calls of models cost less together.
-        """
-        if self.wait_s(seconds, share, n_texts) > 0:
-            return False
-        self.n_granted = (self.n_granted or n_texts) - 1
-        return True
-
     def wait_s(self, seconds: float, share: float, n_texts: int) -> float:
-        """Return how many seconds have to pass before may_lose() returns True.
+        """Return how many seconds have to pass before a trial may lose so many, for each of `n_texts` texts alike.
 
-        Time in which nothing was tried is saved up for a few trials.
+        A trial may lose this share of the time; time in which nothing was tried is saved up for a few trials. All texts
+        that share a forward try a drafter in the same step, as calls of models cost less together.
         """
         trials, wanted_s = self.trials, n_texts * seconds
         trials.lost_s = max(trials.lost_s, share * trials.total_s - TRIAL_STEPS * wanted_s)
@@ -101,242 +233,10 @@ class DrafterRecord:
 
         It does where its drafts did not pay lately, and its trials, to which following belongs, have lost their share.
         """
-        worth = self.worth[greedy]
-        return worth is not None and not worth.paid and self.trials.left_s(TRIAL_SHARE) < 0
+        return not self.worth[greedy].paid and self.trials.left_s(TRIAL_SHARE) < 0
 
     def observe(self, n_right: int, depth: int, *, greedy: bool, is_trial: bool) -> None:
         """Take a draft that was right `n_right` tokens deep, where `depth` tokens were compared with the text."""
         kept = KEPT_OF_TRIALS if is_trial else KEPT
         self.offered[greedy] = self.offered[greedy] * kept + depth
         self.accepted[greedy] = self.accepted[greedy] * kept + n_right
-
-
-@dataclass(slots=True)
-class ActiveDrafter:
-    """A drafter at work in one generation.
-
-    Attributes:
-        name: The drafter's name, as users write it.
-        drafter: The drafter.
-        record: What is known of it.
-        cost: What each of its nodes takes.
-        draft: What it proposed before this step.
-        places: By node of `draft`, the node's index in the tree of all proposals.
-        n_before: How many nodes that tree had before.
-        missed: Tokens of the text that it has to read before its next draft; None before its first draft.
-        tries: Whether its latest draft was a trial, made to find out what the drafter is worth.
-        trials: Trials still to come in a row.
-        model: Returns the name and the memory of the draft model that it uses; None for a drafter without one.
-        n_asked: How often a costly drafter was asked in this generation.
-        asked_s: Seconds that these drafts took.
-        verified: Whether nodes of its latest draft were verified.
-        n_used: How many of its drafts were verified and began with a right token.
-        price: Turns the seconds of a draft into those that count where generations draft together, or None.
-        ask_s: Seconds that asking it took before this step.
-        taught_s: Mean seconds that teaching it takes.
-        rests: Whether it was not asked before this step.
-        called: Whether a costly drafter was asked before this step.
-        idles: Whether it leaves this text alone, as following the text would cost more than its drafts bring.
-        n_own: Nodes of the step's draft that it proposed, and no other drafter before it.
-        unlearned: Tokens of the steps in which it rested, which it learns when it is asked again.
-        hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
-    """
-
-    name: str
-    drafter: Drafter
-    record: DrafterRecord
-    cost: DraftCost = DraftCost.NOTHING
-    draft: Draft = EMPTY_DRAFT
-    places: list[int] = field(default_factory=list)
-    n_before: int = 0
-    missed: int | None = None
-    tries: bool = False
-    trials: int = 0
-    model: Callable[[], str] | None = None
-    n_asked: int = 0
-    asked_s: float = 0.0
-    verified: bool = False
-    n_used: int = 0
-    hoped: float | None = None
-    price: Callable[[float], float] | None = None
-    ask_s: float = 0.0
-    taught_s: float = 0.0
-    rests: bool = True
-    called: bool = False
-    idles: bool = False
-    n_own: int = 0
-    unlearned: list[int] = field(default_factory=list)
-
-    @property
-    def costly(self) -> bool:
-        """Whether each of its nodes takes time worth counting."""
-        return self.cost is not DraftCost.NOTHING
-
-    @property
-    def in_place(self) -> bool:
-        """Whether it knows the text already as far as the target's session holds it."""
-        return self.cost is DraftCost.CALLS
-
-    def is_due(self, worth: Worth, token_s: float, n_texts: int, *, among_others: bool = False) -> bool:
-        """Tell whether it is asked before this step, as that pays or to find out; `tries` says which.
-
-        Args:
-            worth: What its drafts are worth.
-            token_s: Seconds that a token is worth.
-            n_texts: Texts that share the forward.
-            among_others: Whether other drafters proposed nodes that are worth verifying.
-        """
-        if self.idles:
-            return False
-        worth.paid = worth.pays(token_s, among_others=among_others)
-        self.tries = not worth.paid
-        return not self.tries or self.record.may_lose(worth.price_s, self.share(n_texts), n_texts)
-
-    def share(self, n_texts: int) -> float:
-        """Return the share of the time that its trials may lose, which so many texts try in the same step.
-
-        A trial of n texts tells as much as n trials of one text, so less time is spent on trials.
-        """
-        return (TRIAL_SHARE if self.costly else LOOKED_UP_SHARE) / sqrt(n_texts)
-
-    def wait_s(self, greedy: bool, token_s: float, n_texts: int) -> float:
-        """Return the seconds before the drafter may be asked, where no other one proposes anything; 0 for now."""
-        worth = self.record.worth[greedy]
-        if self.idles:
-            return inf
-        if worth is None or (self.costly and not self.in_place) or self.drafter.needs.of_each_step:
-            return 0.0  # what it needs comes with each step
-        return 0.0 if worth.pays(token_s) else self.record.wait_s(worth.price_s, self.share(n_texts), n_texts)
-
-    def idle_if_dear(self, greedy: bool) -> None:
-        """Leave the text alone where the record says so."""
-        if isinstance(self.drafter, Following) and self.record.goes_without(greedy):
-            self.drafter.idle()
-            self.idles = True
-
-    def count_following(self, greedy: bool) -> None:
-        """Count at a text's end what following it took as lost, where drafts did not pay."""
-        worth = self.record.worth[greedy]
-        if isinstance(self.drafter, Following) and not self.idles and worth is not None and not worth.paid:
-            self.record.trials.lost_s += self.drafter.followed_s
-
-    def catch_up(self) -> None:
-        """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
-        if self.unlearned:
-            token_ids, self.unlearned = tuple(self.unlearned), []
-            self.drafter.accept(Verification((), token_ids), {})
-
-    def judge(self, worth: Worth, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
-        """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""
-        if self.tries:  # a prompt that was read first is no price, but lost time it is
-            spent_s = max(worth.believed(seconds), min(seconds, ODD * token_s))
-            self.record.trials.lost_s += max(0.0, spent_s - gain * token_s)
-        worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
-
-    def corrected_p(self, greedy: bool) -> list[float]:
-        """Return P(node accepted | parent accepted) of its draft's nodes, by what was observed of its estimates."""
-        calibration = self.record.calibration[greedy]
-        return [calibration.corrected(p) for p in self.draft.p_accept]
-
-    def share_s(self, seconds: float) -> float:
-        """Return what its latest draft cost its generation, where `seconds` passed."""
-        return seconds if self.price is None else self.price(seconds)
-
-    def summary(self) -> str:
-        """Return a sentence on what the draft model did in this generation, and why it was of no use where it was not.
-
-        The sentence is empty for a drafter without a draft model.
-        """
-        if self.model is None:
-            return ""
-        what = f"{self.name}: {self.model()}"
-        if self.n_asked:
-            each = f"asked {self.n_asked} times, {1000 * self.asked_s / self.n_asked:.1f} ms each"
-            return f"{what} was {each}, " + (f"{self.n_used} of its drafts were of use" if self.n_used else "in vain")
-        if self.hoped is None and not self.in_place:
-            return f"{what} was not asked: the text was too short to find out whether reading it pays"
-        if self.in_place:
-            return f"{what} was not asked: no gain was expected of it"
-        level_s = self.record.level_s
-        cost = "" if level_s is None else f", {1000 * level_s:.1f} ms for each token"
-        return (
-            f"{what} was not asked: its drafts were expected to be {self.hoped:.2f} times as fast as decoding without "
-            f"them{cost}, which does not repay reading the text"
-        )
-
-
-@dataclass(slots=True)
-class DecisionLog:
-    """What a generation decided, step by step.
-
-    Attributes:
-        n_steps: Steps in which a decision was made.
-        n_rested: Steps in which no drafter was asked, as asking costs more than it brings.
-        n_drafted: Steps in which nodes were verified.
-        n_empty: Steps in which no drafter proposed anything.
-        n_tokens: Tokens that these steps gave.
-        spent_s: Seconds that drafting took in these steps, and that their forwards were expected to take or, where
-            they were shared with other requests, have taken.
-        promised: Tokens that the best nodes promised, summed over the steps that decided against a proposal.
-        price: What verifying these nodes would have cost, in plain steps, summed over the same steps.
-        nodes: How many these nodes were, summed over the same steps.
-        others: Tokens that other requests gain by the forward of the present step.
-    """
-
-    n_steps: int = 0
-    n_rested: int = 0
-    n_drafted: int = 0
-    n_empty: int = 0
-    n_tokens: int = 0
-    spent_s: float = 0.0
-    promised: float = 0.0
-    price: float = 0.0
-    nodes: int = 0
-    others: float = 0.0
-
-    @property
-    def n_texts(self) -> int:
-        """Texts that share the forward of the present step."""
-        return 1 + round(self.others)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second so far."""
-        return self.n_tokens / max(self.spent_s, 1e-9)
-
-    def count_rest(self) -> None:
-        """Count a step before which no drafter was due."""
-        self.n_steps += 1
-        self.n_rested += 1
-
-    def count(self, paths: Sequence[float], n_chosen: int, cost: Cost) -> None:
-        """Count a decision for `n_chosen` of the nodes with these path probabilities.
-
-        A decision against all of them also notes what the best nodes promised and would have cost.
-        """
-        self.n_steps += 1
-        if n_chosen:
-            self.n_drafted += 1
-        elif not paths:
-            self.n_empty += 1
-        else:
-            best = sorted(paths, reverse=True)[:SHOWN]
-            self.promised += sum(best)
-            self.price += cost(len(best)) / cost(0)
-            self.nodes += len(best)
-
-    def text(self) -> str:
-        """Return the decisions as one sentence."""
-        n_against = self.n_steps - self.n_rested - self.n_drafted - self.n_empty
-        parts = [f"drafted in {self.n_drafted} of {counted(self.n_steps, 'step')}"]
-        if self.n_rested:
-            parts.append(f"no drafter asked in {self.n_rested}, as that takes longer than it saves")
-        if self.n_empty:
-            parts.append(f"nothing to propose in {self.n_empty}")
-        if n_against:
-            nodes, price = self.nodes / n_against, self.price / n_against
-            parts.append(
-                f"not worth it in {n_against}: verifying {counted(round(nodes), 'token')} more costs {price:.2f} steps "
-                f"and promised {1 + self.promised / n_against:.2f} tokens"
-            )
-        return ", ".join(parts)

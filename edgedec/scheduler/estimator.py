@@ -5,7 +5,7 @@ tokens by the same forward. It takes s seconds of drafting and T(n) seconds of f
 
     rate(n) = (m + E) / (s + T(n))        n = 0 is the plain step, with E = 1
 
-over the sets of nodes (`node_choice.best_part`) or, where nothing is drafted yet, over the lengths of a chain whose
+over the sets of nodes (`draft_tree.best_part`) or, where nothing is drafted yet, over the lengths of a chain whose
 tokens are accepted with the mean rate a, at l seconds a token (`cost_curve.best_length`):
 
     rate(n) = (m + 1 + a + ... + a^n) / (n l + T(n))
@@ -41,96 +41,172 @@ looked at in the meantime. To measure which rows are exact waits until drafts ha
 is at most twice the best possible (renting skis until they would have been paid for).
 
 **What is known.** T(n) comes from the cost curve, P from the drafter's estimates, as corrected by what came
-(`acceptance`). For a draft model g is the gain of the best length at the mean rate, as it has to read the text before
-it can be asked. A drafter that looks tokens up and a trained head may be asked before any step; what they bring differs
-from step to step, so their mean rate says little. So g and c are the means of their earlier drafts: `Worth`, apart for
-steps in which other drafters propose something. Here g is the tokens that a step gains by the draft less those that
-verifying it for longer costs.
+(`drafter_record.Calibration`). For a draft model g is the gain of the best length at the mean rate, as it has to read
+the text before it can be asked. A drafter that looks tokens up and a trained head may be asked before any step; what
+they bring differs from step to step, so their mean rate says little. So g and c are the means of their earlier drafts:
+`drafter_record.Worth`, apart for steps in which other drafters propose something. Here g is the tokens that a step
+gains by the draft less those that verifying it for longer costs.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from edgedec.draft_constants import CLEAR_GAIN, FIRST, KEPT, KEPT_OF_TRIALS, NOTICED, ODD, PRIOR
-
-
-class DraftSeconds:
-    """The seconds of a draft by its levels: a line through the drafts that were timed, later ones counting more.
-
-    The first level takes longer than the others, as its weights come from memory, and theirs from the cache.
-
-    >>> seconds = DraftSeconds(1.0)
-    >>> for _ in range(300):
-    ...     seconds.note(1, 3.0)
-    ...     seconds.note(3, 4.0)
-    >>> round(seconds.level_s, 2)
-    0.5
-    """
-
-    __slots__ = ("_products", "_seconds", "_squares", "_sum", "_weight")
-
-    def __init__(self, level_s: float) -> None:
-        """Expect `level_s` seconds for each level, as if PRIOR drafts of one level or of four had taken that."""
-        self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
-        for n in (1.0, 4.0):
-            self._add(n, n * level_s, PRIOR / 2)
-
-    def _add(self, n: float, seconds: float, weight: float) -> None:
-        self._weight += weight
-        self._sum += weight * n
-        self._squares += weight * n * n
-        self._seconds += weight * seconds
-        self._products += weight * n * seconds
-
-    def note(self, n_levels: int, seconds: float) -> None:
-        """Take a draft of so many levels; one that took far longer than expected counts as a few times as long."""
-        expected = self._seconds / self._weight + self.level_s * (n_levels - self._sum / self._weight)
-        seconds = min(seconds, ODD * max(expected, self.level_s * n_levels))
-        self._weight, self._sum, self._squares, self._seconds, self._products = (
-            KEPT * value for value in (self._weight, self._sum, self._squares, self._seconds, self._products)
-        )
-        self._add(n_levels, seconds, 1.0)
-
-    @property
-    def level_s(self) -> float:
-        """Seconds that one level more takes."""
-        spread = self._weight * self._squares - self._sum * self._sum
-        least = NOTICED * self._seconds / self._sum
-        if spread < 1e-3 * self._weight * self._weight:  # all drafts had as many levels
-            return self._seconds / self._sum
-        return max(least, (self._weight * self._products - self._sum * self._seconds) / spread)
+from edgedec.cost_curve import Cost, best_length
+from edgedec.draft_constants import AT_ONCE, BUCKET, CAUTION, FIRST, GAIN, TRIAL_STEPS
+from edgedec.drafter_traits import DraftCost
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.decision_log import DecisionLog
+from edgedec.scheduler.draft_tree import Choice
+from edgedec.scheduler.drafter_record import DrafterRecord, DraftSeconds
 
 
-@dataclass(slots=True)
-class Worth:
-    """What a drafter's drafts are worth, where the other drafters propose something and where not.
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """How a costly drafter is asked before one step.
 
     Attributes:
-        price_s: Seconds that a draft takes.
-        gains: The mean tokens that a draft is worth, [nothing else to verify, other nodes to verify].
-        n_drafts: How many drafts each mean comes from.
-        paid: Whether the next draft was expected to pay when that was last asked.
+        n_max: Most nodes.
+        level_s: Seconds that one token deeper is expected to take.
+        least_path: Path probability below which a node does not pay.
+        extra_s: Seconds that the drafter may take beyond the usual deadline.
     """
 
-    price_s: float
-    gains: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    n_drafts: list[int] = field(default_factory=lambda: [0, 0])
-    paid: bool = True
+    n_max: int
+    level_s: float
+    least_path: float = 0.0
+    extra_s: float = 0.0
 
-    def pays(self, token_s: float, *, among_others: bool = False) -> bool:
-        """Tell whether the next draft is expected to be worth its price, where a token is worth `token_s` seconds.
 
-        The first drafts are made to find out.
-        """
-        is_new = self.n_drafts[among_others] < FIRST
-        return is_new or self.gains[among_others] * token_s >= CLEAR_GAIN * self.price_s
+def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> DraftPlan | None:
+    """Return how to ask a costly drafter now, None where its draft would not pay.
 
-    def note(self, gain: float, price_s: float, *, among_others: bool = False, is_trial: bool) -> None:
-        """Take a draft that was worth `gain` tokens and took `price_s` seconds."""
-        self.price_s += (1 - KEPT_OF_TRIALS) * (self.believed(price_s) - self.price_s)
-        self.n_drafts[among_others] += 1
-        new = max(1 / self.n_drafts[among_others], 1 - (KEPT_OF_TRIALS if is_trial else KEPT))
-        self.gains[among_others] += new * (gain - self.gains[among_others])
+    Args:
+        active: The drafter.
+        log: What the generation has decided so far.
+        choice: What is chosen of the other drafters' proposals.
+    """
+    record, cost, n_max, rate = active.record, choice.cost, choice.n_max, choice.expected.rate
+    p, level_s = record.rate(choice.options.greedy), _level_s(active, cost)
+    if active.in_place:
+        return _plan_known(active, p, level_s, choice, rate)
+    always, others = choice.options.always, choice.curve.others
+    if active.cost is DraftCost.TARGET:
+        active.missed = 0
+    if active.missed is None and not always and not _pays_to_read(active, log, p, level_s, choice):
+        return None
+    length, gain = best_length(p, level_s, cost, n_max, rate, others)
+    pays = always or gain >= GAIN
+    if not pays:
+        length = min(2, n_max)
+    step_s = length * level_s + cost(length) - cost(0)
+    loss_s = TRIAL_STEPS * step_s + record.read_s * (active.missed or 0)
+    if not active.may_ask(pays, loss_s, choice.curve.n_texts, TRIAL_STEPS):
+        return None
+    extra_s = 2 * length * level_s if active.cost is DraftCost.TARGET else 0.0
+    if always:
+        return DraftPlan(n_max, level_s, extra_s=extra_s)
+    marginal = _least_gain(level_s, cost, length, rate * max(gain, 1.0))
+    least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
+    return DraftPlan(min(n_max, 2 * length), level_s, least_path, extra_s)
 
-    def believed(self, price_s: float) -> float:
-        """Return the seconds that a draft counts as: far more than expected is a busy machine, or a prompt to read."""
-        return min(price_s, ODD * self.price_s)
+
+def _level_s(active: ActiveDrafter, cost: Cost) -> float:
+    """Return the seconds that a drafter is expected to take for each level; a quarter of a step where nothing says."""
+    record = active.record
+    level_s = record.level_s if record.level_s is not None else cost(0) / 4
+    if not active.in_place:
+        return level_s
+    record.known = record.known or DraftSeconds(level_s)
+    return record.known.level_s
+
+
+def _plan_known(active: ActiveDrafter, p: float, level_s: float, choice: Choice, rate: float) -> DraftPlan | None:
+    """Return how to ask a drafter that has read the text already, where `rate` tokens a second come without it.
+
+    Its chain ends by its own probabilities, the next of which is about its mean acceptance `p`.
+    """
+    cost, n_max, n_texts, options = choice.cost, choice.n_max, choice.curve.n_texts, choice.options
+    if options.always:
+        return DraftPlan(n_max, level_s)
+    worth = active.record.worth[options.greedy].at_first(level_s)
+    if not active.is_due(worth, cost(0) / n_texts, n_texts, among_others=bool(choice.nodes)):
+        return None
+    length, gain = best_length(p, level_s, cost, n_max, rate, choice.curve.others)
+    rate *= max(gain, 1.0)
+    least = max(_least_gain(level_s, cost, length, rate), (level_s + _row_behind(cost, length, n_max)) * rate)
+    return DraftPlan(n_max, level_s, min(1.0, least / max(p, 0.01)))
+
+
+def _least_gain(level_s: float, cost: Cost, length: int, rate: float) -> float:
+    """Return the tokens that one level more must add to pay, where chains of `length` levels give `rate` tokens/s."""
+    return (level_s + (cost(length) - cost(0)) / length) * rate
+
+
+def _row_behind(cost: Cost, length: int, n_max: int) -> float:
+    """Return the seconds of a row more than `length`, at best: rows behind a whole group of the kernels' cost more."""
+    whole_s, end = cost(length), min(n_max, length + FIRST)
+    return min([(cost(n) - whole_s) / (n - length) for n in range(length + 1, end + 1)], default=0.0)
+
+
+def _pays_to_read(active: ActiveDrafter, log: DecisionLog, p: float, level_s: float, choice: Choice) -> bool:
+    """Tell whether the rest of the text is likely to repay the time that reading its beginning takes.
+
+    The first steps show how fast the cheap drafters make the text. The text is expected to double its length. Other
+    requests wait for the reading and for each draft, so what counts is how much faster all of them become. `p` is
+    P(a node is accepted | its parent was accepted), `level_s` the seconds of one token.
+    """
+    if log.n_steps < FIRST:
+        return False
+    cost, others = choice.cost, choice.curve.others
+    mean = max(1 / cost(0), log.tokens_per_s)
+    _, gain = best_length(p, level_s, cost, choice.n_max, (1 + others) * mean, others)
+    active.hoped = gain
+    first_s = active.record.first_s if active.record.first_s is not None else AT_ONCE * level_s
+    rest = min(choice.room, BUCKET // 2, log.n_tokens)  # half of what a draft model reads
+    return gain >= GAIN and rest / mean * (1 - 1 / gain) > CAUTION * first_s
+
+
+def note_draft(
+    active: ActiveDrafter, plan: DraftPlan, seconds: float, gain_s: float, choice: Choice, *, among_others: bool
+) -> None:
+    """Note what a draft took, and what it is worth.
+
+    Args:
+        active: The drafter.
+        plan: How it was asked.
+        seconds: What the draft took.
+        gain_s: Seconds that the nodes are worth which were chosen with the draft, beyond those chosen before.
+        choice: What was chosen with it.
+        among_others: Whether nodes of other drafters were chosen before.
+    """
+    record, n, cost = active.record, len(active.draft), choice.cost
+    active.n_asked += 1
+    active.asked_s += seconds
+    if n and record.known is not None:
+        record.known.note(max(active.draft.depths()), seconds)
+    elif n:
+        _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
+    active.missed = 0
+    if active.in_place:
+        worth, token_s = record.worth[choice.options.greedy].at_first(plan.level_s), cost(0) / choice.curve.n_texts
+        active.judge(worth, gain_s / token_s, seconds, token_s, among_others=among_others)
+    elif active.tries:
+        lost_s = seconds + cost(n) - cost(0)
+        record.trials.lost_s += lost_s
+        record.trial_s += lost_s
+
+
+def _note_time(record: DrafterRecord, seconds: float, level_s: float, n_levels: int, n_missed: int | None) -> None:
+    """Note the seconds of a draft of `n_levels` tokens, before which `n_missed` tokens had to be read (None: a prompt).
+
+    Where much had to be read, a level took less than its share of the time.
+    """
+    mine = seconds / n_levels
+    if n_missed is not None and n_missed <= AT_ONCE:
+        record.level_s = 0.8 * level_s + 0.2 * mine
+        return
+    record.level_s = min(level_s, mine)
+    reading_s = max(0.0, seconds - n_levels * record.level_s)
+    if n_missed is None:
+        record.first_s = reading_s
+    else:
+        record.read_s = reading_s / n_missed

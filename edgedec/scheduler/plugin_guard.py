@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
@@ -10,18 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import SURE
-from edgedec.drafter_traits import Declaring, DrafterTraits, Draws, Shedding
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
+from edgedec.drafter_traits import Declaring, Demands, DrafterTraits, Draws, Following, FollowingFactory, Shedding
 from edgedec.errors import PluginError
+from edgedec.model import Session
 
 _MAKING_S = 2.0  # that a constructor may take: the first token waits for it
 
 
 class Guarded:
-    """Implements edgedec.draft.Drafter by passing every call on to a worker thread, in order.
+    """Implements edgedec.drafter.Drafter by passing every call on to a worker thread, in order.
 
-    A draft that has not come by its deadline is left out; the third late draft in a row makes draft() raise, and so
+    A draft that has not come by its deadline is left out; the third late draft in a row makes propose() raise, and so
     does an error of the drafter.
 
     Args:
@@ -32,6 +35,7 @@ class Guarded:
         needs: What the drafter said that it needs of the target, when it was made.
         traits: What the drafter declared then.
         n_late: Drafts that had not come by their deadline.
+        followed_s: Seconds that the drafter had read the text along, as it said after the latest step that it took.
 
     Raises:
         PluginError: Making the drafter took over two seconds.
@@ -44,6 +48,8 @@ class Guarded:
         self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # number of the question, answer or error
         self._n_asked = self._misses = self.n_late = 0
         self._failure: Exception | None = None
+        self._following: Following | None = None
+        self.followed_s = 0.0
 
         def made() -> tuple[DrafterNeeds, DrafterTraits, int]:
             self._drafter = drafter = make()
@@ -52,6 +58,8 @@ class Guarded:
                 raise PluginError(
                     f"its traits are {type(traits).__name__}; they must be edgedec.drafter_traits.DrafterTraits"
                 )
+            if traits.follows:
+                self._following = _following(drafter)
             return drafter.needs, traits, drafter.memory_bytes()
 
         Thread(target=self._run, name="edgedec-drafter", daemon=True).start()
@@ -69,7 +77,7 @@ class Guarded:
         prompt = tuple(token_ids)
         self._work.put(lambda: self._drafter.begin(prompt))
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return the draft if it comes in time, else an empty one.
 
         Raises:
@@ -78,7 +86,7 @@ class Guarded:
         """
 
         def drafted() -> Draft:  # once the deadline is over, nobody waits for the draft any more
-            return EMPTY_DRAFT if monotonic() > deadline_s else self._drafter.draft(n_max, deadline_s)
+            return EMPTY_DRAFT if monotonic() > deadline_s else self._drafter.propose(n_max, deadline_s)
 
         try:
             draft: Draft = self._answer(drafted, deadline_s)
@@ -111,10 +119,21 @@ class Guarded:
             raise PluginError(f"{SURE} drafts in a row came after their deadline; it must return sooner")
         return EMPTY_DRAFT
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Pass the outcome of a step on; the arrays are copied, as they are valid only until the next forward."""
         copies = {layer: states.copy() for layer, states in hidden.items()}
-        self._work.put(lambda: self._drafter.accept(verification, copies))
+
+        def learn() -> None:
+            self._drafter.learn(verification, copies)
+            if self._following is not None:
+                self.followed_s = float(self._following.followed_s)
+
+        self._work.put(learn)
+
+    def idle(self) -> None:
+        """Tell a drafter that follows texts to leave this one alone."""
+        if self._following is not None:
+            self._work.put(self._following.idle)
 
     def memory_bytes(self) -> int:
         """Return the bytes that the drafter held when it was made, as it said then."""
@@ -129,6 +148,15 @@ class Guarded:
             outcome = _outcome(act)
             if isinstance(outcome, Exception):
                 self._failure = outcome
+
+
+def _following(drafter: Drafter) -> Following:
+    if not isinstance(drafter, Following):
+        raise PluginError(
+            "its traits say that it follows texts; it must have what edgedec.drafter_traits.Following says: followed_s "
+            "and idle()"
+        )
+    return drafter
 
 
 def _outcome(act: Callable[[], object]) -> object:
@@ -148,14 +176,17 @@ class GuardedFactory:
     Attributes:
         factory: Makes these drafters.
         shedding: What it declares that they lose where memory runs short.
+        demands: What it declares that they need when the model is loaded.
     """
 
     factory: DrafterFactory
     shedding: Shedding | None = field(init=False)
+    demands: Demands = field(init=False)
     _making: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         self.shedding = getattr(self.factory, "shedding", Shedding())
+        self.demands = getattr(self.factory, "demands", Demands())
 
     def __call__(self, context: DraftContext) -> Drafter:
         """Make a drafter (raises what Guarded raises)."""
@@ -167,3 +198,11 @@ class GuardedFactory:
                 return self.factory(context)
 
         return Guarded(made, context.note_late)
+
+    def begin_prompt(self, session: Session, *, follows: bool) -> None:
+        """Tell the factory of a prompt that several texts share, where it follows texts; at most two seconds pass."""
+        factory = self.factory
+        if isinstance(factory, FollowingFactory):
+            told = Thread(target=_outcome, args=[partial(factory.begin_prompt, session, follows=follows)], daemon=True)
+            told.start()
+            told.join(_MAKING_S)

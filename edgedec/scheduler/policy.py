@@ -2,8 +2,8 @@
 
 It maximises expected tokens per second, E[accepted + 1] / (time of drafting + T(n)), over all drafters and over every n
 of the cost curve. SmartSpec's goodput (Liu et al. 2024, arXiv:2406.14066) and the stop of SpecDec++ (Huang et al. 2024,
-arXiv:2405.19715) are special cases. The score is in `node_choice`, trials of unusual row counts are in `row_trials`,
-corrected estimates of acceptance in `acceptance`, drafters that cost time for every node in `costly_drafters`.
+arXiv:2405.19715) are special cases. The mathematics are in `estimator`, the score is in `draft_tree`, trials of unusual
+row counts are in `row_trials`.
 
 Drafters that cost next to nothing propose before every step and are scored in shadow: their proposals are compared with
 the text that comes, verified or not.
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import Budget, Cost, CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, Floor, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import (
     AT_ONCE,
     BUCKET,
@@ -31,19 +31,17 @@ from edgedec.draft_constants import (
     DEADLINE_S,
     LOSS_SHARE,
     NEWEST,
+    NEXT_TO_NOTHING,
     NOTICED,
 )
+from edgedec.drafter import Floor, ProposalLog
 from edgedec.drafter_traits import DraftCost
-from edgedec.scheduler.acceptance import score
-from edgedec.scheduler.active_drafters import ActiveDrafters
-from edgedec.scheduler.costly_drafters import Best, note_draft, plan_draft
-from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog
-from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
-from edgedec.scheduler.recorder import Recorder
-from edgedec.scheduler.retrieval import drop_improbable
+from edgedec.scheduler.active_drafters import ActiveDrafter, ActiveDrafters
+from edgedec.scheduler.decision_log import DecisionLog, summary
+from edgedec.scheduler.draft_tree import Choice, DraftTree, PolicyOptions
+from edgedec.scheduler.drafter_record import score
+from edgedec.scheduler.estimator import note_draft, plan_draft
 from edgedec.scheduler.row_trials import RowTrials
-from edgedec.sessions.invariance import measuring_s
 from edgedec.stats import DecodeStats
 
 
@@ -70,21 +68,21 @@ class Policy:
         curve: CostCurve,
         options: PolicyOptions,
         floor: Floor,
-        recorder: Recorder | None = None,
+        recorder: ProposalLog | None = None,
     ) -> None:
         self._curve = curve
         self._options = options
         self._floor = floor
         self._recorder = recorder
+        self._asks_all = options.always or recorder is not None  # a recording has every position
         self._trials = RowTrials(curve, options)
         self._log = DecisionLog()
+        self._loss = Budget()  # of this text's drafts, beyond plain steps; of as many plain steps as it has tokens
         self._forward_s = self._plain_s = 0.0  # what the latest step's forward, and a plain one, were expected to take
         self._promised_s = 0.0  # seconds that the latest draft promised to save
         self._n_skips = self._n_skipped = 0  # steps to pass before a drafter may be due; of these, the steps made
         self._own_s = 0.0  # this text's part of the steps that the drafters' records have not counted yet
-        self._node_s = 0.0  # seconds that each node of the latest draft made its forward longer
-        self._loss = Budget()  # of this text's drafts, beyond plain steps; of as many plain steps as it has tokens
-        self.skips = False
+        self._is_rest = self.skips = False
         self.drafters = ActiveDrafters(drafters, n_vocab, options, recorder)
 
     def propose(self, stats: DecodeStats, n_past: int, room: int) -> Draft:
@@ -95,64 +93,62 @@ class Policy:
         if self.rests:
             return self.rest()
         known_s, self._trials.trial, self._curve.latest_s = self._curve.latest_s, None, None
-        self.skips = False
-        n_max = min(room, self._options.n_max)
-        drafters, always = self.drafters, self._options.always
-        if not drafters.all or n_max < 1:
+        self.skips, n_max = False, min(room, self._options.n_max)
+        if not self.drafters.all or n_max < 1 or self._begin_rest(known_s or self._plain_s):
             return EMPTY_DRAFT
-        if self._begin_rest(known_s or self._plain_s):
-            return EMPTY_DRAFT
-        started = perf_counter()
-        cost = self._curve.cost(n_past)
-        self._log.others = self._curve.others
-        plain_s = self._plain_s = cost(0)
+        begun, drafters = perf_counter(), self.drafters
+        choice = Choice(self._curve, self._options, self._curve.cost(n_past), n_max, room)
+        plain_s = self._plain_s = choice.cost(0)
         plain = drafters.drawn is not None and self._trials.plain_is_due(self._log.tokens_per_s * plain_s)
-        drafters.drawn, tree = None, DraftTree()
-        drafters.patience_s = DEADLINE_S if always else max(NOTICED * DEADLINE_S, plain_s / 2)
-        asks_all = always or self._recorder is not None  # a recording has every position
-        for active in drafters.all:
-            active.draft, active.rests = EMPTY_DRAFT, False
-            if not active.costly:
-                worth, n_texts = active.record.worth_of(self._options.greedy), self._log.n_texts
-                if asks_all or active.is_due(worth, plain_s / n_texts, n_texts):
-                    active.ask_s = drafters.ask(stats, active, tree, min(n_max, AT_ONCE))
-                else:
-                    active.rests = True
-        paths, nodes, spent_s = list[float](), list[int](), perf_counter() - started
-        rate = (1 + self._log.others) / (plain_s + spent_s)
-        if tree.tokens:  # most steps of a text that does not repeat itself have no proposal
-            paths = tree.paths()
-            nodes, rate = choose_nodes(tree, paths, self._asked(cost), n_max, spent_s, self._curve, self._options)
-        begun = perf_counter()
-        for active in drafters.all:
-            if active.costly and not plain:
-                paths, nodes, rate = self._ask_costly(stats, active, tree, (paths, nodes, rate), cost, n_max, room)
-        costly_s = perf_counter() - begun
+        drafters.drawn = None
+        drafters.patience_s = DEADLINE_S if self._options.always else max(NOTICED * DEADLINE_S, plain_s / 2)
+        self._ask_cheap(stats, choice, begun)
+        asked = perf_counter()
+        if not plain:
+            for active in drafters.all:
+                if active.costly:
+                    self._ask_costly(stats, active, choice)
+        costly_s = perf_counter() - asked
         if self._recorder is not None:
-            self._recorder.end(tree, paths, perf_counter() - started)
-            nodes = []
+            self._recorder.end(choice.tree.tokens, choice.tree.parents, choice.paths, perf_counter() - begun)
+            choice.nodes = []
         elif drafters.drawn is not None:
-            nodes = list(range(len(drafters.drawn)))
+            choice.nodes = list(range(len(drafters.drawn)))
         else:
-            plain = plain or self._trials.plain_is_due(rate * plain_s)
-            if not plain and len(paths) > len(nodes) and self._curve.seconds(1, n_past) is not None:
-                nodes = self._trials.more_nodes(tree, paths, cost, n_max, (nodes, rate))
-        self._price_choice(perf_counter() - started - costly_s)
-        self._log.count(paths, len(nodes), cost)
+            plain = plain or self._trials.plain_is_due(choice.rate * plain_s)
+            if not plain and len(choice.paths) > len(choice.nodes) and self._curve.seconds(1, n_past) is not None:
+                choice.nodes = self._trials.more_nodes(choice)
+        self._price_choice(perf_counter() - begun - costly_s)
+        self._log.count(choice.paths, len(choice.nodes), choice.cost)
         if plain and drafters.drawn is None:
-            nodes = []
-        forward_s = self._forward_s = cost(len(nodes))
-        self._promised_s = max(0.0, rate * plain_s - 1) * forward_s
-        self._log.spent_s += perf_counter() - started
-        self._count_step(len(nodes), forward_s)
-        return self._draft(tree, nodes) if nodes else EMPTY_DRAFT
+            choice.nodes = []
+        forward_s = self._forward_s = choice.cost(len(choice.nodes))
+        self._promised_s = max(0.0, choice.rate * plain_s - 1) * forward_s
+        self._log.spent_s += perf_counter() - begun
+        self._count_step(len(choice.nodes), forward_s)
+        return self._draft(choice.tree, choice.nodes) if choice.nodes else EMPTY_DRAFT
+
+    def _ask_cheap(self, stats: DecodeStats, choice: Choice, begun: float) -> None:
+        """Ask the drafters that are due and cost next to nothing, and choose; the step's drafting began at `begun`."""
+        n_texts = self._curve.n_texts
+        for active in self.drafters.all:
+            active.draft = EMPTY_DRAFT
+            if not active.costly:
+                worth = active.record.worth[self._options.greedy].at_first(NEXT_TO_NOTHING * self._plain_s)
+                active.asked = self._asks_all or active.is_due(worth, self._plain_s / n_texts, n_texts)
+                if active.asked:
+                    active.ask_s = self.drafters.ask(stats, active, choice.tree, min(choice.n_max, AT_ONCE))
+        spent_s = perf_counter() - begun
+        choice.rate = (1 + self._curve.others) / (self._plain_s + spent_s)
+        if choice.tree.tokens:  # most steps of a text that does not repeat itself have no proposal
+            choice.choose(self._asked(choice.cost), spent_s)
 
     def _price_choice(self, seconds: float) -> None:
         """Add what a step took beside its drafters to the price of those that looked tokens up.
 
         Their drafts were merged and chosen among in that time; `seconds` includes the seconds that they were asked.
         """
-        asked = [active for active in self.drafters.all if not (active.costly or active.rests)]
+        asked = [active for active in self.drafters.all if active.asked and not active.costly]
         beside_s = seconds - sum(active.ask_s for active in asked)
         for active in asked:
             active.ask_s += beside_s / len(asked)
@@ -166,7 +162,7 @@ class Policy:
         """Count a step before which no drafter can be due, and return no draft."""
         self._n_skipped += 1
         self._log.count_rest()
-        self.skips = True
+        self._is_rest = self.skips = True
         return EMPTY_DRAFT
 
     def _begin_rest(self, step_s: float) -> bool:
@@ -174,29 +170,24 @@ class Policy:
 
         On a small model, or with many texts, it would take longer to look more closely than drafts could save.
         """
-        log = self._log
         if self._n_skipped:
             self._count_step(0, self._n_skipped * step_s)
-        self._n_skips = self._n_skipped = 0
-        log.others = self._curve.others
-        if not step_s or self._options.always or self._recorder is not None:
-            return False
-        self._n_skips = min(AT_ONCE, self._steps_to_wait(self.drafters.all, step_s) - 1)
-        if self._n_skips < 0:
-            self._n_skips = 0
+        n_waits = 0 if not step_s or self._asks_all else self._steps_to_wait(self.drafters.all, step_s)
+        self._n_skips, self._n_skipped, self._is_rest = max(0, min(AT_ONCE, n_waits - 1)), 0, n_waits > 0
+        if not self._is_rest:
             return False
         for active in self.drafters.all:
-            active.draft, active.rests, active.called = EMPTY_DRAFT, True, False
+            active.draft, active.asked = EMPTY_DRAFT, False
         self.drafters.drawn = None
         self._forward_s = self._plain_s = step_s
         self._promised_s = 0.0
-        log.count_rest()
+        self._log.count_rest()
         self._count_step(0, step_s)
         return True
 
     def _steps_to_wait(self, drafters: Sequence[ActiveDrafter], step_s: float) -> int:
         """Return how many steps of `step_s` seconds pass before one of some drafters may be asked; 0 for none."""
-        greedy, n_texts = self._options.greedy, self._log.n_texts
+        greedy, n_texts = self._options.greedy, self._curve.n_texts
         waits_s = [active.wait_s(greedy, step_s / n_texts, n_texts) for active in drafters]
         return ceil(min([AT_ONCE + 1.0, *(wait_s / step_s for wait_s in waits_s)]))
 
@@ -209,26 +200,25 @@ class Policy:
         models = [active for active in self.drafters.all if active.cost in (DraftCost.CALLS, DraftCost.MODEL)]
         heads = [active for active in models if active.in_place]
         is_due = self._options.always or not step_s or not self._steps_to_wait(heads, step_s)
-        return (bool(heads) and is_due) or any(active.called for active in models)
+        return (bool(heads) and is_due) or any(active.asked for active in models)
 
     def _count_step(self, n_nodes: int, forward_s: float) -> None:
         """Count a step that was decided, whose forward is expected to take `forward_s` seconds."""
         self._log.spent_s += forward_s
         self._trials.count_step(n_nodes, forward_s)
-        self._own_s += forward_s / self._log.n_texts
+        self._own_s += forward_s / self._curve.n_texts
 
-    def pays_to_measure(self, n_past: int, n_nodes: int) -> bool:
-        """Tell whether to measure if the rows of the latest draft, of `n_nodes` nodes, are exact, which is not known.
+    def pays_to_measure(self, seconds: float) -> bool:
+        """Tell whether to measure, which takes `seconds`, if the rows of the latest draft are exact.
 
         To measure takes tens of forwards and pays later. So it waits until the drafts of all requests that could not
-        be verified for want of it have promised to save as much time: then it has cost at most twice what the best
-        moment to measure, known in hindsight, would have (as renting skis until they would have been paid for).
+        be verified for want of it have promised to save as much time.
         """
         if self._options.always:
             return True
         trials = self._curve.trials
         trials.promised_s += self._promised_s
-        if trials.promised_s < measuring_s(1 + n_nodes, self._curve.cost(n_past)):
+        if trials.promised_s < seconds:
             return False
         trials.promised_s = 0.0
         return True
@@ -247,49 +237,30 @@ class Policy:
 
         return seconds
 
-    def _ask_costly(
-        self,
-        stats: DecodeStats,
-        active: ActiveDrafter,
-        tree: DraftTree,
-        chosen: tuple[list[float], list[int], float],
-        cost: Cost,
-        n_max: int,
-        room: int,
-    ) -> tuple[list[float], list[int], float]:
-        """Ask a costly drafter where that pays; return the path probabilities, the nodes chosen and their rate."""
-        begun, (paths, nodes, rate) = perf_counter(), chosen
-        active.called = False
-        before = self._best(paths, nodes, cost)
-        plan = plan_draft(active, self._log, self._options, cost, n_max, before, room)
+    def _ask_costly(self, stats: DecodeStats, active: ActiveDrafter, choice: Choice) -> None:
+        """Ask a costly drafter where that pays, and choose anew."""
+        begun, before, greedy = perf_counter(), choice.expected, self._options.greedy
+        plan = plan_draft(active, self._log, choice)
+        active.asked = plan is not None
         if plan is None:
-            return chosen
+            return
         self._floor.path_probability = plan.least_path
-        active.called = True
-        asked_s = self.drafters.ask(stats, active, tree, plan.n_max, plan.extra_s)
+        asked_s = self.drafters.ask(stats, active, choice.tree, plan.n_max, plan.extra_s)
         seconds = active.share_s(asked_s)
         drawn = active.draft is self.drafters.drawn
         if active.draft.tokens:
             if not drawn and active.model is not None:
-                drop_improbable(tree, active.draft, active.corrected_p(self._options.greedy))
-            paths = tree.paths()
-            nodes, rate = choose_nodes(tree, paths, cost, n_max, 0.0, self._curve, self._options)
-        found = self._drawn(active, cost) if drawn else self._best(paths, nodes, cost)
-        mean_rate = (1 + self._log.others) * max(1 / cost(0), self._log.tokens_per_s)  # of all requests alike
+                choice.tree.drop_improbable(active.draft, active.corrected_p(greedy))
+            choice.choose(choice.cost)
+        found = choice.expected
+        if drawn:  # it is verified whole, and alone
+            tree = DraftTree()
+            tree.add(active.draft.tokens, active.draft.parents, active.corrected_p(greedy))
+            found = choice.expected_of(tree.paths(), len(active.draft))  # the tree is merged
+        mean_rate = (1 + self._curve.others) * max(1 / choice.cost(0), self._log.tokens_per_s)  # of all requests alike
         beside_s = active.taught_s + perf_counter() - begun - asked_s
         gain_s = found.gain_s(before, mean_rate) - beside_s
-        note_draft(active, plan, seconds, gain_s, cost, greedy=self._options.greedy)
-        return paths, nodes, rate
-
-    def _best(self, paths: Sequence[float], nodes: Sequence[int], cost: Cost) -> Best:
-        """Return what is expected of a step that verifies these nodes."""
-        return Best(len(nodes), 1 + self._log.others + sum([paths[node] for node in nodes]), cost(len(nodes)))
-
-    def _drawn(self, active: ActiveDrafter, cost: Cost) -> Best:
-        """Return what is expected of a step that verifies a drafter's draft whole."""
-        tree, draft = DraftTree(), active.draft
-        tree.add(draft.tokens, draft.parents, active.corrected_p(self._options.greedy))
-        return Best(len(draft), 1 + self._log.others + sum(tree.paths()), cost(len(draft)))  # the tree is merged
+        note_draft(active, plan, seconds, gain_s, choice, among_others=before.n_nodes > 0)
 
     def _draft(self, tree: DraftTree, nodes: list[int]) -> Draft:
         """Return the nodes to verify as a draft and note whose they are; a whole draft is returned as it was made."""
@@ -317,34 +288,32 @@ class Policy:
 
         `draft` is what the step verified, `hidden` the hidden states that the drafters need, of the rows kept.
         """
-        token_ids = verification.token_ids
-        if self.skips:
-            self._loss.total_s += len(token_ids) * self._plain_s
+        token_ids, latest_s, alone = verification.token_ids, self._curve.latest_s, not self._curve.others
+        plain_s = len(token_ids) * self._plain_s
+        self._loss.total_s += plain_s
+        if self._log.n_steps:
             self._log.n_tokens += len(token_ids)
+        if self.skips:
             for active in self.drafters.all:
                 active.unlearned.extend(token_ids)
             return
         is_trial = self._trials.learn(len(draft.tokens), len(token_ids))
-        self._node_s = 0.0  # a trial is made to time rows, whoever proposed them
+        node_s = 0.0  # that each node made the forward longer; a trial is made to time rows, whoever proposed them
         if draft.tokens and not is_trial:
-            alone_s = None if self._curve.others else self._curve.latest_s
-            self._node_s = ((alone_s or self._forward_s) - self._plain_s) / len(draft.tokens)
-        self._loss.total_s += len(token_ids) * self._plain_s
-        if draft.tokens and self._curve.latest_s is not None and not self._curve.others:
-            self._loss.lost_s += self._curve.latest_s - len(token_ids) * self._plain_s
-        if self._log.n_steps:
-            self._log.n_tokens += len(token_ids)
-            if self._curve.others and self._curve.latest_s is not None:
-                # The others' drafts take time that is not in what the forward was expected to take.
-                self._log.spent_s += self._curve.latest_s - self._forward_s
+            node_s = (((latest_s if alone else None) or self._forward_s) - self._plain_s) / len(draft.tokens)
+        if draft.tokens and latest_s is not None and alone:
+            self._loss.lost_s += latest_s - plain_s
+        if self._log.n_steps and latest_s is not None and not alone:
+            # The others' drafts take time that is not in what the forward was expected to take.
+            self._log.spent_s += latest_s - self._forward_s
         own_s, self._own_s = self._own_s, 0.0  # behind the forward: all of its texts are asked by the same figures
         needs = self.drafters.needs
         for active in self.drafters.all:
             active.record.trials.total_s += own_s
-            if active.rests and not needs.of_each_step:
+            if not active.asked and (self._is_rest or not active.costly) and not needs.of_each_step:
                 active.unlearned.extend(token_ids)
             else:
-                self._teach(stats, active, verification, hidden)
+                self._teach(stats, active, verification, hidden, node_s)
         if needs.varies:
             self.drafters.renew_needs()
 
@@ -354,8 +323,9 @@ class Policy:
         active: ActiveDrafter,
         verification: Verification,
         hidden: Mapping[int, NDArray[np.float32]],
+        node_s: float,
     ) -> None:
-        """Score a drafter's proposal, and let the drafter learn the outcome of the step."""
+        """Score a drafter's proposal, whose nodes took `node_s` seconds each, and let the drafter learn the outcome."""
         started, token_ids = perf_counter(), verification.token_ids
         path = self._score(stats, active, token_ids) if active.draft.tokens else ()
         n_gained = sum([active.places[node] >= active.n_before for node in path]) if active.verified else 0
@@ -365,16 +335,17 @@ class Policy:
         own = verification if same else Verification(path, token_ids, verification.candidates)
         active.draft, active.verified = EMPTY_DRAFT, False  # a step may come in which no drafter is asked
         try:
-            active.drafter.accept(own, hidden)
+            active.catch_up()
+            active.drafter.learn(own, hidden)
         except Exception as error:  # a drafter never ends the text
             self.drafters.drop(stats, active, error)
         taught_s = perf_counter() - started
         if active.costly:
             active.taught_s += NEWEST * (taught_s - active.taught_s)
         else:
-            token_s = max(self._plain_s / self._log.n_texts, 1e-9)
-            gain = n_gained - active.n_own * self._node_s / token_s
-            active.judge(active.record.worth_of(self._options.greedy), gain, active.ask_s + taught_s, token_s)
+            token_s = max(self._plain_s / self._curve.n_texts, 1e-9)
+            worth = active.record.worth[self._options.greedy].at_first(NEXT_TO_NOTHING * self._plain_s)
+            active.judge(worth, n_gained - active.n_own * node_s / token_s, active.ask_s + taught_s, token_s)
             active.n_own = 0
 
     def _score(self, stats: DecodeStats, active: ActiveDrafter, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -391,10 +362,10 @@ class Policy:
         """Return a sentence on how often drafting paid and, where it did not, why; one more for each draft model."""
         if not self._log.n_steps:
             return []
-        return [self._log.text(), *(text for active in self.drafters.all if (text := active.summary()))]
+        return [self._log.text(), *(text for active in self.drafters.all if (text := summary(active)))]
 
     def unused(self) -> list[str]:
         """Return, for each draft model that was of no use in this generation, the memory it takes and why."""
         if self._options.always or not self._log.n_steps:
             return []
-        return [text for active in self.drafters.all if not active.n_used and (text := active.summary())]
+        return [text for active in self.drafters.all if not active.n_used and (text := summary(active))]

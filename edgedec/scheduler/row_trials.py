@@ -6,13 +6,11 @@ where they would pay if they cost next to nothing, within 0.5 % of the time. Aft
 tried, within 1 % of the time.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgedec.cost_curve import Cost, CostCurve
+from edgedec.cost_curve import CostCurve
 from edgedec.draft_constants import CAUTION, CLEAR_GAIN, EVERY, HOPED, LOSS_SHARE, STALE, TRIAL_SHARE, TRIAL_STEPS
-from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.node_choice import PolicyOptions, choose_nodes
+from edgedec.scheduler.draft_tree import Choice, Expected, PolicyOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +44,31 @@ class RowTrials:
         self._n_considered = 0
         self._n_drafted = 0
 
-    def more_nodes(
-        self, tree: DraftTree, paths: list[float], cost: Cost, n_max: int, chosen: tuple[list[int], float]
-    ) -> list[int]:
-        """Return the nodes that were chosen or, for a trial, more of them; `chosen` is what choose_nodes returned.
-
-        `n_max` is the most nodes, `cost` and `paths` are as for choose_nodes.
-        """
-        nodes, rate = chosen
+    def more_nodes(self, choice: Choice) -> list[int]:
+        """Return the nodes that were chosen or, for a trial, more of them."""
         self._n_considered += 1
         if self._options.always or self._n_considered % EVERY:
-            return nodes
-        plain_s = cost(0)
-        hoped, hoped_rate = choose_nodes(
-            tree, paths, lambda n: plain_s * (1 + HOPED * n), n_max, 0.0, self._curve, self._options
-        )
-        if hoped_rate < CLEAR_GAIN * rate:
-            return nodes
-        order = sorted(hoped, key=paths.__getitem__, reverse=True)
-        while len(order) > len(nodes):
-            if self._may_try(order, paths, cost, rate):
+            return choice.nodes
+        plain_s = choice.cost(0)
+        hoped, hoped_rate = choice.best(lambda n: plain_s * (1 + HOPED * n))
+        if hoped_rate < CLEAR_GAIN * choice.rate:
+            return choice.nodes
+        order = sorted(hoped, key=choice.paths.__getitem__, reverse=True)
+        while len(order) > len(choice.nodes):
+            if self._may_try(choice.expected_of([choice.paths[node] for node in order]), choice):
                 return sorted(order)
             order = order[: len(order) // 2]
-        return nodes
+        return choice.nodes
 
-    def _may_try(self, nodes: Sequence[int], paths: Sequence[float], cost: Cost, rate: float) -> bool:
-        """Begin a trial of these nodes and return True where it can be afforded, else return False."""
-        trials, others, n = self._curve.trials, self._curve.others, len(nodes)
-        lost_s = max(0.0, cost(n) - (1 + others + sum([paths[node] for node in nodes])) / rate)
-        beyond_s = CAUTION * cost(0) if self._curve.is_unknown(n + 1) else 0.0
-        if lost_s > trials.left_s(LOSS_SHARE, beyond_s) or not trials.may_try(n + 1):
+    def _may_try(self, more: Expected, choice: Choice) -> bool:
+        """Begin a trial of more nodes and return True where it can be afforded, else return False."""
+        trials, n_rows = self._curve.trials, more.n_nodes + 1
+        lost_s = max(0.0, more.seconds - more.tokens / choice.rate)
+        beyond_s = CAUTION * choice.cost(0) if self._curve.is_unknown(n_rows) else 0.0
+        if lost_s > trials.left_s(LOSS_SHARE, beyond_s) or not trials.may_try(n_rows):
             return False
         trials.lost_s += lost_s
-        self.trial = Trial(n, rate, others, lost_s)
+        self.trial = Trial(more.n_nodes, choice.rate, self._curve.others, lost_s)
         return True
 
     def plain_is_due(self, gain: float) -> bool:

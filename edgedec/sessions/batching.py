@@ -26,8 +26,7 @@ from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sessions.joined_work import Result, Work, evaluated, groups, kind_of, n_rows_of
-from edgedec.sessions.outer_model import OuterModel
-from edgedec.sessions.outer_session import OuterSession
+from edgedec.sessions.outer_session import OuterModel, OuterSession
 
 PIECE_ROWS = 32
 """Rows of a prompt that one joined forward reads."""

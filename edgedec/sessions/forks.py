@@ -12,17 +12,9 @@ from edgedec.errors import CapabilityError, MemoryCapError, RequestError, Sessio
 from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.joined_work import groups, n_rows_of
-from edgedec.sessions.joint_calls import JointCalls
+from edgedec.sessions.joined_work import JointCalls, groups, n_rows_of
 from edgedec.sessions.outer_session import OuterSession, UnsavedSession
-
-MOST_FORKS = 256
-"""Most forks of a session at a time."""
-PAGE_TOKENS = 64
-"""Tokens of a page of the KV cache: forks share whole pages (the cpu runtime's PAGE_TOKENS)."""
-
-ROWS_OF_TEXT = 2
-"""Rows of logits that a search keeps for a text at the most: those before and behind its latest token."""
+from edgedec.sessions.text_pages import MOST_FORKS, PAGE_TOKENS, n_pages
 
 
 def require_forks(model: Model) -> None:
@@ -40,22 +32,6 @@ def are_together(session: Session) -> bool:
     """Return whether texts of one prompt are written on forks of a session, and not one after another."""
     model = session.model
     return not isinstance(session, UnsavedSession) and model.capabilities.fork and model.batch_invariant is True
-
-
-def n_pages(begin: int, end: int) -> int:
-    """Return how many pages of the KV cache hold the tokens [begin, end).
-
-    >>> n_pages(0, 64), n_pages(63, 65), n_pages(64, 64)
-    (1, 2, 0)
-    """
-    return (end - 1) // PAGE_TOKENS - begin // PAGE_TOKENS + 1 if end > begin else 0
-
-
-def require_count(n: int, what: str) -> int:
-    """Return a number of texts (RequestError unless it is a whole number from 1 to MOST_FORKS)."""
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_FORKS:
-        raise RequestError(f"{n!r:.40} {what} of one prompt were asked for; it must be from 1 to {MOST_FORKS}")
-    return n
 
 
 class SessionForks:

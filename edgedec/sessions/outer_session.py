@@ -3,23 +3,27 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import Cost, SharedForward
 from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError, ModelFormatError, argument
 from edgedec.head_state import HeadState
-from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.memory_plan import MemoryTerm
+from edgedec.model import Capabilities, Closeable, Forward, ForwardItem, Model, ModelCard, Session
 from edgedec.progress import OnProgress
+from edgedec.runtime import processes_of
 from edgedec.stats import DecodeStats
+from edgedec.tokenizer import Tokenizer
 
 
 class OuterSession(Session):
     """A session around another one, to which it passes on what its subclasses do not change.
 
-    Where the model is another one than the inner session's (edgedec.sessions.outer_model.OuterModel), its fingerprint
+    Where the model is another one than the inner session's (edgedec.sessions.outer_session.OuterModel), its fingerprint
     marks what save() returns, so that no other model loads it.
 
     Attributes:
@@ -72,6 +76,10 @@ class OuterSession(Session):
     def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Tell what the session inside says."""
         return self.inner.has_exact_rows(n_past, n_rows, measure=measure)
+
+    def measuring_s(self, n_rows: int, cost: Cost) -> float:
+        """Return what the session inside says."""
+        return self.inner.measuring_s(n_rows, cost)
 
     def generating(self, n_prompt: int) -> AbstractContextManager[None]:
         """Begin a text that ends with the block; see edgedec.model.Session."""
@@ -141,3 +149,41 @@ class UnsavedSession(Session):
 
     def _refusal(self, action: str) -> CapabilityError:
         return CapabilityError(f"{self.what} can't be {action}; load the model without {argument(self.option)}")
+
+
+class OuterModel(Closeable):
+    """The part of edgedec.model.Model that a model around another one passes on.
+
+    Attributes:
+        inner: The model inside, which is closed with this one.
+        card: The facts of this model; its fingerprint is another than the inner model's where a logit is.
+        capabilities: What sessions of this model can do.
+    """
+
+    def __init__(self, inner: Model, card: ModelCard, capabilities: Capabilities) -> None:
+        self.inner = inner
+        self.card = card
+        self.capabilities = capabilities
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own tokenizer."""
+        return self.inner.tokenizer
+
+    @property
+    def batch_invariant(self) -> int | Literal[True]:
+        """How many rows of a forward are bit-equal to single steps, as the model inside says."""
+        return self.inner.batch_invariant
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The further processes of the model inside."""
+        return processes_of(self.inner)
+
+    def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
+        """Return the terms of the model inside."""
+        return self.inner.memory(n_ctx, n_rows)
+
+    def close(self) -> None:
+        """Free the weights and every session; calling it again does nothing."""
+        self.inner.close()

@@ -5,13 +5,11 @@ On a chain this is token-wise rejection (Leviathan et al. 2023, arXiv:2211.17192
 
 from collections.abc import Sequence
 
-from edgedec.draft import Draft, Verification
+from edgedec.draft import GROW, Draft, Verification
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
-from edgedec.tree_shapes import GROW
-from edgedec.verification.contract import Rule, TargetRow, Uniform, in_turn, laws_of
-from edgedec.verification.distributions import probability, residual, sample, without
-from edgedec.verification.walk import walk
+from edgedec.verification.rule_tools import in_turn, laws_of, probability, residual, sample, walk, without
+from edgedec.verification.rules import Rule, TargetRow, Uniform
 
 
 def verify_recursive(

@@ -6,7 +6,8 @@ Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding.
 from collections.abc import Mapping, Sequence
 from time import monotonic
 
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 
 LONGEST_MATCH = 4
 
@@ -22,7 +23,7 @@ class Lookup:
     def begin(self, token_ids: Sequence[int]) -> None:
         self._ids = list(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         for n in range(LONGEST_MATCH, 0, -1):
             for end in range(len(self._ids) - 1, n - 1, -1):
                 if self._ids[end - n : end] == self._ids[-n:]:
@@ -31,7 +32,7 @@ class Lookup:
                 break
         return EMPTY_DRAFT
 
-    def accept(self, verification: Verification, hidden: Mapping[int, object]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, object]) -> None:
         self._ids.extend(verification.token_ids)
 
     def memory_bytes(self) -> int:

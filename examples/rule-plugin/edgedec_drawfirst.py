@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import Rule, TargetRow, Uniform, in_turn
-from edgedec.verification.distributions import sample
-from edgedec.verification.walk import walk
+from edgedec.verification.rule_tools import in_turn, sample, walk
+from edgedec.verification.rules import Rule, TargetRow, Uniform
 
 
 def verify(draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform) -> Verification:

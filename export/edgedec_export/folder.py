@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RequestError
-from edgedec.gguf.file import GGUF
-from edgedec.gguf.formats import MANIFEST
+from edgedec.gguf.file import GGUF, MANIFEST
 from edgedec_export.gguf_writer import Entry, read_entries, write_gguf
 from edgedec_export.temporary import storage_errors, temporary_path
 

@@ -17,15 +17,9 @@ from typing import NoReturn
 import numpy as np
 
 from edgedec.errors import RequestError, UnsupportedModelError
-from edgedec.gguf.file import GGUF, ValueType
-from edgedec.gguf.levels import FLOATS
+from edgedec.gguf.file import FLOATS, GGUF, ValueType
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.gguf_head import ARCHITECTURE, D2T, TENSORS, TOKEN_IDS_KEY
-from edgedec.trained_heads.head import Head, HeadTensor
-from edgedec.trained_heads.record import RECORD_KEY, record_text
-from edgedec.trained_heads.target import fit
 from edgedec_export.block_types import BLOCK_ENCODERS
 from edgedec_export.gguf_writer import (
     Entry,
@@ -41,6 +35,11 @@ from edgedec_export.gguf_writer import (
     write_gguf,
 )
 from edgedec_export.target_rows import output_name, read_raw_rows
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.gguf_head import ARCHITECTURE, D2T, TENSORS, TOKEN_IDS_KEY
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor
+from edgedec_runtimes.trained_heads.record import RECORD_KEY, record_text
+from edgedec_runtimes.trained_heads.target import fit
 
 MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "embedding", "output")
 DEFAULT_TYPES = "Q4_0,fc=Q8_0"

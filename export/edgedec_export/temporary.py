@@ -2,7 +2,7 @@
 
 An export that is killed leaves its temporary path behind. The next export to the same place deletes it: a lock, which
 the system releases when the process that holds it ends, tells a dead export from one that is still running
-(edgedec.storage.file_lock).
+(edgedec_runtimes.shared.file_lock).
 """
 
 import logging
@@ -14,8 +14,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from edgedec.errors import StorageError
-from edgedec.storage.file_lock import FileLock, lock_path, try_lock
 from edgedec_models.storage import is_full
+from edgedec_runtimes.shared.file_lock import FileLock, lock_path, try_lock
 
 logger = logging.getLogger("edgedec.export")
 logger.addHandler(logging.NullHandler())

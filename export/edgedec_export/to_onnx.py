@@ -12,10 +12,8 @@ from typing import Any, cast, get_args
 
 from edgedec import __version__
 from edgedec.errors import RequestError
-from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.formats import DATA, GRAPH, VOCABULARY
+from edgedec.gguf.file import DATA, GGUF, GRAPH, VOCABULARY, read_gguf
 from edgedec.progress import CancelToken, OnProgress, check_cancelled
-from edgedec.trained_heads.target import exported_hashes
 from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.gguf_writer import text
@@ -28,6 +26,7 @@ from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import Turns, turns_in
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.tokenizer import open_tokenizer
+from edgedec_runtimes.trained_heads.target import exported_hashes
 
 KV_TYPES = ("f32", "int8")
 

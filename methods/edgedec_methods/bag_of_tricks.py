@@ -14,7 +14,7 @@ Status: study
 from collections.abc import Sequence
 
 from edgedec.choosing.choice import Candidates, Chooser
-from edgedec.choosing.likelihood import mean_logprob
+from edgedec.choosing.choosers import mean_logprob
 from edgedec.choosing.vote import shares, votes_said
 from edgedec_methods.judgement import open_judge
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import Rule, TargetRow, Uniform, in_turn, laws_of
-from edgedec.verification.distributions import excess, probability, residual, sample
 from edgedec.verification.recursive import verify_recursive
-from edgedec.verification.walk import path_to
+from edgedec.verification.rule_tools import excess, in_turn, laws_of, path_to, probability, residual, sample
+from edgedec.verification.rules import Rule, TargetRow, Uniform
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ Status: opt-in
 
 from collections import Counter
 
-from edgedec.choosing.beam import Beam, NextToken, carried_out, next_of_beam, ranked, require_beams
 from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.choosing.search_by import Search, SearchResult, SearchRun
 from edgedec.errors import OptionError
+from edgedec_methods.beam import Beam, NextToken, carried_out, next_of_beam, ranked, require_beams
 from edgedec_methods.election import elected
 
 PENALTY = 0.5
@@ -37,7 +37,7 @@ def diverse_beams(
         n_groups: Groups of the beam; n_beams is a multiple of it.
         penalty: What a token loses for each earlier group that took it at the same position, from 0 (lambda of the
             paper, with its Hamming diversity).
-        length_penalty: As of edgedec.choosing.beam.beam_search().
+        length_penalty: As of edgedec_methods.beam.beam_search().
 
     Raises:
         OptionError: A value is out of range.

@@ -1,6 +1,6 @@
 """Extraction: the stretches of a passage that most probably answer a question, found exactly, with probabilities.
 
-`Engine.extract` and `edgedec extract` find this by the entry point `extract` of the group `edgedec.tasks`. A quotation
+`Engine.extract` and `edgedec extract` find this by the entry point `extract` of `edgedec.own`. A quotation
 is the model's whole answer; span_search.py has the search, which evaluates a small part of all quotations.
 
 Paper: none; a search for the best path of a trie with an exact bound
@@ -18,10 +18,10 @@ import numpy as np
 
 from edgedec.api.engine import Engine
 from edgedec.decoding.prompt_length import too_long
-from edgedec.decoding.prompt_read import PromptRead
+from edgedec.decoding.reading import PromptRead
 from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError
-from edgedec.extraction import MOST_SPAN_TOKENS, MOST_SPANS, Extraction, Span
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.sequence import MOST_SPAN_TOKENS, MOST_SPANS, Extraction, Span
 from edgedec.tokenizer import Tokenizer
 from edgedec_methods.span_search import SpanSearch
 from edgedec_methods.spans import Start, starts_of
@@ -125,7 +125,7 @@ def _searched(
 ) -> Extraction:
     """Search behind the prompt."""
     read, n_prompt = perf_counter(), len(wanted.prompt_ids)
-    search = SpanSearch(prompt.session, n_prompt, end_ids, wanted.n, prompt.most_rows)
+    search = SpanSearch(prompt.slot.session, n_prompt, end_ids, wanted.n, prompt.slot.text_rows)
     found = search.run(starts, prompt.forward.logits[0], prompt.forward.ops)
     data = wanted.passage.encode()
     spans = []

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from edgedec.choosing.choice import Candidates, Chooser
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.counted import counted
+from edgedec.errors import counted
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation
 from edgedec_methods.sampled_steps import write_steps

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import Rule, TargetRow, Uniform, in_turn, laws_of
-from edgedec.verification.distributions import probabilities, probability, rescaled, sample
-from edgedec.verification.walk import walk
+from edgedec.verification.rule_tools import in_turn, laws_of, probabilities, probability, rescaled, sample, walk
+from edgedec.verification.rules import Rule, TargetRow, Uniform
 
 _N_HALVINGS = 30
 

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.contract import Rule, TargetRow, Uniform, in_turn, laws_of
-from edgedec.verification.distributions import probabilities
-from edgedec.verification.walk import children_of
+from edgedec.verification.rule_tools import children_of, in_turn, laws_of, probabilities
+from edgedec.verification.rules import Rule, TargetRow, Uniform
 from edgedec_methods.block import Drawn, verify_block, verify_path
 from edgedec_methods.kseq import geometric, same, verify_kseq
 

@@ -17,16 +17,15 @@ Measured: replayed beside `auto`, 1.69 times as fast as plain decoding, where `a
 Status: study
 """
 
-from edgedec.draft import DraftContext
+from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import Shedding
-from edgedec.drafters.ngram.base import NgramDrafter
-from edgedec.drafters.ngram.ranking import Ranking
+from edgedec.drafters.ngram.recycling import NgramDrafter, Ranking
 
 _LEAST_RATE = 0.3
 
 
 class StandDrafter(NgramDrafter):
-    """Implements edgedec.draft.Drafter with contexts of one to three tokens; samples of one prompt share the table."""
+    """Implements edgedec.drafter.Drafter with contexts of one to three tokens; samples of a prompt share the table."""
 
     shedding = Shedding(22, "the table of {name}", keeps_store=True)
 

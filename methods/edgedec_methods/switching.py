@@ -27,8 +27,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.counted import counted
-from edgedec.errors import CapabilityError, RequestError, SessionError, argument
+from edgedec.errors import CapabilityError, RequestError, SessionError, argument, counted
 from edgedec.logit_ops import entropy_of
 from edgedec.model import Forward, ForwardItem, Model, Rows, Session
 from edgedec.progress import OnProgress
@@ -96,9 +95,10 @@ class Switching:
         assert self.small_model is not None, "it was required"
         return self.small_model
 
-    def session(self, target: Session, companion: Session) -> Session:
+    def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session on which the target and the small model write in turn."""
         assert self.entropy is not None, "it was required"
+        assert companion is not None, "there is a further model"
         return SwitchingSession(target, companion, self.entropy)
 
 

@@ -10,7 +10,7 @@ Measured: 45.0 tokens/s with a head at temperature 1, where `coupled` has 54.2 (
 Status: study
 """
 
-from edgedec.verification.contract import Rule
 from edgedec.verification.recursive import verify_recursive
+from edgedec.verification.rules import Rule
 
 RULE = Rule(verify_recursive)

@@ -21,11 +21,10 @@ Status: study
 
 import math
 
-from edgedec.draft import DraftContext
+from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child
-from edgedec.drafters.ngram.base import NgramDrafter
-from edgedec.drafters.ngram.ranking import Ranking
+from edgedec.drafters.ngram.recycling import NgramDrafter, Ranking
 from edgedec.drafters.ngram.table import BITS, context_key
 
 _EXPLORATION = 0.1  # c
@@ -34,7 +33,7 @@ _LEAST_RATE = 0.5
 
 
 class TrigramDrafter(NgramDrafter):
-    """Implements edgedec.draft.Drafter with contexts of one and two tokens."""
+    """Implements edgedec.drafter.Drafter with contexts of one and two tokens."""
 
     shedding = Shedding(21, "the table of {name}", keeps_store=True)
 

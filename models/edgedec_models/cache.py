@@ -14,7 +14,6 @@ from typing import Literal
 from urllib.parse import unquote
 
 from edgedec.errors import ModelNotFoundError, RequestError, StorageError
-from edgedec.storage.file_record import read_json, read_record, sidecar
 from edgedec_models.addresses import url_path
 from edgedec_models.catalogue import Entry, load_catalogue, reference_of
 from edgedec_models.fetching.lock import locked_now
@@ -23,6 +22,7 @@ from edgedec_models.folders import models_folder, own_folder
 from edgedec_models.hubs.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
 from edgedec_models.names import did_you_mean
 from edgedec_models.storage import size_of, storage_errors
+from edgedec_runtimes.tile_files.record import read_json, read_record, sidecar
 
 # FILE.gguf and what the cache keeps beside it: partial files, records, locks, files that are being written.
 _COMPANION = re.compile(
@@ -95,7 +95,7 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
         PullError: Another process is fetching it at the moment.
         StorageError: A file cannot be deleted.
     """
-    from edgedec.loading.draft_head import forget_head  # here, as it imports numpy
+    from edgedec_models.draft_heads import forget_head
 
     root = models_folder(cache_dir)
     stored = _stored(cache_dir)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.addresses import redact
 from edgedec_models.catalogue import Entry, Source, WheelSource
 from edgedec_models.fetching.lock import locked

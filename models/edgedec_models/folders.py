@@ -30,11 +30,6 @@ def models_folder(cache_dir: Path | None = None) -> Path:
     return (cache_folder() if cache_dir is None else cache_dir) / "models"
 
 
-def shipped_heads() -> Path:
-    """Return the folder of the draft heads that come with this package; it may be absent."""
-    return Path(__file__).with_name("heads")
-
-
 def own_folder() -> Path | None:
     """Return EDGEDEC_MODELS, the user's own folder of models, which edgedec only reads; None where it is not set."""
     folder = os.environ.get("EDGEDEC_MODELS")

@@ -6,7 +6,7 @@ A file is hashed once. Afterwards its size and modification time stand for the h
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedec.storage.file_record import is_tiled, read_record
+from edgedec_runtimes.tile_files.record import is_tiled, read_record
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedec.errors import ModelNotFoundError, OfflineError
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.offline import offline_reason
 from edgedec_models.folders import cache_folder, flat_path, is_plain, models_folder, own_folder
 from edgedec_models.record import Wanted, is_recorded
@@ -59,7 +59,7 @@ def pull(name: str, options: ResolveOptions, force: bool = False, *, takes_paths
             "ollama:NAME or an https:// address"
         )
     if path.is_relative_to(models_folder(options.cache_dir)):
-        from edgedec.loading.draft_head import remember_if_head
+        from edgedec_models.draft_heads import remember_if_head
 
         remember_if_head(path, options.cache_dir or cache_folder())
     return path

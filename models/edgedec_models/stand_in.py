@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedec.errors import OfflineError
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_models.fetching.offline import offline_reason
 
 

@@ -15,7 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 import edgedec
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.errors import (
     BusyError,
     EdgedecError,
@@ -393,14 +394,14 @@ class RandomDrafter:
         """Take the prompt."""
         self._history = list(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose repetitions of the history, a random token, or a random tree of them."""
         n = int(self._rng.integers(0, n_max + 1))
         tokens = self._rng.choice(self._history[-20:], n).tolist()
         parents = [int(self._rng.integers(-1, i)) if self._trees else i - 1 for i in range(n)]
         return Draft.tree(tokens, parents, [0.5] * n)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take what was added."""
         self._history += verification.token_ids
 

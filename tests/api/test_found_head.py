@@ -12,7 +12,7 @@ import edgedec
 from edgedec.api.options import LIBRARY, EngineOptions
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.errors import ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
-from edgedec.trained_heads.record import RECORD_FILE, record_text
+from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 
 TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
 HEAD = TinyHead(

@@ -15,10 +15,11 @@ from support.tiny_quantized import Tiny, write_tiny
 import edgedec
 from edgedec.api.options import Lossy
 from edgedec.decoding import shared_prefix
-from edgedec.decoding.generate import SessionSlot
+from edgedec.decoding.session_pool import SessionSlot
 from edgedec.decoding.shared_prefix import SharedPrefixes
 from edgedec.errors import SessionError
-from edgedec.model import ForwardItem, LoadOptions
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.sequence import Generation
 from edgedec.sessions.batching import LONE_PIECE_ROWS, BatchedSession, Batcher

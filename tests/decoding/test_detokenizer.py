@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from edgedec.decoding.detokenizer import TextStream
+from edgedec.decoding.ending import TextStream
 from edgedec.errors import RequestError
 from edgedec.sampling import MAX_STOP_CHARS, MAX_STOPS, SamplingParams
 

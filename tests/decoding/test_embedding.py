@@ -10,7 +10,7 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import CancelledError, PromptTooLongError, RequestError
-from edgedec.gguf.pooling import POOLINGS
+from edgedec.gguf.model_kinds import POOLINGS
 from edgedec.progress import CancelToken
 
 llama_cpp = pytest.importorskip("llama_cpp")

@@ -14,14 +14,13 @@ from support.decoding_loop import plugin, two_paths
 from support.hosted import hosted
 from support.tiny_models import tiny_llama
 
-from edgedec.decoding import lost
-from edgedec.decoding.generate import SessionSlot, TokenStream
-from edgedec.decoding.session_pool import SessionPool
+from edgedec.decoding import generate
+from edgedec.decoding.generate import TokenStream
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import OptionError, RuntimeLostError, RuntimeUnavailableError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions, read_options
 from edgedec.progress import CancelToken, Progress
-from edgedec.runtime_options import read_options
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
@@ -72,7 +71,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def machine(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """The model on the reference runtime in a child; a pause is short."""
-    monkeypatch.setattr(lost, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(generate, "_PAUSE_S", 0.01)
     found = Machine()
     with hosted(path, LoadOptions(n_ctx=N_CTX, max_rows=8), found.prepare) as model:
         found.model = model
@@ -112,7 +111,7 @@ def test_the_text_is_the_one_without_the_loss(
     machine.kill(n_refusals=3)
     list(stream)
     assert _result(stream.generation) == _result(undisturbed.generation)
-    said = [record.getMessage() for record in caplog.records if record.name == "edgedec.decoding.lost"]
+    said = [record.getMessage() for record in caplog.records if record.name == "edgedec.decoding.generate"]
     assert sum("waiting up to 60 s until the model can be loaded again" in sentence for sentence in said) in (1, 2)
     assert said[-1] == "the model is loaded again; the text goes on"
 

@@ -12,14 +12,16 @@ from support.tiny_models import N_VOCAB, byte_ids, tiny_llama
 
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import ChosenLogprobs, Decoder, step
-from edgedec.draft import Draft, Drafter, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import Drafter, DrafterNeeds, Floor
 from edgedec.errors import CancelledError, ContextFullError
-from edgedec.model import Capabilities, LoadOptions, Model, Session
-from edgedec.noise import Noise
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model, Session
 from edgedec.progress import Progress
-from edgedec.sampling import SamplingParams, log_probs
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.sampling import Noise, SamplingParams, log_probs
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.draft_tree import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
 from edgedec_runtimes.reference.runtime import Reference
@@ -51,7 +53,7 @@ Propose = Callable[[list[int], int], Draft]
 class Scripted:
     """A drafter that proposes what a function of the history says, and notes all it is told."""
 
-    propose: Propose
+    script: Propose
     taps: tuple[int, ...] = ()
     history: list[int] = field(default_factory=list)
     told: list[tuple[Verification, dict[int, NDArray[np.float32]]]] = field(default_factory=list)
@@ -66,13 +68,13 @@ class Scripted:
         """Take the prompt."""
         self.history = list(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose what the script says."""
         assert monotonic() < deadline_s
         self.asked.append(n_max)
-        return self.propose(self.history, n_max)
+        return self.script(self.history, n_max)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Go on with the history."""
         self.history.extend(verification.token_ids)
         self.told.append((verification, dict(hidden)))
@@ -316,7 +318,7 @@ NONSENSE: dict[str, Propose] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NONSENSE)
 def test_a_failing_drafter_is_dropped_and_changes_nothing(model: Model, plain: dict[str, list[int]], name: str) -> None:
-    """Whatever draft() raises or returns, the tokens are plain decoding's and the reason is noted once."""
+    """Whatever propose() raises or returns, the tokens are plain decoding's and the reason is noted once."""
     drafter = Scripted(NONSENSE[name])
     found = run(model, SAMPLED, drafter)
     assert found.token_ids == plain["sampled"]
@@ -332,8 +334,8 @@ def test_a_drafter_that_fails_in_accept_is_dropped_after_its_step(model: Model, 
 
     @dataclass(slots=True)
     class Failing(Scripted):
-        def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-            super(Failing, self).accept(verification, hidden)
+        def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+            super(Failing, self).learn(verification, hidden)
             if len(self.told) == 3:
                 raise RuntimeError("no more")
 

@@ -11,14 +11,15 @@ from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids
 
 import edgedec
-from edgedec.conformance import check_drafter
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.model import Capabilities, LoadOptions, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Model
+from edgedec.sampling import Noise, SamplingParams
+from edgedec_apps.conformance import check_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prompts_are_read_whole")]
@@ -39,11 +40,11 @@ class Knowing:
         """Note where the text is."""
         self.n = len(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose what follows."""
         return Draft.chain([(token + self.shift) % 260 for token in self.text[self.n : self.n + n_max]], 0.99)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Go on."""
         self.n += len(verification.token_ids)
         self.paths.append(verification.path)
@@ -89,7 +90,7 @@ def test_a_drawn_chain_is_the_same_whatever_the_cheap_tokens_are(target: Path) -
             params = SamplingParams(temperature=1.0, top_p=1.0)
             drafter = cascade(DraftContext(model.session(64), model.tokenizer, params, Noise(4), coupled=False))
             drafter.begin(prompt)
-            drafts.append([drafter.draft(6, 1e18) for _ in range(3)])
+            drafts.append([drafter.propose(6, 1e18) for _ in range(3)])
             n_forwards.append(session.n_forwards)
     for other in drafts[1:]:
         for first, second in zip(drafts[0], other, strict=True):
@@ -143,7 +144,7 @@ def test_a_draft_model_that_gives_one_row_is_asked_for_one(target: Path, monkeyp
 
 
 def test_the_cheap_drafter_is_told_of_its_own_nodes(target: Path) -> None:
-    """accept() names the nodes that the cheap drafter proposed, not the cascade's."""
+    """learn() names the nodes that the cheap drafter proposed, not the cascade's."""
     made: list[Knowing] = []
 
     def cheap(context: DraftContext) -> Drafter:

@@ -16,26 +16,29 @@ from support.tiny_quantized import Tiny, write_tiny
 
 import edgedec
 from edgedec.api.options import Lossy
-from edgedec.conformance import check_drafter, raise_failures
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
-from edgedec.decoding.session_pool import SessionPool
-from edgedec.draft import DraftContext, DrafterRestsError, Verification
-from edgedec.drafters.head.head import HeadDrafter, Tally
-from edgedec.drafters.shape_names import parse_shape
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext, DrafterRestsError
+from edgedec.drafters.drawn_trees import parse_shape
+from edgedec.drafters.head import HeadDrafter, Tally
 from edgedec.errors import CapabilityError, EdgedecError, RequestError
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.grammar import Grammar
-from edgedec.layer_skip.layer_sets import layer_bytes
-from edgedec.model import LoadOptions, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
-from edgedec.sequence import Evaluated, Generation, Request
+from edgedec.sequence import Generation, Request
 from edgedec.stats import DecodeStats
 from edgedec.verification.rules import rule_names
+from edgedec_apps.bench.recorder import Evaluated, Recorder
 from edgedec_apps.bench.replay import replay
+from edgedec_apps.conformance import check_drafter, raise_failures
+from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow
@@ -85,13 +88,13 @@ def test_it_keeps_the_contract(files: tuple[Path, Path]) -> None:
 def test_sampled_and_penalized_drafts_use_the_targets_own_transform(files: tuple[Path, Path]) -> None:
     """A banned token is never drafted, equal noise gives equal drafts, and drawn nodes come with their q."""
     with load(files) as model:
-        best = drafter(model).draft(1, np.inf).tokens[0]
+        best = drafter(model).propose(1, np.inf).tokens[0]
         banned = SamplingParams(temperature=0, logit_bias={best: -np.inf})
-        assert best not in list(drafter(model, banned).draft(4, np.inf).tokens)
+        assert best not in list(drafter(model, banned).propose(4, np.inf).tokens)
         sampled = SamplingParams(temperature=1.0, top_p=1.0, seed=1)
-        first, second = (drafter(model, sampled).draft(4, np.inf) for _ in range(2))
+        first, second = (drafter(model, sampled).propose(4, np.inf) for _ in range(2))
         assert list(first.tokens) == list(second.tokens)
-        drawn = drafter(model, sampled, coupled=False).draft(4, np.inf)
+        drawn = drafter(model, sampled, coupled=False).propose(4, np.inf)
         assert drawn.is_chain
         assert drawn.q is not None
         assert all(law is not None and token in law.token_ids for law, token in zip(drawn.q, drawn.tokens, strict=True))
@@ -107,9 +110,9 @@ def test_a_head_that_accepts_too_little_rests(files: tuple[Path, Path]) -> None:
         tally = store["head"]
         assert isinstance(tally, Tally)
         tally.n_drafts, tally.n_right = 199, 3
-        token = made.draft(1, np.inf).tokens[0]
+        token = made.propose(1, np.inf).tokens[0]
         with pytest.raises(DrafterRestsError, match="rests"):
-            made.accept(Verification((), ((token + 1) % N_VOCAB,)), {})
+            made.learn(Verification((), ((token + 1) % N_VOCAB,)), {})
         with pytest.raises(DrafterRestsError, match="rests"):
             drafter(model, store=store)
 
@@ -173,23 +176,24 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
         "n_draft_max": 4,
     }
     with edgedec.load(files[0], draft_head=files[1], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
-        made = engine.record(PROMPT, max_tokens=20, temperature=temperature, ignore_end=True)
+        recorder = Recorder()
+        made = engine.record(PROMPT, recorder, max_tokens=20, temperature=temperature, ignore_end=True)
         head = engine.session(64).draft_head
-        assert head is not None
-        share = head.share
+        assert isinstance(head, CpuDraftHeadState)
+        share = head.head.share
     sizes = layer_bytes(files[0])
     read = head_weights(HEAD)
     least = sum(read[name].size for name in ("q", "k", "v", "o", "gate", "up", "down"))
     assert least / sizes.total < share < 1
-    rows = [row for row in made.proposals if row.tokens]
+    rows = [row for row in recorder.rows if row.tokens]
     assert len(rows) > 10
     for row in rows:
         n_levels = sum(parent == -1 or row.after[node] > row.after[parent] for node, parent in enumerate(row.parents))
         assert row.evaluated == (Evaluated(1, share),) * max(row.after)
         assert n_levels >= max(row.after) >= 1
     text, flat = [1, *made.token_ids], (lambda n: 1.0)
-    free = replay(text[1:], made.proposals, flat, 4)
-    charged = replay(text[1:], made.proposals, flat, 4, lambda forward: forward.share or 0.0, 4)
+    free = replay(text[1:], recorder.rows, flat, 4)
+    charged = replay(text[1:], recorder.rows, flat, 4, lambda forward: forward.share or 0.0, 4)
     assert charged.seconds > free.seconds
 
 
@@ -400,7 +404,7 @@ def test_no_clock_decides_what_is_drawn(shape: str, files: tuple[Path, Path]) ->
     params = SamplingParams(temperature=1.0, top_p=1.0, seed=1)
     with load(files) as model:
         drafts = [
-            drafter(model, params, coupled=False, shape=parse_shape(shape)).draft(6, deadline_s)
+            drafter(model, params, coupled=False, shape=parse_shape(shape)).propose(6, deadline_s)
             for deadline_s in (np.inf, 0.0)
         ]
     assert len(drafts[0]) == 6
@@ -427,13 +431,13 @@ def test_a_draft_keeps_to_the_grammar(temperature: float, coupled: bool, files: 
     """Where the head's own token is ruled out, its best allowed one takes the place; what is drawn comes with its q."""
     params = SamplingParams(temperature=temperature, seed=1)
     with load(files) as model:
-        free = drafter(model, params, coupled=coupled).draft(4, np.inf).tokens[0]
+        free = drafter(model, params, coupled=coupled).propose(4, np.inf).tokens[0]
         ids = drafter(model).state.token_ids.tolist()
         letters = [i for i in ids if model.tokenizer.piece(i).isalpha() and i != free]
         pattern = "[" + "".join(sorted({model.tokenizer.piece(i).decode()[0] for i in letters})[:9]) + "]{30}"
         constraint = Grammars(model.tokenizer).open(Grammar.regex(pattern))
         assert not constraint.allows((), free)
-        draft = drafter(model, params, coupled=coupled, constraint=constraint).draft(8, np.inf)
+        draft = drafter(model, params, coupled=coupled, constraint=constraint).propose(8, np.inf)
         paths: list[tuple[int, ...]] = []
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))
@@ -448,7 +452,7 @@ def test_a_draft_keeps_to_the_grammar(temperature: float, coupled: bool, files: 
         nothing = Grammars(model.tokenizer).open(
             Grammar.regex(model.tokenizer.piece(ends(model, ids)).decode() + "{9}")
         )
-        assert not len(drafter(model, params, coupled=coupled, constraint=nothing).draft(4, np.inf))
+        assert not len(drafter(model, params, coupled=coupled, constraint=nothing).propose(4, np.inf))
 
 
 def ends(model: Model, ids: list[int]) -> int:

@@ -9,17 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from edgedec.draft import Draft, DraftContext
+from edgedec.draft import Draft
+from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.errors import SessionError
-from edgedec.model import Forward, ForwardItem, LoadOptions, Model, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.load_options import LoadOptions
+from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.sessions import batching
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.forks import SessionForks
-from edgedec.sessions.joint_calls import JointCalls
+from edgedec.sessions.joined_work import JointCalls
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TEXTS = [[1, *(3 + byte for byte in text)] for text in (b"abcabcabcab", b"xyxyxyx", b"the end, the end, the")]
@@ -62,7 +63,7 @@ def drafted(factory: Any, session: Session, text: Sequence[int], **options: Any)
     drafter = factory(context)
     drafter.begin(text)
     try:
-        return [drafter.draft(n, 1e18) for n in range(2, 2 + N_DRAFTS)]
+        return [drafter.propose(n, 1e18) for n in range(2, 2 + N_DRAFTS)]
     finally:
         drafter.close()
 

@@ -17,22 +17,15 @@ from support.command_line import run_here
 from support.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.draft import Draft, DraftContext, Verification
-from edgedec.drafters.suffix.learned import LearnedDrafter
-from edgedec.drafters.suffix.learned_file import (
-    Learned,
-    LearnedSource,
-    read_learned,
-    with_sources,
-    without_below,
-    write_learned,
-)
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext
+from edgedec.drafters.suffix.learned import LearnedDrafter, SortedMatch
+from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, read_learned
 from edgedec.drafters.suffix.matching import MatchRates
-from edgedec.drafters.suffix.sorted_match import SortedMatch, sort_text
 from edgedec.errors import CancelledError, CapabilityError, RequestError, StorageError
 from edgedec.progress import CancelToken
 from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.retrieval import drop_improbable
+from edgedec_apps.learned_files import sort_text, with_sources, without_below, write_learned
 from edgedec_apps.learning import files_of, learn_files
 
 MakeContext = Callable[..., DraftContext]
@@ -102,11 +95,11 @@ def test_it_proposes_what_mostly_followed(make_context: MakeContext) -> None:
     text = sort_text(np.array([1, 2, 3, 9, -1, 1, 2, 3, 9, -1, 1, 2, 4, 8, -1], np.int32))
     drafter = LearnedDrafter(replace(make_context(), learned=text))
     drafter.begin([7, 1, 2])
-    draft = drafter.draft(4, 1e18)
+    draft = drafter.propose(4, 1e18)
     assert list(draft.tokens) == [3, 4, 9, 8]
     assert list(draft.parents) == [-1, -1, 0, 1]
-    drafter.accept(Verification((), (3, 9)), {})
-    assert len(drafter.draft(4, 1e18)) == 0
+    drafter.learn(Verification((), (3, 9)), {})
+    assert len(drafter.propose(4, 1e18)) == 0
     with pytest.raises(CapabilityError, match="edgedec learn"):
         LearnedDrafter(make_context())
 
@@ -117,10 +110,10 @@ def test_a_branch_that_the_model_rules_out_is_dropped() -> None:
         tree = DraftTree()
         tree.add([5, 6, 7, 8], [-1, 0, -1, 2], [0.5, 0.9, 0.9, 0.9])
         draft = Draft.tree([5, 9], [-1, -1], chances)
-        drop_improbable(tree, draft, chances)
+        tree.drop_improbable(draft, chances)
         assert sum(path > 0 for path in tree.paths()) == kept
     tree.add([5], [-1], [0.1])
-    drop_improbable(tree, Draft.chain([]), ())
+    tree.drop_improbable(Draft.chain([]), ())
     assert min(tree.paths()) > 0
 
 

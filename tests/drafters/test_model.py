@@ -13,20 +13,20 @@ import pytest
 from support.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
 from support.tiny_models import BOS, byte_ids
 
-from edgedec.conformance import check_drafter
-from edgedec.draft import DraftContext, DrafterFactory, Floor, ModelFactory, Verification
+from edgedec.draft import Verification
+from edgedec.drafter import DraftContext, DrafterFactory, Floor, ModelFactory
 from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.draft_text import window_of
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.levels import cut
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError, SessionError
 from edgedec.model import Capabilities, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, distribution
+from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
+from edgedec_apps.conformance import check_drafter
+from edgedec_methods.universal import UniversalDraftModel
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 
@@ -118,7 +118,7 @@ def test_a_long_prompt_is_read_from_its_end(equal: DraftModel) -> None:
     drafter = equal(context_for(equal.model))
     prompt = [5 + i % 200 for i in range(400)]
     drafter.begin(prompt)
-    drafter.draft(1, 1e18)
+    drafter.propose(1, 1e18)
     assert session.prefixes[-1] == (prompt[0], *prompt[-256:])
 
 
@@ -131,7 +131,7 @@ def test_without_trees_the_draft_is_a_chain(equal: DraftModel) -> None:
     for name, given in {"trees": context, "chains": replace(context, target=without)}.items():
         drafter = equal(given)
         drafter.begin(byte_ids(TEXT))
-        shapes[name] = drafter.draft(8, 1e18).is_chain
+        shapes[name] = drafter.propose(8, 1e18).is_chain
     assert shapes == {"trees": False, "chains": True}
 
 
@@ -142,7 +142,7 @@ def test_under_another_rule_a_chain_is_drawn_from_the_q_it_comes_with(equal: Dra
     params, prompt = SamplingParams(**SETTINGS[name]), byte_ids(TEXT)[:40]
     drafter = equal(context_for(equal.model, params, coupled=False))
     drafter.begin(prompt)
-    draft = drafter.draft(8, 1e18)
+    draft = drafter.propose(8, 1e18)
     assert draft.is_chain
     assert draft.q is not None
     assert len(draft) == len(draft.q) == 8
@@ -164,7 +164,7 @@ def test_a_position_that_is_drafted_again_gets_fresh_numbers(equal: DraftModel) 
         context = context_for(equal.model, SamplingParams(temperature=1.0, top_p=1.0), coupled=False)
         drafter = equal(replace(context, noise=Noise(seed)))
         drafter.begin(byte_ids(TEXT))
-        found.append([drafter.draft(6, 1e18).tokens for _ in range(20)])
+        found.append([drafter.propose(6, 1e18).tokens for _ in range(20)])
     assert len({*found[0], *found[1]}) == 40
     assert found[0] == found[2]
 
@@ -177,7 +177,7 @@ def test_a_drawn_chain_goes_on_by_what_is_there_before_the_next_draw(equal: Draf
     drafter.begin(byte_ids(TEXT))
     lengths = set()
     for _ in range(20):
-        path = np.cumprod(drafter.draft(8, 1e18).p_accept)
+        path = np.cumprod(drafter.propose(8, 1e18).p_accept)
         assert (path[:-1] >= 0.5).all()
         assert path[-1] < 0.5
         lengths.add(len(path))
@@ -190,7 +190,7 @@ def test_a_greedy_draft_is_looked_up_under_every_rule(equal: DraftModel) -> None
     for coupled in (True, False):
         drafter = equal(context_for(equal.model, coupled=coupled))
         drafter.begin(byte_ids(TEXT))
-        drafts.append(drafter.draft(8, 1e18))
+        drafts.append(drafter.propose(8, 1e18))
     assert drafts[0].q is drafts[1].q is None
     assert list(drafts[0].tokens) == list(drafts[1].tokens)
     assert not drafts[1].is_chain
@@ -205,11 +205,11 @@ def test_a_token_that_was_not_drafted_is_taken_back(equal: DraftModel) -> None:
     """After a correction the next draft is what a new drafter would propose."""
     drafter, prompt = equal(context_for(equal.model)), byte_ids(TEXT)
     drafter.begin(prompt)
-    wrong = (int(drafter.draft(4, 1e18).tokens[0]) + 1) % 260
-    drafter.accept(Verification((), (wrong,)), {})
+    wrong = (int(drafter.propose(4, 1e18).tokens[0]) + 1) % 260
+    drafter.learn(Verification((), (wrong,)), {})
     fresh = equal(context_for(equal.model))
     fresh.begin([*prompt, wrong])
-    assert list(drafter.draft(4, 1e18).tokens) == list(fresh.draft(4, 1e18).tokens)
+    assert list(drafter.propose(4, 1e18).tokens) == list(fresh.propose(4, 1e18).tokens)
 
 
 @pytest.mark.slow
@@ -246,13 +246,13 @@ def test_each_text_has_a_session_and_later_texts_fork_it(target: Path, folder: P
         for drafter in (first, second, third):
             drafter.begin(prompt)
         far = monotonic() + 60
-        expected = first.draft(4, far)
+        expected = first.propose(4, far)
         assert source.texts[0].n_unread(prompt) == 0
-        assert second.draft(4, far) == expected
+        assert second.propose(4, far) == expected
         assert len(source.texts) == 2
         with pytest.raises(MemoryCapError, match="serves 2 of the texts"):
-            third.draft(4, far)
+            third.propose(4, far)
         del first
         gc.collect()
-        assert third.draft(4, far) == expected
+        assert third.propose(4, far) == expected
         assert len(source.texts) == 2

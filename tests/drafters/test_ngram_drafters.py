@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory
+from edgedec.draft import Draft
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
 from edgedec_methods.stand import StandDrafter
 from edgedec_methods.trigram import TrigramDrafter

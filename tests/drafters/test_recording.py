@@ -9,16 +9,16 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.engine import Engine
-from edgedec.draft import DrafterFactory
+from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.draft_model.overlapped import OverlappedModel
-from edgedec.drafters.draft_model.universal import UniversalDraftModel
-from edgedec.drafters.self_speculation.exit import exits_of
-from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.model import Model
 from edgedec.scheduler import drafter_factories as draft_loading
-from edgedec.sequence import Evaluated, Proposals
+from edgedec_apps.bench.recorder import Evaluated, Proposals, Recorder
+from edgedec_methods.exit import exits_of
+from edgedec_methods.overlapped import OverlappedModel
+from edgedec_methods.universal import UniversalDraftModel
 
 N_TOKENS = 24
 
@@ -45,10 +45,10 @@ def opened(path: Path, draft: str | DrafterFactory, runtime: str) -> Engine:
 
 def rows_of(engine: Engine, path: Path) -> tuple[Proposals, ...]:
     """DrafterRecord after TEXT; shares are those of the file's bytes."""
-    sizes = layer_bytes(path)
-    found = engine.record(TEXT, share=sizes.share, max_tokens=N_TOKENS, temperature=0, ignore_end=True)
-    assert len(found.proposals) == N_TOKENS - 2  # neither before the first token nor before the last
-    return found.proposals
+    recorder = Recorder(layer_bytes(path).share)
+    engine.record(TEXT, recorder, max_tokens=N_TOKENS, temperature=0, ignore_end=True)
+    assert len(recorder.rows) == N_TOKENS - 2  # neither before the first token nor before the last
+    return tuple(recorder.rows)
 
 
 def depths(row: Proposals) -> tuple[int, ...]:
@@ -71,10 +71,11 @@ def test_tables_evaluate_nothing(deep: Path) -> None:
 def test_a_drafter_that_is_never_verified_is_still_asked_at_every_position(deep: Path) -> None:
     """Nothing is verified while drafts are recorded, so no drafter rests for want of use as it does in decoding."""
     with edgedec.load(deep, runtime="cpu", n_ctx=512, n_threads=1) as engine:
-        found = engine.record(TEXT, max_tokens=120, temperature=0, ignore_end=True)
+        recorder = Recorder()
+        found = engine.record(TEXT, recorder, max_tokens=120, temperature=0, ignore_end=True)
     repeats = [i for i in range(40, 118) if found.token_ids[i] in found.token_ids[:i]]
     assert len(repeats) > 24
-    assert all(found.proposals[i].tokens for i in repeats)
+    assert all(recorder.rows[i].tokens for i in repeats)
 
 
 def test_a_drafter_of_own_layers_takes_a_forward_a_level(deep: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterNeeds, Verification
+from edgedec.draft import Candidates, Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterNeeds
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
 from edgedec.drafters.ngram.table import CandidateTable, context_key
-from edgedec.noise import Noise, gumbel_of
-from edgedec.verification.walk import children_of
+from edgedec.sampling import Noise, gumbel_of
+from edgedec.verification.rule_tools import children_of
 
 MakeContext = Callable[..., DraftContext]
 MakeCandidates = Callable[[list[tuple[int, dict[int, float]]]], Candidates]
@@ -22,7 +23,7 @@ KNOWN = 0.65
 def after(drafter: Drafter, *text: int) -> Draft:
     """Return what the drafter proposes after a text."""
     drafter.begin(text)
-    return drafter.draft(32, 1e18)
+    return drafter.propose(32, 1e18)
 
 
 def test_it_asks_for_eight_candidates(make_context: MakeContext) -> None:
@@ -52,13 +53,13 @@ def test_rows_of_the_target_make_the_tree(make_context: MakeContext, candidates:
     drafter = RecyclingDrafter(make_context())
     drafter.begin([1])
     rows = [(1, {10: 0.6, 11: 0.3}), (10, {20: 0.9, 21: 0.05}), (11, {20: 0.5, 22: 0.4})]
-    drafter.accept(Verification((), (1,), candidates(rows)), {})
-    draft = drafter.draft(5, 1e18)
+    drafter.learn(Verification((), (1,), candidates(rows)), {})
+    draft = drafter.propose(5, 1e18)
     assert list(draft.tokens) == [10, 20, 11, 20, 22]
     assert list(draft.parents) == [-1, 0, -1, 2, 2]
     assert list(draft.p_accept) == pytest.approx([KNOWN * p for p in (0.6, 0.9, 0.3, 0.5, 0.4)])
-    drafter.accept(Verification((), (1,), candidates([(1, {30: 0.8, 10: 0.1})])), {})
-    assert list(drafter.draft(1, 1e18).tokens) == [30]
+    drafter.learn(Verification((), (1,), candidates([(1, {30: 0.8, 10: 0.1})])), {})
+    assert list(drafter.propose(1, 1e18).tokens) == [30]
 
 
 def test_the_row_of_the_accepted_path_stays(make_context: MakeContext) -> None:
@@ -69,17 +70,17 @@ def test_the_row_of_the_accepted_path_stays(make_context: MakeContext) -> None:
     for token_ids, expected in (((5, 5), 10), ((7, 5, 5), 11)):
         drafter = RecyclingDrafter(make_context())
         drafter.begin([1])
-        drafter.accept(Verification((), token_ids, candidates), {})
-        assert list(drafter.draft(1, 1e18).tokens) == [expected]
+        drafter.learn(Verification((), token_ids, candidates), {})
+        assert list(drafter.propose(1, 1e18).tokens) == [expected]
 
 
 def test_without_candidates_the_text_teaches(make_context: MakeContext) -> None:
     """A token seen once after another gets a half; the next one seen there takes half of what was."""
     drafter = RecyclingDrafter(make_context())
     drafter.begin([1])
-    drafter.accept(Verification((), (2, 1)), {})
-    assert list(drafter.draft(1, 1e18).p_accept) == pytest.approx([KNOWN / 2])
-    drafter.accept(Verification((), (3, 1)), {})
+    drafter.learn(Verification((), (2, 1)), {})
+    assert list(drafter.propose(1, 1e18).p_accept) == pytest.approx([KNOWN / 2])
+    drafter.learn(Verification((), (3, 1)), {})
     assert drafter.longest(1)[1][:2] == [3, 2]
     assert drafter.longest(1)[2][:3] == pytest.approx([0.5, 0.25, 0.0])
 
@@ -89,7 +90,7 @@ def test_the_table_outlives_a_request(make_context: MakeContext, candidates: Mak
     store: dict[str, object] = {}
     drafter = RecyclingDrafter(make_context(store=store))
     drafter.begin([1])
-    drafter.accept(Verification((), (2,), candidates([(1, {2: 0.9})])), {})
+    drafter.learn(Verification((), (2,), candidates([(1, {2: 0.9})])), {})
     assert after(RecyclingDrafter(make_context(store=store)), 1).tokens == (2,)
     assert len(after(RecyclingDrafter(make_context()), 1)) == 0
     assert list(after(drafter, 1).tokens) == [2]
@@ -103,16 +104,16 @@ def test_a_child_is_the_token_that_the_noise_picks(make_context: MakeContext, ca
     for temperature in (1.0, 0.7):
         drafter = RecyclingDrafter(make_context(temperature=temperature))
         drafter.begin([1, 2, 3])
-        drafter.accept(Verification((), (10,), candidates([(token, row) for token in (3, *row)])), {})
+        drafter.learn(Verification((), (10,), candidates([(token, row) for token in (3, *row)])), {})
         for position in range(4, 40):
-            draft = drafter.draft(16, 1e18)
+            draft = drafter.propose(16, 1e18)
             for depth, parent in ((0, -1), (1, 0)):
                 keys = np.log(q) / temperature + Noise(7).gumbel(position + depth, ids)
                 children = [draft.tokens[node] for node in children_of(draft)[parent]]
                 assert children == ids[np.argsort(-keys)].tolist()[: len(children)]
                 assert children or depth
             picked.add(int(draft.tokens[0]))
-            drafter.accept(Verification((), (10,)), {})
+            drafter.learn(Verification((), (10,)), {})
             drafter.table.learn([context_key(10, 1)], ids.astype(np.int32)[None], q.astype(np.float32)[None])
     assert picked == set(row)
 

@@ -30,7 +30,8 @@ from edgedec.drafters.suffix.store_file import (
 )
 from edgedec.drafters.suffix.suffix import MOST_TOKENS, SuffixStore, Text
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, StorageError
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
 from edgedec.progress import CancelToken
 
 N_VOCAB = 1000

@@ -119,7 +119,7 @@ def proposed(draft: Draft) -> list[tuple[int, int, float]]:
 def say(drafter: SuffixDrafter, token_ids: Sequence[int]) -> None:
     """Let the text go on."""
     for token in token_ids:
-        drafter.accept(Verification((), (token,)), {})
+        drafter.learn(Verification((), (token,)), {})
 
 
 def write(drafter: SuffixDrafter, token_ids: Sequence[int]) -> None:
@@ -131,21 +131,21 @@ def write(drafter: SuffixDrafter, token_ids: Sequence[int]) -> None:
 def test_what_followed_before_is_proposed_as_a_chain() -> None:
     """A match of three tokens is trusted 0.45, one of five 0.6; no more nodes than asked for."""
     drafter = drafter_of([1, 2, 3, 4, 1, 2, 3])
-    assert proposed(drafter.draft(9, 0)) == [(4, -1, 0.45), (1, 0, 0.45), (2, 1, 0.6), (3, 2, 0.6)]
-    assert proposed(drafter.draft(2, 0)) == [(4, -1, 0.45), (1, 0, 0.45)]
-    assert proposed(drafter.draft(0, 0)) == []
+    assert proposed(drafter.propose(9, 0)) == [(4, -1, 0.45), (1, 0, 0.45), (2, 1, 0.6), (3, 2, 0.6)]
+    assert proposed(drafter.propose(2, 0)) == [(4, -1, 0.45), (1, 0, 0.45)]
+    assert proposed(drafter.propose(0, 0)) == []
 
 
 def test_continuations_are_ranked_by_how_often_they_came() -> None:
     """After 1, 2 came 7 twice and 8 once."""
     drafter = drafter_of([1, 2, 7, 1, 2, 8, 1, 2, 7, 0, 1, 2])
-    assert proposed(drafter.draft(2, 0)) == [(7, -1, 0.2), (8, -1, 0.1)]
+    assert proposed(drafter.propose(2, 0)) == [(7, -1, 0.2), (8, -1, 0.1)]
 
 
 @pytest.mark.parametrize("prompt", [[], [1], [1, 2, 3]])
 def test_nothing_seen_twice_proposes_nothing(prompt: Text) -> None:
     """An empty draft."""
-    assert len(drafter_of(prompt).draft(9, 0)) == 0
+    assert len(drafter_of(prompt).propose(9, 0)) == 0
 
 
 @given(texts, st.lists(texts.filter(bool), max_size=3), st.integers(1, 20))
@@ -155,7 +155,7 @@ def test_every_proposal_is_a_draft_of_texts_seen(prompt: Text, said: list[Text],
     for tokens in said:
         say(drafter, tokens)
         text += tokens
-        draft = drafter.draft(n_max, 0)
+        draft = drafter.propose(n_max, 0)
         draft.check(n_vocab=3)
         assert len(draft) <= n_max
         paths: list[Text] = []
@@ -169,10 +169,10 @@ def test_later_requests_find_what_earlier_ones_said() -> None:
     """What was generated, not what was asked; until it is forgotten."""
     store: dict[str, object] = {}
     write(drafter_of([8, 9], store), [1, 2, 3, 4, 5])
-    assert list(drafter_of([7, 1, 2, 3], store).draft(2, 0).tokens) == [4, 5]
-    assert len(drafter_of([7, 8], store).draft(2, 0)) == 0
+    assert list(drafter_of([7, 1, 2, 3], store).propose(2, 0).tokens) == [4, 5]
+    assert len(drafter_of([7, 8], store).propose(2, 0)) == 0
     store.clear()
-    assert len(drafter_of([7, 1, 2, 3], store).draft(2, 0)) == 0
+    assert len(drafter_of([7, 1, 2, 3], store).propose(2, 0)) == 0
 
 
 @pytest.mark.parametrize("n", [1, 7, 250])
@@ -180,18 +180,18 @@ def test_tokens_that_came_without_a_draft_are_read_at_the_next_one(n: int) -> No
     """The first tokens are those of a drafter that was asked before each one; a text is not found at its own end."""
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3] * 30
     lazy, eager = drafter_of(text[:12], {}), drafter_of(text[:12], {})
-    lazy.accept(Verification((), tuple(text[12 : 12 + n])), {})
+    lazy.learn(Verification((), tuple(text[12 : 12 + n])), {})
     for token in text[12 : 12 + n]:
-        eager.draft(8, 0)
-        eager.accept(Verification((), (token,)), {})
-    assert lazy.draft(8, 0).tokens[:2] == eager.draft(8, 0).tokens[:2] == tuple(text[12 + n : 14 + n])
+        eager.propose(8, 0)
+        eager.learn(Verification((), (token,)), {})
+    assert lazy.propose(8, 0).tokens[:2] == eager.propose(8, 0).tokens[:2] == tuple(text[12 + n : 14 + n])
 
 
 def test_of_very_many_unread_tokens_the_last_ones_are_read() -> None:
     """The text goes on with them, and what is drafted follows them."""
     drafter, end = drafter_of(a_text(20), {}), [1, 2, 3, 4, 5, 1, 2, 3]
-    drafter.accept(Verification((), (*a_text(3000, 1), *end)), {})
-    assert drafter.draft(2, 0).tokens == (4, 5)
+    drafter.learn(Verification((), (*a_text(3000, 1), *end)), {})
+    assert drafter.propose(2, 0).tokens == (4, 5)
     assert drafter.memory_bytes() < 20 * 420 * 2 + 300 * 420 * 4
 
 
@@ -200,8 +200,8 @@ def test_texts_of_two_requests_do_not_run_into_each_other() -> None:
     store: dict[str, object] = {}
     write(drafter_of([8], store), [1, 2, 3])
     write(drafter_of([9], store), [4, 5, 6])
-    assert len(drafter_of([7, 2, 3], store).draft(9, 0)) == 0
-    assert list(drafter_of([7, 4], store).draft(9, 0).tokens) == [5, 6]
+    assert len(drafter_of([7, 2, 3], store).propose(9, 0)) == 0
+    assert list(drafter_of([7, 4], store).propose(9, 0).tokens) == [5, 6]
 
 
 def test_the_store_keeps_to_its_bytes_and_drops_the_oldest() -> None:
@@ -215,8 +215,8 @@ def test_the_store_keeps_to_its_bytes_and_drops_the_oldest() -> None:
         kept = store["suffix"]
         assert isinstance(kept, SuffixStore)
         assert kept.memory_bytes() <= budget // 2 + 2 * one
-    assert list(drafter_of(said[-1][:5], store, budget).draft(3, 0).tokens) == said[-1][5:8]
-    assert len(drafter_of(said[0][:5], store, budget).draft(3, 0)) == 0
+    assert list(drafter_of(said[-1][:5], store, budget).propose(3, 0).tokens) == said[-1][5:8]
+    assert len(drafter_of(said[0][:5], store, budget).propose(3, 0)) == 0
 
 
 @pytest.mark.parametrize("budget", [0, 100_000])
@@ -225,7 +225,7 @@ def test_a_long_prompt_keeps_to_the_budget(budget: int) -> None:
     drafter = drafter_of([*a_text(5000), 1, 2, 3, 1, 2], None, budget)
     assert drafter.memory_bytes() <= budget + 10_000
     if budget:
-        assert list(drafter.draft(1, 0).tokens) == [3]
+        assert list(drafter.propose(1, 0).tokens) == [3]
 
 
 def test_the_store_gets_the_outputs_for_a_file_once() -> None:

@@ -30,10 +30,8 @@ from edgedec.errors import (
     StorageError,
     UnsupportedModelError,
 )
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import DATA, MANIFEST
+from edgedec.gguf.file import DATA, MANIFEST, read_gguf
 from edgedec.progress import CancelToken, Progress
-from edgedec.trained_heads.target import exported_hashes, target_of
 from edgedec_export import positions
 from edgedec_export.folder import new_folder, read_manifest
 from edgedec_export.npu.export import export_npu
@@ -41,6 +39,7 @@ from edgedec_export.onnx_graph.external_data import ALIGNMENT, DataFile
 from edgedec_export.to_onnx import export_onnx
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_runtimes.architectures.architecture import SINKS, Architecture
+from edgedec_runtimes.trained_heads.target import exported_hashes, target_of
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
 

@@ -31,9 +31,10 @@ from support.token_oracle import differing_texts, differing_tokens, oracle
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.sampling_defaults import read_sampling_defaults
+from edgedec.gguf.model_info import read_sampling_defaults
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.runtime import Runtime
 from edgedec_export.from_hf import convert
 from edgedec_export.hf.pretokenizers import pre_tokenizer_name
 from edgedec_export.hf.tensors import LAYER_NAMES

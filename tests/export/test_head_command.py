@@ -9,10 +9,10 @@ from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import tiny_llama
 
 from edgedec.gguf.file import read_gguf
-from edgedec.trained_heads.card import Promise
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.record import RECORD_FILE, record_text
-from edgedec.trained_heads.target import target_of
+from edgedec_runtimes.trained_heads.card import Promise
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
+from edgedec_runtimes.trained_heads.target import target_of
 
 TINY = TinyHead(n_embd=64, n_embd_target=64, head_dim=16, taps=(0, 2, 4), n_vocab_target=260)
 

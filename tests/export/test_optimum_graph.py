@@ -10,7 +10,7 @@ from support.foreign_graphs import counting_graph, weight
 from support.tiny_models import N_VOCAB
 
 from edgedec.errors import CancelledError, ModelFormatError, UnsupportedModelError
-from edgedec.gguf.formats import DATA, GRAPH
+from edgedec.gguf.file import DATA, GRAPH
 from edgedec.progress import CancelToken
 from edgedec_runtimes.onnx.foreign.contract import Contract
 

@@ -18,8 +18,8 @@ from support.onnx_exports import load
 from support.optimum_checkpoints import write_config
 
 import edgedec
-from edgedec.conformance import check_runtime, raise_failures
-from edgedec.gguf.formats import DATA
+from edgedec.gguf.file import DATA
+from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_export.optimum.environment import ensure_environment, environment_folder
 from edgedec_export.optimum.export import export_via_optimum
 from edgedec_models.folders import cache_folder

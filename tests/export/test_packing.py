@@ -19,7 +19,8 @@ from edgedec.errors import (
 )
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LayerSet, LoadOptions
+from edgedec.load_options import LoadOptions
+from edgedec.model import LayerSet
 from edgedec_export.packing import weights as packing
 from edgedec_export.packing.rounding import round_rows
 from edgedec_export.packing.weights import Matrix, Packed, assemble, dequantize, pack_bits, pack_exact, unpack_bits

@@ -16,8 +16,10 @@ from support.tiny_runs import Bits, bits
 
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, StorageError, UnsupportedModelError
 from edgedec.gguf.file import GGMLType, GGUFArray, ValueType, read_gguf
-from edgedec.model import LayerSet, LoadOptions, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.model import LayerSet
 from edgedec.progress import CancelToken, Progress
+from edgedec.runtime import Runtime
 from edgedec_export.gguf_writer import read_entries
 from edgedec_export.subset import KEPT_KEY, keep_layers, parse_layers, spread_layers
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -25,8 +25,9 @@ from edgedec.errors import (
 )
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
-from edgedec.model import LoadOptions, Runtime
+from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, Progress
+from edgedec.runtime import Runtime
 from edgedec_export import requantize as module
 from edgedec_export.requantize import TYPES, requantize
 from edgedec_export.to_gguf import export_gguf

@@ -12,8 +12,10 @@ from support.exported_graph import ExportedGraph
 from support.tiny_models import byte_ids, tiny_llama
 from support.tiny_quantized import ARCHITECTURES, EXPORTED, EXPORTED_TYPES, Tiny, write_tiny
 
-from edgedec.gguf.formats import DATA
-from edgedec.model import LayerSet, LoadOptions, Runtime
+from edgedec.gguf.file import DATA
+from edgedec.load_options import LoadOptions
+from edgedec.model import LayerSet
+from edgedec.runtime import Runtime
 from edgedec_export.folder import read_manifest
 from edgedec_export.to_onnx import export_onnx
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -30,7 +30,7 @@ from edgedec.errors import (
     UnsupportedModelError,
 )
 from edgedec.gguf.file import read_gguf
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, Progress
 from edgedec_export.optimum.environment import python_of
 from edgedec_export.optimum.export import export_via_optimum, find_checkpoint

@@ -10,7 +10,8 @@ from support.real_models import real_model
 
 from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, ValueType, read_gguf
-from edgedec.gguf.model_info import ModelInfo, TypeShare, describe, require_text_decoder
+from edgedec.gguf.model_info import ModelInfo, TypeShare, describe
+from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.sampling import SamplingParams
 

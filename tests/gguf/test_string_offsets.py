@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgedec.gguf import string_offsets as gguf_strings
-from edgedec.gguf.string_offsets import string_offsets
+from edgedec.gguf.values import STRING_BLOCK_BYTES, string_offsets
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +47,7 @@ def test_offsets_are_those_of_single_steps(strings: list[bytes], before: bytes, 
 
 def test_more_strings_than_a_block_holds() -> None:
     """Blocks and steps join without a gap, in ordinary vocabularies and in ones made to defeat the search."""
-    n = 3 * gguf_strings._BLOCK_BYTES // 16
+    n = 3 * STRING_BLOCK_BYTES // 16
     for strings in ([b"token"] * n, [b"\0" * 8] * n, [b"x", b"\0\0", b"y" * 600] * (n // 3), [b""] * n):
         buffer = packed(strings)
         assert string_offsets(buffer, 0, len(strings)).tolist() == one_by_one(buffer, 0, len(strings))

@@ -12,8 +12,7 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.gguf.file import read_gguf
-from edgedec.gguf.model_info import describe
-from edgedec.gguf.trained_context import context_note, trained_context
+from edgedec.gguf.model_info import context_note, describe, trained_context
 
 NOTE = (
     "the context of 300 tokens is longer than the 256 that the model was trained for: text beyond them tends to be poor"

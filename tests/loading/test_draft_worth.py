@@ -15,7 +15,8 @@ from edgedec.api.options import DraftOptions
 from edgedec.cost_curve import CostCurve
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.draft_model.cascade import CascadeModel
-from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.gguf.layer_bytes import layer_bytes
+from edgedec.load_options import LoadOptions
 from edgedec.loading.draft_worth import (
     best_gain,
     expected_time,
@@ -23,8 +24,10 @@ from edgedec.loading.draft_worth import (
     relative_bytes,
     why_it_cannot_pay,
 )
-from edgedec.model import LoadOptions, Model
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.model import Model
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.decision_log import summary
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow
@@ -144,7 +147,7 @@ def test_one_that_was_timed_to_be_too_slow_is_freed(monkeypatch: pytest.MonkeyPa
         asked.append(options)
         return 0.15
 
-    monkeypatch.setattr(opening_drafts, "draft_token_s", timed)
+    monkeypatch.setattr("edgedec.loading.second_model.draft_token_s", timed)
     with opened(monkeypatch, CostCurve({1: 0.1, 4: 0.1}), large, draft_model=small, memory="1GB") as engine:
         reasons = engine.generate(TEXT, max_tokens=4).stats.reasons
         assert not any(term.name.startswith("draft model: ") for term in engine.plan.terms)
@@ -166,7 +169,7 @@ def test_one_that_was_timed_is_priced_by_that(
 
     That part is 0.7 * 0.7 of a token, as each token is expected to be right with a probability of 0.7.
     """
-    monkeypatch.setattr(opening_drafts, "draft_token_s", lambda *_: 0.04)
+    monkeypatch.setattr("edgedec.loading.second_model.draft_token_s", lambda *_: 0.04)
     with opened(
         monkeypatch,
         CostCurve(dict.fromkeys((1, 2, 4), 0.1)),
@@ -222,12 +225,12 @@ def test_one_that_is_kept_without_use_says_what_it_costs(
 def test_what_is_said_of_a_draft_model() -> None:
     """Asked in vain, asked with use, or not asked and why; nothing of a drafter without one."""
     member = ActiveDrafter("cascade", None, DrafterRecord(level_s=0.012), DraftCost.MODEL)  # type: ignore[arg-type]
-    assert member.summary() == ""
+    assert summary(member) == ""
     member = replace(member, model=lambda: "the draft model X (700.0 MB)")
     asked = replace(member, n_asked=3, asked_s=0.036)
-    assert asked.summary() == ("cascade: the draft model X (700.0 MB) was asked 3 times, 12.0 ms each, in vain")
-    assert replace(asked, n_used=2).summary().endswith("12.0 ms each, 2 of its drafts were of use")
-    assert replace(member, hoped=0.9).summary() == (
+    assert summary(asked) == ("cascade: the draft model X (700.0 MB) was asked 3 times, 12.0 ms each, in vain")
+    assert summary(replace(asked, n_used=2)).endswith("12.0 ms each, 2 of its drafts were of use")
+    assert summary(replace(member, hoped=0.9)) == (
         "cascade: the draft model X (700.0 MB) was not asked: its drafts were expected to be 0.90 times as fast as "
         "decoding without them, 12.0 ms for each token, which does not repay reading the text"
     )

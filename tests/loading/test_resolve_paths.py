@@ -10,8 +10,8 @@ from support.rights import as_anybody
 
 from edgedec import plugins
 from edgedec.errors import ModelNotFoundError, StorageError
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 
 OFFLINE = ResolveOptions(offline=True)
 

@@ -11,13 +11,14 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError
+from edgedec.load_options import LoadOptions
 from edgedec.loading import runtime_choice as choosing
 from edgedec.loading import runtime_comparison as comparing
 from edgedec.loading.runtime_comparison import Measured, is_faster
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, Runtime
+from edgedec.model import Model
 from edgedec.progress import CancelToken
-from edgedec.runtime_report import RuntimeReport
+from edgedec.runtime import Runtime, RuntimeReport
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 

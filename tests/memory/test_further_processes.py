@@ -9,11 +9,11 @@ import pytest
 from support.hosted import hosted
 from support.tiny_models import tiny_llama
 
-from edgedec.further_processes import HasProcesses, processes_of
+from edgedec.load_options import LoadOptions
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import held_bytes, held_reader, peak_held_bytes, peak_resident_bytes, resident_bytes
-from edgedec.model import LoadOptions
-from edgedec.sessions.outer_model import OuterModel
+from edgedec.runtime import HasProcesses, processes_of
+from edgedec.sessions.outer_session import OuterModel
 from edgedec_apps.server.core.metrics import Metrics, memory_gauges
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of other processes")

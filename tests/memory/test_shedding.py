@@ -10,20 +10,20 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_models import byte_ids, tiny_llama
 
-from edgedec.decoding.generate import SessionSlot, TokenStream
-from edgedec.decoding.session_pool import SessionPool
-from edgedec.draft import EMPTY_DRAFT, Draft, DrafterFactory, DrafterNeeds, Verification
+from edgedec.decoding.generate import TokenStream
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
-from edgedec.drafters.suffix.corpus import CommonDrafter
-from edgedec.drafters.suffix.corpus_text import CommonText
+from edgedec.drafters.suffix.common import CommonDrafter, CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError
-from edgedec.memory.shedding import memory_watch, shedders
-from edgedec.memory.watch import Watch
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.memory.shedding import Watch, memory_watch, shedders
+from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.plugin_guard import GuardedFactory
@@ -57,11 +57,11 @@ class Other:
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose nothing."""
         return EMPTY_DRAFT
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the outcome."""
 
     def memory_bytes(self) -> int:

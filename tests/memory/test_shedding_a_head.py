@@ -9,14 +9,14 @@ from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
 
-from edgedec.decoding.generate import SessionSlot, TokenStream
-from edgedec.decoding.session_pool import SessionPool
-from edgedec.draft import DrafterFactory
-from edgedec.drafters.head.head import SHED, HeadDrafter
+from edgedec.decoding.generate import TokenStream
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.drafter import DrafterFactory
+from edgedec.drafters.head import SHED, HeadDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.memory.shedding import shedders
-from edgedec.memory.watch import Watch
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.memory.shedding import Watch, shedders
+from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request

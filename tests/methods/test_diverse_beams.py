@@ -5,8 +5,8 @@ import math
 import pytest
 from support.table_branches import END, Ids, Table, log_law, random_table, table_texts
 
-from edgedec.choosing.beam import Beam, beam_search
 from edgedec.errors import OptionError
+from edgedec_methods.beam import Beam, beam_search
 from edgedec_methods.diverse_beams import diverse_beams
 
 N_VOCAB, LENGTH = 4, 4

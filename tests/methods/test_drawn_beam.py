@@ -12,11 +12,9 @@ from support.rule_checks import check_exact, models
 from support.tree_draws import Evaluated
 
 from edgedec.draft import Draft
-from edgedec.drafters.drawn_trees import Place, draw_tree, drawn_without_replacement
+from edgedec.drafters.drawn_trees import Place, draw_tree, drawn_without_replacement, parse_shape
 from edgedec.drafters.levels import agreement
-from edgedec.drafters.shape_names import parse_shape
-from edgedec.noise import Noise
-from edgedec.sampling import Distribution
+from edgedec.sampling import Distribution, Noise
 
 Nodes = tuple[tuple[int, ...], tuple[int, ...]]
 

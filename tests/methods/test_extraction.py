@@ -12,8 +12,8 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import CancelledError, OptionError, PromptTooLongError, RequestError
-from edgedec.extraction import Extraction
 from edgedec.progress import CancelToken
+from edgedec.sequence import Extraction
 from edgedec_methods.extraction import question_text
 from edgedec_methods.spans import starts_of
 

@@ -10,7 +10,7 @@ from support.table_branches import random_table, table_texts
 
 import edgedec
 from edgedec.api.best_text import BestOf
-from edgedec.choosing.likelihood import mean_logprob
+from edgedec.choosing.choosers import mean_logprob
 from edgedec_methods.judgement import JudgeScorer, Question, chance_yes, log_odds, question_of, turn_after_answer
 from edgedec_methods.sampled_steps import seeds_from, write_steps
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgedec.draft import Candidates, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Candidates, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafters.ngram.table import context_key
-from edgedec.noise import Noise
-from edgedec.verification.walk import children_of
+from edgedec.sampling import Noise
+from edgedec.verification.rule_tools import children_of
 from edgedec_methods.stand import StandDrafter
 
 MakeContext = Callable[..., DraftContext]
@@ -26,7 +27,7 @@ def test_it_proposes_nothing_where_nothing_is_known(make_context: MakeContext) -
     drafter = StandDrafter(make_context())
     for text in ([], [262_143], [1, 2, 3]):
         drafter.begin(text)
-        assert len(drafter.draft(8, 1e18)) == 0
+        assert len(drafter.propose(8, 1e18)) == 0
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_the_longest_known_context_counts(
     """Three tokens where they are known together, else two, else one; n of m sightings are n / (m + 1)."""
     drafter = StandDrafter(make_context())
     drafter.begin([1, 2, 3, 10, 7, 2, 3, 11, 0, 2, 3, 10, 5, 3, 12, *end])
-    draft = drafter.draft(1, 1e18)
+    draft = drafter.propose(1, 1e18)
     assert list(draft.tokens) == [token]
     assert list(draft.p_accept) == pytest.approx([KNOWN[order] * share])
 
@@ -49,9 +50,9 @@ def test_a_context_at_the_start_of_the_text_is_no_other(make_context: MakeContex
     drafter = StandDrafter(make_context())
     drafter.begin([5, 6])
     drafter.begin([0, 0, 5])
-    assert list(drafter.draft(1, 1e18).p_accept) == pytest.approx([KNOWN[1] / 2])
+    assert list(drafter.propose(1, 1e18).p_accept) == pytest.approx([KNOWN[1] / 2])
     drafter.begin([5])
-    assert list(drafter.draft(1, 1e18).p_accept) == pytest.approx([KNOWN[3] / 2])
+    assert list(drafter.propose(1, 1e18).p_accept) == pytest.approx([KNOWN[3] / 2])
 
 
 def test_rows_are_averaged_and_the_newest_weighs_three_tenths(
@@ -62,7 +63,7 @@ def test_rows_are_averaged_and_the_newest_weighs_three_tenths(
     key = context_key(1 << 40 | 2 << 20 | 3, 3)
     for p, mean in ((0.9, 0.9), (0.3, 0.6), (0.6, 0.6), (0.1, 0.45)):
         drafter.begin([1, 2, 3])
-        drafter.accept(Verification((), (7,), candidates([(3, {8: p})])), {})
+        drafter.learn(Verification((), (7,), candidates([(3, {8: p})])), {})
         assert drafter.table.row(key)[1][0] == pytest.approx(mean)
 
 
@@ -72,11 +73,11 @@ def test_a_rejected_node_teaches_its_whole_context(make_context: MakeContext, ca
     for verified in ([10, 11], [11], [99, 11]):
         drafter = StandDrafter(make_context())
         drafter.begin([1, 2, 3])
-        drafter.accept(Verification((), (9,), candidates([(3, {10: 0.5, 11: 0.4})])), {})
+        drafter.learn(Verification((), (9,), candidates([(3, {10: 0.5, 11: 0.4})])), {})
         drafter.begin([1, 2, 3])
-        assert {10, 11} <= set(drafter.draft(8, 1e18).tokens)
+        assert {10, 11} <= set(drafter.propose(8, 1e18).tokens)
         rows = [(3, {50: 0.9}), *((token, {60 + token: 0.9}) for token in verified)]
-        drafter.accept(Verification((), (50,), candidates(rows)), {})
+        drafter.learn(Verification((), (50,), candidates(rows)), {})
         table = drafter.table
         known.append(tuple(bool(table.visits(context_key(2 << 40 | 3 << 20 | 11, order))) for order in (3, 2, 1)))
     assert known == [(True, True, True)] * 3
@@ -94,9 +95,9 @@ def test_children_are_drawn_with_the_targets_noise(
         drafter = StandDrafter(make_context(temperature=temperature))
         drafter.begin(range(100, 100 + length))
         last = 99 + length
-        drafter.accept(Verification((), (1,), candidates([(last, row)])), {})
+        drafter.learn(Verification((), (1,), candidates([(last, row)])), {})
         drafter.begin(range(100, 100 + length))
-        draft = drafter.draft(16, 1e18)
+        draft = drafter.propose(16, 1e18)
         children = children_of(draft)[-1]
         keys = np.log(q) / temperature + Noise(7).gumbel(length, ids)
         tokens = [draft.tokens[node] for node in children]

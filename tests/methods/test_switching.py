@@ -15,18 +15,17 @@ from support.stopped import Stopped
 from support.tiny_models import byte_ids, tiny_llama
 
 import edgedec
-from edgedec.api import load as loading
 from edgedec.api.load import open_choice
 from edgedec.api.options import Application, EngineOptions, Lossy
 from edgedec.api.wishes import choose
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
+from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import open_companion
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, Rows
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, draw
+from edgedec.model import Model, Rows
+from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_methods.switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, SwitchingSession
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -374,7 +373,7 @@ def test_both_models_are_closed_with_the_engine(paths: tuple[Path, Path], monkey
         opened.append(open_companion(*args))
         return opened[-1]
 
-    monkeypatch.setattr(loading, "open_companion", noted)
+    monkeypatch.setattr("edgedec.loading.second_model.open_companion", noted)
     with pair(paths, 1.0):
         opened[0].session(8).close()
     with pytest.raises(SessionError, match="closed"):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.servers import StubServer
 
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, Progress
-from edgedec.resolver import ResolveOptions
 from edgedec_models import storage
 from edgedec_models.fetching import web
 

@@ -8,7 +8,7 @@ import pytest
 from support.servers import StubServer, add_repository, model_bytes
 
 from edgedec.errors import CancelledError, ModelNotFoundError, PullError, StorageError
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.cache import CachedModel, list_models, remove_model
 from edgedec_models.fetching.lock import locked
 from edgedec_models.resolve import pull

@@ -10,7 +10,7 @@ import pytest
 from support.servers import StubServer, model_bytes, sha256
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models import catalogue as catalogue_module
 from edgedec_models.fetching import verify
 from edgedec_models.folders import config_folder, models_folder
@@ -234,7 +234,7 @@ def test_start_imports_no_http_library(root: Path, catalogue: WriteCatalogue) ->
     put(root / "models", "tiny.gguf")
     resolve("tiny", ResolveOptions())
     code = (
-        "import sys; from edgedec.resolver import ResolveOptions; from edgedec_models.resolve import resolve; "
+        "import sys; from edgedec.load_options import ResolveOptions; from edgedec_models.resolve import resolve; "
         "assert resolve('tiny', ResolveOptions()); "
         "print([m for m in ('httpx', 'huggingface_hub', 'tomllib', 'zipfile', 'shutil') if m in sys.modules])"
     )

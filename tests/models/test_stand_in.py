@@ -14,7 +14,7 @@ from support.tiny_models import tiny_llama
 
 from edgedec.errors import EdgedecError, OfflineError, PullError
 from edgedec.gguf.file import read_gguf
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.reports.stand_ins import stand_ins
 from edgedec_models.fetching import remote_file

@@ -1,11 +1,15 @@
 """What a drafter's estimates are worth."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedec.scheduler.acceptance import Calibration
+from edgedec.draft import Draft
+from edgedec.sampling import Distribution
+from edgedec.scheduler.drafter_record import Calibration, score
 
 
 def test_unseen_estimates_stand_as_they_are() -> None:
@@ -49,3 +53,12 @@ def test_a_corrected_estimate_is_a_probability(seen: list[tuple[float, bool]], p
     for said, accepted in seen:
         calibration.observe(said, accepted)
     assert 0 <= calibration.corrected(p) <= 0.995
+
+
+def test_of_drawn_paths_side_by_side_the_deepest_right_one_counts() -> None:
+    """Two paths begin alike and the second goes on rightly: both its tokens are right, and each is one chance."""
+    law = Distribution(np.arange(10), np.full(10, 0.1))
+    draft = replace(Draft.tree([5, 6, 5, 7], [-1, 0, -1, 2], [0.5] * 4), q=(law,) * 4)
+    assert score(draft, (5, 7, 9), Calibration()) == ([2, 3], 3, 2)
+    assert score(draft, (5, 6, 9), Calibration()) == ([0, 1], 3, 2)
+    assert score(draft, (4,), Calibration()) == ([], 1, 1)

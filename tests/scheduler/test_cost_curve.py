@@ -14,8 +14,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft
 from edgedec.model import Capabilities, Forward, ForwardItem, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.sequence import Request, TextState
 from edgedec.sessions.joined_work import n_rows_of
 from edgedec.stats import DecodeStats
@@ -227,7 +226,7 @@ def test_a_step_tells_the_curve_what_keeping_took(parents: list[int], monkeypatc
     monkeypatch.setattr("edgedec.decoding.step.perf_counter", clock)
     session, curve = Slow(clock), CostCurve()
     drafter = Oracle([], 1.0)
-    monkeypatch.setattr(Oracle, "draft", lambda *_: Draft.tree([3, 7], parents, [0.5, 0.5]))
+    monkeypatch.setattr(Oracle, "propose", lambda *_: Draft.tree([3, 7], parents, [0.5, 0.5]))
     params = SamplingParams(temperature=0)
     sequence = TextState(Request((1,), params, 0), [1])
     fake = cast(Session, session)
@@ -245,7 +244,7 @@ def test_a_step_tells_the_curve_what_keeping_took(parents: list[int], monkeypatc
 @pytest.mark.usefixtures("clock")
 def test_where_keeping_is_dear_the_policy_takes_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two likely siblings and a child promise 2.0 tokens, the chain among them 1.8, in the time of one step each."""
-    monkeypatch.setattr(Oracle, "draft", lambda *_: Draft.tree([3, 4, 5], [-1, -1, 0], [0.5, 0.2, 0.6]))
+    monkeypatch.setattr(Oracle, "propose", lambda *_: Draft.tree([3, 4, 5], [-1, -1, 0], [0.5, 0.2, 0.6]))
     for keep_s, parents in [(0.0, [-1, 0, -1]), (0.0005, [-1, 0, -1]), (0.005, [-1, 0])]:
         curve = CostCurve({1: 0.010, 8: 0.010})
         curve.keep_s = keep_s

@@ -18,15 +18,16 @@ import pytest
 from support.simulation import Clock, Oracle, Run, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DrafterNeeds, Floor
 from edgedec.drafter_traits import DraftCost
 from edgedec.sampling import Distribution
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.recorder import Recorder
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
-from edgedec.sequence import Proposals
 from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
+from edgedec_apps.bench.recorder import Recorder
 
 pytestmark = pytest.mark.slow
 
@@ -48,9 +49,9 @@ class Layers(Oracle):
 class Drawing(Oracle):
     """An oracle whose nodes are drawn from a distribution."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return the coming tokens, some of them wrong, with the distributions that they are taken to be from."""
-        draft = Oracle.draft(self, n_max, deadline_s)
+        draft = Oracle.propose(self, n_max, deadline_s)
         law = Distribution(np.array([1, 2]), np.array([0.5, 0.5]))
         return Draft(draft.tokens, draft.parents, draft.p_accept, (law,) * len(draft))
 
@@ -59,9 +60,9 @@ class Drawing(Oracle):
 class Branching(Oracle):
     """An oracle that proposes a wrong sibling before each token."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return a tree of two nodes a level."""
-        chain = Oracle.draft(self, n_max // 2, deadline_s)
+        chain = Oracle.propose(self, n_max // 2, deadline_s)
         tokens, parents, p = [], [], []
         for i, token in enumerate(chain.tokens):
             tokens += [(token + 7) % 1000, token]
@@ -112,7 +113,7 @@ def simulate(case: Case, clock: Clock) -> Run:
         oracle = kind(text, p, says, clock, level_s, floor=floor, rng=np.random.default_rng(i))
         cost = DraftCost.TARGET if kind is Layers else DraftCost.MODEL if level_s else DraftCost.NOTHING
         active.append(ActiveDrafter(f"{kind.__name__} {i}", oracle, DrafterRecord(), cost))
-    curve, proposals = CostCurve({n: CURVES[case.curve](n) for n in case.seen}), list[Proposals]()
+    curve, recorder = CostCurve({n: CURVES[case.curve](n) for n in case.seen}), Recorder()
     policy = policy_of(
         active,
         curve,
@@ -120,7 +121,7 @@ def simulate(case: Case, clock: Clock) -> Run:
         always=case.always,
         greedy=case.greedy,
         coupled=case.coupled,
-        recorder=Recorder(proposals) if case.records else None,
+        recorder=recorder if case.records else None,
     )
     if case.keep_s is not None:
         observe = curve.observe
@@ -128,7 +129,7 @@ def simulate(case: Case, clock: Clock) -> Run:
         curve.observe = kept  # type: ignore[method-assign]
     run = decode(policy, text, curve, CURVES[case.real or case.curve], clock)
     assert run.token_ids == text
-    run.drafted += [len(one.tokens) for one in proposals]
+    run.drafted += [len(one.tokens) for one in recorder.rows]
     return run
 
 

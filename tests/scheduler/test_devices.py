@@ -5,9 +5,11 @@ import pytest
 from support.simulation import Clock, Oracle, a_text, best_fixed, decode, policy_of
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DrafterNeeds, Floor
+from edgedec.draft import Draft
+from edgedec.drafter import DrafterNeeds, Floor
 from edgedec.drafter_traits import DraftCost
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 
 pytestmark = pytest.mark.slow
@@ -20,10 +22,10 @@ class OwnLayers(Oracle):
 
     needs = DrafterNeeds(layers=True)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return the coming tokens, some of them wrong."""
         self.read = self.position
-        return super().draft(n_max, deadline_s)
+        return super().propose(n_max, deadline_s)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedec.scheduler.draft_tree import DraftTree
-from edgedec.scheduler.node_choice import best_part
+from edgedec.scheduler.draft_tree import DraftTree, best_part
 
 Nodes = list[tuple[int, int, float]]
 

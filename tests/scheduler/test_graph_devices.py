@@ -17,10 +17,12 @@ from support.simulation import Clock, context, decode, policy_of
 
 import edgedec
 from edgedec.cost_curve import CostCurve
-from edgedec.model import Capabilities, LoadOptions, Session
-from edgedec.scheduler.cost_probe import cost_curve
+from edgedec.load_options import LoadOptions
+from edgedec.model import Capabilities, Session
+from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_factories import drafter_factories
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.drafter_record import DrafterRecord
+from edgedec.sessions.cost_probe import cost_curve
 from edgedec_apps.bench.prompts import prepare, read_prompts
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 
@@ -80,8 +82,8 @@ def probed(clock: Clock, seconds: Replayed) -> CostCurve:
 @pytest.fixture
 def measuring(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The policy's clock, also for the measurement at load."""
-    monkeypatch.setattr("edgedec.scheduler.cost_probe.perf_counter", clock)
-    monkeypatch.setattr("edgedec.scheduler.cost_probe.monotonic", clock)
+    monkeypatch.setattr("edgedec.sessions.cost_probe.perf_counter", clock)
+    monkeypatch.setattr("edgedec.sessions.cost_probe.monotonic", clock)
     return clock
 
 

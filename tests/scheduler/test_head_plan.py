@@ -8,17 +8,20 @@ import pytest
 from support.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import Draft, Drafter
+from edgedec.draft import Draft
+from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost
-from edgedec.drafters.head.head import HeadDrafter
-from edgedec.memory.ladder import Setting, rungs
-from edgedec.model import LoadOptions
-from edgedec.scheduler.costly_drafters import Best, plan_draft
+from edgedec.drafters.head import HeadDrafter
+from edgedec.load_options import LoadOptions
+from edgedec.memory.ladder import rungs
+from edgedec.memory.setting import Setting
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.decision_log import DecisionLog
+from edgedec.scheduler.draft_tree import Choice, Expected, PolicyOptions
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
-from edgedec.scheduler.drafter_record import ActiveDrafter, DecisionLog, DrafterRecord
-from edgedec.scheduler.estimator import Worth
-from edgedec.scheduler.joint_price import JointPrice
-from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord, Worth
+from edgedec.scheduler.estimator import plan_draft
+from edgedec.scheduler.shared_cost_curve import JointPrice
 from edgedec_runtimes.cpu.runtime import Cpu
 
 
@@ -48,7 +51,7 @@ class Sure(Oracle):
 
     first_s: float = 0.0
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return a chain that ends where the path is too improbable."""
         self.n_asked += 1
         tokens, says, path = list[int](), list[float](), 1.0
@@ -67,7 +70,8 @@ class Sure(Oracle):
 def test_the_chain_ends_where_the_next_token_is_not_expected_to_pay() -> None:
     """A token more must gain, with the chance of its path and its own, what drafting and verifying it takes."""
     record = DrafterRecord(level_s=0.05, offered=[100.0, 100.0], accepted=[50.0, 50.0])
-    plan = plan_draft(active(Oracle([], 0.5), record), DecisionLog(), PolicyOptions(8), cost, 8, Best(0, 1.0, 1.0), 100)
+    choice = Choice(CostCurve(), PolicyOptions(8), cost, 8, 100)
+    plan = plan_draft(active(Oracle([], 0.5), record), DecisionLog(), choice)
     assert plan is not None
     gain = max(sum(0.5**i for i in range(n + 1)) / (1 + 0.3 * n) for n in range(1, 9))
     assert plan.least_path == pytest.approx((0.05 + 0.25) * gain / 0.5)
@@ -100,9 +104,9 @@ def test_a_head_is_taken_up_again_when_it_begins_to_pay(clock: Clock) -> None:
 
     @dataclass(slots=True)
     class Improving(Oracle):
-        def draft(self, n_max: int, deadline_s: float) -> Draft:
+        def propose(self, n_max: int, deadline_s: float) -> Draft:
             self.p, self.read = 0.8 if self.position >= 2000 else 0.02, self.position
-            return Oracle.draft(self, n_max, deadline_s)
+            return Oracle.propose(self, n_max, deadline_s)
 
     text, curve = a_text(4000), a_curve()
     run = decode(
@@ -129,8 +133,8 @@ def test_a_head_is_judged_apart_where_others_propose() -> None:
 def test_what_others_gain_counts() -> None:
     """With two more requests in the forward, a node that costs a quarter of it gains less than it loses them."""
     rate = 3.0
-    assert Best(1, 1.6, 1.25).gain_s(Best(0, 1.0, 1.0), 1.0) == pytest.approx(0.35)
-    assert Best(1, 3.6, 1.25).gain_s(Best(0, 3.0, 1.0), rate) == pytest.approx(-0.05)
+    assert Expected(1, 1.6, 1.25).gain_s(Expected(0, 1.0, 1.0), 1.0) == pytest.approx(0.35)
+    assert Expected(1, 3.6, 1.25).gain_s(Expected(0, 3.0, 1.0), rate) == pytest.approx(-0.05)
 
 
 def test_the_ladder_gives_the_head_up_unless_it_is_pinned(tmp_path: object) -> None:

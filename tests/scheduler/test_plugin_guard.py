@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 from support.simulation import GREEDY, a_text, decode, fake_session
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.errors import PluginError
-from edgedec.noise import Noise
-from edgedec.scheduler.drafter_set import Drafting, open_policy
+from edgedec.model import Session
+from edgedec.sampling import Noise
+from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter
+from edgedec.scheduler.drafter_record import DrafterRecord
+from edgedec.scheduler.drafter_set import Drafting, begin_prompt, open_policy
 from edgedec.scheduler.plugin_guard import Guarded, GuardedFactory
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
@@ -43,9 +47,9 @@ def nothing(*_: object) -> None:
 class Foreign:
     """A drafter made of functions."""
 
-    propose: Callable[[int], Any] = lambda n: Draft.chain([1])
+    on_propose: Callable[[int], Any] = lambda n: Draft.chain([1])
     on_begin: Callable[[Any], object] = nothing
-    on_accept: Callable[[Any, Any], object] = nothing
+    on_learn: Callable[[Any, Any], object] = nothing
     needs: Any = field(default_factory=DrafterNeeds)
     held: Any = 0
 
@@ -53,13 +57,13 @@ class Foreign:
         """Take the prompt."""
         self.on_begin(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose."""
-        return cast(Draft, self.propose(n_max))
+        return cast(Draft, self.on_propose(n_max))
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the outcome."""
-        self.on_accept(verification, hidden)
+        self.on_learn(verification, hidden)
 
     def memory_bytes(self) -> int:
         """Return what it was told to."""
@@ -151,10 +155,10 @@ def test_nonsense_ends_the_drafter_and_not_the_text(kind: str) -> None:
 
 
 @pytest.mark.parametrize("how", [fail, leave, fail_unprintably])
-@pytest.mark.parametrize("where", ["begin", "draft", "accept"])
+@pytest.mark.parametrize("where", ["begin", "propose", "learn"])
 def test_a_drafter_that_raises_ends_itself_only(where: str, how: Callable[..., None]) -> None:
     """Wherever it raises, and whatever, even what would end the process."""
-    drafter = {"begin": Foreign(on_begin=how), "draft": Foreign(how), "accept": Foreign(on_accept=how)}[where]
+    drafter = {"begin": Foreign(on_begin=how), "propose": Foreign(how), "learn": Foreign(on_learn=how)}[where]
     text, counts, reasons = generated(drafter)
     assert text == TEXT
     assert counts["failed"] == 1
@@ -171,11 +175,11 @@ def test_a_late_draft_is_left_out_and_the_third_in_a_row_is_the_last() -> None:
     gate = Event()
     drafter = running(held(gate))
     drafter.begin([1])
-    assert [len(drafter.draft(n, monotonic())) for n in (1, 2)] == [0, 0]
+    assert [len(drafter.propose(n, monotonic())) for n in (1, 2)] == [0, 0]
     with pytest.raises(PluginError, match="3 drafts in a row came after their deadline"):
-        drafter.draft(3, monotonic())
+        drafter.propose(3, monotonic())
     gate.set()
-    assert drafter.draft(4, monotonic() + SECONDS).tokens == (4,)
+    assert drafter.propose(4, monotonic() + SECONDS).tokens == (4,)
     assert drafter.n_late == 3
     drafter.close()
 
@@ -187,10 +191,10 @@ def test_misses_count_only_in_a_row() -> None:
     for _ in range(3):
         gate.clear()
         drafter.begin([1])
-        drafter.draft(1, monotonic())
-        drafter.draft(1, monotonic())
+        drafter.propose(1, monotonic())
+        drafter.propose(1, monotonic())
         gate.set()
-        assert len(drafter.draft(1, monotonic() + SECONDS)) == 1
+        assert len(drafter.propose(1, monotonic() + SECONDS)) == 1
     assert drafter.n_late == 6
     drafter.close()
 
@@ -220,10 +224,10 @@ def test_the_drafter_is_told_everything_in_order_and_gets_copies() -> None:
     drafter = running(Foreign(propose, told.append, lambda verification, hidden: told.append((verification, hidden))))
     hidden = np.ones((1, 2), np.float32)
     drafter.begin([5, 6])
-    drafter.draft(3, monotonic() + SECONDS)
-    drafter.accept(Verification((), (7,)), {0: hidden})
+    drafter.propose(3, monotonic() + SECONDS)
+    drafter.learn(Verification((), (7,)), {0: hidden})
     hidden[:] = 0
-    drafter.draft(4, monotonic() + SECONDS)
+    drafter.propose(4, monotonic() + SECONDS)
     assert told[:2] == [(5, 6), 3]
     assert told[2][0].token_ids == (7,)
     assert told[2][1][0].tolist() == [[1, 1]]
@@ -282,7 +286,7 @@ def test_threads_end_with_their_generations() -> None:
     """After fifty generations, some with a drafter that fails, no thread is left."""
     before = threading.active_count()
     for i in range(50):
-        generated(Foreign(on_accept=fail if i % 3 == 0 else nothing))
+        generated(Foreign(on_learn=fail if i % 3 == 0 else nothing))
     join(before)
 
 
@@ -380,3 +384,95 @@ def test_traits_of_another_type_are_refused() -> None:
     policy, sequence = opened(Declared(traits="none"))
     assert policy is None
     assert "its traits are str; they must be edgedec.drafter_traits.DrafterTraits" in sequence.stats.reasons[0]
+
+
+@dataclass(slots=True)
+class Reading(Declared):
+    """A drafter that reads texts along, and notes that it was told to leave one alone."""
+
+    traits: Any = field(default_factory=lambda: DrafterTraits(DraftCost.CALLS, follows=True))
+    followed_s: float = 0.0
+    idled: Event = field(default_factory=Event)
+
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Take the outcome, and read its tokens."""
+        self.followed_s += 0.25 * len(verification.token_ids)
+
+    def idle(self) -> None:
+        """Note that it is told to read no more."""
+        self.idled.set()
+
+
+def test_a_drafter_of_another_package_may_follow_texts() -> None:
+    """What reading takes counts as lost while drafts do not pay; once that lost its share, it leaves texts alone."""
+    records: dict[str, DrafterRecord] = {}
+
+    def following(reading: Reading) -> ActiveDrafter:
+        drafting = Drafting({"foreign": GuardedFactory(lambda context: reading)}, 15, records=records)
+        sequence = TextState(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
+        policy = open_policy(drafting, fake_session(), CostCurve(), sequence, Noise(0))
+        assert policy is not None
+        (active,) = policy.drafters.all
+        return active
+
+    first = following(Reading())
+    assert not first.idles  # nothing is known of it yet
+    first.drafter.learn(Verification((), (7, 8)), {})
+    assert len(first.drafter.propose(1, monotonic() + SECONDS)) == 1  # and so the step before was taken
+    for _ in range(20):
+        first.record.worth[True].note(0.0, 0.002, is_trial=True)
+    first.is_due(first.record.worth[True], 0.01, 1)
+    first.count_following(greedy=True)
+    assert first.record.trials.lost_s == 0.5
+    second = following(reading := Reading())
+    assert second.idles
+    assert reading.idled.wait(SECONDS)
+    for active in (first, second):
+        close_drafter(active.drafter)
+
+
+def test_one_that_says_so_without_the_means_is_refused() -> None:
+    """With a reason that names what it must have."""
+    policy, sequence = opened(Declared(traits=DrafterTraits(follows=True)))
+    assert policy is None
+    assert "it must have what edgedec.drafter_traits.Following says" in sequence.stats.reasons[0]
+
+
+@dataclass(slots=True)
+class Told:
+    """A factory that is told of prompts that several texts have in common."""
+
+    told: list[bool] = field(default_factory=list)
+    waits: Event | None = None
+
+    def begin_prompt(self, session: Session, *, follows: bool) -> None:
+        """Note what it is told."""
+        if self.waits is not None:
+            self.waits.wait(SECONDS)
+        self.told.append(follows)
+
+    def __call__(self, context: DraftContext) -> Drafter:
+        """Make a drafter."""
+        return Reading()
+
+
+def test_a_factory_of_another_package_is_told_of_a_shared_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It follows the prompt unless drafts did not pay; it is not told after it was switched off, nor waited for."""
+    factory, record = Told(), DrafterRecord()
+    drafting = Drafting({"foreign": GuardedFactory(factory)}, 15, records={"foreign": record})
+    begin_prompt(drafting, fake_session(), greedy=True)
+    for _ in range(20):
+        record.worth[True].note(0.0, 0.002, is_trial=True)
+    record.worth[True].paid = False
+    record.trials.lost_s = 1.0
+    begin_prompt(drafting, fake_session(), greedy=True)
+    assert factory.told == [True, False]
+    drafting.switch_off("foreign", "foreign off")
+    begin_prompt(drafting, fake_session(), greedy=True)
+    assert factory.told == [True, False]
+    monkeypatch.setattr("edgedec.scheduler.plugin_guard._MAKING_S", 0.05)
+    waiting = Told(waits=Event())
+    begin_prompt(Drafting({"foreign": GuardedFactory(waiting)}, 15), fake_session(), greedy=True)
+    assert waiting.told == []
+    assert waiting.waits is not None
+    waiting.waits.set()

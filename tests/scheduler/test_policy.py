@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 from support.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import EMPTY_DRAFT, Draft, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DrafterNeeds
 from edgedec.drafter_traits import DraftCost
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.stats import DecodeStats
+from edgedec_runtimes.shared.invariance import measuring_s
 
 JAGGED = [1, 1.6, 1.7, 1.2, 1.9, 2, 2.1, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.25, 3.5]
 
@@ -117,10 +120,10 @@ def test_drafts_end_where_they_stop_to_pay_whatever_the_machine_does(factor: flo
 
     @dataclass(slots=True)
     class Failing(Oracle):
-        def draft(self, n_max: int, deadline_s: float) -> Draft:
+        def propose(self, n_max: int, deadline_s: float) -> Draft:
             self.p = 0.9 if self.position < 3000 else 0.05
             self.depth = int(self.rng.integers(3, 12))
-            return Oracle.draft(self, n_max, deadline_s)
+            return Oracle.propose(self, n_max, deadline_s)
 
     done = [0]
 
@@ -169,9 +172,9 @@ def test_a_costly_drafter_is_taken_up_when_it_begins_to_pay(level_s: float, cloc
 
     @dataclass(slots=True)
     class Improving(Oracle):
-        def draft(self, n_max: int, deadline_s: float) -> Draft:
+        def propose(self, n_max: int, deadline_s: float) -> Draft:
             self.p = 0.9 if self.position >= 3000 else 0.05
-            return Oracle.draft(self, n_max, deadline_s)
+            return Oracle.propose(self, n_max, deadline_s)
 
     text = a_text(6000)
     run = simulated("flat", Improving(text, 0.05, clock=clock, level_s=level_s), clock, costly=True)
@@ -227,11 +230,11 @@ class Told:
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose the next one."""
         return self.drafts.pop(0) if self.drafts else EMPTY_DRAFT
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Note the outcome."""
         self.told.append(verification)
 
@@ -357,13 +360,13 @@ def test_what_a_draft_model_was_asked_and_used_for_is_counted(clock: Clock, p: f
 class Costly(Oracle):
     """An oracle that is never right and takes a tenth of a step; it keeps what it learned, and when it was asked."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose a wrong token."""
         self.n_asked += 1
         self.clock.now += 0.001
         return Draft.chain([0], 0.02)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Compare with the text."""
         assert verification.token_ids == tuple(self.text[self.position : self.position + len(verification.token_ids)])
         self.position += len(verification.token_ids)
@@ -390,7 +393,7 @@ def steps_before_measuring(p: float, n_steps: int, curve: CostCurve) -> int | No
     for n_past, token in enumerate(text[:n_steps]):
         draft = policy.propose(stats, n_past, 30)
         if draft.tokens:
-            if policy.pays_to_measure(n_past, len(draft)):
+            if policy.pays_to_measure(measuring_s(1 + len(draft), curve.cost(n_past))):
                 return n_turned_down
             n_turned_down += 1
         policy.learn(stats, EMPTY_DRAFT, Verification((), (token,)), {})
@@ -416,4 +419,26 @@ def test_a_pinned_drafter_does_not_wait() -> None:
     """What it proposes is verified, whatever that costs."""
     policy = policy_of([member(Oracle(a_text(40), 0.1))], curve_of("in proportion"), always=True)
     assert len(policy.propose(DecodeStats(), 0, 30)) > 0
-    assert policy.pays_to_measure(0, 15)
+    assert policy.pays_to_measure(1e9)
+
+
+def test_a_costly_drafter_learns_every_token_in_order_asked_or_not(clock: Clock) -> None:
+    """Those of the first step, before which nobody is asked, too."""
+
+    @dataclass(slots=True)
+    class Ordered(Oracle):
+        learned: list[int] = field(default_factory=list)
+
+        def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+            self.learned += verification.token_ids
+            Oracle.learn(self, verification, hidden)
+
+    text, stats = a_text(60), DecodeStats()
+    drafter = Ordered(text, 0.5, clock=clock, level_s=0.001)
+    policy = policy_of([member(drafter, costly=True)], curve_of("flat"))
+    for i, token in enumerate(text):
+        draft = policy.propose(stats, i, 60) if i else EMPTY_DRAFT
+        policy.learn(stats, draft, Verification((), (token,)), {})
+    policy.drafters.close()
+    assert drafter.n_asked > 0
+    assert drafter.learned == text

@@ -104,7 +104,7 @@ def test_a_session_pays_its_part_of_what_all_drafts_cost() -> None:
     plain, all_rows = common.seconds(4), common.up_to(20)
     assert curve.seconds(1) == plain
     # 10 rows are 3 own ones and 7 of three others, which drafted 4 / 3 nodes each: less than this one's 2
-    n_alike = 1 + 3 * (0.9 + 0.1 * 4 / 3) / (0.9 + 0.1 * 2)
+    n_alike = 1 + 3 * (7 / 8 + 1 / 8 * 4 / 3) / (7 / 8 + 1 / 8 * 2)
     parts = [(all_rows[3 + round(n * n_alike)] - all_rows[3]) / n_alike for n in range(4)]
     assert curve.up_to(4) == pytest.approx([all_rows[3] + part for part in parts])
     assert curve.seconds(3) == pytest.approx(all_rows[3] + parts[2])

@@ -14,8 +14,8 @@ from support.simulation import Clock, Oracle, policy_of
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, Verification
 from edgedec.drafter_traits import DraftCost
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.estimator import Worth
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.drafter_record import DrafterRecord, Worth
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sessions.batching import BatchedSession
@@ -33,13 +33,13 @@ class Timed(Oracle):
     ask_s: float = 0.0005
     teach_s: float = 0.0
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose one token."""
         self.n_asked += 1
         self.clock.now += self.ask_s
         return Draft.chain([1 if self.position >= self.right_from else 0], 0.5)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Go on in the text."""
         self.clock.now += self.teach_s
         self.position += len(verification.token_ids)
@@ -177,13 +177,13 @@ def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clo
 
     def opened() -> tuple[ActiveDrafter, Reader]:
         reader = Reader(TEXT, 0.5, clock=clock)
-        active = ActiveDrafter("reader", reader, record, DraftCost.CALLS)
+        active = ActiveDrafter("reader", reader, record, DraftCost.CALLS, following=reader)
         active.idle_if_dear(greedy=False)
         return active, reader
 
     first, _ = opened()
     assert not first.idles  # nothing is known of it yet
-    worth = record.worth_of(False, 0.002)
+    worth = record.worth[False].at_first(0.002)
     for _ in range(20):
         worth.note(0.0, 0.002, is_trial=True)
     assert not first.is_due(worth, STEP_S, 1) or first.tries

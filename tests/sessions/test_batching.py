@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from support.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
-from edgedec.model import Forward, ForwardItem, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Forward, ForwardItem, Model
 from edgedec.sessions.batching import LONE_PIECE_ROWS, PIECE_ROWS, BatchedSession, Batcher
 from edgedec_runtimes.cpu.runtime import Cpu
 

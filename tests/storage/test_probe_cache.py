@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.storage.probe_cache import machine_key, named_cpu
 
 X86 = """processor\t: 0

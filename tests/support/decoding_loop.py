@@ -9,24 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding.generate import SessionSlot, TokenStream
-from edgedec.decoding.session_pool import SessionPool
-from edgedec.draft import (
-    Draft,
-    DraftContext,
-    Drafter,
-    DrafterFactory,
-    DrafterNeeds,
-    LoadedDraftModel,
-    ModelFactory,
-    Verification,
-)
+from edgedec.decoding.generate import TokenStream
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.draft import Draft, TreeShape, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, LoadedDraftModel, ModelFactory
 from edgedec.model import Session
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request
-from edgedec.tree_shapes import TreeShape
 
 Text = tuple[int, ...]
 Propose = Callable[["Plugin", int], Draft]
@@ -186,11 +177,11 @@ class Plugin:
         """Draw a token."""
         return int(self.rng.choice(law.token_ids, p=law.probs))
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose."""
         return self._propose(self, n_max)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
         self.text.extend(verification.token_ids)
 

@@ -10,9 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 import edgedec
-from edgedec.draft import Draft, DraftContext, Drafter, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.model import Forward, LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Forward, Model, Session
 from edgedec.scheduler import drafter_factories as draft_loading
 from edgedec.sequence import Generation
 from edgedec_runtimes.reference.runtime import Reference
@@ -121,12 +123,12 @@ class _Recorded:
     def begin(self, token_ids: Sequence[int]) -> None:
         self.drafter.begin(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
-        self.latest = self.drafter.draft(n_max, deadline_s + 60)
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
+        self.latest = self.drafter.propose(n_max, deadline_s + 60)
         return self.latest
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        self.drafter.accept(verification, hidden)
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        self.drafter.learn(verification, hidden)
         if self.latest is not None:
             self.steps.append((self.latest, verification))
         self.latest = None

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedec.draft import Candidates, Draft, DraftContext, Drafter, DrafterFactory, Verification
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.draft import Candidates, Draft, Verification
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory
+from edgedec.sampling import Noise, SamplingParams
 
 N_VOCAB = 262_144
 # Few enough that contexts come back, and the ends of the largest vocabulary.
@@ -58,12 +58,12 @@ def generate() -> Callable[[Drafter, int, int], list[Draft]]:
         drafts = []
         for _ in range(n_steps):
             n_max = int(rng.integers(1, 33))
-            draft = drafter.draft(n_max, 1e18)
+            draft = drafter.propose(n_max, 1e18)
             _check(draft, n_max)
             drafts.append(draft)
             verification = _outcome(rng, _verified(rng, draft), text[-1] if text else 0)
             text.extend(verification.token_ids)
-            drafter.accept(verification, {})
+            drafter.learn(verification, {})
             assert drafter.memory_bytes() >= 0
         return drafts
 
@@ -79,15 +79,15 @@ def budget_holds(make_context: MakeContext) -> Callable[[DrafterFactory, str], N
         drafter = factory(context)
         drafter.begin(range(1000))
         for token in range(1000, 2000):
-            drafter.accept(Verification((), (token,)), {})
+            drafter.learn(Verification((), (token,)), {})
         table = context.store[name]
         assert 0 < table.memory_bytes() <= 50_000
         assert len(table) == 50_000 // 230
         assert drafter.memory_bytes() <= 100_000
         drafter.begin([1990])
-        assert list(drafter.draft(1, 1e18).tokens) == [1991]
+        assert list(drafter.propose(1, 1e18).tokens) == [1991]
         drafter.begin([5])
-        assert len(drafter.draft(1, 1e18)) == 0
+        assert len(drafter.propose(1, 1e18)) == 0
         assert factory(make_context(budget_bytes=100, store=context.store)).memory_bytes() < 10_000
 
     return check

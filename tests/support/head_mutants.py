@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgedec.trained_heads.card import Promise, Target
-from edgedec.trained_heads.record import RECORD_FILE, record_text
+from edgedec_runtimes.trained_heads.card import Promise, Target
+from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 from support.hf_checkpoints import safetensors_bytes
 from support.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 from support.tiny_runs import Bits, Tokens, extend
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
 from edgedec_runtimes.onnx.runtime import Onnx
 from support.tiny_quantized import ARCHITECTURES, write_tiny
 

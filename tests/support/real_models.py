@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedec.storage.kept_as_tiles import make_whole
+from edgedec_runtimes.tile_files.keeping import make_whole
 
 
 def models_dir() -> Path:

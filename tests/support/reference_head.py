@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.trained_heads.head import Head
+from edgedec_runtimes.trained_heads.head import Head
 
 F32 = NDArray[np.float32]
 Rows = Callable[[NDArray[np.int32]], F32]

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Floor, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds, Floor, ProposalLog
 from edgedec.drafter_traits import DraftCost
 from edgedec.model import Capabilities, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
-from edgedec.scheduler.drafter_record import ActiveDrafter, DrafterRecord
-from edgedec.scheduler.node_choice import PolicyOptions
+from edgedec.sampling import Noise, SamplingParams
+from edgedec.scheduler.active_drafters import ActiveDrafter
+from edgedec.scheduler.draft_tree import PolicyOptions
+from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
-from edgedec.scheduler.recorder import Recorder
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 from edgedec.verification.coupled import verify_coupled
@@ -88,7 +88,7 @@ class Oracle:
         """Take the prompt."""
         self.position = len(token_ids)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return the coming tokens, some of them wrong; reading what came since takes a tenth of a level a token."""
         self.n_asked += 1
         n = min(n_max, self.depth, len(self.text) - self.position)
@@ -101,7 +101,7 @@ class Oracle:
         tokens = [(self.text[self.position + i] + 1 - int(right[i])) % N_VOCAB for i in range(n)]
         return Draft.chain(tokens, says)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Go on in the text."""
         self.position += len(verification.token_ids)
 
@@ -133,7 +133,7 @@ def policy_of(
     always: bool = False,
     greedy: bool = True,
     coupled: bool = True,
-    recorder: Recorder | None = None,
+    recorder: ProposalLog | None = None,
     n_max: int = N_MAX,
     n_vocab: int = N_VOCAB,
 ) -> Policy:

@@ -8,11 +8,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import DraftContext
+from edgedec.drafter import DraftContext
 from edgedec.errors import RequestError
 from edgedec.model import Capabilities, Forward, Model, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 
 END = "<end>"
 

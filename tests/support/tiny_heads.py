@@ -50,8 +50,24 @@ class TinyHead:
     config: dict[str, Any] = field(default_factory=dict)
 
 
+KINDS = {
+    "plain": TinyHead(),
+    "speculators": TinyHead(speculators=True),
+    "normed residual": TinyHead(speculators=True, norm_before_residual=True),
+    "joined norm": TinyHead(fc_norm="joined"),
+    "norm of each tap": TinyHead(fc_norm="each"),
+    "3.1": TinyHead(speculators=True, fc_norm="joined", feeds_back_normed=True),
+    "unnormed output": TinyHead(norms_output=False, own_output=True),
+    "own matrices": TinyHead(own_embedding=True, own_output=True),
+    "other sizes": TinyHead(n_embd=24, n_embd_target=32, n_head=2, head_dim=16, own_embedding=True, own_output=True),
+    "one tap": TinyHead(taps=(4,)),
+    "five taps": TinyHead(taps=(2, 3, 4, 5, 6)),
+}
+"""Heads that differ in one of the settings each, by name."""
+
+
 def head_weights(tiny: TinyHead) -> dict[str, F32]:
-    """Return random weights by the names of edgedec.trained_heads.head, and d2t as float32 of the target's ids."""
+    """Return random weights by the names of a Head's tensors, and d2t as float32 of the target's ids."""
     rng = np.random.default_rng(tiny.seed)
     n, n_q, n_kv = tiny.n_embd, tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
     n_taps = len(tiny.taps) * tiny.n_embd_target

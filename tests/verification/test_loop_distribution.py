@@ -16,19 +16,20 @@ from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, DrafterFactory, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.shape_names import parse_shape
+from edgedec.drafters.drawn_trees import parse_shape
 from edgedec.drafters.suffix.suffix import SuffixDrafter
-from edgedec.model import LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Session
 from edgedec.plugins import RULES
 from edgedec.sampling import Distribution, SamplingParams, distribution
-from edgedec.scheduler import costly_drafters
+from edgedec.scheduler import estimator
 from edgedec.scheduler.drafter_record import DrafterRecord
-from edgedec.verification.contract import Rule, TargetRow, Uniform
-from edgedec.verification.distributions import sample
-from edgedec.verification.rules import rule_names
+from edgedec.verification.rule_tools import sample
+from edgedec.verification.rules import Rule, TargetRow, Uniform, rule_names
 from edgedec_runtimes.cpu.runtime import Cpu
 
 BOUND = 1e-4
@@ -165,7 +166,7 @@ def test_the_policy_keeps_the_distribution(
     """Where it decides by cost between looked-up nodes and a draft model's chain, and rows are cheap."""
     curve = CostCurve({1: 1.0, 4: 1.1, 8: 1.6})
     monkeypatch.setattr(curve, "observe", lambda *args, **options: None)
-    monkeypatch.setattr(costly_drafters, "FIRST", 0)
+    monkeypatch.setattr(estimator, "FIRST", 0)
     records = {"model": DrafterRecord(level_s=0.05, first_s=0.0)}
     drafters: dict[str, DrafterFactory] = {"suffix": SuffixDrafter, "model": Hotter(source)}
     name = "temperature 1"

@@ -21,13 +21,12 @@ from support.tree_draws import check_drawn_tree
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.api.request_options import require_rule
+from edgedec.api.requests import require_rule
+from edgedec.draft import TreeShape
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, Place
-from edgedec.drafters.shape_names import parse_shape, shape_for
+from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, Place, parse_shape, shape_for
 from edgedec.errors import OptionError, PluginError
 from edgedec.plugins import RULES, TREE_SHAPES
-from edgedec.tree_shapes import TreeShape
 from edgedec.verification.rules import find_rule, rule_names
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rule-plugin"

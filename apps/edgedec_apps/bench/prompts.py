@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgedec.api.engine import Engine
-from edgedec.counted import counted
-from edgedec.errors import PromptTooLongError, RequestError
+from edgedec.errors import PromptTooLongError, RequestError, counted
 from edgedec_apps.texts import read_text
 
 T = TypeVar("T")

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgedec.scheduler.node_choice import best_part
-from edgedec.sequence import Evaluated, Proposals
+from edgedec.scheduler.draft_tree import best_part
+from edgedec_apps.bench.recorder import Evaluated, Proposals
 
 MOST_FORWARDS = 1 << 30
 """No limit to the forwards that drafting makes."""

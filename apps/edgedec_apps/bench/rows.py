@@ -10,13 +10,13 @@ from typing import Any
 from edgedec.api.engine import Engine
 from edgedec.errors import RequestError, StorageError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.gguf.model_info import describe
-from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LayerSet
 from edgedec.progress import OnProgress, Progress
-from edgedec.sequence import Evaluated, Proposals
 from edgedec_apps.bench.measure import RunOptions
 from edgedec_apps.bench.prompts import BenchRequest
+from edgedec_apps.bench.recorder import Evaluated, Proposals, Recorder
 
 _KIND = "edgedec drafts 1"
 _MOST_HEAD_BYTES = 1_000_000
@@ -103,13 +103,14 @@ def record(
         other = int(request.token_ids[0] == 0)  # a text with another first token empties the KV cache
         engine.generate([other], max_tokens=1, temperature=0.0, draft=False)
         engine.forget()
-        found = engine.record(request.token_ids, share=share, **options.sampling(request.seed))
+        recorder = Recorder(share)
+        found = engine.record(request.token_ids, recorder, **options.sampling(request.seed))
         yield {
             "id": request.id,
             "task": request.task,
             "n_prompt_tokens": len(request.token_ids),
             "tokens": list(found.token_ids),
-            "proposals": [row.as_dict() for row in found.proposals],
+            "proposals": [row.as_dict() for row in recorder.rows],
         }
     if on_progress is not None:
         on_progress(Progress("recording drafts", len(requests), len(requests), "prompts"))

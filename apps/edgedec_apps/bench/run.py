@@ -9,11 +9,11 @@ from typing import Any
 
 from edgedec.api.engine import Engine
 from edgedec.errors import CancelledError, RequestError
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import peak_held_bytes
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress, stage
-from edgedec.resolver import ResolveOptions
 from edgedec.sampling import SamplingParams
 from edgedec_apps.bench.job import BenchJob
 from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup

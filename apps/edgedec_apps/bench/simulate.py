@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.cost_curve import CostCurve
-from edgedec.counted import counted
-from edgedec.errors import RequestError
-from edgedec.sequence import Evaluated
+from edgedec.errors import RequestError, counted
+from edgedec_apps.bench.recorder import Evaluated
 from edgedec_apps.bench.replay import Replay, replay
 from edgedec_apps.bench.rooflines import DEVICES, modelled
 from edgedec_apps.bench.rows import Recording, read_recording

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from edgedec.counted import counted
+from edgedec.errors import counted
 from edgedec_apps.bench.summary import Figures
 
 _HEADINGS = ("task", "tok/s", "plain", "speedup", "same text", "accepted/step", "first token", "rounds")

@@ -6,15 +6,14 @@ from typing import Any
 
 from edgedec.api.best_text import ROUND, BestOf
 from edgedec.choosing.choice import ChosenText
-from edgedec.choosing.command_scorer import SCORER_S
+from edgedec.choosing.scorer import SCORER_S
 from edgedec.choosing.search_by import SearchBy, search_named
 from edgedec.choosing.vote import ANSWER
-from edgedec.counted import counted
-from edgedec.errors import OptionError, RequestError
+from edgedec.errors import OptionError, RequestError, counted
 from edgedec.plugins import CHOOSERS, plugins
 from edgedec.sequence import Generation
-from edgedec.sessions.forks import require_count
-from edgedec_apps.cli.choice_options import ChoiceFlags
+from edgedec.sessions.text_pages import require_count
+from edgedec_apps.cli.sampling_options import ChoiceFlags
 from edgedec_apps.cli.shown.terminal import say
 
 AUTO = "auto"

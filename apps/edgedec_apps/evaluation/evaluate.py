@@ -20,8 +20,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.counted import counted
-from edgedec.errors import CancelledError, RequestError
+from edgedec.errors import CancelledError, RequestError, counted
 from edgedec.model import LayerSet, Session
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.tokenizer import Tokenizer

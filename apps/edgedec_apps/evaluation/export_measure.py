@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken
 from edgedec_apps.bench.machine import versions
 from edgedec_apps.evaluation.evaluate import DEFAULT_TEXT, N_ROWS, cut_windows, evaluate, leading_tokens

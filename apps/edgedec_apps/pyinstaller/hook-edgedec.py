@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 from PyInstaller.utils.hooks import collect_data_files, collect_dynamic_libs, collect_submodules, copy_metadata
 
-from edgedec.extras import DISTRIBUTION
+from edgedec.plugins import DISTRIBUTION
 
 _llama_cpp = ("llama_cpp",) if find_spec("llama_cpp") else ()  # the extra [llamacpp]
 _packages = ("edgedec", "edgedec_runtimes", "edgedec_models", "edgedec_methods", "edgedec_apps.server", *_llama_cpp)

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterFactory, DrafterNeeds, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import DrafterTraits
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser, ModelDrafter
@@ -29,7 +30,7 @@ _DRAWS = 0x4361736361644472  # sets the drawn numbers apart from those of a "mod
 
 
 class CascadeModel(DraftModelUser):
-    """Makes the drafter of each generation around a loaded draft model (an edgedec.draft.ModelFactory).
+    """Makes the drafter of each generation around a loaded draft model (an edgedec.drafter.ModelFactory).
 
     Attributes:
         source: The draft model; it may serve a "model" drafter, too.
@@ -46,7 +47,7 @@ class CascadeModel(DraftModelUser):
 
 
 class CascadeDrafter:
-    """Implements edgedec.draft.Drafter.
+    """Implements edgedec.drafter.Drafter.
 
     Attributes:
         own_s: Seconds of this thread that the latest draft took beside forwards of the draft model.
@@ -79,12 +80,12 @@ class CascadeDrafter:
         for token in token_ids[-_REMEMBERED:]:
             self._pairs.add(token)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return the draft that the draft model alone would return."""
         begun = perf_counter()
-        self._tree = self._cheap.draft(_NODES, deadline_s)
+        self._tree = self._cheap.propose(_NODES, deadline_s)
         cheap_s = perf_counter() - begun
-        draft = self._model.draft(n_max, deadline_s)
+        draft = self._model.propose(n_max, deadline_s)
         self.own_s = cheap_s + self._model.own_s
         return draft
 
@@ -100,11 +101,11 @@ class CascadeDrafter:
             return likely_chain(self._tree, path[-1] if path else -1, n_most)
         return self._pairs.after(drafted, n_most)
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
-        self._model.accept(verification, hidden)
+        self._model.learn(verification, hidden)
         path = _path_in(self._tree, verification.token_ids)
-        self._cheap.accept(replace(verification, path=tuple(path)), hidden)
+        self._cheap.learn(replace(verification, path=tuple(path)), hidden)
         self._tree = EMPTY_DRAFT
         for token in verification.token_ids:
             self._pairs.add(token)

@@ -13,24 +13,22 @@ from functools import partial
 from math import inf
 from threading import RLock
 from time import perf_counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import EMPTY_DRAFT, Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds, ModelFactory
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.draft_model.draft_forward import DraftForward
-from edgedec.drafters.draft_model.draft_text import DraftText, n_common, window_of
-from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
+from edgedec.drafters.draft_model.draft_text import DraftForward, DraftText, n_common, window_of
 from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.errors import MemoryCapError
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Forward, ForwardItem, Model
-from edgedec.tree_shapes import CHAIN
 
 WINDOW = 1024  # tokens of the draft model's KV cache
 SMALL_WINDOW = 256  # tokens of that cache where memory is short
@@ -43,7 +41,7 @@ T = TypeVar("T")
 
 
 class DraftModel:
-    """A loaded draft model; makes the drafter of each generation (an edgedec.draft.ModelFactory).
+    """A loaded draft model; makes the drafter of each generation (an edgedec.drafter.ModelFactory).
 
     Each text that is being written has a session of its own, which later texts go on with. Any thread may call it.
 
@@ -159,10 +157,6 @@ class DraftModel:
             for row, path in enumerate(wanted):
                 yield path, forward, row
 
-    def go_on(self, text: DraftText, token: int) -> Forward:
-        """Return the logits after one more token."""
-        return self.read(text, [*text.cached, token])
-
     def _evaluated(self, text: DraftText, item: Callable[[], ForwardItem], cached: Sequence[int]) -> Forward:
         """Return the result of an item of a text, evaluated together with those of other texts where they are joined.
 
@@ -226,6 +220,18 @@ class DraftModel:
         self.model.close()
 
 
+class DraftSource(ModelFactory, Protocol):
+    """A factory of drafters around a loaded draft model: that model itself, or a way of its own to draft with it."""
+
+    @property
+    def source(self) -> DraftModel:
+        """The draft model."""
+
+    @property
+    def cascades(self) -> bool:
+        """Whether a cascade may draft in its place, the same in less time."""
+
+
 class DraftModelUser:
     """What ModelFactories have in common that draft with a loaded DraftModel by ways of their own.
 
@@ -253,7 +259,7 @@ class DraftModelUser:
 
 
 class ModelDrafter:
-    """Implements edgedec.draft.Drafter.
+    """Implements edgedec.drafter.Drafter.
 
     Args:
         source: The draft model.
@@ -294,7 +300,7 @@ class ModelDrafter:
         self._begin = None
         self._levels.begin()
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Draft a chain of the most probable tokens with leaves beside it, or a drawn chain, while that pays."""
         n_max = min(n_max, self._source.n_ctx // 4)
         if not self._ids or n_max < 1:
@@ -314,6 +320,8 @@ class ModelDrafter:
 
     def _tree(self, window: Sequence[int], n_max: int) -> Draft:
         """Return a tree of the context's shape, whose levels are a forward each."""
+        from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
+
         floor = self._floor.path_probability
         if not self._levels.draws:
             return grow_ranked(partial(self._evaluated, window, made=self._levels.level), n_max, floor)
@@ -375,7 +383,7 @@ class ModelDrafter:
         n_known = next((i for i, token in enumerate(found) if token >= self._n_vocab), len(found))
         return found[:n_known]
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
         self._ids.extend(verification.token_ids)
 

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import STORE_BYTES, Draft, DraftContext, DrafterNeeds, Verification, store_limit
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import STORE_BYTES, DraftContext, DrafterNeeds, store_limit
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.suffix.automaton import STATE_BYTES, SuffixAutomaton
 from edgedec.drafters.suffix.matching import Match, MatchRates
@@ -68,7 +69,7 @@ class SuffixStore:
 
 
 class SuffixDrafter:
-    """Implements edgedec.draft.Drafter and Closing.
+    """Implements edgedec.drafter.Drafter and Closing.
 
     Tokens that come while no draft is asked for, the prompt's first of all, are read when the next one is; to read a
     token takes longer than a small model does for one of several texts.
@@ -88,7 +89,7 @@ class SuffixDrafter:
         self._output: Text = array("i")
         self._prompt: list[int] = []  # its tokens, as long as they are unread
         self._unread: list[int] = []  # tokens of the text behind the prompt
-        self._drafted = False  # since the last accept()
+        self._drafted = False  # since the last learn()
         self._earlier: list[Match] = []
         self._expected = context.predicted
         self._kept_in, self._kept = store.young, 0  # where the text's latest token is among those of other texts
@@ -132,7 +133,7 @@ class SuffixDrafter:
         for match in self._earlier:
             match.follow(token)
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return a tree of at most `n_max` nodes: what followed the longest match, most probable paths first."""
         with self._lock:
             self._read()
@@ -159,7 +160,7 @@ class SuffixDrafter:
         newest, self._unread = self._unread[-_MOST_UNREAD:], []
         return newest
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Learn the tokens that the text got."""
         with self._lock:
             if self._store.shut:

@@ -12,8 +12,7 @@ from typing import Any
 
 from edgedec import __version__
 from edgedec.errors import RequestError, UnsupportedModelError
-from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.formats import DATA, VOCABULARY
+from edgedec.gguf.file import DATA, GGUF, VOCABULARY, read_gguf
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.gguf.file import GGUF
-from edgedec.gguf.formats import GRAPH
+from edgedec.gguf.file import GGUF, GRAPH
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.npu.calibration import Statistics, calibrate, calibration_ids, limits, ranges
 from edgedec_export.npu.graph import Plan, make_plan

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.gguf.formats import GRAPH
+from edgedec.gguf.file import GRAPH
 from edgedec_export.positions import local_layers
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.onnx.library import load_library

@@ -1,7 +1,7 @@
 """Whether the package onnx, an extra of edgedec, is there to write graphs with."""
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.extras import install_command
+from edgedec.plugins import install_command
 
 
 def require_onnx() -> None:

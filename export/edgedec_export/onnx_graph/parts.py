@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
-from edgedec.gguf.formats import DATA
+from edgedec.gguf.file import DATA
 from edgedec_export.onnx_graph.external_data import DataFile, Place
 
 INLINE_BYTES = 1024

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec.errors import OfflineError, RuntimeUnavailableError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, OnProgress, report_progress
-from edgedec.resolver import ResolveOptions
-from edgedec.storage.file_lock import try_lock
 from edgedec_export.optimum.child_process import last_line, run_child
 from edgedec_models.fetching.lock import locked
 from edgedec_models.storage import require_space, storage_errors
+from edgedec_runtimes.shared.file_lock import try_lock
 
 TORCH = "torch==2.13.0"
 PACKAGES = ("optimum-onnx==0.1.0", "optimum==2.1.0", "transformers==4.57.6", "onnx==1.23.2", "onnxruntime==1.31.1")

@@ -16,8 +16,7 @@ from typing import Any
 
 from edgedec import __version__
 from edgedec.errors import ModelError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import DATA, VOCABULARY
+from edgedec.gguf.file import DATA, VOCABULARY, read_gguf
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_export.folder import new_folder, write_manifest
 from edgedec_export.gguf_writer import Entry, text, whole_number, write_gguf

@@ -13,7 +13,7 @@ from onnx import GraphProto, TensorProto, ValueInfoProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.formats import DATA, GRAPH
+from edgedec.gguf.file import DATA, GRAPH
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.parts import Initializers

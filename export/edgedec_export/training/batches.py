@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_export.training.lessons import Lesson, LessonFile
+from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
 
 _FILES_AT_ONCE = 8  # lessons of so many files are mixed
 

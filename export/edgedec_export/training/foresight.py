@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from edgedec.trained_heads.card import HeadCard
 from edgedec_export.training.batches import batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed
-from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import Unroll, Weights
 from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_export.training.simulation import Drafted
+from edgedec_runtimes.trained_heads.card import HeadCard
 
 _ROWS = 4096
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.storage.whole_file import write_atomically
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.record import RECORD_FILE, record_text
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _LAYER = "midlayer."
@@ -42,7 +42,7 @@ def write_head(
     Args:
         folder: The folder.
         card: The head's shape, target and promise.
-        arrays: float32 arrays by the names of edgedec.trained_heads.head; matrices are written as float16.
+        arrays: float32 arrays by the names of edgedec_runtimes.trained_heads.head; matrices are written as float16.
         token_ids: int32[n_vocab_draft], the tokens that it can draft, the most frequent first.
         about: The recipe and the report, for whoever reads the record.
 

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.trained_heads.card import HeadCard
 from edgedec_export.training.batches import batch_of, tap_scale
 from edgedec_export.training.foresight import drafted_on
 from edgedec_export.training.learning import DRAFT_STEPS, Borrowed, Learner
-from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import Weights, new_weights
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
+from edgedec_runtimes.trained_heads.card import HeadCard
 
 
 class HeadStudent:

@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import OptionError
-from edgedec.loading.draft_head import remember_head
 from edgedec.storage.probe_cache import cache_folder
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.record import record_text
-from edgedec.trained_heads.target import target_of
 from edgedec_export.target_rows import output_name
 from edgedec_export.training import short_list
 from edgedec_export.training.head_folder import write_head
-from edgedec_export.training.lessons import LessonFile
+from edgedec_export.training.lessons.lesson_files import LessonFile
 from edgedec_export.training.narrow import gguf as narrow_gguf
 from edgedec_export.training.narrow.shape import NarrowShape, shape_of
 from edgedec_export.training.report import DrafterReport, drafted_token_share
 from edgedec_export.training.target_parts import TargetParts, card_of
+from edgedec_models.draft_heads import remember_head
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.record import record_text
+from edgedec_runtimes.trained_heads.target import target_of
 
 if TYPE_CHECKING:
     Files = Sequence[LessonFile]

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgedec.trained_heads.card import HeadCard
 from edgedec_export.training.batches import Batch
 from edgedec_export.training.network import TAP_SCALE, Tensor, Unroll, Weights, loss_of, target_shares
 from edgedec_export.training.optimizing import Optimizers
 from edgedec_export.training.target_parts import TargetParts
+from edgedec_runtimes.trained_heads.card import HeadCard
 
 DRAFT_STEPS = 4
 """Draft steps that training unrolls."""

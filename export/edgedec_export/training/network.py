@@ -14,13 +14,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from edgedec.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.card import HeadCard
 
 Tensor = Any
 """A torch.Tensor; torch need not be installed where types are checked."""
 
 Weights = dict[str, Tensor]
-"""A head's tensors by the names of edgedec.trained_heads.head, float32."""
+"""A head's tensors by the names of edgedec_runtimes.trained_heads.head, float32."""
 
 TAP_SCALE = "tap_scale"
 """The one entry of Weights that is not learned, and not part of a finished head."""
@@ -65,7 +65,7 @@ def new_weights(card: HeadCard, output_norm: Any, tap_scale: Any, seed: int) -> 
 
 
 def folded(weights: Weights) -> dict[str, Any]:
-    """Return float32 arrays by the names of edgedec.trained_heads.head, with the scale of the taps put into `fc`."""
+    """Return float32 arrays by the names of `Weights`, with the scale of the taps put into `fc`."""
     arrays = {name: values.detach().cpu().float().numpy() for name, values in weights.items() if name != TAP_SCALE}
     arrays["fc"] = arrays["fc"] / weights[TAP_SCALE].detach().cpu().float().numpy()
     return arrays

@@ -9,7 +9,7 @@ from typing import Any
 from edgedec.errors import ModelFormatError, RequestError, argument
 from edgedec.gguf.file import storage_error
 from edgedec.storage.whole_file import write_atomically
-from edgedec.trained_heads.card import Target
+from edgedec_runtimes.trained_heads.card import Target
 
 FILE = "recipe.json"
 _FORMAT = 1
@@ -20,7 +20,7 @@ class Recipe:
     """What the answers depend on; how many there are is no part of it.
 
     Attributes:
-        weights: The hash of the target's weights (edgedec.trained_heads.target).
+        weights: The hash of the target's weights (edgedec_runtimes.trained_heads.target).
         taps: The tapped layers.
         n_answer: Most tokens of an answer.
         n_ctx: Tokens of a prompt with its answer.

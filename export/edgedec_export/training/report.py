@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgedec.cost_curve import CostCurve
-from edgedec.trained_heads.card import HeadCard, Promise
 from edgedec_export.training.simulation import Costs, Drafted, Outcome, best_outcome, reach, replay
+from edgedec_runtimes.trained_heads.card import HeadCard, Promise
 
 MOST_DRAFTED = 6
 """Tokens of the longest drafts that are looked at."""

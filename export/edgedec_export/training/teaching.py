@@ -15,7 +15,7 @@ from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_export.training import checkpoints
 from edgedec_export.training.batches import Place, endless_groups
 from edgedec_export.training.checkpoints import Progressed
-from edgedec_export.training.lessons import Lesson, LessonFile
+from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
 from edgedec_export.training.network import Weights
 from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_export.training.simulation import Drafted, replay

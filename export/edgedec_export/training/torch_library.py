@@ -4,7 +4,7 @@ import sys
 from importlib.util import find_spec
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.extras import install_command
+from edgedec.plugins import install_command
 
 _CPU_ONLY = "--index-url https://download.pytorch.org/whl/cpu"  # elsewhere the package is for processors already
 

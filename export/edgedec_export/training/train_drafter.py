@@ -18,23 +18,23 @@ from edgedec.api.load import load
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import OptionError, StorageError, argument
 from edgedec.gguf.file import read_gguf, storage_error
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, OnProgress, stage
-from edgedec.scheduler.cost_probe import cost_curve
-from edgedec.storage.file_lock import try_lock
+from edgedec.sessions.cost_probe import cost_curve
 from edgedec.storage.probe_cache import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
-from edgedec.trained_heads.target import target_of
 from edgedec_export.training import recipe
-from edgedec_export.training.collecting import PROMPTS_PER_FILE, TEMPERATURES, Collecting
-from edgedec_export.training.collecting_processes import Target, collect_alone, collect_together
 from edgedec_export.training.kinds import Kind, Start, kind_of
-from edgedec_export.training.lessons import HELD_BACK_EVERY, LessonFile, first_files
-from edgedec_export.training.openings import Opening
+from edgedec_export.training.lessons.collecting import PROMPTS_PER_FILE, TEMPERATURES, Collecting
+from edgedec_export.training.lessons.collecting_processes import Target, collect_alone, collect_together
+from edgedec_export.training.lessons.lesson_files import HELD_BACK_EVERY, LessonFile, first_files
+from edgedec_export.training.lessons.openings import Opening
 from edgedec_export.training.report import DrafterReport, drafter_report
 from edgedec_export.training.short_list import count_tokens, coverage, short_list
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_export.training.torch_library import require_torch
+from edgedec_runtimes.shared.file_lock import try_lock
+from edgedec_runtimes.trained_heads.target import target_of
 
 _MOST_TEXT = 1 << 20
 

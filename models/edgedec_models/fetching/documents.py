@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 from edgedec.errors import PullError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import check_cancelled
-from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 from edgedec_models.fetching.web import TransientError, check_status, retry
 

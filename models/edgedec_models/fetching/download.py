@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from edgedec.errors import PullError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import check_cancelled, report_progress
-from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 from edgedec_models.fetching.documents import watched
 from edgedec_models.fetching.partial import Partial

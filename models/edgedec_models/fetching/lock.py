@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgedec.errors import PullError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import check_cancelled, report_progress
-from edgedec.resolver import ResolveOptions
-from edgedec.storage.file_lock import FileLock, lock_path, try_lock
 from edgedec_models.fetching.partial import partial_path
 from edgedec_models.storage import make_folder, size_of, storage_errors
+from edgedec_runtimes.shared.file_lock import FileLock, lock_path, try_lock
 
 POLL_S = 0.1
 

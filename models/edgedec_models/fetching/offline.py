@@ -2,7 +2,7 @@
 
 import os
 
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 
 _FALSE = {"", "0", "false", "no", "off"}
 

@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from edgedec.errors import PullError
-from edgedec.resolver import ResolveOptions
-from edgedec.storage.file_record import read_json, sidecar
+from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.verify import digest_of
 from edgedec_models.record import Wanted
 from edgedec_models.storage import (
@@ -23,6 +22,7 @@ from edgedec_models.storage import (
     storage_errors,
     write_json,
 )
+from edgedec_runtimes.tile_files.record import read_json, sidecar
 
 MOST_UNKNOWN_BYTES = 100_000_000_000  # the most to fetch of a file whose size the server does not give
 ROOM_BYTES = 16 << 20

@@ -11,8 +11,8 @@ import httpx
 
 from edgedec.errors import PullError
 from edgedec.gguf.values import MAX_HEADER_BYTES
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import check_cancelled, report_progress
-from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 from edgedec_models.fetching.download import Remote
 from edgedec_models.fetching.web import Pace, TransientError, check_status, retry

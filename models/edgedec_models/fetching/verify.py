@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from edgedec.errors import ModelFormatError, StorageError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import check_cancelled, report_progress
-from edgedec.resolver import ResolveOptions
-from edgedec.storage.file_record import FileRecord, is_tiled, read_record, sidecar
 from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.storage import BLOCK_BYTES, storage_errors, write_json
+from edgedec_runtimes.tile_files.record import FileRecord, is_tiled, read_record, sidecar
 
 if TYPE_CHECKING:
     from edgedec.gguf.file import GGUF
@@ -73,7 +73,7 @@ def _tiled(path: Path) -> "GGUF | None":
 
 def _sha256_of_tiled(tiled: "GGUF", wanted: Wanted, options: ResolveOptions) -> str:
     """Return the SHA-256 (hex) of the file whose place a tile file took; one that is damaged has another."""
-    from edgedec.storage.kept_as_tiles import whole_sha256  # here, as it imports numpy
+    from edgedec_runtimes.tile_files.keeping import whole_sha256  # here, as it imports numpy
 
     def report(_: bytes, done: int) -> None:
         check_cancelled(options.cancel, f"verify {wanted.name}")

@@ -10,8 +10,8 @@ from typing import TypeVar
 import httpx
 
 from edgedec.errors import EdgedecError, ModelNotFoundError, PullError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import check_cancelled
-from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import redact
 
 N_TRIES = 4  # attempts in a row without progress

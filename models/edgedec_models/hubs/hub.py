@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from edgedec.errors import ModelNotFoundError, PullError
-from edgedec.resolver import ResolveOptions
-from edgedec.storage.file_record import read_json
+from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.lock import locked
 from edgedec_models.fetching.verify import find_fault, write_record
 from edgedec_models.hubs.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, choose_head, shards_of
 from edgedec_models.record import Wanted, is_recorded
 from edgedec_models.storage import make_folder, write_json
+from edgedec_runtimes.tile_files.record import read_json
 
 if TYPE_CHECKING:
     import httpx
@@ -90,7 +90,7 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
     Raises:
         ModelNotFoundError, PullError, StorageError, CancelledError: The model could not be fetched.
     """
-    from edgedec.trained_heads.load import is_head_path  # here, as it imports numpy
+    from edgedec.head_kinds import kind_of
 
     listing = list_repository(spec, options)
     files = {file.path: file for file in listing.files}
@@ -103,7 +103,7 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
         with locked(wanted.path, name, options):
             if not wanted.path.exists() or find_fault(wanted, options, rehash=rehash):
                 write_record(wanted, _download(spec, path, listing.commit, wanted, options))
-        if path == HEAD_CONFIG and not is_head_path(wanted.path):
+        if path == HEAD_CONFIG and kind_of(wanted.path) is None:
             raise ModelNotFoundError(
                 f"hf:{spec.repo_id}: no GGUF in this repository, and its {HEAD_CONFIG} is that of a model, not of a "
                 "draft head; look for a model whose name ends in -GGUF, or for an EAGLE-3 head"

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from edgedec.errors import OfflineError, RequestError
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.offline import offline_reason
 from edgedec_models.hubs.hub import ask_hub, endpoint, require
 

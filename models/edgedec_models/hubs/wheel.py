@@ -17,8 +17,8 @@ from urllib.parse import unquote, urljoin, urlsplit
 import httpx
 
 from edgedec.errors import PullError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import Progress, check_cancelled, report_progress
-from edgedec.resolver import ResolveOptions
 from edgedec_models.addresses import checksum_of, redact
 from edgedec_models.catalogue import WheelSource
 from edgedec_models.fetching.documents import Document, get

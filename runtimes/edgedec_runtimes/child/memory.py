@@ -1,6 +1,6 @@
 """What a model in a child takes on this machine beside the model itself: another interpreter, and what both hold."""
 
-from edgedec.counted import counted
+from edgedec.errors import counted
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.child.rows import n_shared_rows
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
-from edgedec.extras import DISTRIBUTION
+from edgedec.plugins import DISTRIBUTION
 
 ABI_VERSION = 22
 ARITHMETIC = "2"

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from edgedec.model import LoadOptions
-from edgedec.runtime_options import read_options
+from edgedec.load_options import LoadOptions, read_options
 
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
-    """The cpu runtime's own options (edgedec.runtime_options).
+    """The cpu runtime's own options (edgedec.load_options).
 
     Attributes:
         mmap: Map the weights from the disk instead of copying them.
@@ -28,5 +27,5 @@ class CpuOptions:
 
 
 def own(options: LoadOptions) -> CpuOptions:
-    """Return the runtime's own options (raises as edgedec.runtime_options.read_options)."""
+    """Return the runtime's own options (raises as edgedec.load_options.read_options)."""
     return read_options(CpuOptions, options.runtime_options, "the cpu runtime")

@@ -14,7 +14,7 @@ from time import monotonic
 from edgedec import __version__
 from edgedec.errors import OptionError
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import stage
 from edgedec.storage import probe_cache
 from edgedec_runtimes.cpu.library import check, native

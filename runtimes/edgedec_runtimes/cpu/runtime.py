@@ -8,17 +8,15 @@ from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 
-from edgedec.counted import counted
-from edgedec.defaults import default_n_ctx
-from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
+from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.model_info import require_text_decoder
-from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.gguf.model_kinds import require_text_decoder
+from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard
+from edgedec.model import Model, ModelCard
 from edgedec.progress import Progress
-from edgedec.runtime_report import RuntimeReport
+from edgedec.runtime import RuntimeReport
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import divisor_tensor
@@ -41,13 +39,14 @@ from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
+from edgedec_runtimes.trained_heads.kind import NAME as EAGLE3
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # of the code, and of each token
 _BLOCK = 32
 
 
 class Cpu:
-    """Implements edgedec.model.Runtime."""
+    """Implements edgedec.runtime.Runtime."""
 
     name = "cpu"
     own_options = CpuOptions
@@ -65,9 +64,9 @@ class Cpu:
             return str(error)
         return None
 
-    def takes_draft_heads(self, path: Path) -> bool:
-        """Return True: a head can follow every model that the runtime runs."""
-        return True
+    def draft_head_kinds(self, path: Path) -> tuple[str, ...]:
+        """Return the kinds of heads, which can follow every model that the runtime runs."""
+        return (EAGLE3,)
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the header."""
@@ -242,8 +241,9 @@ def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions) -> Cpu
     """Return the head that the options name, arranged for a native model; None where they name none."""
     if options.draft_head is None:
         return None
-    from edgedec.trained_heads.load import load_head
-    from edgedec.trained_heads.target import fit
+    from edgedec.gguf.layer_bytes import layer_bytes
+    from edgedec_runtimes.trained_heads.load import load_head
+    from edgedec_runtimes.trained_heads.target import fit
 
     path = gguf.paths[0]
     fitted = fit(load_head(options.draft_head), gguf)

@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
-from edgedec.gguf.file import GGUF, TensorInfo, read_gguf
+from edgedec.gguf.file import GGUF, HEADER_NAME, TensorInfo, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.gguf.tile_header import HEADER_NAME
-from edgedec.gguf.untiled import UNTILED
+from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
@@ -38,6 +36,7 @@ from edgedec_runtimes.cpu.tiles.placing import planned_pages
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
 from edgedec_runtimes.shared.cpu_count import cores_to_pin, usable_cores
+from edgedec_runtimes.tile_files.untiled import UNTILED
 
 LAYOUT = "1"
 """The version of the arrangement in tiles (native/weights/tiles.h): another version has other tile files."""

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from edgedec.device import HOST, Device, Split, n_split
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.model_info import describe
-from edgedec.memory_plan import MemoryTerm
+from edgedec.memory_plan import HOST, Device, MemoryTerm, Split, n_split
 
 N_UBATCH = 512
 _INPUTS = ("token_embd", "position_embd", "token_types", "per_layer_token_embd", "rope_")

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from edgedec.device import Device
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
+from edgedec.memory_plan import Device
 
 # ggml_backend_dev_type of ggml-backend.h.
 _GPU, _INTEGRATED_GPU = 1, 2

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.extras import install_command
+from edgedec.plugins import install_command
 from edgedec_runtimes.llamacpp import trial
 
 logger = logging.getLogger("edgedec.llamacpp")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgedec.device import n_split
 from edgedec.errors import (
     CancelledError,
     MemoryCapError,
@@ -19,8 +18,9 @@ from edgedec.errors import (
     UnsupportedModelError,
     argument,
 )
+from edgedec.load_options import LoadOptions
 from edgedec.memory.system import return_free_memory
-from edgedec.model import LoadOptions
+from edgedec.memory_plan import n_split
 from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.devices import device_array

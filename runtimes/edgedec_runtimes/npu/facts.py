@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.gguf.formats import GRAPH, MANIFEST, VOCABULARY
+from edgedec.gguf.file import GRAPH, MANIFEST, VOCABULARY
 from edgedec_runtimes.onnx.exported import FileFacts, read_files
 
 EMBEDDING = "embedding.f16"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import OptionError, RuntimeUnavailableError
-from edgedec.gguf.formats import GRAPH
+from edgedec.gguf.file import GRAPH
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.npu.compiled import open_kept
 from edgedec_runtimes.npu.facts import Facts

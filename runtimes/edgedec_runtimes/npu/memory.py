@@ -1,7 +1,7 @@
 """The memory plan of the npu runtime, made from the manifest."""
 
-from edgedec.counted import counted
-from edgedec.gguf.formats import DATA
+from edgedec.errors import counted
+from edgedec.gguf.file import DATA
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.npu.blocks import PREFILL_ROWS
 from edgedec_runtimes.npu.facts import EMBEDDING, PARTS, ROWS, Facts

@@ -17,14 +17,13 @@ from edgedec.errors import (
     UnsupportedModelError,
     argument,
 )
-from edgedec.gguf.file import GGUF, read_gguf, storage_error
-from edgedec.gguf.formats import VOCABULARY
+from edgedec.gguf.file import GGUF, VOCABULARY, read_gguf, storage_error
 from edgedec.gguf.metadata import get_text
+from edgedec.load_options import LoadOptions, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard
-from edgedec.runtime_options import read_options
-from edgedec.runtime_report import RuntimeReport
+from edgedec.model import Model, ModelCard
+from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.npu.facts import EMBEDDING, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
 from edgedec_runtimes.npu.memory import memory_terms
@@ -40,7 +39,7 @@ from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
 @dataclass(frozen=True, slots=True)
 class NpuOptions:
-    """The npu runtime's own options (edgedec.runtime_options).
+    """The npu runtime's own options (edgedec.load_options).
 
     Attributes:
         tile_cache: Keep compiled graphs on the disk, in edgedec's cache; nothing is kept without a cache.
@@ -54,7 +53,7 @@ def _own(options: LoadOptions) -> NpuOptions:
 
 
 class Npu:
-    """Implements edgedec.model.Runtime."""
+    """Implements edgedec.runtime.Runtime."""
 
     name = "npu"
     own_options = NpuOptions

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.gguf.file import GGUF, read_gguf, storage_error
-from edgedec.gguf.formats import DATA, GRAPH, MANIFEST, VOCABULARY
+from edgedec.gguf.file import DATA, GGUF, GRAPH, MANIFEST, VOCABULARY, read_gguf, storage_error
 from edgedec.gguf.model_info import describe
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import Progress
 from edgedec.storage import probe_cache
 from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph

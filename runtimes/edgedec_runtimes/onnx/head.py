@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from edgedec.errors import MemoryCapError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.load_options import LoadOptions
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
-from edgedec.trained_heads.head import HeadTensor
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.target import fit, fit_card
 from edgedec_runtimes.cpu.draft_head.beside import Borrowed, HeadBeside, tapped_layers
 from edgedec_runtimes.cpu.draft_head.memory import head_facts, head_terms
 from edgedec_runtimes.cpu.draft_head.weights import output_bytes
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export
 from edgedec_runtimes.onnx.graph_parts import GraphParts, Tensor, read_parts
 from edgedec_runtimes.onnx.matrix_rows import EMBEDDING, OUTPUT, open_matrix
+from edgedec_runtimes.trained_heads.head import HeadTensor
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.target import fit, fit_card
 
 _SCALE = "embedding_scale"
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.file import storage_error
-from edgedec.gguf.formats import DATA
+from edgedec.gguf.file import DATA, storage_error
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.graph_parts import GraphParts, Tensor
 

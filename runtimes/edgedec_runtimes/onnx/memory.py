@@ -1,9 +1,9 @@
 """The memory plan of the onnx runtime, made from an export's manifest."""
 
-from edgedec.counted import counted
-from edgedec.gguf.formats import GRAPH
+from edgedec.errors import counted
+from edgedec.gguf.file import GRAPH
+from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK, SPARE_ROWS
 from edgedec_runtimes.onnx.kv import SPARE_SLOTS, token_bytes

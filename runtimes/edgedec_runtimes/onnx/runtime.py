@@ -7,14 +7,13 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
-from edgedec.gguf.formats import DATA
+from edgedec.gguf.file import DATA
+from edgedec.load_options import LoadOptions, NoOptions, default_n_ctx, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model, ModelCard
-from edgedec.runtime_options import NoOptions, read_options
-from edgedec.runtime_report import RuntimeReport
+from edgedec.model import Model, ModelCard
+from edgedec.runtime import RuntimeReport
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
 from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms
@@ -30,12 +29,13 @@ from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
+from edgedec_runtimes.trained_heads.kind import NAME as EAGLE3
 
 _KV_TYPES = {"f32": ("f16", "f32"), "int8": ("f16", "q8_0")}  # "f16" is the default, which takes what the export has
 
 
 class Onnx:
-    """Implements edgedec.model.Runtime."""
+    """Implements edgedec.runtime.Runtime."""
 
     name = "onnx"
 
@@ -47,9 +47,9 @@ class Onnx:
             return str(error)
         return None
 
-    def takes_draft_heads(self, path: Path) -> bool:
-        """Return whether a head can follow the model's text: where the graph is our own."""
-        return takes_heads(read_export(path))
+    def draft_head_kinds(self, path: Path) -> tuple[str, ...]:
+        """Return the kinds of heads that can follow the model's text; none where the graph is not our own."""
+        return (EAGLE3,) if takes_heads(read_export(path)) else ()
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the manifest and the vocabulary's header."""

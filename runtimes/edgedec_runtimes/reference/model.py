@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from edgedec.counted import counted
-from edgedec.errors import MemoryCapError, OptionError
+from edgedec.errors import MemoryCapError, OptionError, counted
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, OptionError, RequestError, argument
 from edgedec.gguf.file import read_gguf
+from edgedec.load_options import LoadOptions, NoOptions, default_n_ctx, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions, Model
-from edgedec.runtime_options import NoOptions, read_options
-from edgedec.runtime_report import RuntimeReport
+from edgedec.model import Model
+from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
@@ -28,7 +27,7 @@ _KV_DTYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f3
 
 
 class Reference:
-    """Implements edgedec.model.Runtime."""
+    """Implements edgedec.runtime.Runtime."""
 
     name = "reference"
 

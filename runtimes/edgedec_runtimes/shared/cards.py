@@ -5,7 +5,7 @@ from typing import Protocol
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import describe
-from edgedec.gguf.pooling import read_pooling
+from edgedec.gguf.model_kinds import read_pooling
 from edgedec.model import ModelCard
 
 

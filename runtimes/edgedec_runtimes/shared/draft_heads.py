@@ -1,7 +1,7 @@
 """What runtimes without trained draft heads say when one is given."""
 
 from edgedec.errors import RequestError, argument
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 
 _WHY = {
     "llamacpp": "llama.cpp's C interface does not give the hidden states that a head reads, and its internal functions "

@@ -15,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.counted import counted
-from edgedec.errors import ContextFullError, RequestError, SessionError
+from edgedec.errors import ContextFullError, RequestError, SessionError, counted
 from edgedec.model import LayerSet
 
 

@@ -15,7 +15,8 @@ from support.command_line import PATIENCE_S, run_here
 
 import edgedec
 from edgedec.api.engine import Engine
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.bench import machine as bench_machine
 from edgedec_apps.bench.measure import (
@@ -191,12 +192,12 @@ class Remembering:
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take nothing: the prefill's token comes with the first step."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose what came at this place the last time."""
         at = len(self._text)
         return Draft.chain(self._known[at : at + min(n_max, 3)])
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Remember the text."""
         self._text.extend(verification.token_ids)
 
@@ -311,7 +312,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress]
             signal.pthread_kill(main, signal.SIGINT)
             assert seen.wait(PATIENCE_S)
 
-    monkeypatch.setattr(ProgressLine, "_report", report)
+    monkeypatch.setattr(ProgressLine, "report", report)
     monkeypatch.setattr(CancelToken, "cancel", note)
 
 

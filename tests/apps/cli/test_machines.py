@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from edgedec.device import Device
 from edgedec.errors import RequestError, RuntimeUnavailableError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
+from edgedec.memory_plan import Device
 from edgedec_apps.cli.reports.machines import Machine, RuntimeThere, machine_of
 from edgedec_runtimes.reference.runtime import Reference
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from edgedec_export.training.batches import Place, batch_of, endless_groups, grouped_by_length, tap_scale
-from edgedec_export.training.lessons import write_lessons
+from edgedec_export.training.lessons.lesson_files import write_lessons
 
 STEPS = 3
 

@@ -13,11 +13,11 @@ import edgedec
 from edgedec.errors import CancelledError, RequestError
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.bench.prompts import read_prompts as benchmark_prompts
-from edgedec_export.training.collecting import Collecting, benchmark_hashes, collect
-from edgedec_export.training.collecting_processes import Target, collect_together
-from edgedec_export.training.decode_many import halves
-from edgedec_export.training.lessons import Lesson, first_files, lesson_files, prompt_hash
-from edgedec_export.training.openings import Opening, opening_of
+from edgedec_export.training.lessons.collecting import Collecting, benchmark_hashes, collect
+from edgedec_export.training.lessons.collecting_processes import Target, collect_together
+from edgedec_export.training.lessons.decode_many import halves
+from edgedec_export.training.lessons.lesson_files import Lesson, first_files, lesson_files, prompt_hash
+from edgedec_export.training.lessons.openings import Opening, opening_of
 
 pytestmark = pytest.mark.slow
 

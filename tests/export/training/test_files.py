@@ -10,16 +10,16 @@ from numpy.testing import assert_array_equal
 
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, StorageError
 from edgedec.gguf.file import read_gguf
-from edgedec.trained_heads.card import Promise
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.shapes import expected_shapes
-from edgedec.trained_heads.target import fit, target_of
 from edgedec_export.training import recipe
 from edgedec_export.training.head_folder import write_head
-from edgedec_export.training.openings import Opening
-from edgedec_export.training.prompt_files import read_prompts
+from edgedec_export.training.lessons.openings import Opening
+from edgedec_export.training.lessons.prompt_files import read_prompts
 from edgedec_export.training.recipe import Recipe
 from edgedec_export.training.target_parts import TargetParts, card_of
+from edgedec_runtimes.trained_heads.card import Promise
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.shapes import expected_shapes
+from edgedec_runtimes.trained_heads.target import fit, target_of
 
 RECIPE = Recipe("0123", (2, 3, 4), 256, 1024, 0)
 

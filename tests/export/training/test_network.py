@@ -9,9 +9,9 @@ import pytest
 from numpy.testing import assert_allclose
 from support.reference_head import ReferenceHead
 
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.head import Head, HeadTensor
 from edgedec_export.training.target_parts import TargetParts, card_of
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")
 if True:  # after the skip

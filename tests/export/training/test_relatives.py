@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.gguf.file import read_gguf
-from edgedec.trained_heads.load import load_head
-from edgedec_export.training.lessons import Lesson, lesson_files, write_lessons
+from edgedec_export.training.lessons.lesson_files import Lesson, lesson_files, write_lessons
 from edgedec_export.training.simulation import Drafted, replay
 from edgedec_export.training.target_parts import TargetParts, card_of
 from edgedec_runtimes.reference.network import KVCache, Row, evaluate, logits
 from edgedec_runtimes.reference.weights import read_shape, read_weights
+from edgedec_runtimes.trained_heads.load import load_head
 
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "studies"))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from edgedec.cost_curve import CostCurve
-from edgedec.trained_heads.card import HeadCard
 from edgedec_export.training.report import drafted_token_share, drafter_report
 from edgedec_export.training.short_list import count_tokens, coverage, short_list
 from edgedec_export.training.simulation import Drafted, best_outcome, reach, replay
+from edgedec_runtimes.trained_heads.card import HeadCard
 
 
 def random_texts(seed: int, n: int = 6, p: float = 0.6) -> list[Drafted]:

@@ -20,12 +20,12 @@ import edgedec
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules
-from edgedec.model import LoadOptions
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.target import fit
-from edgedec_export.training.prompt_files import read_prompts
+from edgedec.load_options import LoadOptions
+from edgedec_export.training.lessons.prompt_files import read_prompts
 from edgedec_export.training.train_drafter import TrainOptions, train_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.target import fit
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="training needs torch, which is not installed")
 

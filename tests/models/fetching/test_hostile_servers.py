@@ -14,8 +14,8 @@ from support.command_line import run_here
 from support.servers import StubServer, model_bytes
 
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, ModelNotFoundError, PullError, StorageError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
-from edgedec.resolver import ResolveOptions
 from edgedec_models.fetching import documents
 from edgedec_models.hubs.search import search_hub
 from edgedec_models.resolve import pull, resolve

@@ -11,8 +11,8 @@ import pytest
 from support.servers import StubServer, model_bytes
 
 from edgedec.errors import CancelledError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import Progress
-from edgedec.resolver import ResolveOptions
 from edgedec_models.resolve import pull
 
 DATA = model_bytes()
@@ -54,7 +54,7 @@ def test_two_processes_fetch_once(server: StubServer, root: Path, tmp_path: Path
     """The same holds between processes, and no lock file stays."""
     gate = server.add("/a.gguf", DATA).gate = threading.Event()
     code = (
-        "import sys; from edgedec.resolver import ResolveOptions; from edgedec_models.resolve import pull; "
+        "import sys; from edgedec.load_options import ResolveOptions; from edgedec_models.resolve import pull; "
         "pull(sys.argv[1], ResolveOptions(on_progress=lambda progress: print(progress.phase, flush=True)))"
     )
     outputs, processes = [tmp_path / f"{i}.txt" for i in range(2)], list[subprocess.Popen[bytes]]()

@@ -9,8 +9,8 @@ import pytest
 from support.servers import StubServer, model_bytes, sha256
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, StorageError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import Progress
-from edgedec.resolver import ResolveOptions
 from edgedec_models import storage
 from edgedec_models.addresses import url_path
 from edgedec_models.fetching import partial, web

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from edgedec.errors import CancelledError, PullError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
-from edgedec.resolver import ResolveOptions
 from edgedec_models.fetching import documents, web
 from edgedec_models.hubs.wheel import find_wheel
 

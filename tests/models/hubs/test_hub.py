@@ -8,7 +8,7 @@ import pytest
 from support.servers import StubServer, add_repository, model_bytes, sha256
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, RequestError
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.cache import list_models, remove_model
 from edgedec_models.hubs.hub_spec import HubSpec, choose, is_safe, parse_hub
 from edgedec_models.resolve import pull, resolve

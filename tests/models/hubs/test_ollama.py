@@ -7,7 +7,7 @@ import pytest
 from support.servers import model_bytes, sha256
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.hubs.ollama import MODEL_LAYER
 from edgedec_models.resolve import resolve
 

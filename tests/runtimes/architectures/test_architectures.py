@@ -14,7 +14,7 @@ from edgedec import plugins
 from edgedec.errors import PluginError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.architectures.architecture import BIASES, Architecture, plain
 from edgedec_runtimes.architectures.fused import unfused
 from edgedec_runtimes.architectures.header import Header

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
 from edgedec.gguf.file import read_gguf
-from edgedec.model import LoadOptions, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.runtime import Runtime
 from edgedec_runtimes.architectures.reading import read_description
 from edgedec_runtimes.architectures.rope import Rope, divisor_tensor, turns
 from edgedec_runtimes.cpu.runtime import Cpu

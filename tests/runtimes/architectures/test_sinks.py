@@ -14,7 +14,8 @@ from support.tiny_quantized import TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec import plugins
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.runtime import Runtime
 from edgedec_runtimes.architectures.architecture import SINKS, Architecture
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu

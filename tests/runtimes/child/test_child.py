@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from support.hosted import child_of_a_killed_parent, hosted
 from support.tiny_models import tiny_llama
 
-from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import CancelledError, OptionError, RuntimeLostError, SessionError
-from edgedec.model import LoadOptions, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import Session
 from edgedec.progress import CancelToken, Progress
+from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_runtimes.child import process
 from edgedec_runtimes.child.messages import Failure
 from edgedec_runtimes.child.model import ChildModel

@@ -8,7 +8,7 @@ import pytest
 from support.tiny_models import tiny_llama
 
 from edgedec.gguf.file import read_gguf
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu

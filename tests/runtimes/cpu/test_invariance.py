@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
 from support.tiny_runs import Bits, Tokens, bits, extend, one_by_one, paths
 
-from edgedec.model import ForwardItem, LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, Model, Session
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
 

@@ -15,7 +15,7 @@ from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tens
 import edgedec
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.kv_types import token_bytes
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets, native
 from edgedec_runtimes.cpu.model import CpuModel

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, WINDOWED_EXAONE4, Tiny, write_tiny
 
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions, Runtime
+from edgedec.load_options import LoadOptions
+from edgedec.runtime import Runtime
 from edgedec_runtimes.cpu.library import instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp

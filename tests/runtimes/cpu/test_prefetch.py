@@ -11,7 +11,7 @@ from support.tiny_runs import extend, one_by_one
 
 from edgedec.errors import CancelledError, OptionError, SessionError
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken
 from edgedec.storage import probe_cache
 from edgedec_runtimes.cpu import prefetch

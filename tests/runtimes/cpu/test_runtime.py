@@ -16,7 +16,6 @@ import pytest
 from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
 from support.tiny_runs import bits
 
-from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import (
     CancelledError,
     CapabilityError,
@@ -25,8 +24,10 @@ from edgedec.errors import (
     RequestError,
     SessionError,
 )
-from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, LayerSet, Model
 from edgedec.progress import Progress
+from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference
@@ -55,7 +56,7 @@ def load(path: Path, **options: Any) -> Model:
 
 def conform(path: Path, **options: Any) -> None:
     """Run the conformance suite, with the memory of a process of its own."""
-    probe = [sys.executable, "-m", "edgedec.conformance", "memory", "cpu", str(path)]
+    probe = [sys.executable, "-m", "edgedec_apps.conformance", "memory", "cpu", str(path)]
     results = check_runtime(lambda: load(path, **options), memory_probe=None if options else probe)
     raise_failures(results)
     skipped = {result.name for result in results if result.status == "skipped"}

@@ -11,7 +11,8 @@ import pytest
 from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 from support.tiny_runs import Bits, Tokens, bits
 
-from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model, Session
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, LayerSet, Model, Session
 from edgedec_runtimes.cpu.library import instruction_sets, native
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.session import CpuSession

@@ -20,8 +20,9 @@ from support.tiny_runs import Bits, Tokens, bits, extend, paths
 
 from edgedec.errors import CancelledError, ModelFormatError, SessionError
 from edgedec.gguf.file import read_gguf
-from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
-from edgedec.sessions.sliding_window import SlidingSession
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, LayerSet, Model
+from edgedec_methods.sliding_window import SlidingSession
 from edgedec_runtimes.cpu import kv_types
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -12,7 +12,7 @@ from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
 from support.tiny_runs import extend, one_by_one
 
 from edgedec.errors import SessionError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.library import keep_to_cores
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.shared.cpu_count import linux_cores

@@ -8,10 +8,10 @@ import pytest
 from support.decoding_loop import Text, p_value, plugin, two_paths
 from support.tiny_models import BOS, EOS, byte_ids
 
-from edgedec.decoding.generate import SessionSlot, TokenStream
+from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
-from edgedec.decoding.session_pool import SessionPool
-from edgedec.draft import DrafterFactory
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.drafter import DrafterFactory
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.grammar import Grammar
 from edgedec.model import Model, Session

@@ -15,7 +15,8 @@ from support.tiny_models import EOS, byte_ids
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.draft import Draft, DraftContext, DrafterNeeds, Verification
+from edgedec.draft import Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
 
@@ -114,7 +115,7 @@ class Knowing:
     def begin(self, token_ids: Sequence[int]) -> None:
         """Nothing is learned from the prompt."""
 
-    def draft(self, n_max: int, deadline_s: float) -> Draft:
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose the next five tokens, each with two siblings, and a child of one of those."""
         tokens: list[int] = []
         parents: list[int] = []
@@ -125,7 +126,7 @@ class Knowing:
             above = len(parents) - 3
         return Draft.tree(tokens, parents, [0.5] * len(tokens))
 
-    def accept(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Count the tokens that the text got."""
         self._n += len(verification.token_ids)
 

@@ -20,7 +20,8 @@ from edgedec.errors import (
     SessionError,
     UnsupportedModelError,
 )
-from edgedec.model import EncoderSession, LoadOptions
+from edgedec.load_options import LoadOptions
+from edgedec.model import EncoderSession
 from edgedec.progress import CancelToken
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 

@@ -19,8 +19,9 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.api.options import DraftOptions
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
+from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import ForwardItem, LoadOptions, Model, Session
+from edgedec.model import ForwardItem, Model, Session
 from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
@@ -308,7 +309,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from edgedec.memory.system import peak_resident_bytes
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 path, n_ctx = Path(sys.argv[1]), int(sys.argv[2])
 options = LoadOptions(n_ctx=n_ctx, max_rows=4)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.tiny_models import tiny_llama
 
-from edgedec.device import HasDevices
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
+from edgedec.memory_plan import HasDevices
 from edgedec_runtimes.llamacpp.devices import device_array, device_names, devices
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 

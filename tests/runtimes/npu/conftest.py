@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from support.tiny_models import tiny_llama
 
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
 from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
 from edgedec_runtimes.npu.runtime import Npu

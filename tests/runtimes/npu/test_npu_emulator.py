@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from support.tiny_runs import extend, one_by_one
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.model import LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model
 from edgedec_runtimes.npu.graphs import npu_devices
 from edgedec_runtimes.npu.runtime import Npu
 from edgedec_runtimes.onnx.library import load_library

@@ -17,7 +17,6 @@ from support.tiny_runs import extend, one_by_one
 
 from edgedec.api.load import open_choice
 from edgedec.api.options import EngineOptions
-from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import (
     CancelledError,
     CapabilityError,
@@ -28,9 +27,12 @@ from edgedec.errors import (
     RuntimeUnavailableError,
     UnsupportedModelError,
 )
+from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
-from edgedec.model import LayerSet, LoadOptions, Model, Runtime
+from edgedec.model import LayerSet, Model
 from edgedec.progress import Progress
+from edgedec.runtime import Runtime
+from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -13,9 +13,9 @@ from support.foreign_graphs import N_CTX, counting_graph, counting_logits, write
 from support.onnx_exports import copied, load, manifest, rewritten
 
 import edgedec
-from edgedec.conformance import check_runtime, raise_failures
 from edgedec.errors import CancelledError, CapabilityError, ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.model import Model, Session
+from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
 from edgedec_runtimes.onnx.foreign.model import ForeignModel
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_it_conforms(folder: Path) -> None:
     """Every check that applies passes, memory as counted in another process among them."""
-    probe = [sys.executable, "-m", "edgedec.conformance", "memory", "onnx", str(folder)]
+    probe = [sys.executable, "-m", "edgedec_apps.conformance", "memory", "onnx", str(folder)]
     results = check_runtime(lambda: load(folder), memory_probe=probe)
     raise_failures(results)
     skipped = {result.name for result in results if result.status == "skipped"}
@@ -141,7 +141,7 @@ def refused_by_session(model: Model, n_ctx: int) -> None:
 
 def test_it_gives_a_draft_head_nothing_to_read(folder: Path) -> None:
     """A head that is named is refused with the reason, and none is looked for."""
-    assert not Onnx().takes_draft_heads(folder)
+    assert not Onnx().draft_head_kinds(folder)
     with pytest.raises(RequestError, match=r"does not return the hidden states that a draft head reads; .* draft_head"):
         load(folder, draft_head=folder)
 

@@ -10,7 +10,7 @@ import pytest
 from support.onnx_exports import DATA, GRAPH, Exporter, copied, load, manifest, rewritten
 
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken
 from edgedec_runtimes.onnx.exported import read_export, verify_files
 from edgedec_runtimes.onnx.runtime import Onnx

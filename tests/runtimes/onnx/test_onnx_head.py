@@ -16,22 +16,23 @@ from support.tiny_quantized import Tiny, write_tiny
 import edgedec
 from edgedec.api.options import LIBRARY, EngineOptions
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
-from edgedec.conformance import check_drafter, check_runtime, raise_failures
-from edgedec.drafters.head.head import HeadDrafter
+from edgedec.drafters.head import HeadDrafter
 from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules, HeadState
-from edgedec.loading.draft_head import HEADS
-from edgedec.model import LoadOptions, Model, Session
-from edgedec.trained_heads.record import RECORD_FILE, record_text
-from edgedec.trained_heads.target import target_of
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Session
+from edgedec_apps.conformance import check_drafter, check_runtime, raise_failures
 from edgedec_export.target_rows import read_rows
+from edgedec_models.draft_heads import HEADS
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx.exported import read_export
 from edgedec_runtimes.onnx.graph_parts import read_parts
 from edgedec_runtimes.onnx.matrix_rows import EMBEDDING, OUTPUT, open_matrix
 from edgedec_runtimes.onnx.model import OnnxModel
 from edgedec_runtimes.onnx.runtime import Onnx
+from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
+from edgedec_runtimes.trained_heads.target import target_of
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,8 @@ from edgedec.errors import (
 )
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, LayerSet, Model
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference

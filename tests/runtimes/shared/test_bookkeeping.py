@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from support.tiny_models import N_VOCAB, tiny_llama
 
 from edgedec.errors import CancelledError, RequestError, SessionError
-from edgedec.model import LayerSet, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import LayerSet, Model
 from edgedec.progress import Progress
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.shared.model_lock import ModelLock

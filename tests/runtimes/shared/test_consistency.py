@@ -16,7 +16,7 @@ from support.tiny_quantized import ARCHITECTURES, write_tiny
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import GGUF, GGUFArray, TensorInfo, ValueType, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.shared.consistency import require_consistent
 

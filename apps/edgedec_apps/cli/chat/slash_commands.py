@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from edgedec.counted import counted
-from edgedec.errors import EdgedecError, PromptTooLongError, RequestError, SessionError
+from edgedec.errors import EdgedecError, PromptTooLongError, RequestError, SessionError, counted
 from edgedec_apps.cli.chat.conversation import Conversation, ask, regenerate
 from edgedec_apps.cli.chat.files import file_text, load_messages, save_messages
 from edgedec_apps.cli.chat.models import facts, switch

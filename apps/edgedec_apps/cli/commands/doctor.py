@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import edgedec
 from edgedec import plugins
-from edgedec.device import devices_of
 from edgedec.errors import EdgedecError
 from edgedec.load_options import LoadOptions
 from edgedec.memory import system as system_memory
-from edgedec.memory_plan import format_bytes
+from edgedec.memory_plan import devices_of, format_bytes
 from edgedec_apps.clash import clash
 from edgedec_apps.cli.options import AsJson, option
-from edgedec_apps.cli.runtimes import ask_runtimes
+from edgedec_apps.cli.reports.runtimes import ask_runtimes
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 if TYPE_CHECKING:
-    from edgedec.runtime_report import RuntimeReport
+    from edgedec.runtime import RuntimeReport
 _PACKAGES = (
     *("numpy", "onnxruntime", "onnxruntime-qnn", "onnx", "llama-cpp-python", "gguf", "llguidance"),
     *("starlette", "uvicorn", "huggingface_hub", "typer", "rich", "jinja2"),
@@ -131,7 +130,9 @@ def _memory() -> dict[str, str]:
 
 def _huge_pages() -> str:
     """Return which huge pages the system gives, in a sentence on what the option huge_pages can do with them."""
-    pages = system_memory.huge_pages()
+    from edgedec_runtimes.cpu.tiles.huge_pages import huge_pages
+
+    pages = huge_pages()
     if pages is None:
         return "none"
     given = {"always": "for all private memory", "madvise": "for private memory where a program asks"}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgedec.gguf.pooling import Pooling
+    from edgedec.gguf.model_kinds import Pooling
 
 _VECTORS = "Vectors"
 
@@ -121,7 +121,7 @@ def _embed(job: EmbedJob, texts: list[str], cancel: CancelToken) -> "tuple[NDArr
 
 def _pooling(name: str | None) -> "Pooling | None":
     """Return the pooling of that name (RequestError where there is none)."""
-    from edgedec.gguf.pooling import POOLINGS
+    from edgedec.gguf.model_kinds import POOLINGS
 
     for known in POOLINGS:
         if known == name:

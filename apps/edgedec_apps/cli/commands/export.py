@@ -9,10 +9,10 @@ from time import perf_counter
 from typing import Annotated, Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
+from edgedec.load_options import ResolveOptions
 from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, stage
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, option
@@ -252,8 +252,8 @@ def _make_gguf(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> 
     from edgedec.gguf.file import read_gguf
     from edgedec.gguf.model_kinds import is_embedder
     from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
-    from edgedec.trained_heads.load import is_head_path
     from edgedec_export.to_gguf import export_gguf
+    from edgedec_runtimes.trained_heads.load import is_head_path
 
     source = _resolve(job, on_progress, cancel)
     if job.draft_for is not None or is_head_path(source):
@@ -284,8 +284,8 @@ def _make_head(job: ExportJob, source: Path, on_progress: OnProgress, cancel: Ca
     """Write a draft head as a GGUF, and return the JSON object about it."""
     from edgedec.gguf.file import read_gguf
     from edgedec.loading.resolve import resolve
-    from edgedec.trained_heads.load import load_head
     from edgedec_export.head_to_gguf import DEFAULT_TYPES, write_head_gguf
+    from edgedec_runtimes.trained_heads.load import load_head
 
     if job.draft_for is None:
         raise RequestError(f"{job.model} is a draft head; name the model that it drafts for with --for")

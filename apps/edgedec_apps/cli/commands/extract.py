@@ -16,7 +16,7 @@ from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_text
 
 if TYPE_CHECKING:
-    from edgedec.extraction import Extraction
+    from edgedec.sequence import Extraction
 
 
 def command(

@@ -7,14 +7,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import ModelNotFoundError, OfflineError
+from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.options import AsJson, ModelName
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json
 
 if TYPE_CHECKING:
-    from edgedec.memory.planner import Cap
+    from edgedec.memory.setting import Cap
     from edgedec_models.catalogue import Entry
 
 Facts = list[tuple[str, str]]
@@ -27,10 +27,9 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
 
     Only the file's header is read (of a draft head, all), and downloaded where the model is not on this machine.
     """
-    from edgedec.memory.planner import Cap
-    from edgedec.trained_heads.load import is_head_path
+    from edgedec.head_kinds import kind_of
+    from edgedec.memory.setting import Cap
     from edgedec_apps.base_memory import base_bytes
-    from edgedec_apps.cli.reports.head_report import head_document, head_facts
     from edgedec_apps.cli.reports.model_report import model_document
     from edgedec_models.catalogue import load_catalogue
 
@@ -47,9 +46,9 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
             return
         write_json(_catalogue_document(entry)) if as_json else write_facts(_catalogue_facts(entry))
         return
-    if is_head_path(path):
-        found = head_document(path)
-        write_json(found) if as_json else write_facts(head_facts(found))
+    if (kind := kind_of(path)) is not None:
+        head = kind.describe(path)
+        write_json(head.document) if as_json else write_facts(list(head.rows))
         return
     with shown_at_a_terminal("reading the header, planning the memory"):
         document = model_document(path, cap)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgedec.counted import counted
-from edgedec.errors import RequestError, StorageError
+from edgedec.errors import RequestError, StorageError, counted
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.progress import CancelToken
 from edgedec_apps.cli import completion

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edgedec.errors import EdgedecError
 from edgedec.memory_plan import format_bytes, parse_size
-from edgedec.storage.file_record import is_tiled
 from edgedec_apps.cli.options import AsJson, output_option
 from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
 from edgedec_models.cache import CachedModel, list_models
 from edgedec_models.catalogue import Entry, load_catalogue
 from edgedec_models.folders import cache_folder
+from edgedec_runtimes.tile_files.record import is_tiled
 
 if TYPE_CHECKING:
     from edgedec_apps.cli.reports.expectations import Expectation
@@ -114,7 +114,7 @@ def _to_pull(here: set[str], limit: int | None) -> "list[tuple[Entry, Expectatio
 
 def _planned(models: list[CachedModel]) -> dict[Path, int | None]:
     """Return the memory of each model with a full default context; None where nobody can plan it."""
-    from edgedec.memory.planner import Cap
+    from edgedec.memory.setting import Cap
     from edgedec_apps.base_memory import base_bytes
     from edgedec_apps.cli.reports.model_report import model_document
 

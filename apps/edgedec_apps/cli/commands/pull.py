@@ -5,15 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec.resolver import ResolveOptions
-from edgedec.storage.file_record import is_tiled
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, model_option
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import say, write_json
 from edgedec_models.resolve import pull
+from edgedec_runtimes.tile_files.record import is_tiled
 
 
 def command(
@@ -46,7 +46,7 @@ def command(
             path = pull(model, options, force=force)
             if keep_file is None:
                 return os.fspath(path)
-            from edgedec.storage.kept_as_tiles import let_tiles_replace, make_whole  # here, as it imports numpy
+            from edgedec_runtimes.tile_files.keeping import let_tiles_replace, make_whole  # here, as it imports numpy
 
             if keep_file:
                 make_whole(path, keep=True, on_progress=on_progress, cancel=cancel)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.commands.list import billions, write_table
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Offline, Quiet, output_option

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from edgedec.defaults import N_DRAFT_MAX
+from edgedec.load_options import N_DRAFT_MAX
 from edgedec_apps.cli.options import AsJson, option
 
 _BENCH = "Benchmark"

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import AsJson, JsonOut, ModelName, Offline, Quiet, Threads, option, sampling_option
+from edgedec_apps.cli.options import AsJson, JsonOut, ModelName, Offline, Quiet, Threads, option
 from edgedec_apps.cli.output_files import report, require_writable
+from edgedec_apps.cli.sampling_options import sampling_option
 from edgedec_apps.cli.shown.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -121,9 +122,9 @@ def command(job: TrainJob) -> None:
 
 def _train(job: TrainJob, on_progress: Any, cancel: CancelToken) -> "Trained":
     """Find the model and train."""
+    from edgedec.load_options import ResolveOptions
     from edgedec.loading.resolve import resolve
-    from edgedec.resolver import ResolveOptions
-    from edgedec_export.training.prompt_files import read_prompts
+    from edgedec_export.training.lessons.prompt_files import read_prompts
     from edgedec_export.training.torch_library import require_torch
     from edgedec_export.training.train_drafter import TrainOptions, train_drafter
     from edgedec_models.folders import cache_folder

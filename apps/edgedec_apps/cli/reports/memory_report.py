@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgedec.device import DeviceCap
 from edgedec.memory.system import peak_held_bytes
-from edgedec.memory_plan import MemoryPlan, format_bytes
+from edgedec.memory_plan import DeviceCap, MemoryPlan, format_bytes
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine

@@ -6,19 +6,19 @@ from typing import Any
 
 from edgedec.api.options import EngineOptions
 from edgedec.api.wishes import choose, engine_wishes
-from edgedec.defaults import default_n_ctx
 from edgedec.errors import EdgedecError, ModelFormatError
-from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.formats import header_path, is_onnx
+from edgedec.gguf.file import GGUF, is_onnx, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
+from edgedec.load_options import default_n_ctx
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import Cap, Planned, plan_wishes
+from edgedec.memory.planner import plan_wishes
+from edgedec.memory.setting import Cap, Planned
 from edgedec.memory.system import available_bytes
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.opening import application_of, engine_options
 from edgedec_apps.cli.options import LoadFlags
-from edgedec_apps.cli.runtimes import ask_runtimes
+from edgedec_apps.cli.reports.runtimes import ask_runtimes
 
 _CONTEXTS = (512, 2048, 4096, 8192, 32768)
 
@@ -29,7 +29,7 @@ def model_document(path: Path, cap: Cap) -> dict[str, Any]:
     Raises:
         ModelFormatError: The header, or an export's edgedec.json, is damaged.
     """
-    gguf = read_gguf(header_path(path))
+    gguf = read_header_of(path)
     found, choice = describe(gguf), _choose_by_default(path)
     document = {
         "name": found.name,
@@ -65,7 +65,7 @@ def _export_facts(path: Path) -> dict[str, Any]:
         return {}
     from edgedec_export.folder import read_manifest  # not in the memory of a GGUF's plan
 
-    folder = header_path(path).parent
+    folder = path if path.is_dir() else path.parent
     try:
         facts = read_manifest(folder) or {}
         n_bytes = sum(int(file["bytes"]) for file in facts["files"].values())

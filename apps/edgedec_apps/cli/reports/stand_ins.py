@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.shown.progress import ProgressLine

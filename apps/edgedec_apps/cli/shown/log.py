@@ -46,7 +46,7 @@ def show_log() -> None:
 @contextmanager
 def telling_of_losses(*, quiet: bool = False, before: Callable[[], None] | None = None) -> Iterator[None]:
     """Print inside the block at once that a model was lost, and that it is back; `before` is called before a line."""
-    logger = logging.getLogger("edgedec.decoding.lost")
+    logger = logging.getLogger("edgedec.decoding.generate")
     handler = logging.NullHandler() if quiet else _SayingHandler("edgedec", before)
     propagates, logger.propagate = logger.propagate, False
     logger.addHandler(handler)

@@ -4,8 +4,7 @@ import sys
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
-from edgedec.counted import counted
-from edgedec.errors import CutTextError
+from edgedec.errors import CutTextError, counted
 from edgedec.progress import Progress, stage
 from edgedec_apps.cli.chat.echo import without_echo
 from edgedec_apps.cli.shown.explain import Detail, explained, speed_compared

@@ -14,16 +14,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from edgedec.errors import EdgedecError
+from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, Progress
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.new_preset import new_preset
 from edgedec_apps.removal import remove
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError, problem_of
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.sender import json_line
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.requests import read_options
 from edgedec_apps.server.shelf.named_heads import require_head
 from edgedec_apps.server.shelf.shelf import ShelfPlace

@@ -15,16 +15,15 @@ from edgedec.chat import may_think
 from edgedec.errors import ModelNotFoundError
 from edgedec.gguf.model_info import ModelInfo
 from edgedec.sampling import SamplingParams
-from edgedec.storage.file_record import read_record
 from edgedec_apps.infill import can_infill
 from edgedec_apps.server.core.bodies import read_fields
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.forms import timestamp
 from edgedec_apps.server.shelf.model_files import with_files
 from edgedec_apps.server.shelf.models import Loaded, ModelFile
 from edgedec_apps.server.shelf.names import Named
 from edgedec_apps.server.shelf.shelf import ShelfPlace
+from edgedec_runtimes.tile_files.record import read_record
 
 _FOREVER = "9999-12-31T23:59:59Z"
 _OLLAMAS = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n", "max_tokens": "num_predict"}

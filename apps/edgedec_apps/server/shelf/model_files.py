@@ -6,12 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgedec.errors import EdgedecError
-from edgedec.gguf.file import read_gguf
-from edgedec.gguf.formats import header_path
+from edgedec.gguf.file import read_header_of
 from edgedec.gguf.metadata import get_text
-from edgedec.gguf.trained_context import embeds_only, read_model_info
+from edgedec.gguf.model_info import read_model_info
+from edgedec.gguf.model_kinds import embeds_only
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.server.shelf.models import ModelFile, Recipe
 from edgedec_apps.server.shelf.names import Named
 
@@ -38,7 +38,7 @@ def model_file(recipe: Recipe) -> ModelFile | None:
 def _read(path: Path, mtime_ns: int, n_bytes: int) -> ModelFile:
     """Read a file's header; time and size are those of the file, so that another file is read again."""
     try:
-        template = get_text(read_gguf(header_path(path)), "tokenizer.chat_template")
+        template = get_text(read_header_of(path), "tokenizer.chat_template")
     except EdgedecError:
         template = None
     return ModelFile(path, read_model_info(path), mtime_ns / 1e9, template, embeds_only(path))

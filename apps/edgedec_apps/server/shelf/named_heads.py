@@ -1,9 +1,9 @@
 """The draft head that a request names for a preset: a head that is on this machine, by its name, never by a path."""
 
 from edgedec.errors import EdgedecError
-from edgedec.loading.draft_head import OFF, require_fit
+from edgedec.head_kinds import OFF, require_fit
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.shelf.names import Named, installed_file
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import EdgedecError, RequestError
+from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.resolver import ResolveOptions
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import TextRequest
 from edgedec_apps.server.core.settings import Settings

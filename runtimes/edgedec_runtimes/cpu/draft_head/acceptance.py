@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from edgedec.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.card import HeadCard
 
 N_DRAFTS = 200
 """Drafts after which a head is judged."""
@@ -26,7 +26,7 @@ def accepts_too_little(card: HeadCard, n_drafted: Sequence[int], n_accepted: Seq
         n_drafted: Drafts that were verified with at least one, two, three, ... tokens of the head.
         n_accepted: How many of these drafts were accepted up to their first, second, third, ... token.
 
-    >>> from edgedec.trained_heads.card import Promise
+    >>> from edgedec_runtimes.trained_heads.card import Promise
     >>> card = HeadCard("h", 8, 8, 8, 1, 1, 8, 1e-6, 1e4, (1,), 4, 4, promise=Promise((0.5, 0.2)))
     >>> accepts_too_little(card, [199, 100], [0, 0]), accepts_too_little(card, [200, 100], [25, 5])
     (None, None)

@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.logit_ops import LogitOps
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.head import HeadTensor
-from edgedec.trained_heads.target import Fitted
 from edgedec_runtimes.cpu.draft_head.check import require_runnable
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
@@ -35,6 +32,9 @@ from edgedec_runtimes.cpu.library import (
     forced_instruction_set,
     native,
 )
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.head import HeadTensor
+from edgedec_runtimes.trained_heads.target import Fitted
 
 _SMALLEST = 16  # a size of the layers that the stand-in does not have
 

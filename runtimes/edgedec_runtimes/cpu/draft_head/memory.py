@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from edgedec.counted import counted
+from edgedec.errors import counted
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.load import load_head
 from edgedec_runtimes.cpu.draft_head.check import require_runnable
 from edgedec_runtimes.cpu.draft_head.weights import MATRICES, stored_bytes
 from edgedec_runtimes.cpu.library import KERNEL_ROWS
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.load import load_head
 
 _KEPT_ROWS = 96  # rows of taps that native/draft_head/draft_head.cpp keeps for each session
 _BLOCK_BYTES = 1 + 20 / 32  # of a number in native/kernels/kernels.h's ActivationBlock

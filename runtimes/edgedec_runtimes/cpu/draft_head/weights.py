@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.trained_heads.card import HeadCard
-from edgedec.trained_heads.head import Head, HeadTensor
-from edgedec.trained_heads.target import Fitted
 from edgedec_runtimes.cpu.library import DraftHeadConfig, address, check, native
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor
+from edgedec_runtimes.trained_heads.target import Fitted
 
 MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "output", "embedding")
 VECTORS = ("input_norm", "hidden_norm", "post_attention_norm", "output_norm", "fc_norm", "rope_divisors")
@@ -145,7 +145,7 @@ def borrowed_rows(gguf: GGUF, token_ids: NDArray[np.int32], name: str = "output.
 
 
 def stored(name: str, tensor: HeadTensor, *, borrowed: bool = False) -> HeadTensor:
-    """Return a matrix of a head as it is stored for running, by its name in edgedec.trained_heads.head.
+    """Return a matrix of a head as it is stored for running, by its name in edgedec_runtimes.trained_heads.head.
 
     Every drafted token reads the head's matrices, so those of floats are rounded to Q4_0, and so are rows that are
     borrowed from the target where its type is larger. Only fc and the embedding, of which little is read, are rounded

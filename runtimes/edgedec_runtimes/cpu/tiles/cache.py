@@ -27,12 +27,7 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import file_states, read_gguf, storage_error
-from edgedec.gguf.tile_header import REMEDY, TileHeader, TileTensor
-from edgedec.gguf.tiled import damaged_model
 from edgedec.memory_plan import format_bytes
-from edgedec.storage.file_lock import FileLock, try_lock
-from edgedec.storage.file_record import read_record, write_record_of
-from edgedec.storage.kept_as_tiles import keep_as_tiles
 from edgedec_runtimes.cpu.tiles.build import (
     CacheUnusableError,
     Fill,
@@ -56,6 +51,11 @@ from edgedec_runtimes.cpu.tiles.sources import (
     sources_path,
     write_sources,
 )
+from edgedec_runtimes.shared.file_lock import FileLock, try_lock
+from edgedec_runtimes.tile_files.form import damaged_model, tiles_of
+from edgedec_runtimes.tile_files.header import REMEDY, TileHeader, TileTensor
+from edgedec_runtimes.tile_files.keeping import keep_as_tiles
+from edgedec_runtimes.tile_files.record import read_record, write_record_of
 
 __all__ = ["Fill", "Job", "TileTensor", "Tiles", "can_be_mapped", "known_tile_file", "open_tiles"]
 
@@ -184,7 +184,7 @@ def _is_in_the_model(job: Job) -> bool:
     """Tell whether the model's file is a tile file, with the tiles that the job wants."""
     with suppress(EdgedecError):  # what is wrong with the file is said where it is read
         job.gguf = replace(read_gguf(job.gguf.paths[0]), tensors=job.gguf.tensors)
-    found = job.gguf.tiles
+    found = tiles_of(job.gguf)
     if found is None:
         return False
     job.sha256 = found.model_sha256

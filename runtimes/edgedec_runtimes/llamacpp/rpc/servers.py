@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-from edgedec.device import Device
 from edgedec.errors import RuntimeUnavailableError
+from edgedec.memory_plan import Device
 
 _PATIENCE_S, _SHORT_PATIENCE_S = 5.0, 2.0
 _MOST = 16  # devices of a server

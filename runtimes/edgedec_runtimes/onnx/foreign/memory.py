@@ -1,8 +1,8 @@
 """The memory plan of a graph that copies its KV cache in each run, as optimum's graphs do."""
 
 from edgedec.gguf.model_info import describe
+from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import LoadOptions
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.kv import token_bytes

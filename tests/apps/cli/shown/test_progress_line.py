@@ -14,8 +14,8 @@ import pytest
 from support.command_line import PATIENCE_S, run_here
 
 import edgedec
+from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import choose_runtime
-from edgedec.model import LoadOptions
 from edgedec.progress import Progress, stage
 from edgedec_apps.cli.shown.progress import ProgressLine
 

@@ -12,8 +12,8 @@ from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import N_VOCAB, tiny_llama
 
 from edgedec.gguf.file import read_gguf
-from edgedec.trained_heads.load import load_head
 from edgedec_export.head_to_gguf import write_head_gguf
+from edgedec_runtimes.trained_heads.load import load_head
 
 pytestmark = pytest.mark.slow
 

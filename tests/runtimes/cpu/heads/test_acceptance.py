@@ -1,7 +1,7 @@
 """When a draft head accepts so little that it rests."""
 
-from edgedec.trained_heads.card import HeadCard, Promise
 from edgedec_runtimes.cpu.draft_head.acceptance import accepts_too_little
+from edgedec_runtimes.trained_heads.card import HeadCard, Promise
 
 
 def _card(reach: tuple[float, ...] | None) -> HeadCard:

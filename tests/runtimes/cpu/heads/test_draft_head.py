@@ -20,20 +20,21 @@ from edgedec.cost_curve import SharedForward
 from edgedec.draft_call import DraftCall
 from edgedec.errors import ModelFormatError, RequestError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
-from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
-from edgedec.model import LoadOptions, Model, Session
-from edgedec.sessions.sliding_window import SlidingSession
-from edgedec.trained_heads.head import Head, HeadTensor
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.target import fit
+from edgedec.load_options import LoadOptions
+from edgedec.model import Model, Session
 from edgedec_export.block_types import quantize_q4_0
+from edgedec_methods.sliding_window import SlidingSession
 from edgedec_runtimes.cpu.draft_head.check import require_runnable
 from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows, stored
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.target import fit
+from edgedec_runtimes.weights.levels import dequantize
 
 pytestmark = pytest.mark.slow
 

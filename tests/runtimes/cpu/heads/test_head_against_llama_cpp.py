@@ -11,12 +11,13 @@ from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
 
 from edgedec.gguf.file import read_gguf
+from edgedec.head_kinds import usable_head
 from edgedec.head_state import ChainRules, HeadState
-from edgedec.loading.draft_head import usable_head
-from edgedec.model import LoadOptions
-from edgedec.trained_heads.load import load_head
+from edgedec.load_options import LoadOptions
 from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.trained_heads.kind import NAME as EAGLE3
+from edgedec_runtimes.trained_heads.load import load_head
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacpp`, is not installed")
 
@@ -63,7 +64,7 @@ def test_drafts_are_those_of_llama_cpp(
 @pytest.mark.model
 def test_drafts_of_the_135m_are_those_of_llama_cpp(smollm_path: Path) -> None:
     """A trained head, where one lies beside the model or is shipped."""
-    head, _ = usable_head(smollm_path, None)
+    head, _ = usable_head(smollm_path, [EAGLE3], None)
     if head is None or head.suffix != ".gguf":
         pytest.skip("no draft head for smollm2-135m as a GGUF")
     with Cpu().load(smollm_path, LoadOptions(n_ctx=N_CTX)) as model:

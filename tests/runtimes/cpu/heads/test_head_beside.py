@@ -18,14 +18,14 @@ from support.tiny_quantized import Tiny, write_tiny
 from edgedec.errors import SessionError, StorageError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.head_state import ChainRules, HeadState
+from edgedec.load_options import LoadOptions
 from edgedec.logit_ops import NUMPY_ROW_OPS
-from edgedec.model import LoadOptions
-from edgedec.trained_heads.load import load_head
-from edgedec.trained_heads.target import fit
 from edgedec_export.target_rows import embedding_rows
 from edgedec_runtimes.cpu.draft_head.beside import Borrowed, HeadBeside, TextBeside
 from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.trained_heads.load import load_head
+from edgedec_runtimes.trained_heads.target import fit
 
 pytestmark = pytest.mark.slow
 

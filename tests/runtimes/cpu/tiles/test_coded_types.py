@@ -11,7 +11,8 @@ from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LayerSet, LoadOptions
+from edgedec.load_options import LoadOptions
+from edgedec.model import LayerSet
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import read_gguf
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles.file import map_tiles

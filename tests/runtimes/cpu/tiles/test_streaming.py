@@ -19,7 +19,8 @@ from support.tiny_runs import bits, one_by_one
 
 from edgedec.errors import CancelledError, RequestError, SessionError, StorageError
 from edgedec.gguf.file import read_gguf
-from edgedec.model import ForwardItem, LayerSet, LoadOptions, Model
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, LayerSet, Model
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.model import CpuModel

@@ -15,8 +15,8 @@ from support.tiny_models import tiny_llama
 
 from edgedec.errors import StorageError
 from edgedec.memory_plan import format_bytes
-from edgedec.storage.file_lock import try_lock
 from edgedec_runtimes.cpu.tiles.listing import list_tiles, prune_tiles, remove_tiles_of
+from edgedec_runtimes.shared.file_lock import try_lock
 
 pytestmark = pytest.mark.slow
 

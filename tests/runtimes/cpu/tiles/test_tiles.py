@@ -10,7 +10,7 @@ from support.tiny_quantized import FILE_SIZED, TILE_TYPES, WIDER
 
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.library import INVALID, OK, address, native
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.tiles.cache import open_tiles

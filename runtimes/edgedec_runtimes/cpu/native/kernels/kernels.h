@@ -94,7 +94,7 @@ constexpr int SPAN_TOKENS = 128;  // positions whose part of an attention's resu
 constexpr int64_t ROW_BLOCK = 256;
 
 // Return number `token` of the SplitMix64 generator (Steele, Lea and Flood 2014) that starts from `key`
-// (edgedec/noise.py). Internal to each file, see kernels.cpp.
+// (edgedec/sampling.py). Internal to each file, see kernels.cpp.
 static inline uint64_t hash_of(uint64_t key, int64_t token) {
   uint64_t x = key + (uint64_t)(token + 1) * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -1,0 +1,98 @@
+"""A trained draft head in memory: its card and its tensors, named alike whatever file they came from.
+
+| tensor | shape |
+|---|---|
+| fc | n_embd, n_taps * n_embd_target |
+| q | n_head * head_dim, 2 * n_embd: the columns are the embedding's, then the feature's; so in k and v |
+| k, v | n_head_kv * head_dim, 2 * n_embd |
+| o | n_embd, n_head * head_dim |
+| gate, up | n_ff, n_embd |
+| down | n_embd, n_ff |
+| input_norm | n_embd: of the embedding |
+| hidden_norm | n_embd: of the feature |
+| post_attention_norm | n_embd: before gate and up |
+| output_norm | n_embd; absent where the card's norms_output is false |
+| fc_norm | n_taps * n_embd_target; only where the card's fc_norm is not "none" |
+| embedding | n_vocab_target, n_embd; only where the card says own_embedding |
+| output | n_vocab_draft, n_embd; only where the card says own_output |
+| rope_divisors | head_dim / 2; only where the head's RoPE is scaled |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.gguf.tensor_types import GGMLType
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.weights.levels import dequantize
+
+_NUMBERS_AT_ONCE = 1 << 18  # a megabyte as float32, which stays in the processor's cache
+_SCALED = (GGMLType.Q4_0, GGMLType.Q8_0)  # a block is a float16 number, times integers
+_HALF_EXPONENT = np.uint16(0x7C00)  # all of its bits are set where a float16 is infinite or no number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadTensor:
+    """A tensor of a head.
+
+    Attributes:
+        shape: (rows, columns), or (n,) for a vector: the last size is the length of a row.
+        type: How the numbers are stored.
+        data: uint8[n_bytes], the rows one after another, as a GGUF of this type holds them.
+    """
+
+    shape: tuple[int, ...]
+    type: GGMLType
+    data: NDArray[np.uint8]
+
+    def floats(self) -> NDArray[np.float32]:
+        """Return the numbers, float32[shape]."""
+        n_rows = self.shape[0] if len(self.shape) == 2 else 1
+        return dequantize(self.type, self.data.reshape(n_rows, -1)).reshape(self.shape)
+
+    def is_finite(self) -> bool:
+        """Return whether all numbers are finite."""
+        if self.type is GGMLType.F16 or self.type in _SCALED:
+            halves = self.data.view("<u2")[:: self.type.block_bytes // 2]
+            return not bool((halves & _HALF_EXPONENT == _HALF_EXPONENT).any())
+        rows = self.data.reshape(self.shape[0] if len(self.shape) == 2 else 1, -1)
+        step = max(1, _NUMBERS_AT_ONCE // self.shape[-1])
+        parts = (rows[begin : begin + step] for begin in range(0, len(rows), step))
+        return all(np.isfinite(dequantize(self.type, part)).all() for part in parts)
+
+    @classmethod
+    def of(cls, values: NDArray[np.float32]) -> "HeadTensor":
+        """Return float32 numbers as a tensor."""
+        data = np.ascontiguousarray(values, np.float32)
+        return cls(values.shape, GGMLType.F32, data.reshape(-1).view(np.uint8))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """A head whose tensors have the shapes that its card says.
+
+    Attributes:
+        tensors: By the names of the table above.
+        d2t: int32[n_vocab_draft], for each row of the output matrix the target's token id; all different.
+    """
+
+    card: HeadCard
+    tensors: Mapping[str, HeadTensor]
+    d2t: NDArray[np.int32]
+
+    def shortened(self, n_vocab: int) -> "Head":
+        """Return the head with the first `n_vocab` tokens of its list only; the head itself where it has no more."""
+        if n_vocab >= len(self.d2t):
+            return self
+        tensors = dict(self.tensors)
+        if (output := tensors.get("output")) is not None:
+            rows = output.data.reshape(len(self.d2t), -1)[:n_vocab]
+            tensors["output"] = HeadTensor((n_vocab, output.shape[1]), output.type, rows.reshape(-1))
+        return Head(replace(self.card, n_vocab_draft=n_vocab), tensors, self.d2t[:n_vocab])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the tensors as they are stored."""
+        return sum(tensor.data.nbytes for tensor in self.tensors.values())

@@ -1,0 +1,53 @@
+"""Load a draft head from wherever it lies: the folder of a checkpoint, or a GGUF."""
+
+import os
+from pathlib import Path
+
+from edgedec.errors import EdgedecError, UnsupportedModelError
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.metadata import get_text
+from edgedec_runtimes.trained_heads.checkpoint import CONFIG, read_checkpoint
+from edgedec_runtimes.trained_heads.gguf_head import is_head, read_gguf_head
+from edgedec_runtimes.trained_heads.head import Head
+from edgedec_runtimes.weights.safetensors import read_json
+
+_WORDS = ("draft_vocab_size", "eagle_config", "speculators_model_type", "eagle_aux_hidden_state_layer_ids")
+
+
+def is_head_path(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is that of a draft head rather than a model; False too where it can't be read."""
+    place = Path(path)
+    try:
+        if place.is_dir() or place.name == CONFIG:
+            config = read_json(place / CONFIG if place.is_dir() else place)
+            return any(word in config for word in _WORDS)
+        return place.suffix == ".gguf" and is_head(read_gguf(place))
+    except EdgedecError:
+        return False
+
+
+def load_head(path: str | os.PathLike[str]) -> Head:
+    """Return the head at a path, with its weights as they are stored there.
+
+    Args:
+        path: A folder with config.json and safetensors files, a file in such a folder, or a GGUF.
+
+    Raises:
+        ModelNotFoundError: There is no such file or folder, or it lacks a part.
+        ModelFormatError: A file is damaged, or contradicts itself.
+        UnsupportedModelError: It holds no draft head, or one with a setting or a tensor that edgedec does not run.
+        StorageError, MemoryCapError: A file can't be read, or there is no memory for it.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return read_checkpoint(place)
+    if place.suffix == ".safetensors" or place.name == CONFIG:
+        return read_checkpoint(place.parent)
+    gguf = read_gguf(place)
+    if not is_head(gguf):
+        found = get_text(gguf, "general.architecture") or "unknown"
+        raise UnsupportedModelError(
+            f"{place}: the architecture is {found[:40]!r}, expected 'eagle3'; this is no trained draft head: a smaller "
+            "model that drafts is given as a draft model instead"
+        )
+    return read_gguf_head(gguf)

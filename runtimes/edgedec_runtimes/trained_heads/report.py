@@ -1,0 +1,92 @@
+"""What `edgedec info` says of an EAGLE-3 head: its card, as JSON and for a person."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgedec.memory_plan import format_bytes
+from edgedec_runtimes.trained_heads.load import load_head
+
+
+def head_document(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a head.
+
+    Raises:
+        ModelError, StorageError: The head can't be read, or is none that edgedec runs.
+    """
+    head = load_head(path)
+    tensors: dict[str, dict[str, Any]] = {}
+    for name, tensor in head.tensors.items():
+        tensors[name] = {"shape": list(tensor.shape), "type": tensor.type.name, "n_bytes": tensor.data.nbytes}
+    n_params = sum(math.prod(tensor.shape) for tensor in head.tensors.values())
+    return {"kind": "draft head", "path": str(path), "n_params": n_params, "size_bytes": head.n_bytes} | (
+        asdict(head.card) | {"tensors": tensors}
+    )
+
+
+def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the document of a head as names and values for a person."""
+    target, promise = document["target"], document["promise"]
+    drafted, known = document["n_vocab_draft"], document["n_vocab_target"]
+    rows = [
+        ("name", document["name"]),
+        ("file", document["path"]),
+        ("kind", "a trained draft head (EAGLE-3): it drafts for one model, and is no model itself"),
+        ("trained for", "unknown: the file does not say" if target is None else _target(target)),
+        ("size", f"{format_bytes(document['size_bytes'])}, {document['n_params'] / 1e6:.1f} million parameters"),
+        ("types", _types(document["tensors"])),
+        ("layer", f"width {document['n_embd']}, {document['n_head']} heads of {document['head_dim']}"),
+        ("taps", _taps(document)),
+        ("vocabulary", f"drafts {drafted} of {known} tokens"),
+        ("matrices", _matrices(document)),
+        ("accepts", "unknown: the file does not say" if promise is None else _reach(promise["reach"])),
+    ]
+    for kind, reach in (promise or {"reach_by_kind": {}})["reach_by_kind"].items():
+        rows.append((f"accepts, {kind}", _reach(reach)))
+    rows += [("note", note) for note in document["notes"]]
+    return rows
+
+
+def _target(target: dict[str, str]) -> str:
+    hashed = target["weights_hash"]
+    return f"{target['name'] or 'a model without a name'}{f' (weights {hashed[:8]})' if hashed else ''}"
+
+
+def _taps(document: dict[str, Any]) -> str:
+    if not document["taps"]:
+        return "the layers that EAGLE-3's code taps in a model of the target's depth"
+    return f"what enters layers {', '.join(map(str, document['taps']))}, counted from 0"
+
+
+def _matrices(document: dict[str, Any]) -> str:
+    own = [name for name in ("embedding", "output") if document[f"own_{name}"]]
+    borrowed = [name for name in ("embedding", "output") if name not in own]
+    parts = [f"its own {' and '.join(own)}"] if own else []
+    return "; ".join([*parts, *([f"the model's {' and '.join(borrowed)}"] if borrowed else [])])
+
+
+def _types(tensors: dict[str, dict[str, Any]]) -> str:
+    """Return the types of the matrices, each with the names of those that have it.
+
+    >>> _types({"fc": {"shape": [2, 4], "type": "Q8_0"}, "q": {"shape": [2, 4], "type": "Q4_0"}})
+    'Q8_0 fc; Q4_0 q'
+    """
+    by_type: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        if len(tensor["shape"]) == 2:
+            by_type.setdefault(tensor["type"], []).append(name)
+    return "; ".join(f"{kind} {' '.join(names)}" for kind, names in by_type.items())
+
+
+def _reach(reach: Iterable[float]) -> str:
+    """Return chances by depth in words.
+
+    >>> _reach([0.56, 0.28])
+    'the first token of a draft 56 %, up to the second 28 %'
+    """
+    ordinals = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+    first, *rest = (f"{round(100 * chance)} %" for chance in reach)
+    more = [f"up to the {word} {chance}" for word, chance in zip(ordinals, rest, strict=False)]
+    return ", ".join([f"the first token of a draft {first}", *more])

@@ -1,0 +1,231 @@
+"""Read the config.json of an EAGLE-3 checkpoint, in the two dialects that trainers write.
+
+SafeAILab's and SpecForge's files are flat, with some settings in `eagle_config`; those of speculators keep the layer's
+settings in `transformer_layer_config`. The same word means different things:
+
+- `norm_output`: in a flat file, there is a norm before the output matrix (absent: true). In speculators' files, the
+  state fed back is the normed one (absent: false).
+- `norm_before_residual`: absent is false in a flat file. In speculators' files absent is refused, because trainers and
+  servers disagree on the default.
+- `eagle_aux_hidden_state_layer_ids`: in both dialects, layers whose OUTPUT is tapped where the first is 1; otherwise
+  layers that the taps ENTER.
+
+That rule for layers is sglang's (pull request 25454): no head taps what leaves the embedding, so 1 as an input would be
+the output of layer 0, which no trainer takes. `tie_word_embeddings` is ignored, as some trainers write true beside an
+output matrix of its own: the tensors decide.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec_runtimes.trained_heads.card import FcNorm
+from edgedec_runtimes.trained_heads.record import layer_ids, text
+from edgedec_runtimes.weights.config_values import ConfigValues, llama3_divisors
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+DEFAULT_TAPS = 3
+_REMEDY = "edgedec does not run such a head; take one that is trained without it"
+_MOST_VALUES = 2**24
+# The defaults of transformers' LlamaConfig and Qwen3Config, which write only what differs from them.
+_DEFAULTS: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+}
+# Settings that must have one of these values, or be absent.
+_EXPECTED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "hidden_activation": ("silu", "swish"),
+    "num_hidden_layers": (1,),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "bias": (False,),
+    "qkv_bias": (False,),
+    "rope_interleaved": (False,),
+    "partial_rotary_factor": (1, 1.0),
+    "parallel_draft_step": (0, 1),
+    "use_aux_hidden_state": (True,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "eagle_decoder_type": ("llama",),
+    "speculators_model_type": ("eagle3",),
+}
+# Settings that change no logit, or that the tensors answer; and those that are read by name below.
+_KNOWN = frozenset(
+    {
+        *("_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id", "chunk_size_feed_forward"),
+        *("d2t_path", "draft_arch", "draft_vocab_size", "dtype", "eagle_config", "embed_requires_grad", "eos_token_id"),
+        *("fc_norm", "has_lm_head", "has_no_defaults_at_init", "head_dim", "hidden_size", "id2label"),
+        *("initializer_range", "intermediate_size", "is_decoder", "label2id", "layer_types", "max_position_embeddings"),
+        *("max_window_layers", "model_type", "norm_before_fc", "norm_before_residual", "norm_output"),
+        *("num_attention_heads", "num_aux_hidden_states", "num_key_value_heads", "pad_token_id", "pretraining_tp"),
+        *("problem_type", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window"),
+        *("speculators_config", "speculators_version", "t2d_path", "target_hidden_size", "target_model_type"),
+        *("target_vocab_size", "tie_word_embeddings", "torch_dtype", "transformer_layer_config"),
+        *("transformers_version", "use_cache", "vocab_size", LAYER_IDS),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What config.json says of a head; the attributes are those of HeadCard.
+
+    Attributes:
+        target_name: What the file calls the model that the head was trained for; "" where it does not name it.
+        taps: Empty where the file names no layers; then `n_taps` says how many there are.
+        n_vocab_draft: None where the file does not say it.
+        n_vocab_target: None where the file does not say it.
+        rope_divisors: float32[head_dim / 2] that the frequencies are divided by, or None.
+    """
+
+    target_name: str
+    n_embd: int
+    n_embd_target: int | None
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    rms_epsilon: float
+    rope_base: float
+    rope_divisors: NDArray[np.float32] | None
+    taps: tuple[int, ...]
+    n_taps: int
+    n_vocab_draft: int | None
+    n_vocab_target: int | None
+    norm_before_residual: bool
+    fc_norm: FcNorm
+    feeds_back_normed: bool
+    norms_output: bool
+    notes: tuple[str, ...]
+
+
+def read_settings(path: Path, raw: Mapping[str, Any]) -> Settings:
+    """Return the settings of a head.
+
+    Args:
+        path: The file, for messages.
+        raw: What config.json holds.
+
+    Raises:
+        ModelFormatError: A value has another type than expected, or contradicts another.
+        UnsupportedModelError: A setting has a value, or a name, that edgedec does not run; the message names it.
+    """
+    values, is_speculators = _flat(path, raw)
+    _check_known(values)
+    norm_output = values.flag("norm_output", not is_speculators)
+    notes = []
+    if is_speculators and "norm_before_residual" not in values.values:
+        values.refuse("norm_before_residual", "expected true or false, as trainers disagree on its default")
+    if not is_speculators and values.values.get("norm_output") is True:
+        notes.append(
+            "norm_output is true: read as a norm before the output matrix, as SpecForge means it; some trainers mean "
+            'that the normed state is fed back, which "feeds_back_normed": true in edgedec-head.json says'
+        )
+    n_head = values.whole("num_attention_heads", most=_MOST_VALUES)
+    n_embd = values.whole("hidden_size", most=_MOST_VALUES)
+    head_dim = values.whole("head_dim", max(1, n_embd // n_head), most=_MOST_VALUES)
+    n_head_kv = values.whole("num_key_value_heads", n_head, most=_MOST_VALUES)
+    if n_head % n_head_kv or head_dim % 2:
+        values.fail(f"{n_head} heads of size {head_dim} cannot share {n_head_kv} key-value heads")
+    base, divisors = _rope(values, head_dim)
+    taps, tap_notes = _taps(values)
+    notes += tap_notes
+    return Settings(
+        target_name=_target_name(values),
+        n_embd=n_embd,
+        n_embd_target=_optional(values, "target_hidden_size"),
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_dim=head_dim,
+        rms_epsilon=values.number("rms_norm_eps"),
+        rope_base=base,
+        rope_divisors=divisors,
+        taps=taps,
+        n_taps=len(taps) or values.whole("num_aux_hidden_states", DEFAULT_TAPS, most=16),
+        n_vocab_draft=_optional(values, "draft_vocab_size"),
+        n_vocab_target=_optional(values, "target_vocab_size") or _optional(values, "vocab_size"),
+        norm_before_residual=values.flag("norm_before_residual", False),
+        fc_norm=_fc_norm(values),
+        feeds_back_normed=is_speculators and norm_output,
+        norms_output=is_speculators or norm_output,
+        notes=tuple(notes),
+    )
+
+
+def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[ConfigValues, bool]:
+    """Return all settings in one object, and whether the file is in speculators' dialect.
+
+    Null stands for the default, as it does in the classes that write these files.
+    """
+    outer = ConfigValues(path, {key: value for key, value in raw.items() if value is not None}, _REMEDY)
+    found = dict(_DEFAULTS)
+    for table in (outer.table("transformer_layer_config"), outer.table("eagle_config"), outer.values):
+        found |= {key: value for key, value in table.items() if value is not None}
+    is_speculators = "transformer_layer_config" in outer.values or "speculators_model_type" in outer.values
+    return ConfigValues(path, found, _REMEDY), is_speculators
+
+
+def _check_known(values: ConfigValues) -> None:
+    """Refuse a setting with another value than the one that edgedec runs, and one that edgedec does not know."""
+    for key, expected in _EXPECTED.items():
+        if key in values.values and values.values[key] not in expected:
+            values.refuse(key, f"expected {' or '.join(map(str, expected))}")
+    kinds = values.values.get("layer_types", ["full_attention"])
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        values.refuse("layer_types", "expected full_attention")
+    for key in sorted(values.values.keys() - _KNOWN - _EXPECTED.keys()):
+        value = values.values[key]
+        if isinstance(value, str) or not value:  # a word describes; a flag that is off, or an empty list, asks nothing
+            continue
+        values.refuse(key[:80], "which edgedec does not know; delete it from the file where it changes no token")
+
+
+def _optional(values: ConfigValues, key: str) -> int | None:
+    return values.whole(key, most=_MOST_VALUES) if key in values.values else None
+
+
+def _fc_norm(values: ConfigValues) -> FcNorm:
+    joined, each = values.flag("norm_before_fc", False), values.flag("fc_norm", False)
+    if joined and each:
+        values.refuse("fc_norm", "expected false beside norm_before_fc")
+    return "joined" if joined else "each" if each else "none"
+
+
+def _taps(values: ConfigValues) -> tuple[tuple[int, ...], list[str]]:
+    """Return the layers that the taps enter, or an empty tuple where the file names none, and notes."""
+    ids = layer_ids(values, LAYER_IDS)
+    if ids is None:
+        note = (
+            "the file does not name the layers it taps: those of the EAGLE-3 paper's code are taken; where others were "
+            'trained, "taps" in edgedec-head.json says which'
+        )
+        return (), [note]
+    return (tuple(i + 1 for i in ids), []) if ids[0] == 1 else (ids, [])
+
+
+def _target_name(values: ConfigValues) -> str:
+    config = ConfigValues(values.path, values.table("speculators_config"), values.remedy)
+    return text(ConfigValues(values.path, config.table("verifier"), values.remedy), "name_or_path")
+
+
+def _rope(values: ConfigValues, head_dim: int) -> tuple[float, NDArray[np.float32] | None]:
+    """Return RoPE's base, and what its frequencies are divided by; transformers 4 (rope_scaling) or 5's form."""
+    parameters = {key: value for key, value in values.table("rope_parameters").items() if value is not None}
+    rope = ConfigValues(values.path, parameters or values.table("rope_scaling"), values.remedy)
+    base = rope.number("rope_theta", values.number("rope_theta"))
+    if rope.values.get("partial_rotary_factor", 1) != 1:
+        rope.refuse("partial_rotary_factor", "expected 1.0")
+    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    if kind == "default":
+        return base, None
+    if kind == "linear":
+        return base, np.full(head_dim // 2, rope.number("factor"), np.float32)
+    if kind == "llama3":
+        return base, llama3_divisors(rope, base, head_dim)
+    return rope.refuse("rope_type" if "rope_type" in rope.values else "type", "expected default, linear or llama3")

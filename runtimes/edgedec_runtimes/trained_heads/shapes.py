@@ -1,0 +1,91 @@
+"""Check that a head's tensors are those that its card says."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor
+
+ALWAYS = ("fc", "q", "k", "v", "o", "gate", "up", "down", "input_norm", "hidden_norm", "post_attention_norm")
+"""The tensors that every head has."""
+
+
+def expected_shapes(card: HeadCard, *, n_taps: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that a head with this card has, by name; without `rope_divisors`."""
+    n, n_pair = card.n_embd, 2 * card.n_embd
+    n_q, n_kv = card.n_head * card.head_dim, card.n_head_kv * card.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc": (n, n_taps * card.n_embd_target),
+        "q": (n_q, n_pair),
+        "k": (n_kv, n_pair),
+        "v": (n_kv, n_pair),
+        "o": (n, n_q),
+        "gate": (card.n_ff, n),
+        "up": (card.n_ff, n),
+        "down": (n, card.n_ff),
+        "input_norm": (n,),
+        "hidden_norm": (n,),
+        "post_attention_norm": (n,),
+    }
+    if card.norms_output:
+        shapes["output_norm"] = (n,)
+    if card.fc_norm != "none":
+        shapes["fc_norm"] = (n_taps * card.n_embd_target,)
+    if card.own_embedding:
+        shapes["embedding"] = (card.n_vocab_target, n)
+    if card.own_output:
+        shapes["output"] = (card.n_vocab_draft, n)
+    return shapes
+
+
+def checked_head(
+    path: Path, card: HeadCard, tensors: Mapping[str, HeadTensor], d2t: NDArray[np.int64], *, n_taps: int
+) -> Head:
+    """Return the head, after checking its tensors against its card.
+
+    Args:
+        path: The file, for messages.
+        n_taps: How many taps the head has; the card may not name them yet.
+        d2t: int64[n_vocab_draft], the target's token ids.
+
+    Raises:
+        ModelFormatError: A tensor is missing, has another shape than the card says, holds numbers that are not finite,
+            or `d2t` names a token twice or one that the target does not have.
+    """
+    shapes = expected_shapes(card, n_taps=n_taps)
+    if "rope_divisors" in tensors:
+        shapes["rope_divisors"] = (card.head_dim // 2,)
+    for name, shape in shapes.items():
+        if name not in tensors:
+            _fail(path, f"it has no tensor for {name!r}, expected one of shape {shape}")
+        if tensors[name].shape != shape:
+            _fail(path, f"its tensor {name!r} has the shape {tensors[name].shape}, expected {shape}")
+        if not tensors[name].is_finite():
+            _fail(path, f"its tensor {name!r} holds numbers that are not finite")
+    if extra := sorted(tensors.keys() - shapes.keys()):
+        _fail(path, f"it has a tensor {extra[0]!r}, which its settings do not use")
+    if "rope_divisors" in tensors and not (tensors["rope_divisors"].floats() > 0).all():
+        _fail(path, "its rope_divisors are not all above 0")
+    return Head(card, dict(tensors), checked_d2t(path, d2t, card))
+
+
+def checked_d2t(path: Path, d2t: NDArray[np.int64], card: HeadCard) -> NDArray[np.int32]:
+    """Return int32[n_vocab_draft]: the target's token ids, which must be different ones that the target has."""
+    if d2t.shape != (card.n_vocab_draft,):
+        _fail(path, f"d2t has the shape {d2t.shape}, expected ({card.n_vocab_draft},)")
+    if d2t.size == 0 or d2t.min() < 0 or d2t.max() >= card.n_vocab_target:
+        _fail(path, f"d2t names tokens beyond the target's {card.n_vocab_target}")
+    if len(np.unique(d2t)) != len(d2t):
+        _fail(path, "d2t names a token twice")
+    return d2t.astype(np.int32)
+
+
+def _fail(path: Path, found: str) -> NoReturn:
+    raise ModelFormatError(
+        f"{path}: {found}; the head is damaged, or its settings are another head's: download it again"
+    )
