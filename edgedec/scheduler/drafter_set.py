@@ -12,7 +12,7 @@ from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, ModelFactory, SortedText
 from edgedec.drafter_traits import Declaring, DrafterTraits
 from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
@@ -27,7 +27,6 @@ from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_factories import HEAD, SKIP, drafter_factory, promised_gain
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
-from edgedec.scheduler.shared_cost_curve import JointPrice
 from edgedec.sequence import COUPLED, TextState
 from edgedec.stats import DecodeStats
 
@@ -185,40 +184,45 @@ def open_policy(
         notes = (*notes, *rule_notes(request.rule, shape, draws, greedy=greedy))
     for note in notes:
         stats.add_reason(note)
-    options = PolicyOptions(
-        drafting.n_max,
-        greedy=greedy,
-        always=drafting.always,
-        coupled=context.coupled,
-        trees=trees,
-    )
+    options = PolicyOptions(drafting.n_max, always=drafting.always, coupled=context.coupled, trees=trees)
     policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, request.record)
     drafting.policies.append(policy)
     return policy
 
 
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:
-    """Return the drafters of a generation that open and fit the memory; the statistics name the others."""
-    drafters, left, stats = list[ActiveDrafter](), drafting.budget_bytes, sequence.stats
+    """Return the drafters of a generation that open and fit the memory; the statistics name the others, and why."""
+    found, left, stats = list[ActiveDrafter](), drafting.budget_bytes, sequence.stats
+    greedy = context.sampling.greedy
     for name, factory in _with_tuned_layers(drafting, context, stats).items():
         if name in drafting.off:
             stats.add_reason(drafting.off[name])
             continue
-        record = drafting.records.setdefault(name, DrafterRecord())
+        record, drafter = drafting.records.setdefault(name, DrafterRecord()), None
         own = replace(
             context,
-            correction=record.calibration[context.sampling.greedy],
+            correction=record.calibration[greedy],
             note_ahead=partial(stats.note_ahead, name),
             note_late=partial(note_late, stats, name),
         )
-        if (opened := _open(name, factory, own, sequence, left)) is not None:
-            drafter, held = opened
-            left = None if left is None else left - held
-            active = _active(name, drafter, record, context.curve)
-            if not drafting.always and context.recorder is None:
-                active.idle_if_dear(context.sampling.greedy)
-            drafters.append(active)
-    return drafters
+        try:
+            drafter = factory(own)
+            _check_needs(drafter.needs, context.target)
+            held = drafter.memory_bytes()
+            if left is not None and held > left:
+                raise MemoryCapError(f"it would hold {held} bytes where {left} are left; allow more memory")
+            drafter.begin(sequence.token_ids)
+        except Exception as error:  # a drafter never ends a generation
+            note_failure(stats, name, error)
+            close_drafter(drafter)
+            continue
+        left, traits = None if left is None else left - held, _traits(drafter)
+        record.expect(traits)
+        active = ActiveDrafter(name, drafter, record, traits.cost, greedy, model=traits.about)
+        if not drafting.always and context.recorder is None:
+            active.idle_if_dear()
+        found.append(active)
+    return found
 
 
 def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:
@@ -230,28 +234,6 @@ def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:
         head.rest()
     else:
         head.follow()
-
-
-def _open(
-    name: str, factory: DrafterFactory, context: DraftContext, sequence: TextState, most_bytes: int | None
-) -> tuple[Drafter, int] | None:
-    """Make a drafter, give it the prompt, and return it with the bytes that it holds; None where that fails.
-
-    The reason for a failure goes into the statistics. `most_bytes` is the most memory that the drafter may hold.
-    """
-    drafter = None
-    try:
-        drafter = factory(context)
-        _check_needs(drafter.needs, context.target)
-        held = drafter.memory_bytes()
-        if most_bytes is not None and held > most_bytes:
-            raise MemoryCapError(f"it would hold {held} bytes where {most_bytes} are left; allow more memory")
-        drafter.begin(sequence.token_ids)
-    except Exception as error:  # a drafter never ends a generation
-        note_failure(sequence.stats, name, error)
-        close_drafter(drafter)
-        return None
-    return drafter, held
 
 
 def _check_needs(needs: DrafterNeeds, session: Session) -> None:
@@ -281,17 +263,3 @@ def _with_tuned_layers(drafting: Drafting, context: DraftContext, stats: DecodeS
 
 def _traits(drafter: Drafter) -> DrafterTraits:
     return drafter.traits if isinstance(drafter, Declaring) else DrafterTraits()
-
-
-def _active(name: str, drafter: Drafter, record: DrafterRecord, curve: CostCurve) -> ActiveDrafter:
-    """Return a drafter with what is known of it; what it declares counts until its drafts were timed and compared."""
-    traits = _traits(drafter)
-    record.expect(traits)
-    return ActiveDrafter(
-        name,
-        drafter,
-        record,
-        traits.cost,
-        model=traits.about,
-        price=JointPrice(drafter, curve).share_s if isinstance(drafter, JointDrafter) else None,
-    )

@@ -85,7 +85,7 @@ def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> Draft
         choice: What is chosen of the other drafters' proposals.
     """
     record, cost, n_max, rate = active.record, choice.cost, choice.n_max, choice.expected.rate
-    p, level_s = record.rate(choice.options.greedy), _level_s(active, cost)
+    p, level_s = record.rate(active.greedy), _level_s(active, cost)
     if active.in_place:
         return _plan_known(active, p, level_s, choice, rate)
     always, others = choice.options.always, choice.curve.others
@@ -124,11 +124,11 @@ def _plan_known(active: ActiveDrafter, p: float, level_s: float, choice: Choice,
 
     Its chain ends by its own probabilities, the next of which is about its mean acceptance `p`.
     """
-    cost, n_max, n_texts, options = choice.cost, choice.n_max, choice.curve.n_texts, choice.options
-    if options.always:
+    cost, n_max, n_texts = choice.cost, choice.n_max, choice.curve.n_texts
+    if choice.options.always:
         return DraftPlan(n_max, level_s)
-    worth = active.record.worth[options.greedy].at_first(level_s)
-    if not active.is_due(worth, cost(0) / n_texts, n_texts, among_others=bool(choice.nodes)):
+    active.worth.at_first(level_s)
+    if not active.is_due(cost(0) / n_texts, n_texts, among_others=bool(choice.nodes)):
         return None
     length, gain = best_length(p, level_s, cost, n_max, rate, choice.curve.others)
     rate *= max(gain, 1.0)
@@ -187,8 +187,9 @@ def note_draft(
         _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
     active.missed = 0
     if active.in_place:
-        worth, token_s = record.worth[choice.options.greedy].at_first(plan.level_s), cost(0) / choice.curve.n_texts
-        active.judge(worth, gain_s / token_s, seconds, token_s, among_others=among_others)
+        active.worth.at_first(plan.level_s)
+        token_s = cost(0) / choice.curve.n_texts
+        active.judge(gain_s / token_s, seconds, token_s, among_others=among_others)
     elif active.tries:
         lost_s = seconds + cost(n) - cost(0)
         record.trials.lost_s += lost_s

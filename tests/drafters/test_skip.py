@@ -24,7 +24,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, LayerSet, Model
 from edgedec.noise import Noise
 from edgedec.sampling import SamplingParams, distribution
-from edgedec.scheduler import drafter_factories as draft_loading
+from edgedec.scheduler import plugin_guard
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
@@ -80,7 +80,7 @@ def drafter_for(model: Model, layers: LayerSet, params: SamplingParams = GREEDY,
 def texts(path: Path, draft: DrafterFactory | None) -> list[tuple[int, ...]]:
     """Return what is generated after TEXT in every way to draw tokens, with a drafter pinned or without one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loading, "GuardedFactory", lambda factory: factory)
+        patch.setattr(plugin_guard, "GuardedFactory", lambda factory: factory)
         engine = edgedec.load(path, runtime="cpu", n_ctx=256, draft=draft, n_draft_max=8, n_threads=1)
     with engine:
         found = [engine.generate(TEXT, max_tokens=40, seed=5, ignore_end=True, **way) for way in SETTINGS.values()]
