@@ -1,14 +1,17 @@
 """Which tokens a grammar allows after a text, and after each path of a draft."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.sampling import Place, SamplingParams
+from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
+from edgedec.sampling import Noise, SamplingParams, distribution, draw, penalized
 
 _FORBIDDEN = np.float32(-np.inf)
+_N_FIRST = 32  # tokens that are put in order before the rest of the vocabulary is
 
 
 class Predicate(Protocol):
@@ -59,6 +62,58 @@ class GrammarState(Protocol):
 
     def close(self) -> None:
         """Free the memory of the state; calling it again does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlace:
+    """The place of a text where a token is drawn, and all that the draw depends on.
+
+    Attributes:
+        logits: f32[n_vocab], the model's, of the row before.
+        params: The options.
+        seen: The text so far, prompt included, for the penalties.
+        noise: The random numbers of the generation.
+        position: The absolute position of the token.
+        ops: Operations over the row.
+    """
+
+    logits: NDArray[np.float32]
+    params: SamplingParams
+    seen: Sequence[int]
+    noise: Noise
+    position: int
+    ops: LogitOps = NUMPY_ROW_OPS
+
+    def draw(self, scores: NDArray[np.float32]) -> int:
+        """Return the token that is drawn from a row that stands for the logits (RequestError as draw())."""
+        return draw(scores, self.params, self.seen, self.noise, self.position, self.ops)
+
+    def in_order(self, scores: NDArray[np.float32]) -> Iterator[tuple[int, float]]:
+        """Yield tokens with their probabilities in the order in which draw() would take them, were others ruled out.
+
+        This is drawing without replacement: each token comes with its probability among those that are left (Gumbel
+        top-k; Kool et al. 2019, arXiv:1903.06059). Tokens that top-k, top-p and min-p rule out come last, the more
+        probable ones first, with a probability of 0. At temperature 0 the order is that of the logits, and the
+        probabilities are those of temperature 1.
+
+        Args:
+            scores: f32[n_vocab], a row that stands for the logits; -inf rules a token out for good.
+        """
+        params = replace(self.params, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
+        law = distribution(scores, params if self.params.greedy else self.params, self.seen, self.ops)
+        keys = np.log(law.probs)
+        if not self.params.greedy:
+            keys += self.noise.gumbel(self.position, law.token_ids)
+        n_first = min(_N_FIRST, len(keys))
+        first = np.argpartition(-keys, n_first - 1)[:n_first]
+        first = first[np.argsort(-keys[first], kind="stable")]
+        yield from zip(law.token_ids[first].tolist(), law.probs[first].tolist(), strict=True)
+        order = np.argsort(-keys, kind="stable")[n_first:]
+        yield from zip(law.token_ids[order].tolist(), law.probs[order].tolist(), strict=True)
+        out = penalized(scores, self.params, self.seen).copy()
+        out[law.token_ids] = -np.inf
+        for token in np.argsort(-out, kind="stable")[: np.count_nonzero(out > -np.inf)].tolist():
+            yield token, 0.0
 
 
 class Constraint:
@@ -123,7 +178,7 @@ class Constraint:
         np.copyto(masked[:n], logits[:n], where=allowed[:n])
         return masked
 
-    def choose(self, place: Place, path: Sequence[int]) -> int:
+    def choose(self, place: DrawPlace, path: Sequence[int]) -> int:
         """Return the token that is drawn after the text and `path` (raises RequestError as masked())."""
         return place.draw(self.masked(place.logits, path))
 

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,8 +17,7 @@ from edgedec.draft import ONE_CHAIN, Draft, TreeShape, Verification
 from edgedec.draft_constants import MOST_P
 from edgedec.errors import PluginError
 from edgedec.model import LayerSet, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.tokenizer import Tokenizer
 
 STORE_BYTES = 32_000_000
@@ -166,6 +166,8 @@ class DraftContext:
         token_s: Seconds that the draft model takes for a token, as timed at load; None where it was not timed.
         note_ahead: `(tokens drafted while the target verified, those of use)` notes these sums so far.
         note_late: Notes a draft that did not come by its deadline.
+        note: Adds a sentence for a person to the statistics of the text.
+        cache_dir: Where is kept what was measured of the model, as in LoadOptions; None for nowhere.
     """
 
     target: Session
@@ -188,6 +190,8 @@ class DraftContext:
     token_s: float | None = None
     note_ahead: Callable[[int, int], None] = lambda n_ahead, n_used: None
     note_late: Callable[[], None] = lambda: None
+    note: Callable[[str], None] = lambda sentence: None
+    cache_dir: Path | None = None
 
 
 class Drafter(Protocol):
@@ -214,7 +218,7 @@ class DrafterFactory(Protocol):
     """Makes the drafter of one generation; entry points of `edgedec.drafters` name factories, or classes like this.
 
     An attribute `shedding` may say what the drafter loses where memory runs short, as Shedding, or None where it holds
-    next to nothing that it could lose.
+    next to nothing that it could lose. An attribute `demands` may say what the drafter needs at load, as Demands.
     """
 
     def __call__(self, context: DraftContext) -> Drafter: ...

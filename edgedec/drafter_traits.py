@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+from edgedec.model import Session
+
 
 class DraftCost(Enum):
     """What each token of a drafter's drafts takes."""
@@ -34,6 +36,7 @@ class DrafterTraits:
         rate: P(a node is accepted | its parent was accepted), as expected.
         level_s: Seconds that a draft is expected to take for each token deeper; None where that is not known.
         about: Returns the name and the memory of the model that the drafter uses, for a person; None without one.
+        follows: Whether the drafter reads each text along with the target; it then has what `Following` says.
     """
 
     cost: DraftCost = DraftCost.NOTHING
@@ -41,6 +44,7 @@ class DrafterTraits:
     rate: float = 0.7
     level_s: float | None = None
     about: Callable[[], str] | None = None
+    follows: bool = False
 
 
 @runtime_checkable
@@ -54,7 +58,9 @@ class Declaring(Protocol):
 
 @runtime_checkable
 class Following(Protocol):
-    """A drafter whose model reads each text along with the target, which takes time also where it is not asked.
+    """A drafter that reads each text along with the target, which takes time also where it is not asked.
+
+    Its traits say that it `follows`. While its drafts do not pay, it is told to leave whole texts alone.
 
     Attributes:
         followed_s: Seconds that reading has taken since begin(), drafts not included.
@@ -65,6 +71,32 @@ class Following(Protocol):
 
     def idle(self) -> None:
         """Stop reading the text; the drafter is not asked before the next text."""
+
+
+@runtime_checkable
+class FollowingFactory(Protocol):
+    """A factory whose drafters follow texts, and which is told of a prompt that several texts have in common."""
+
+    def begin_prompt(self, session: Session, *, follows: bool) -> None:
+        """Follow a prompt that the session is about to read, or leave it alone.
+
+        The drafters of the texts are made later, on forks of the session.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What a drafter needs when the model is loaded.
+
+    Attributes:
+        rows: The fewest rows of a forward that the drafter can do with; a memory plan keeps that many.
+        costs: Whether the drafter decides by what forwards cost, so that they are measured even where it is pinned.
+        layers: Whether the drafter runs the target with layers left out, which a model of fewer layers can't do.
+    """
+
+    rows: int = 1
+    costs: bool = False
+    layers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,13 @@ class HeadState(Protocol):
     def shared(self) -> SharedForward:
         """The latest call of chain(), begin() or next(), in which other sessions may have had texts (`n_items`)."""
 
+    @property
+    def evaluated(self) -> Sequence[tuple[int, float]]:
+        """The forwards of the latest call of chain(), begin(), next() or branches(): rows of each, and a share.
+
+        The share is the bytes of weights that the forward read, of those that a token of the target reads.
+        """
+
     def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
         """Draft what follows `token`; empty where the head does not know the text before it.
 
@@ -115,10 +122,6 @@ class HeadState(Protocol):
         The tree is drafted behind the token of the last begin(). A parent is -1 for that token, or an earlier node. The
         nodes before the last `n_new` are those of the last call for this tree.
         """
-
-    @property
-    def share(self) -> float:
-        """Bytes of weights that a drafted token reads, as a share of those that a token of the target reads."""
 
     @property
     def held_bytes(self) -> int:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
 
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress
@@ -59,6 +59,7 @@ class LoadOptions:
             first layers, as many as are left. The output matrix counts as the last layer. A memory plan chooses it
             (edgedec.memory_plan.Device); None to go by `n_gpu_layers`.
         runtime_options: Values by the names of options that only this runtime has (read_options).
+        machines: Other machines that take layers, as these options name them; times that are measured hold for these.
         cache_dir: Root of edgedec's cache, for what a runtime remembers between starts; None to remember nothing.
         on_progress: Called during loading, in the calling thread.
         cancel: Stops the loading.
@@ -77,6 +78,7 @@ class LoadOptions:
     device: str | None = None
     layer_split: tuple[tuple[str, int], ...] | None = None
     runtime_options: Mapping[str, object] = field(default_factory=dict, hash=False)
+    machines: tuple[str, ...] = ()
     cache_dir: Path | None = None
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
@@ -87,20 +89,9 @@ class LoadOptions:
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
                 raise RequestError(f"{name} is {value!r}; it must be a whole number")
 
-    @property
-    def rpc_servers(self) -> tuple[str, ...]:
-        """ "host:port" of servers that lend devices of other machines; a runtime with such has the option `rpc`."""
-        named = self.runtime_options.get("rpc")
-        return tuple(filter(None, named.replace(" ", "").split(","))) if isinstance(named, str) else ()
-
     def with_own(self, **values: object) -> "LoadOptions":
         """Return the options with other values of options that only the runtime has."""
         return replace(self, runtime_options={**self.runtime_options, **values})
-
-    def of_this_machine(self) -> "LoadOptions":
-        """Return the options without the servers of other machines."""
-        own = {name: value for name, value in self.runtime_options.items() if name not in ("rpc", "rpc_wait")}
-        return replace(self, runtime_options=own)
 
 
 def default_n_ctx(n_ctx_train: int) -> int:
@@ -166,6 +157,29 @@ class Sacrifice:
     with_devices: bool = False
 
 
+@runtime_checkable
+class OtherMachines(Protocol):
+    """Own options by which a runtime puts layers of a model on other machines.
+
+    Their class attribute `of_other_machines` names the options that a model on this machine alone goes without.
+    """
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The other machines; none where all layers stay on this one."""
+
+    @property
+    def warning(self) -> str:
+        """What a person should know before layers are put there; may be empty."""
+
+    @property
+    def wait_s(self) -> float:
+        """Most seconds for which a text waits for a machine that is lost."""
+
+    def require_no_layers_here(self, *, layer_skip: bool, draft_head: bool) -> None:
+        """Raise RequestError where other machines take the layers, and one of these needs them on this one."""
+
+
 def own_options(runtime: object) -> type[Any]:
     """Return the dataclass of the options that only this runtime has."""
     found: type[Any] = getattr(runtime, "own_options", NoOptions)  # other packages' runtimes need not have it
@@ -173,8 +187,9 @@ def own_options(runtime: object) -> type[Any]:
 
 
 def known_to(runtime: object, given: Mapping[str, object]) -> dict[str, object]:
-    """Return those of the given options that a runtime has."""
-    known = {field.name for field in fields(own_options(runtime))}
+    """Return those of the given options that a runtime has for a model on this machine."""
+    kind = own_options(runtime)
+    known = {field.name for field in fields(kind)} - set(getattr(kind, "of_other_machines", ()))
     return {name: value for name, value in given.items() if name in known}
 
 

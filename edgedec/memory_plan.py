@@ -5,7 +5,7 @@ mapped files that are in memory (VmRSS and VmHWM on Linux, the working set on Wi
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -17,6 +17,9 @@ HOST = "host"
 
 Split = tuple[tuple[str, int], ...]
 """How many layers each device takes (LoadOptions.layer_split)."""
+
+IsOver = Callable[[Split, str], bool]
+"""Tells for a split whether a device, by its name, would hold more than its cap."""
 
 OTHER_MODELS = "other models"
 """The term of the models that are loaded already, where a cap is for all models together."""
@@ -78,11 +81,26 @@ class HasDevices(Protocol):
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
         """Return the devices for layers under these options, in the order in which they take layers; no CPU.
 
-        LoadOptions.device names the only one that is wanted; LoadOptions.rpc_servers adds devices of other machines.
+        LoadOptions.device names the only one that is wanted. What their drivers take is that of earlier loads, where
+        the runtime has kept it (edgedec_runtimes.shared.device_account).
 
         Raises:
-            EdgedecError: The runtime does not work, there is no device of that name, or a server does not answer.
+            EdgedecError: The runtime does not work, there is no device of that name, or another machine does not
+                answer.
         """
+
+    def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
+        """Return how many layers each device takes (edgedec_runtimes.shared.layer_split fills the nearest ones first).
+
+        Args:
+            names: The devices in the order of the layers.
+            n_layers: Layers that are wanted on devices: all of them where `whole`, else as many as fit.
+            is_over: Tells whether a device is over its cap.
+            whole: Whether no layer may be left over.
+        """
+
+    def account(self, plan: "MemoryPlan", options: LoadOptions) -> "MemoryPlan":
+        """Return the plan, after a load, with what its devices say that the load took there (DeviceCap.held_bytes)."""
 
 
 def devices_of(runtime: object, options: LoadOptions) -> tuple[Device, ...]:

@@ -46,6 +46,11 @@ class LayerSet:
         mask[list(keep)] = True
         return cls(attn=mask, mlp=mask.copy())
 
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """bool[n_layer, 2]: whether each layer's attention and feed-forward block run."""
+        return np.stack([self.attn, self.mlp], axis=1)
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -106,6 +111,8 @@ class ModelCard:
         sampling_defaults: Values that the file recommends, by the names of SamplingParams.
         left_out: The half-layers that no forward runs (lossy): pairs of a layer and 0 (attention) or 1 (feed-forward).
         share: The part of the whole model's bytes of weights that a token reads here; 0 to 1.
+        variant: A name of what the model lacks, so that its texts are not kept with the whole model's; empty for that.
+        lossy: A note for a person on what the model lacks; empty for a whole model.
         pooling: How the model was trained to make one vector of a text ("mean", "cls", "last"); None for a model that
             writes texts.
     """
@@ -122,6 +129,8 @@ class ModelCard:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[tuple[int, int], ...] = ()
     share: float = 1.0
+    variant: str = ""
+    lossy: str = ""
     pooling: str | None = None
 
 

@@ -40,9 +40,13 @@ TASKS = "edgedec.tasks"
 NUMERICS = "edgedec.numerics"
 STOPS = "edgedec.stops"
 SESSIONS = "edgedec.sessions"
+LOSSY_MODELS = "edgedec.lossy_models"
+DRAFT_MODELS = "edgedec.draft_models"
+PREPARED_DRAFTERS = "edgedec.prepared_drafters"
 GROUPS = (
     *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
     *(HEAD_KINDS, HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TASKS, NUMERICS, STOPS, SESSIONS),
+    *(LOSSY_MODELS, DRAFT_MODELS, PREPARED_DRAFTERS),
 )
 
 OWN = "edgedec.own"

@@ -9,8 +9,8 @@ arXiv:2408.07978).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps, nucleus, slow_loops
-from edgedec.noise import SEED_LIMIT, Noise, gumbel
 
+SEED_LIMIT = 2**64
 MAX_STOPS = 1000
 MAX_STOP_CHARS = 16_384
 
-_N_FIRST = 32  # tokens that are put in order before the rest of the vocabulary is
+_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 _SLACK = 1e-3  # of a logit, more than a sum's rounding
 _LARGEST_BIAS = 1e30  # what a row of float32 takes, and a penalty on top of it
 
@@ -162,6 +162,50 @@ def _require(name: str, value: Any, holds: bool, expected: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Noise:
+    """Gumbel noise as a pure function of (seed, position, token id): what the target's tokens are drawn with.
+
+    The generator is SplitMix64 (Steele, Lea and Flood 2014). Seed and position are hashed to its starting state; the
+    number of token i is the one after i + 1 steps, computed without the steps before.
+    """
+
+    seed: int
+
+    def key(self, position: int) -> int:
+        """Return the 64-bit key of an absolute position of the sequence."""
+        return _mix(_mix(self.seed % SEED_LIMIT) ^ position)
+
+    def gumbel(self, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return f64[n], the noise of these tokens at an absolute position of the sequence."""
+        return gumbel(self.key(position), token_ids)
+
+
+def gumbel(key: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return f64[n], the noise of these tokens under a position's key."""
+    x = (token_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA) + np.uint64(key)  # wraps around as intended
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
+    x ^= x >> np.uint64(31)
+    # 52 bits, so that the half is exact and no value rounds to 0 or 1.
+    uniform = ((x >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return -np.log(-np.log(uniform))
+
+
+def gumbel_of(key: int, token_id: int) -> float:
+    """Return what gumbel() returns for one token; for single tokens this is faster than arrays."""
+    word = _mix((token_id * _GAMMA + key) % SEED_LIMIT)
+    return -math.log(-math.log(((word >> 12) + 0.5) * 2.0**-52))
+
+
+def _mix(x: int) -> int:
+    """Scramble a 64-bit word, one to one."""
+    x = (x + _GAMMA) % SEED_LIMIT
+    x = (x ^ (x >> 30)) * _FIRST % SEED_LIMIT
+    x = (x ^ (x >> 27)) * _SECOND % SEED_LIMIT
+    return x ^ (x >> 31)
+
+
+@dataclass(frozen=True, slots=True)
 class Distribution:
     """A distribution over the vocabulary, given by the tokens whose probability is above zero.
 
@@ -194,7 +238,7 @@ def distribution(
     Raises:
         RequestError: Nothing is left to choose (every token is ruled out, or the model's logits are not finite).
     """
-    scores = _penalized(logits, params, seen)
+    scores = penalized(logits, params, seen)
     if params.greedy:
         return Distribution(np.array([_most_probable(scores, ops)]), np.ones(1))
     ids = _kept(scores, params, ops)
@@ -219,7 +263,7 @@ def draw(
     Raises:
         RequestError: As distribution().
     """
-    scores = _penalized(logits, params, seen)
+    scores = penalized(logits, params, seen)
     if params.temperature == 0:
         return _most_probable(scores, ops)
     key = noise.key(position)
@@ -230,58 +274,6 @@ def draw(
     keys /= params.temperature
     keys += gumbel(key, ids)
     return int(ids[int(keys.argmax())])
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a text where a token is drawn, and all that the draw depends on.
-
-    Attributes:
-        logits: f32[n_vocab], the model's, of the row before.
-        params: The options.
-        seen: The text so far, prompt included, for the penalties.
-        noise: The random numbers of the generation.
-        position: The absolute position of the token.
-        ops: Operations over the row.
-    """
-
-    logits: NDArray[np.float32]
-    params: SamplingParams
-    seen: Sequence[int]
-    noise: Noise
-    position: int
-    ops: LogitOps = NUMPY_ROW_OPS
-
-    def draw(self, scores: NDArray[np.float32]) -> int:
-        """Return the token that is drawn from a row that stands for the logits (RequestError as draw())."""
-        return draw(scores, self.params, self.seen, self.noise, self.position, self.ops)
-
-    def in_order(self, scores: NDArray[np.float32]) -> Iterator[tuple[int, float]]:
-        """Yield tokens with their probabilities in the order in which draw() would take them, were others ruled out.
-
-        This is drawing without replacement: each token comes with its probability among those that are left (Gumbel
-        top-k; Kool et al. 2019, arXiv:1903.06059). Tokens that top-k, top-p and min-p rule out come last, the more
-        probable ones first, with a probability of 0. At temperature 0 the order is that of the logits, and the
-        probabilities are those of temperature 1.
-
-        Args:
-            scores: f32[n_vocab], a row that stands for the logits; -inf rules a token out for good.
-        """
-        params = replace(self.params, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
-        law = distribution(scores, params if self.params.greedy else self.params, self.seen, self.ops)
-        keys = np.log(law.probs)
-        if not self.params.greedy:
-            keys += self.noise.gumbel(self.position, law.token_ids)
-        n_first = min(_N_FIRST, len(keys))
-        first = np.argpartition(-keys, n_first - 1)[:n_first]
-        first = first[np.argsort(-keys[first], kind="stable")]
-        yield from zip(law.token_ids[first].tolist(), law.probs[first].tolist(), strict=True)
-        order = np.argsort(-keys, kind="stable")[n_first:]
-        yield from zip(law.token_ids[order].tolist(), law.probs[order].tolist(), strict=True)
-        out = _penalized(scores, self.params, self.seen).copy()
-        out[law.token_ids] = -np.inf
-        for token in np.argsort(-out, kind="stable")[: np.count_nonzero(out > -np.inf)].tolist():
-            yield token, 0.0
 
 
 def choose(dist: Distribution, noise: Noise, position: int) -> int:
@@ -334,7 +326,7 @@ def _candidates(scores: NDArray[np.float32], params: SamplingParams, ops: LogitO
     return np.flatnonzero(scores > -np.inf)
 
 
-def _penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int]) -> NDArray[np.float32]:
+def penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequence[int]) -> NDArray[np.float32]:
     """Return the logits with bias and penalties applied (Keskar et al. 2019, arXiv:1909.05858, for repetition)."""
     if not params.logit_bias and not (len(seen) and params.has_penalties):
         return logits

@@ -7,8 +7,7 @@ from typing import Literal
 
 from edgedec.drafter import ProposalLog
 from edgedec.errors import OptionError, RequestError
-from edgedec.noise import SEED_LIMIT
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.stats import DecodeStats
 
 FinishReason = Literal["stop", "length", "unsure", "cancelled"]

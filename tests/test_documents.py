@@ -151,11 +151,11 @@ def test_commands_and_options_exist() -> None:
 
 
 def test_sentences_about_drafting_are_what_the_program_says() -> None:
-    """Every sentence that docs/why-drafting-is-off.md explains is in the core's sources, or in a method's."""
+    """Every sentence that docs/why-drafting-is-off.md explains is in the sources of the core, a runtime or a method."""
     page = (ROOT / "docs" / "why-drafting-is-off.md").read_text(encoding="utf-8")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
     explained = [words for cell in cells for words in re.findall(r"`([^`]+)`", cell)]
-    sources = (path for folder in ("edgedec", "methods") for path in (ROOT / folder).rglob("*.py"))
+    sources = (path for folder in ("edgedec", "runtimes", "methods") for path in (ROOT / folder).rglob("*.py"))
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in sources)
     said = [
         node.value

@@ -25,7 +25,6 @@ ROOMS = (
     "storage",
     "verification",
     "sessions",
-    "layer_skip",
     "drafters",
     "scheduler",
     "loading",

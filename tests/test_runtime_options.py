@@ -14,6 +14,7 @@ from edgedec.load_options import LoadOptions, NoOptions, known_to, own_options, 
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec_runtimes.cpu.options import CpuOptions
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.onnx.runtime import Onnx
 
 
@@ -84,3 +85,4 @@ def test_another_model_gets_the_options_that_its_runtime_has() -> None:
     assert own_options(Cpu()) is CpuOptions
     assert own_options(object()) is own_options(Onnx()) is NoOptions
     assert known_to(Cpu(), {"mmap": False, "repack": False}) == {"mmap": False}
+    assert known_to(LlamaCpp(), {"mmap": False, "rpc": "a:1", "rpc_wait": 5.0}) == {"mmap": False}  # it stays here

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError
-from edgedec.noise import Noise
-from edgedec.sampling import Distribution, SamplingParams, choose, distribution, log_probs
+from edgedec.sampling import Distribution, Noise, SamplingParams, choose, distribution, log_probs
 
 PLAIN = SamplingParams(temperature=1, top_p=1)
 HALVES = np.log(np.array([0.5, 0.25, 0.125, 0.125])).astype(np.float32)

@@ -7,7 +7,8 @@ from pathlib import Path
 from edgedec.api.options import Application, EngineOptions
 from edgedec.api.wishes import engine_wishes, find_model
 from edgedec.errors import EdgedecError, MemoryCapError
-from edgedec.memory.planner import Cap, plan_within, planning_bytes
+from edgedec.memory.planner import plan_within
+from edgedec.memory.setting import Cap, planning_bytes
 from edgedec_models.stand_in import model_or_stand_in
 
 

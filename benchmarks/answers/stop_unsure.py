@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, draw
+from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.bench.provenance import provenance
 from edgedec_methods.unsure import Doubt, Fit

@@ -22,8 +22,7 @@ from typing import Any
 import edgedec
 from edgedec.decoding.step import Decoder, step
 from edgedec.model import Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.sequence import Request, TextState
 from edgedec_apps.bench.provenance import provenance
 from edgedec_methods.switching import LARGE, SMALL, SwitchingSession

@@ -26,8 +26,7 @@ from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import resident_bytes
 from edgedec.model import ForwardItem, Model, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, draw
+from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.library import instruction_sets, read_bandwidth
 from edgedec_runtimes.cpu.model import CpuModel

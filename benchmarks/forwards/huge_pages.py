@@ -39,7 +39,7 @@ START = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import huge_pages
 path, folder, mode = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

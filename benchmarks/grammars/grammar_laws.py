@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 import edgedec
 from edgedec.choosing.partial_texts import PartialTexts
-from edgedec.constraint import Constraint
+from edgedec.constraint import Constraint, DrawPlace
 from edgedec.decoding.grammars import Grammars
 from edgedec.grammar import Grammar
-from edgedec.noise import Noise
-from edgedec.sampling import Place, SamplingParams, distribution
+from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec_apps.bench.provenance import provenance
 from edgedec_methods.constrained import constrained
 from edgedec_methods.futures import Futures
@@ -139,7 +138,7 @@ def learned(
         text: Ids = ()
         while not constraint.is_over and text not in law:
             row = rows[text]
-            token = constraint.choose(Place(row, params, (), Noise(1000 * seed + n), len(text)), ())
+            token = constraint.choose(DrawPlace(row, params, (), Noise(1000 * seed + n), len(text)), ())
             constraint.log_mass(row, (), 1.0)
             text = (*text, constraint.commit(token))
         constraint.close()

@@ -24,12 +24,11 @@ import numpy as np
 from json_schemas import _judge
 
 import edgedec
-from edgedec.constraint import Constraint
+from edgedec.constraint import Constraint, DrawPlace
 from edgedec.decoding.grammars import Grammars
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
-from edgedec.noise import Noise
-from edgedec.sampling import Place, SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.bench.provenance import provenance
 
@@ -81,7 +80,7 @@ class Walk:
             began = process_time()
             constraint.allowed()
             seconds.append(process_time() - began)
-            token = constraint.choose(Place(row, _PARAMS, (), Noise(seed), position), ())
+            token = constraint.choose(DrawPlace(row, _PARAMS, (), Noise(seed), position), ())
             constraint.commit(token)
             if self._end[token]:
                 return data.decode(errors="replace"), seconds

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from trained_skipping import Texts, read_texts
 
-from edgedec.layer_skip.layer_sets import LayerBytes, evenly_spaced, layer_bytes, without
+from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet, Session
+from edgedec.storage.layer_sets import evenly_spaced, without
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.layer_judge import Judge
 from edgedec_apps.evaluation.layer_score import Score

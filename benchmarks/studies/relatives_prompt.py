@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from relatives_heads import cut_by_lesson
 
 from edgedec.errors import UnsupportedModelError
-from edgedec.gguf.levels import dequantize
 from edgedec_export.training.lessons import Lesson
 from edgedec_export.training.network import Tensor, cross_entropy, target_shares
 from edgedec_export.training.optimizing import rate_at
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
+from edgedec_runtimes.weights.levels import dequantize
 
 N_PROMPT_TOKENS = 3
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.gguf.file import read_gguf
-from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet, Model, Session

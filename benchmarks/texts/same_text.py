@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 
 import edgedec
-import edgedec.drafters.self_speculation.exit as exit_drafter
+import edgedec_methods.exit as exit_drafter
 from edgedec import Generation
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchRequest, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack
 
-from edgedec.api.request_options import RequestOptions, SamplingOptions
+from edgedec.api.requests import RequestOptions, SamplingOptions
 from edgedec.chat import Message
 from edgedec.choosing.asked_prompt import AskedPrompt, BranchingEngine
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
@@ -15,9 +15,8 @@ from edgedec.choosing.vote import ANSWER, another_is_wanted, answer_of, answer_p
 from edgedec.decoding.samples import Until
 from edgedec.errors import CancelledError, OptionError, argument
 from edgedec.model import ModelCard
-from edgedec.noise import SEED_LIMIT
 from edgedec.progress import CancelToken
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.sequence import Generation
 
 ROUND = 4

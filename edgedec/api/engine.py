@@ -1,25 +1,25 @@
 """The engine that an application holds: a loaded model that generates, streams, chats and embeds."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeGuard, Unpack, cast
+from typing import TYPE_CHECKING, TypeGuard, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec import plugins
-from edgedec.api import async_api as aio
-from edgedec.api.chat_prompt import ChatPrompts
-from edgedec.api.engine_parts import EngineParts
-from edgedec.api.request_options import Prompt, RequestOptions
-from edgedec.api.text_engine import TextEngine
-from edgedec.chat import ChatTemplate, Message, thinking_variables
+from edgedec.api.loaded_model import LoadedModel
+from edgedec.api.requests import Prompt, RequestOptions, SamplingOptions
+from edgedec.chat import Message, thinking_variables
 from edgedec.decoding.generate import TokenStream, finished
-from edgedec.errors import CancelledError, RequestError, TemplateError, argument
+from edgedec.drafter import ProposalLog
+from edgedec.errors import CancelledError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sequence import Generation
 
 if TYPE_CHECKING:  # what few texts need is imported when it is asked for
+    from edgedec.api.async_api import AsyncSampleStream, AsyncTokenStream
     from edgedec.api.best_text import BestOf
     from edgedec.api.embedding import Embedder
     from edgedec.choosing.choice import ChosenText
@@ -29,103 +29,37 @@ if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.sequence import Extraction
 
 
-class Engine(TextEngine):
-    """A loaded model, as edgedec.load returns it: TextEngine, with chats, vectors, gaps and an event loop's methods."""
+class Engine(LoadedModel):
+    """A loaded model that writes texts, as edgedec.load returns it: whole or token by token, several, or the best."""
 
-    def __init__(self, parts: EngineParts) -> None:
-        super().__init__(parts)
-        self._template = parts.template
-        self._path = parts.path
+    def generate(
+        self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
+    ) -> Generation:
+        """Generate a text after a prompt (text, or token ids) and return it whole; options and errors as of stream().
 
-    @cached_property
-    def _embedder(self) -> "Embedder":
-        from edgedec.api.embedding import Embedder
-
-        return Embedder(self.pool, self.card, self._path)
-
-    def embed(
-        self,
-        texts: Sequence[Prompt],
-        *,
-        pooling: "Pooling | None" = None,
-        dimensions: int | None = None,
-        cancel: CancelToken | None = None,
-    ) -> NDArray[np.float32]:
-        """Return f32[n_texts, n_dimensions]: a vector of length 1 for each text.
-
-        A vector depends on its text alone. Each text is read from its beginning, so the KV cache of an earlier request
-        is lost.
-
-        Args:
-            texts: Texts, or their token ids.
-            pooling: "mean", "cls" or "last"; None for what the model was trained for. A model that was not trained to
-                embed needs it: its hidden states say something of a text, but less than an embedding model's.
-            dimensions: Keep only so many numbers of each vector, the first ones; None for all.
-            cancel: Stops the work, from any thread.
-
-        Raises:
-            RequestError: `pooling` or `dimensions` is out of range, a text is empty, or the model was not trained to
-                embed and `pooling` is None.
-            PromptTooLongError: A text does not fit the context.
-            CapabilityError: The runtime has no hidden states.
-            CancelledError: `cancel` stopped the work.
+        When `cancel` stops it, the text so far is returned, with finish_reason "cancelled".
         """
-        from edgedec.decoding.embedding import require_dimensions, require_pooling
+        return finished(self.stream(prompt, cancel=cancel, **options))
 
-        chosen = require_pooling(self.card, pooling)
-        require_dimensions(self.card, dimensions)
-        all_ids = [self.prompt_ids(text) for text in texts]
-        return self._embedder.vectors(all_ids, chosen, dimensions, CancelToken() if cancel is None else cancel)
-
-    def extract(
-        self,
-        question: str,
-        passage: str,
-        *,
-        n: int = 3,
-        max_tokens: int = 64,
-        cancel: CancelToken | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> "Extraction":
-        """Return the stretches of a passage that the model most probably answers a question with, found exactly.
-
-        A stretch begins and ends where one of its tokens does. Its probability is that of its tokens followed by the
-        end of the answer, at temperature 1; so those of all stretches sum to at most 1, and a low sum says that the
-        model would answer in other words.
+    def stream(
+        self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
+    ) -> TokenStream:
+        """Generate token by token after a prompt (text, or token ids). Dropping the stream stops the generation.
 
         Args:
-            question: What to look for.
-            passage: The text to quote from.
-            n: How many stretches, 1 to 100.
-            max_tokens: Most tokens of a stretch, 1 to 512.
-            cancel: Stops the work, from any thread.
-            on_progress: Called while the prompt is read.
+            prompt: The text or the token ids to go on from.
+            cancel: Stops the generation, from any thread.
+            **options: Those of edgedec.api.requests.RequestOptions: the fields of SamplingParams, and reuse,
+                draft, verify, grammar, json_schema, json_close, prediction, predicate, futures, resume and on_progress.
 
         Raises:
-            RequestError: The question or the passage is empty, or a number is out of range.
-            PromptTooLongError: Passage and question with `max_tokens` do not fit the context.
-            CapabilityError: The runtime can't go back in a text, or the model has no end token.
-            CancelledError: `cancel` stopped the work.
-        """
-        task = plugins.load_plugin(plugins.TASKS, "extract")
-        return cast(
-            "Extraction",
-            task(self, question, passage, n=n, max_tokens=max_tokens, cancel=cancel, on_progress=on_progress),
-        )
-
-    def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
-        """Return a prompt, as token ids, that makes the model write what belongs between two texts.
-
-        Args:
-            before: The text before the gap.
-            after: The text after the gap.
-            files: Names and texts of other files that the model may look at.
-
-        Raises:
-            RequestError: The model has no tokens for filling in the middle.
             PromptTooLongError: The prompt does not fit the context.
+            RequestError: An option is unknown or out of range, the prompt is empty, the grammar is invalid or not
+                supported, or json_close finds no text of the grammar within max_tokens.
         """
-        return cast(list[int], plugins.load_plugin(plugins.TASKS, "infill")(self, before, after, files))
+        on_progress = options.pop("on_progress", None)
+        request, open_constraint = self._requests.wanted(prompt, options)
+        return TokenStream(self.pool, request, cancel, on_progress, open_constraint())
 
     def chat(
         self,
@@ -178,69 +112,6 @@ class Engine(TextEngine):
         except CancelledError:
             token_ids = []  # the stream ends before it begins
         return token_ids, chosen
-
-    def chat_ids(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        cancel: CancelToken | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids.
-
-        Args:
-            messages: The chat, oldest message first.
-            tools: The functions that the model may call.
-            cancel: Ends the rendering.
-            variables: Further variables of the model's template, such as {"enable_thinking": False}.
-
-        Raises:
-            CancelledError: `cancel` ended the rendering.
-            TemplateError: The model has no chat template, or the template fails.
-            PromptTooLongError: The conversation does not fit the context.
-        """
-        return self.rendered_ids(self.render(messages, tools=tools, cancel=cancel, variables=variables))
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        cancel: CancelToken | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises)."""
-        return self._chats().render(messages, tools, cancel, variables)
-
-    def rendered_ids(self, text: str) -> list[int]:
-        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context)."""
-        return self._chats().ids(text)
-
-    def _chats(self) -> ChatPrompts:
-        if self._template is None:
-            raise TemplateError(
-                f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
-                f"use generate() (--raw), or load it with {argument('chat_template')}"
-            )
-        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max)
-
-    @property
-    def can_chat(self) -> bool:
-        """Whether the model has a chat template."""
-        return self._template is not None
-
-    @property
-    def template(self) -> ChatTemplate:
-        """The model's chat template (TemplateError where it has none)."""
-        return self._chats().template
-
-    def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
-        """Return the messages without the oldest turns, so that `n_reserved` tokens are free for the answer.
-
-        Also return how many messages are left out.
-        """
-        return self._chats().fit(messages, self.n_ctx - 1 - n_reserved)
 
     def samples(
         self,
@@ -296,12 +167,18 @@ class Engine(TextEngine):
             MemoryCapError: The memory plan has no room for so many texts.
             PromptTooLongError, TemplateError: As stream() and chat_stream().
         """
+        from edgedec.decoding.samples import SampleStream
+
         if _is_chat(prompt):
-            token_ids, chosen = self._chat_prompt(prompt, cancel, think, options)
-            return self._sample_stream(token_ids, n, until, cancel, **chosen)
-        if think is not None:
+            prompt, options = self._chat_prompt(prompt, cancel, think, options)
+        elif think is not None:
             raise RequestError(f"{argument('think')} is for chats, and the prompt is none; leave it out")
-        return self._sample_stream(cast(Prompt, prompt), n, until, cancel, **options)
+        on_progress = options.pop("on_progress", None)
+        options.setdefault("logprobs", 0)
+        if options.get("resume"):
+            raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
+        request, open_constraint = self._requests.wanted(cast(Prompt, prompt), options)
+        return SampleStream(self.pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress)
 
     def best(
         self,
@@ -343,6 +220,111 @@ class Engine(TextEngine):
             return searched(self, asked, how, options)
         return best_of(self, asked, BestOf() if how is None else how, options)
 
+    def extract(
+        self,
+        question: str,
+        passage: str,
+        *,
+        n: int = 3,
+        max_tokens: int = 64,
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> "Extraction":
+        """Return the stretches of a passage that the model most probably answers a question with, found exactly.
+
+        A stretch begins and ends where one of its tokens does. Its probability is that of its tokens followed by the
+        end of the answer, at temperature 1; so those of all stretches sum to at most 1, and a low sum says that the
+        model would answer in other words.
+
+        Args:
+            question: What to look for.
+            passage: The text to quote from.
+            n: How many stretches, 1 to 100.
+            max_tokens: Most tokens of a stretch, 1 to 512.
+            cancel: Stops the work, from any thread.
+            on_progress: Called while the prompt is read.
+
+        Raises:
+            RequestError: The question or the passage is empty, or a number is out of range.
+            PromptTooLongError: Passage and question with `max_tokens` do not fit the context.
+            CapabilityError: The runtime can't go back in a text, or the model has no end token.
+            CancelledError: `cancel` stopped the work.
+        """
+        task = plugins.load_plugin(plugins.TASKS, "extract")
+        return cast(
+            "Extraction",
+            task(self, question, passage, n=n, max_tokens=max_tokens, cancel=cancel, on_progress=on_progress),
+        )
+
+    def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
+        """Return a prompt, as token ids, that makes the model write what belongs between two texts.
+
+        Args:
+            before: The text before the gap.
+            after: The text after the gap.
+            files: Names and texts of other files that the model may look at.
+
+        Raises:
+            RequestError: The model has no tokens for filling in the middle.
+            PromptTooLongError: The prompt does not fit the context.
+        """
+        return cast(list[int], plugins.load_plugin(plugins.TASKS, "infill")(self, before, after, files))
+
+    @cached_property
+    def _embedder(self) -> "Embedder":
+        from edgedec.api.embedding import Embedder
+
+        return Embedder(self.pool, self.card, self._path)
+
+    def embed(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        pooling: "Pooling | None" = None,
+        dimensions: int | None = None,
+        cancel: CancelToken | None = None,
+    ) -> NDArray[np.float32]:
+        """Return f32[n_texts, n_dimensions]: a vector of length 1 for each text.
+
+        A vector depends on its text alone. Each text is read from its beginning, so the KV cache of an earlier request
+        is lost.
+
+        Args:
+            texts: Texts, or their token ids.
+            pooling: "mean", "cls" or "last"; None for what the model was trained for. A model that was not trained to
+                embed needs it: its hidden states say something of a text, but less than an embedding model's.
+            dimensions: Keep only so many numbers of each vector, the first ones; None for all.
+            cancel: Stops the work, from any thread.
+
+        Raises:
+            RequestError: `pooling` or `dimensions` is out of range, a text is empty, or the model was not trained to
+                embed and `pooling` is None.
+            PromptTooLongError: A text does not fit the context.
+            CapabilityError: The runtime has no hidden states.
+            CancelledError: `cancel` stopped the work.
+        """
+        from edgedec.decoding.embedding import require_dimensions, require_pooling
+
+        chosen = require_pooling(self.card, pooling)
+        require_dimensions(self.card, dimensions)
+        all_ids = [self.prompt_ids(text) for text in texts]
+        return self._embedder.vectors(all_ids, chosen, dimensions, CancelToken() if cancel is None else cancel)
+
+    def record(
+        self,
+        prompt: Prompt,
+        log: ProposalLog,
+        **options: Unpack[SamplingOptions],
+    ) -> Generation:
+        """Generate plainly, and tell `log` what the drafters propose after every token.
+
+        Args:
+            prompt: The text or the token ids to go on from.
+            log: Notes the proposals, and the forwards that drafting makes.
+            **options: The fields of SamplingParams.
+        """
+        return finished(TokenStream(self.pool, replace(self._requests.plain(prompt, options), record=log)))
+
     async def asamples(
         self,
         prompt: Prompt | Sequence[Message],
@@ -353,7 +335,9 @@ class Engine(TextEngine):
         **options: Unpack[RequestOptions],
     ) -> tuple[Generation, ...]:
         """Generate as samples() without blocking the event loop; cancelling the task stops all texts."""
-        return await aio.in_thread(
+        from edgedec.api.async_api import in_thread
+
+        return await in_thread(
             lambda cancel: self.samples(prompt, n, until=until, cancel=cancel, think=think, **options)
         )
 
@@ -365,31 +349,41 @@ class Engine(TextEngine):
         until: "Until | None" = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
-    ) -> aio.AsyncSampleStream:
+    ) -> "AsyncSampleStream":
         """Generate as samples_stream() without blocking the event loop; leaving the loop stops all texts."""
-        return aio.AsyncSampleStream(
+        from edgedec.api.async_api import AsyncSampleStream
+
+        return AsyncSampleStream(
             lambda cancel: self.samples_stream(prompt, n, until=until, cancel=cancel, think=think, **options)
         )
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Generation:
         """Generate without blocking the event loop; cancelling the task stops the generation."""
-        return await aio.in_thread(lambda cancel: self.generate(prompt, cancel=cancel, **options))
+        from edgedec.api.async_api import in_thread
+
+        return await in_thread(lambda cancel: self.generate(prompt, cancel=cancel, **options))
 
     async def achat(
         self, messages: Sequence[Message], *, think: bool | None = None, **options: Unpack[RequestOptions]
     ) -> Generation:
         """Answer without blocking the event loop; cancelling the task stops the generation."""
-        return await aio.in_thread(lambda cancel: self.chat(messages, cancel=cancel, think=think, **options))
+        from edgedec.api.async_api import in_thread
 
-    def astream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> aio.AsyncTokenStream:
+        return await in_thread(lambda cancel: self.chat(messages, cancel=cancel, think=think, **options))
+
+    def astream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> "AsyncTokenStream":
         """Generate token by token without blocking the event loop; leaving the loop stops the generation."""
-        return aio.AsyncTokenStream(lambda cancel: self.stream(prompt, cancel=cancel, **options))
+        from edgedec.api.async_api import AsyncTokenStream
+
+        return AsyncTokenStream(lambda cancel: self.stream(prompt, cancel=cancel, **options))
 
     def achat_stream(
         self, messages: Sequence[Message], *, think: bool | None = None, **options: Unpack[RequestOptions]
-    ) -> aio.AsyncTokenStream:
+    ) -> "AsyncTokenStream":
         """Answer token by token without blocking the event loop; leaving the loop stops the generation."""
-        return aio.AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, think=think, **options))
+        from edgedec.api.async_api import AsyncTokenStream
+
+        return AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, think=think, **options))
 
 
 def _is_chat(prompt: Prompt | Sequence[Message]) -> TypeGuard[Sequence[Message]]:

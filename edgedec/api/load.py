@@ -5,11 +5,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from weakref import WeakSet
 
 from edgedec import plugins
 from edgedec.api.engine import Engine
-from edgedec.api.engine_parts import EngineParts
+from edgedec.api.loaded_model import EngineParts
 from edgedec.api.open_drafters import Drafts, open_drafters
 from edgedec.api.options import LIBRARY, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
@@ -20,22 +19,18 @@ from edgedec.decoding.session_pool import SessionSlot
 from edgedec.drafter import DrafterFactory
 from edgedec.gguf.model_info import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
-from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx, own_options, read_options
-from edgedec.loading.other_machines import servers_note
-from edgedec.loading.runtime_choice import Choice
+from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
+from edgedec.loading.runtime_choice import Choice, machines_of
 from edgedec.loading.second_model import open_companion
-from edgedec.memory.device_account import remember_drivers, with_account
-from edgedec.memory.planner import Cap, Planned, plan_within, planning_bytes
+from edgedec.memory.planner import plan_within
+from edgedec.memory.setting import HELD, Cap, Planned, planning_bytes
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
-from edgedec.memory_plan import MemoryPlan, devices_of
+from edgedec.memory_plan import HasDevices, MemoryPlan
 from edgedec.model import Model, Session
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.runtime import processes_of
 from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
-
-# The engines of this process: the one global, as the cap of load(memory=...) is for all models of the process together.
-_ENGINES: WeakSet[Engine] = WeakSet()
 
 _FEW_ROWS_BYTES = 2_000_000
 
@@ -136,7 +131,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
                 max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
             )
         )
-        _ENGINES.add(engine)
+        HELD.add(engine)
         undo.pop_all()
     if is_planned:
         return_free_memory()  # what probing and measuring left behind
@@ -161,7 +156,7 @@ def _slots(
     """
     plan, first, n_texts = drafts.planned.plan, sessions[0], options.n_texts
     load_options, runtime = drafts.planned.setting.options, drafts.planned.choice.runtime
-    own = read_options(own_options(runtime), load_options.runtime_options, f"the {runtime.name} runtime")
+    elsewhere = machines_of(runtime, load_options.runtime_options)
     n_rows = load_options.max_rows if plan.terms else None
     # A few rows of a small vocabulary are within the working memory that is planned.
     few_rows = _FEW_ROWS_BYTES // (4 * first.model.card.n_vocab)
@@ -186,7 +181,7 @@ def _slots(
             row_tokens=_row_tokens(plan, len(sessions) * n_pages_each * PAGE_TOKENS, first.model.card.n_vocab),
             # The prompt's last page is held once more.
             fork_tokens=None if n_rows is None else (n_texts * n_pages_each + 1) * PAGE_TOKENS,
-            wait_s=getattr(own, "rpc_wait", 0.0),
+            wait_s=0.0 if elsewhere is None else elsewhere.wait_s,
             notes=notes,
             prefixes=prefixes,
         )
@@ -201,22 +196,19 @@ def _row_tokens(plan: MemoryPlan, n_tokens: int, n_vocab: int) -> float:
 
 
 def _with_account(planned: Planned) -> Planned:
-    """Return the plan with what its devices' own accounts say; keep what the drivers took for later plans."""
-    if not planned.plan.devices or planned.setting.options.rpc_servers:
-        return planned  # an rpc-server answers only the program that it serves: the one that runs the model
-    runtime, options = planned.choice.runtime, planned.setting.options
-    plan = with_account(planned.plan, devices_of(runtime, options))
-    remember_drivers(plan, runtime.name, options.cache_dir)
-    return replace(planned, plan=plan)
+    """Return the plan with what its devices' own accounts say after the load."""
+    plan, runtime = planned.plan, planned.choice.runtime
+    if not plan.devices or not isinstance(runtime, HasDevices):
+        return planned
+    return replace(planned, plan=runtime.account(plan, planned.setting.options))
 
 
 def _cap(options: EngineOptions, application: Application) -> Cap:
     """Return the cap that `memory` sets: for the application's whole process, or for the engines of this process."""
-    gpus = Cap(gpu_bytes=options.gpu_cap_bytes, gpu_beside_bytes=sum(engine.gpu_held_bytes for engine in _ENGINES))
-    cap = replace(gpus, n_bytes=options.cap_bytes, earlier_peak_bytes=application.earlier_peak_bytes)
-    if application.base_bytes is not None:
-        return replace(cap, beside_bytes=application.base_bytes, whole_process=True)
-    return replace(cap, beside_bytes=sum(engine.held_bytes for engine in _ENGINES))
+    cap = replace(HELD.cap(options.cap_bytes, options.gpu_cap_bytes), earlier_peak_bytes=application.earlier_peak_bytes)
+    if application.base_bytes is None:
+        return cap
+    return replace(cap, beside_bytes=application.base_bytes, whole_process=True)
 
 
 def _load_model(
@@ -227,10 +219,8 @@ def _load_model(
     with stage(options.on_progress, "load", choice.path.name):
         model = choice.runtime.load(choice.path, load_options)
     undo.callback(model.close)
-    if wishes.layer_sizes is not None and options.lossy.layer_skip is not None:
-        from edgedec.layer_skip.choose import leave_out
-
-        model = leave_out(model, wishes.layer_sizes, options.lossy.layer_skip, load_options.cache_dir)
+    if wishes.change is not None:
+        model = wishes.change(model, load_options.cache_dir)
     if options.drafting.numerics in ("strict", "loose"):
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
@@ -272,8 +262,9 @@ def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -
 def _notes(planned: Planned, n_ctx: int) -> list[str]:
     """Return a sentence for each model trained for a shorter context than its text's, and one on other machines."""
     companion = planned.setting.companion
+    elsewhere = machines_of(planned.choice.runtime, planned.setting.options.runtime_options)
     notes = [
-        servers_note(planned.setting.options.rpc_servers),
+        "" if elsewhere is None else elsewhere.warning,
         context_note(planned.choice.path, n_ctx),
         "" if companion is None else context_note(companion, n_ctx, f"the {planned.setting.companion_role}"),
     ]

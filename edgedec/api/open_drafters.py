@@ -4,7 +4,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from edgedec.api.options import EngineOptions, Numerics
 from edgedec.api.wishes import Wishes
@@ -13,16 +15,27 @@ from edgedec.draft import TreeShape
 from edgedec.drafter import DrafterFactory, SortedText
 from edgedec.drafters.suffix.corpus_text import CommonText, common_text
 from edgedec.errors import StorageError
-from edgedec.layer_skip.layer_sets import tuned_set
 from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
-from edgedec.memory.planner import Planned, drafter_bytes, without_draft_model
+from edgedec.memory.planner import drafter_bytes, without_draft_model
+from edgedec.memory.setting import Planned
 from edgedec.model import Model, Session
 from edgedec.progress import stage
-from edgedec.scheduler.drafter_factories import COMMON, EXIT, LEARNED, SUFFIX, drafter_factory, with_draft_model
-from edgedec.scheduler.drafter_set import Drafting
+from edgedec.scheduler.drafter_factories import (
+    COMMON,
+    LEARNED,
+    SUFFIX,
+    demands_of,
+    drafter_factory,
+    promised_gains,
+    with_draft_model,
+)
+from edgedec.scheduler.drafter_set import Drafting, share_of
 from edgedec.sessions.cost_probe import MOST_ROWS, cost_curve
 from edgedec.storage.probe_cache import cache_folder
+
+if TYPE_CHECKING:
+    from edgedec.drafters.suffix.store_file import DraftStore
 
 Factories = Mapping[str, DrafterFactory]
 
@@ -70,7 +83,7 @@ def open_drafters(
     with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
         n_max = _draft_limit(model, n_most, options.drafting.numerics)
     curves: tuple[CostCurve, ...] = ()
-    if n_max >= 1 and (EXIT in factories or not setting.pinned):  # `exit` decides by cost, even where it is pinned
+    if n_max >= 1 and (not setting.pinned or any(demands_of(factory).costs for factory in factories.values())):
         curves = _curves(sessions, cost_curve(first, setting.options, most_rows=max_rows or MOST_ROWS))
     token_s = None
     if setting.draft_model is not None:
@@ -82,14 +95,24 @@ def open_drafters(
         notes.append(why)
     if learned is not None and SUFFIX in factories and not setting.pinned:
         factories = {**factories, LEARNED: drafter_factory(LEARNED)}
+    budget_bytes = drafter_bytes(setting, first.n_ctx) if planned.plan.terms else None
+    store, of_store = dict[str, Any](), list[str]()
+    file = _opened_store(wishes.draft_store, model, planned) if n_max >= 1 else None
+    if file is not None:
+        note = file.fill(store, share_of(budget_bytes, setting.store_bytes), setting.options)
+        of_store += [] if note is None else [note]
     drafting = Drafting(
         factories,
         n_max,
         always=setting.pinned,
-        budget_bytes=drafter_bytes(setting, first.n_ctx) if planned.plan.terms else None,
+        budget_bytes=budget_bytes,
         store_bytes=setting.store_bytes,
+        store=store,
+        file=file,
+        notes=of_store,
         common=_common(model, planned) if n_max >= 1 else None,
-        tuned=tuned_set(setting.options.cache_dir, model.card),
+        promised={} if setting.pinned else promised_gains(model, setting.options.cache_dir),
+        cache_dir=setting.options.cache_dir,
         strict=options.drafting.numerics != "loose",
         learned=learned,
         tree=_shape(options),
@@ -97,13 +120,16 @@ def open_drafters(
         head=first.draft_head,
         token_s=token_s,
     )
-    if n_max >= 1 and wishes.draft_store is not None and SUFFIX in planned.setting.drafters:
-        from edgedec.drafters.suffix.store_file import DraftStore
-        from edgedec.layer_skip.skipping_model import variant
-
-        store = DraftStore(wishes.draft_store, model, variant(model.card.left_out))
-        drafting.use_file(store, planned.setting.options)
     return Drafts(planned, curves, drafting)
+
+
+def _opened_store(path: Path | None, model: Model, planned: Planned) -> "DraftStore | None":
+    """Return the file of that path that keeps what the suffix drafter learns, where that drafter drafts."""
+    if path is None or SUFFIX not in planned.setting.drafters:
+        return None
+    from edgedec.drafters.suffix.store_file import DraftStore
+
+    return DraftStore(path, model, model.card.variant)
 
 
 def _with_draft_model(
@@ -127,7 +153,7 @@ def _with_draft_model(
         left = without_draft_model(planned)
         return _left(factories, left), left, None, [note]
 
-    is_apart = overlap or bool(options.rpc_servers)  # the target's time is then that of another device
+    is_apart = overlap or bool(options.machines)  # the target's time is then that of another device
     expected = None if is_apart else expected_time(path, planned.choice.path, curve, model.card.share)
     if not setting.pinned and (why := why_it_cannot_pay(expected, curve, n_max)) is not None:
         return without(why)

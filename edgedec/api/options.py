@@ -10,7 +10,6 @@ from edgedec.companion import companion_of
 from edgedec.drafter import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
-from edgedec.loading.other_machines import addresses_of
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.storage.probe_cache import cache_folder
@@ -28,8 +27,8 @@ class DraftOptions:
 
     Attributes:
         overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU,
-            on a GPU or on other machines (edgedec.drafters.draft_model.overlapped). No effect with verify="tokenwise"
-            and the other rules than "coupled", and with a `tree` other than "chain".
+            on a GPU or on other machines (edgedec_methods.overlapped). No effect with verify="tokenwise" and the other
+            rules than "coupled", and with a `tree` other than "chain".
         tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
             "chain" under coupled, tokenwise and block, "grow" under recursive, "paths:2" under kseq and
             multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.
@@ -75,7 +74,7 @@ class Lossy:
         layer_skip: Leave out layers in every forward until a token reads 1 / layer_skip of the bytes of weights.
             Decoding is about `layer_skip` times as fast, and the text is another. The layers are evenly spaced, or
             those that edgedec tune-skip --lossy found. A value beyond what was measured for the model
-            (edgedec.layer_skip.quality_table) is refused, unless `layer_skip_force`.
+            (edgedec_runtimes.layer_skip.quality_table) is refused, unless `layer_skip_force`.
         layer_skip_force: Take a `layer_skip` beyond what was measured.
         methods: The options of a method that writes on a session of its own, by the method's name (edgedec.companion):
             {"switching": {"small_model": ..., "entropy": ...}}. With a further model, as here, nothing is drafted, and
@@ -121,7 +120,7 @@ class EngineOptions:
             together; the rest of the process doesn't count. Options that were not given are cut down to fit, in the
             order of edgedec.memory.ladder (engine.plan.given_up lists them). If nothing fits, the model is refused
             before anything is loaded. None for the memory that the system reports as free.
-        gpu_memory: The most memory that edgedec may hold on each GPU, and on each device of `rpc`, for all its models
+        gpu_memory: The most memory that edgedec may hold on each GPU, and on each device of other machines, for all
             together. As many layers as fit are put there, with their part of the KV cache; `memory` counts the host's
             memory only. None for what a GPU has free. On a GPU that shares the host's memory, its part counts for both.
         draft: "auto" drafts where the measured cost and acceptance promise a gain. The name of a drafter, several names
@@ -186,7 +185,6 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.n_draft_max <= _MOST_DRAFTED:
             raise OptionError("n_draft_max", self.n_draft_max, f"it must be from 1 to {_MOST_DRAFTED}")
-        addresses_of((self.runtime_options or {}).get("rpc"))
 
     @property
     def cap_bytes(self) -> int | None:

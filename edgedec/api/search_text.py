@@ -4,7 +4,7 @@ import secrets
 from typing import Any
 
 from edgedec.api.best_text import ManyTexts
-from edgedec.api.request_options import RequestOptions
+from edgedec.api.requests import RequestOptions
 from edgedec.choosing.asked_prompt import AskedPrompt
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.partial_texts import PartialText, PartialTexts

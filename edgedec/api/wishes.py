@@ -1,9 +1,10 @@
 """What an engine is to be: its files found, its runtime chosen and its options checked, before anything is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgedec import plugins
 from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.companion import Companion, companion_of
 from edgedec.drafter import DrafterFactory
@@ -12,19 +13,19 @@ from edgedec.errors import RequestError, argument
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.head_kinds import OFF, require_fit, usable_head
-from edgedec.layer_skip.layer_sets import LayerBytes
 from edgedec.load_options import LoadOptions
-from edgedec.loading.other_machines import require_no_layers_here
 from edgedec.loading.resolve import resolve
-from edgedec.loading.runtime_choice import Choice, choose_runtime
+from edgedec.loading.runtime_choice import Choice, choose_runtime, machines_of, other_machines
 from edgedec.loading.second_model import pair_options
-from edgedec.memory.ladder import Setting
-from edgedec.memory.planner import free_if_short, with_kv_type
+from edgedec.memory.planner import with_kv_type
+from edgedec.memory.setting import Setting, free_if_short
+from edgedec.model import Model
 from edgedec.progress import stage
 from edgedec.scheduler.drafter_factories import (
     HEAD,
     LEARNED,
     SUFFIX,
+    demands_of,
     drafter_factories,
     keeping_stores,
     require_overlap,
@@ -32,6 +33,9 @@ from edgedec.scheduler.drafter_factories import (
 )
 from edgedec.sessions.text_pages import require_count
 from edgedec.storage.probe_cache import cache_folder
+
+LossyChange = Callable[[Model, Path | None], Model]
+"""(the loaded model, the cache folder) -> the model that takes its place, and closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Wishes:
         setting: The setting that the memory plan begins with.
         factories: The drafters by name; a draft model's factory is filled in when the draft model is loaded.
         draft_store: The file that keeps what the suffix drafter learns, or None.
-        layer_sizes: Bytes by layer, where layers are left out; else None.
+        change: Makes a lossy model of the loaded one, as a plug-in of `edgedec.lossy_models` does; or None.
         notes: Sentences for the statistics of every text.
         companion: The method that writes with a further model, or None.
     """
@@ -50,7 +54,7 @@ class Wishes:
     setting: Setting
     factories: Mapping[str, DrafterFactory]
     draft_store: Path | None
-    layer_sizes: LayerBytes | None
+    change: LossyChange | None
     notes: tuple[str, ...] = ()
     companion: Companion | None = None
 
@@ -70,8 +74,10 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
     """
     load_options = options.load_options(planning_bytes)
     has_head = options.draft_head not in (None, OFF) and options.draft not in (None, OFF)
-    if load_options.rpc_servers:
-        require_no_layers_here(layer_skip=options.lossy.layer_skip is not None, draft_head=has_head)
+    elsewhere = other_machines(options.runtime, load_options.runtime_options)
+    if elsewhere is not None:
+        elsewhere.require_no_layers_here(layer_skip=options.lossy.layer_skip is not None, draft_head=has_head)
+        load_options = replace(load_options, machines=elsewhere.machines)
     _draft_store(options)  # before a download
     path = resolve(model, options.resolving)
     if has_head:
@@ -122,6 +128,8 @@ def engine_wishes(
             f"{argument('prompt_cache')} out"
         )
     load_options, embeds = options.load_options(planning_bytes), embeds_only(choice.path)
+    if (elsewhere := machines_of(choice.runtime, load_options.runtime_options)) is not None:
+        load_options = replace(load_options, machines=elsewhere.machines)
     companion, companion_path = companion_of(options.lossy.methods), None
     draft = None if embeds else options.draft
     if companion is not None and companion.model is not None:
@@ -135,11 +143,11 @@ def engine_wishes(
         load_options = replace(load_options, draft_head=head)
     if options.drafting.overlap and factories:
         require_overlap(factories)
-    sizes, force = None, options.lossy.layer_skip_force
-    if options.lossy.layer_skip is not None:
-        from edgedec.layer_skip.choose import require_layer_skip
-
-        sizes = require_layer_skip(choice.path, options.lossy.layer_skip, force=force, drafters=factories)
+    change, lossy = None, options.lossy
+    if lossy.layer_skip is not None:
+        own = [name for name, factory in factories.items() if demands_of(factory).layers]
+        skipping = plugins.load_plugin(plugins.LOSSY_MODELS, "layer_skip")
+        change = skipping(choice.path, lossy.layer_skip, force=lossy.layer_skip_force, drafters=own)
     draft_model, notes = used_draft_model(found, factories)
     setting = Setting(
         load_options,
@@ -158,9 +166,10 @@ def engine_wishes(
         learned_bytes=_learned_bytes(factories, options, pinned=pinned),
         slides=options.lossy.slide,
         stores=keeping_stores(factories),
+        least_rows=max((demands_of(factory).rows for factory in factories.values()), default=1),
     )
     notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))
-    return Wishes(setting, factories, _draft_store(options), sizes, notes, companion)
+    return Wishes(setting, factories, _draft_store(options), change, notes, companion)
 
 
 def _draft_store(options: EngineOptions) -> Path | None:

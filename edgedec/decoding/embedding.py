@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from edgedec.decoding.prompt_length import too_long
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import CapabilityError, OptionError, RequestError, SessionError, argument
-from edgedec.gguf.file import read_header_of
-from edgedec.gguf.levels import floats
+from edgedec.gguf.file import floats, read_header_of
 from edgedec.gguf.metadata import get_float, get_text
 from edgedec.gguf.model_kinds import POOLINGS, Pooling
 from edgedec.model import EncoderSession, ModelCard, Session

@@ -23,10 +23,9 @@ from edgedec.errors import (
     RuntimeLostError,
     argument,
 )
-from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec.model import Session
-from edgedec.noise import Noise
 from edgedec.progress import CancelToken, OnProgress, Progress, report_progress
+from edgedec.sampling import Noise
 from edgedec.scheduler.drafter_set import open_policy
 from edgedec.sequence import COUPLED, Generation, Request, TextState, TokenOutput
 from edgedec.stats import DecodeStats
@@ -85,7 +84,7 @@ def begun(request: Request, slot: SessionSlot, constraint: Constraint | None) ->
         room, max_tokens = slot.session.n_text_max - len(request.prompt_ids), request.sampling.max_tokens
         constraint.begin(room if max_tokens is None else min(room, max_tokens))
     card = slot.session.model.card
-    stats = DecodeStats(card.runtime, slot.runtime_reason, request.seed, lossy_note(card))
+    stats = DecodeStats(card.runtime, slot.runtime_reason, request.seed, card.lossy)
     stats.n_prompt_tokens = len(request.prompt_ids)
     for note in (stats.lossy, *slot.notes):
         if note:

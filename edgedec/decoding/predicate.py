@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Constraint, GrammarState, Predicate
+from edgedec.constraint import Constraint, DrawPlace, GrammarState, Predicate
 from edgedec.errors import DeadEndError, RequestError
-from edgedec.sampling import Place
 from edgedec.tokenizer import Tokenizer
 
 _MOST_TESTS = 20_000  # for one token
@@ -79,7 +78,7 @@ class PredicateConstraint(Constraint):
         """Whether the text is whole; tokens may still follow."""
         return super().may_end and self._takes(self._text, is_end=True)
 
-    def choose(self, place: Place, path: Sequence[int]) -> int:
+    def choose(self, place: DrawPlace, path: Sequence[int]) -> int:
         """Return the first token in order that the grammar and the function take, and estimate Z.
 
         Raises:
@@ -129,7 +128,7 @@ class PredicateConstraint(Constraint):
         return super().commit(token_id)
 
     @staticmethod
-    def _log(z: float, place: Place) -> float:
+    def _log(z: float, place: DrawPlace) -> float:
         """Return log Z; NaN where the order was not drawn, so that Z is not estimated without bias."""
         return math.nan if place.params.greedy else math.log(z) if z > 0 else -math.inf
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.stream import Stream
 from edgedec.errors import BusyError, SessionError
-from edgedec.memory.watch import Watch
+from edgedec.memory.shedding import Watch
 from edgedec.model import Session
 from edgedec.progress import CancelToken
 from edgedec.scheduler.drafter_set import Drafting

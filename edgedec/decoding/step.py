@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Constraint
+from edgedec.constraint import Constraint, DrawPlace
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import Added, TextEnd
 from edgedec.decoding.reading import evaluate
@@ -20,9 +20,8 @@ from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.errors import ContextFullError, MemoryCapError, RuntimeLostError
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Session
-from edgedec.noise import Noise
 from edgedec.progress import OnProgress
-from edgedec.sampling import Distribution, Place, distribution, log_probs
+from edgedec.sampling import Distribution, Noise, distribution, log_probs
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import COUPLED, TextState
 from edgedec.stats import TimeSaved
@@ -297,7 +296,7 @@ def _choose_token(text: TextState, decoder: Decoder, forward: Forward, row: int,
     """Return the token that plain decoding draws after a row, where `accepted` follows the text."""
     params, logits, constraint = text.request.sampling, forward.logits[row], decoder.constraint
     seen = [*text.token_ids, *accepted] if params.has_penalties else ()
-    place = Place(logits, params, seen, decoder.noise, len(text.token_ids) + len(accepted), forward.ops)
+    place = DrawPlace(logits, params, seen, decoder.noise, len(text.token_ids) + len(accepted), forward.ops)
     return place.draw(logits) if constraint is None else constraint.choose(place, accepted)
 
 

@@ -15,7 +15,7 @@ from edgedec.decoding.ending import TextStream
 from edgedec.decoding.reading import reread
 from edgedec.decoding.step import Decoder, Prepared, alone, evaluated, prepare, take
 from edgedec.errors import CancelledError, ContextFullError, EdgedecError, MemoryCapError
-from edgedec.memory.watch import Watch
+from edgedec.memory.shedding import Watch
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, TextState, TokenOutput
 

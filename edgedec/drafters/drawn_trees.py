@@ -19,8 +19,7 @@ from edgedec import plugins
 from edgedec.draft import Draft, Siblings, TreeShape
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.errors import PluginError
-from edgedec.noise import gumbel
-from edgedec.sampling import Distribution
+from edgedec.sampling import Distribution, gumbel
 
 _MOST_SIBLINGS = 32  # of a node; a further one is hardly ever right
 

@@ -9,8 +9,7 @@ from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import Level
 from edgedec.drafters.drawn_trees import Place, drawn_without_replacement
 from edgedec.model import Forward
-from edgedec.noise import Noise
-from edgedec.sampling import Distribution, SamplingParams, distribution
+from edgedec.sampling import Distribution, Noise, SamplingParams, distribution
 
 _WIDTH = 3  # most probable tokens taken of each row
 _TREES = 0x547265654B657973  # sets the keys of trees apart from the numbers of chains

@@ -23,6 +23,9 @@ from types import MappingProxyType
 from typing import BinaryIO, Protocol, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgedec import plugins
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.header import Header, TensorInfo, read_header
@@ -67,7 +70,11 @@ def file_states(paths: Iterable[Path]) -> tuple[FileState, ...]:
 
 
 class GGUFForm(Protocol):
-    """What a file that stands for a GGUF holds, and how the bytes of that GGUF are read from it."""
+    """What a file that stands for a GGUF holds, and how the bytes of that GGUF are read from it.
+
+    The entry point `gguf_form` names a function of the open file, at its start, and its path. The function returns such
+    a form and the bytes of the GGUF's header; None for a file that stands for no GGUF.
+    """
 
     @property
     def n_model_bytes(self) -> int:
@@ -133,8 +140,7 @@ class GGUF:
         try:
             with _open(path) as file:
                 found = os.fstat(file.fileno())
-                now = self
-                then = self.states[tensor.shard]
+                now, then = self, self.states[tensor.shard]
                 if (found.st_size, found.st_mtime_ns) != (then.n_bytes, then.mtime_ns) and (
                     self.form is not None or _other_form(file, path) is not None
                 ):
@@ -163,6 +169,18 @@ class GGUF:
         whole = TensorInfo(HEADER_NAME, (self.n_header_bytes,), GGMLType.I8, 0, self.n_header_bytes, 0)
         header = replace(self, tensors={HEADER_NAME: whole})
         return header.read_tensor_bytes(HEADER_NAME)
+
+
+FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+"""The types that hold numbers one by one, not in quantized blocks."""
+
+
+def floats(kind: GGMLType, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the numbers of rows, uint8[..., row_bytes], of a type of FLOATS, as float32."""
+    if kind is GGMLType.BF16:
+        return (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return rows.view("<f4" if kind is GGMLType.F32 else "<f2").astype(np.float32)
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GGUF:

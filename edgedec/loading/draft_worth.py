@@ -6,8 +6,8 @@ from pathlib import Path
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import is_onnx
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.gguf.model_info import read_model_info
-from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.memory_plan import format_bytes
 
 

@@ -10,7 +10,7 @@ from edgedec import plugins
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import GGUF, is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_kinds import is_embedder
-from edgedec.load_options import LoadOptions, own_options, read_options
+from edgedec.load_options import LoadOptions, OtherMachines, own_options, read_options
 from edgedec.progress import stage
 from edgedec.runtime import Runtime
 from edgedec.storage import probe_cache
@@ -63,7 +63,7 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     header = None
     with suppress(EdgedecError):  # a runtime of another package may take what is no GGUF
         header = read_header_of(path)
-    wants_gpu = options is not None and bool(options.n_gpu_layers) and not options.rpc_servers
+    wants_gpu = options is not None and bool(options.n_gpu_layers) and not options.machines
     if name != "auto":
         named = _instance(plugins.load_plugin(plugins.RUNTIMES, name))
         if options is not None:
@@ -82,6 +82,33 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     if options is not None and may_differ and not (header is not None and is_embedder(header)):
         choice = _compare(choice, found[order[1]], options, measure=measure)
     return replace(choice, reason="; ".join(filter(None, (choice.reason, note))))
+
+
+def other_machines(name: str, given: Mapping[str, object]) -> OtherMachines | None:
+    """Return a runtime's own options by which other machines take layers, before a runtime is chosen; None without.
+
+    Args:
+        name: Name of a runtime, or "auto".
+        given: The own options that the user gave.
+
+    Raises:
+        RequestError: An option is unknown or out of range.
+    """
+    for plugin in plugins.plugins(plugins.RUNTIMES).values() if given else ():
+        if name in ("auto", plugin.name):
+            with suppress(EdgedecError):  # a runtime that does not import takes no model
+                runtime = _instance(plugin.load())
+                if not given.keys().isdisjoint(getattr(own_options(runtime), "of_other_machines", ())):
+                    break
+    else:
+        return None
+    return machines_of(runtime, given)
+
+
+def machines_of(runtime: Runtime, given: Mapping[str, object]) -> OtherMachines | None:
+    """Return a runtime's own options where other machines take layers by them (raises as read_options), else None."""
+    own = read_options(own_options(runtime), given, f"the {runtime.name} runtime")
+    return own if isinstance(own, OtherMachines) and own.machines else None
 
 
 def _first_taking(

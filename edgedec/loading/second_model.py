@@ -1,11 +1,12 @@
 """Models that are loaded beside another one: a draft model, and the companion that a method writes with."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgedec import plugins
 from edgedec.companion import Companion
-from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
+from edgedec.errors import EdgedecError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions, known_to
@@ -16,18 +17,41 @@ from edgedec.runtime import Runtime
 from edgedec.sessions.cost_probe import cost_curve
 
 if TYPE_CHECKING:
-    from edgedec.drafters.draft_model.model import DraftModel
-    from edgedec.drafters.draft_model.universal import UniversalDraftModel
+    from edgedec.drafters.draft_model.model import DraftSource
 
 _TIMING_S = 0.5  # what timing a draft model may take
 _SAMPLED = 4096  # tokens of two vocabularies that are compared
-_PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
+PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
+
+
+OVERLAP, OTHER_TOKENIZER = "overlap", "other_tokenizer"
+"""Names of `edgedec.draft_models`: ways to draft while the target verifies, and with another tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model that was loaded, for what an entry point of `edgedec.draft_models` names: a way to draft with it.
+
+    A way is called with this, and returns the factory of its drafters (edgedec.drafters.draft_model.model.DraftSource);
+    it raises an EdgedecError where the two models can't draft that way.
+
+    Attributes:
+        model: The draft model, which is closed if the way raises.
+        path: Its file, for messages.
+        target: The model that verifies the drafts.
+        most: Most texts that are drafted for at a time; None for any number.
+    """
+
+    model: Model
+    path: Path
+    target: Model
+    most: int | None = None
 
 
 def open_draft_model(
     path: Path, target: Model, options: LoadOptions, *, overlap: bool = False, most: int | None = None
-) -> "DraftModel | UniversalDraftModel":
-    """Load a draft model. Where its tokenizer is not the target's, it drafts text instead of tokens.
+) -> "DraftSource":
+    """Load a draft model; a plug-in of `edgedec.draft_models` says how it drafts with another tokenizer, or ahead.
 
     Args:
         path: The draft model's file.
@@ -37,32 +61,24 @@ def open_draft_model(
         most: Most texts that it drafts for at a time; None for any number.
 
     Raises:
-        UnsupportedModelError: The tokenizers differ, and one of them can't encode text.
-        RequestError: With `overlap`: the tokenizers differ.
+        UnsupportedModelError, RequestError: The two models can't draft that way.
         EdgedecError: As choose_runtime and Runtime.load.
     """
     from edgedec.drafters.draft_model.model import DraftModel
-    from edgedec.drafters.draft_model.overlapped import OverlappedModel
-    from edgedec.drafters.draft_model.universal import UniversalDraftModel
 
     model = _load(path, draft_model_options(options, overlap=overlap))
     try:
-        if same_tokenizer(model, target):
-            return OverlappedModel(model, most) if overlap else DraftModel(model, most)
-        if overlap:
-            raise RequestError(
-                f"{path}: its tokenizer is not the target's, which {argument('draft_overlap')} needs; choose a draft "
-                f"model of the target's family, or leave {argument('draft_overlap')} out"
-            )
-        for loaded in (model, target):
-            _require_encoding(loaded, path)
-        return UniversalDraftModel(model, most)
+        if not overlap and same_tokenizer(model, target):
+            return DraftModel(model, most)
+        way = plugins.load_plugin(plugins.DRAFT_MODELS, OVERLAP if overlap else OTHER_TOKENIZER)
+        source: DraftSource = way(LoadedDraft(model, path, target, most))
+        return source
     except BaseException:
         model.close()
         raise
 
 
-def draft_token_s(source: "DraftModel | UniversalDraftModel", options: LoadOptions) -> float | None:
+def draft_token_s(source: "DraftSource", options: LoadOptions) -> float | None:
     """Return the seconds that a draft model takes for a token, from the cache or measured now on its first session.
 
     What the session holds is lost. None where a forward fails.
@@ -115,10 +131,10 @@ def _of_this_machine(options: LoadOptions) -> LoadOptions:
 
     A number of layers is then one of the target's, on all machines together, and says nothing of another model.
     """
-    if not options.rpc_servers:
+    if not options.machines:
         return options
     counts = options.n_gpu_layers is not None and options.n_gpu_layers > 0
-    return replace(options.of_this_machine(), n_gpu_layers=None if counts else options.n_gpu_layers)
+    return replace(options, machines=(), n_gpu_layers=None if counts else options.n_gpu_layers)
 
 
 def second_model_terms(path: Path, options: LoadOptions, name: str) -> tuple[MemoryTerm, ...]:
@@ -144,7 +160,7 @@ def same_tokenizer(model: Model, target: Model) -> bool:
     if n_different > len(ids) // 100:
         return False
     try:
-        return ours.encode(_PROBE, add_special=False) == theirs.encode(_PROBE, add_special=False)
+        return ours.encode(PROBE, add_special=False) == theirs.encode(PROBE, add_special=False)
     except EdgedecError:
         return True  # one of them can't encode text; where the tokens are the same, no text needs to be encoded
 
@@ -166,20 +182,7 @@ def _runtime(path: Path, options: LoadOptions) -> tuple[Runtime, LoadOptions]:
         return choice.runtime, options
     if not isinstance(choice.runtime, HasDevices):
         return choice.runtime, replace(options, layer_split=None)
-    own = [device.name for device in choice.runtime.devices(replace(options.of_this_machine(), layer_split=None))]
+    own = [device.name for device in choice.runtime.devices(replace(options, layer_split=None))]
     n_layers = describe(choice.header or read_gguf(path)).n_layer + 1
     split = tuple((name, n_layers) for name, _ in options.layer_split[-1:] if name in own)
     return choice.runtime, replace(options, layer_split=split)
-
-
-def _require_encoding(model: Model, path: Path) -> None:
-    """Raise UnsupportedModelError unless the tokenizer turns a text into tokens that spell the same text."""
-    from edgedec.drafters.draft_model.alignment import encode_aligned
-
-    if encode_aligned(model.tokenizer, _PROBE.encode()) is None:
-        name = model.card.name or model.card.architecture
-        raise UnsupportedModelError(
-            f"{path}: its tokenizer is not the target's, and the tokenizer of {name!r} does not encode a text as "
-            "tokens that spell the same text, which drafting across tokenizers needs; choose a draft model of the "
-            "target's family"
-        )

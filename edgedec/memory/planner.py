@@ -1,9 +1,10 @@
 """What to load under a memory cap: the first setting that fits, from the wishes down the ladder (memory/ladder.py)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.errors import EdgedecError, RequestError, counted
@@ -13,14 +14,35 @@ from edgedec.gguf.model_kinds import embeds_only
 from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
 from edgedec.loading.second_model import companion_options, draft_model_options, second_model_terms
-from edgedec.memory.default_context import ample_bytes, file_bytes, longest_context
-from edgedec.memory.ladder import Rung, Setting, rungs, with_more_rows, with_streamed_weights
-from edgedec.memory.layer_split import are_ample, device_caps, devices_for, driver_terms, with_split
+from edgedec.memory.setting import (
+    Cap,
+    Planned,
+    Setting,
+    ample_bytes,
+    file_bytes,
+    free_if_short,
+    longest_context,
+    planning_bytes,
+)
+from edgedec.memory.shedding import margin_bytes
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
-from edgedec.memory.watch import margin_bytes
-from edgedec.memory_plan import HOST, OTHER_MODELS, MemoryPlan, MemoryTerm, format_bytes, n_split
+from edgedec.memory_plan import (
+    HOST,
+    OTHER_MODELS,
+    Device,
+    DeviceCap,
+    HasDevices,
+    MemoryPlan,
+    MemoryTerm,
+    devices_of,
+    format_bytes,
+    n_split,
+)
 from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
 from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
+
+if TYPE_CHECKING:  # the ladder is imported where a plan goes down it
+    from edgedec.memory.ladder import Rung
 
 REQUESTS = "requests"
 """The term of what a server keeps for requests."""
@@ -39,43 +61,6 @@ _STATES_PER_TOKEN = 1.5
 _WORKING_BYTES = 4_000_000
 _GRAMMAR_BYTES_PER_TOKEN = 175  # measured with llguidance: 160 to 168
 _CLOSE_BYTES = 100_000  # how exactly the least weights that a runtime can stream with are found
-_USABLE = 0.9  # of the memory that the system has free
-
-
-@dataclass(frozen=True, slots=True)
-class Cap:
-    """How much memory may be held.
-
-    Attributes:
-        n_bytes: The most bytes, or None for no limit.
-        beside_bytes: Bytes that are held already and count: those of the whole process before the model is loaded, or
-            those of edgedec's other models.
-        whole_process: Whether the cap is for the whole process, the interpreter included, or for edgedec's models only.
-        name: Where the cap comes from: "allowed" by the user, or "free" on this machine.
-        earlier_peak_bytes: The most bytes that the process held before the plan was begun, as a server may have done.
-        beside: How `beside_bytes` were found, where they are the process's: "measured" or "assumed".
-        gpu_bytes: The most bytes on each device, or None for what the device has free.
-        gpu_beside_bytes: Bytes that edgedec's other models hold there and that count.
-    """
-
-    n_bytes: int | None = None
-    beside_bytes: int = 0
-    whole_process: bool = False
-    name: str = "allowed"
-    earlier_peak_bytes: int = 0
-    beside: str = "measured"
-    gpu_bytes: int | None = None
-    gpu_beside_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A setting, the runtime that loads it, and the memory that this takes under the cap."""
-
-    setting: Setting
-    plan: MemoryPlan
-    choice: Choice
-
 
 Plan = Callable[[Setting], Planned]
 
@@ -93,8 +78,9 @@ def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
     if cap.n_bytes is None:
         free = free_if_short(choice.path)
         room = planning_bytes(Cap(free))
-        devices = devices_for(choice, replace(wishes, options=replace(wishes.options, planning_bytes=room)))
-        if free is None and cap.gpu_bytes is None and are_ample(devices, ample_bytes(choice.path)):
+        devices = _devices(choice, replace(wishes, options=replace(wishes.options, planning_bytes=room)))
+        is_first_ample = not devices or (len(devices) == 1 and devices[0].free_bytes >= ample_bytes(choice.path))
+        if free is None and cap.gpu_bytes is None and is_first_ample:
             return Planned(_definite(wishes, choice, cap), MemoryPlan(()), choice)
         if free is not None:
             return_free_memory()
@@ -116,14 +102,6 @@ def with_peak(planned: Planned, cap: Cap) -> Planned:
     detail = "held for a while to make this plan, before anything is loaded"
     term = MemoryTerm("planning", peak - plan.total_bytes, detail)
     return replace(planned, plan=replace(plan, terms=(*plan.terms, term)))
-
-
-def planning_bytes(cap: Cap) -> int | None:
-    """Return the bytes that making a plan may take beside what is held already (LoadOptions.planning_bytes)."""
-    if cap.n_bytes is None:
-        return None
-    room, free = max(0, cap.n_bytes - cap.beside_bytes), available_bytes()
-    return room if free is None else min(room, free)
 
 
 def best_of(settings: Sequence[Planned]) -> Planned:
@@ -179,12 +157,6 @@ def with_kv_type(options: LoadOptions) -> LoadOptions:
     return replace(options, kv_type="f16") if options.kv_type == "auto" else options
 
 
-def free_if_short(path: Path) -> int | None:
-    """Return the bytes that the system has free where the model may not fit into them, else None."""
-    free = available_bytes()
-    return int(free * _USABLE) if free is not None and ample_bytes(path) > free else None
-
-
 def _size(planned: Planned) -> tuple[int, int]:
     return planned.plan.over_bytes, planned.plan.total_bytes
 
@@ -209,17 +181,34 @@ def _room_bytes(choice: Choice, wishes: Setting, cap: Cap) -> float:
     Without a cap they are certainly free, as nothing may be planned there; under a cap the ladder looks closer.
     """
     host = (available_bytes() or 0) if cap.n_bytes is None else cap.n_bytes - cap.beside_bytes
-    caps = device_caps(devices_for(choice, wishes), cap.gpu_bytes, cap.gpu_beside_bytes)
+    caps = _device_caps(choice, wishes, cap)
     n_model = ample_bytes(choice.path) if cap.n_bytes is None else file_bytes(choice.path)
     return min([host, *(its.cap_bytes for its in caps)]) - n_model
 
 
+def _devices(choice: Choice, wishes: Setting) -> tuple[Device, ...]:
+    """Return the devices that layers may be put on (raises as HasDevices.devices); none where none are wanted there."""
+    return () if wishes.options.n_gpu_layers == 0 else devices_of(choice.runtime, wishes.options)
+
+
+def _device_caps(choice: Choice, wishes: Setting, cap: Cap) -> tuple[DeviceCap, ...]:
+    """Return how much of each device may be held (raises as HasDevices.devices)."""
+    devices = _devices(choice, wishes)
+    if not devices:
+        return ()
+    from edgedec.memory.layer_split import device_caps
+
+    return device_caps(devices, cap.gpu_bytes, cap.gpu_beside_bytes)
+
+
 def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     """Return the plans of the settings down the ladder, for one runtime."""
+    from edgedec.memory.ladder import rungs
+
     plan, first = _planner(choice, wishes, cap), _definite(wishes, choice, cap)
     if cap.n_bytes is not None and not (first.drafters or first.max_rows_pinned):
         first = replace(first, options=replace(first.options, max_rows=1))
-    settings, taken, current = [plan(first)], list[Rung](), first
+    settings, taken, current = [plan(first)], list["Rung"](), first
     with_devices = bool(settings[0].plan.devices)
     for rung in rungs(wishes, choice.runtime, with_devices=with_devices):
         lower = rung(current)
@@ -241,7 +230,7 @@ def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     return settings
 
 
-def _with_back(plan: Plan, taken: Sequence[Rung], first: Setting, found: Planned) -> Planned:
+def _with_back(plan: Plan, taken: "Sequence[Rung]", first: Setting, found: Planned) -> Planned:
     """Return the setting without those of the steps taken that it fits without, the dearest first.
 
     None comes back at the price of layers on devices.
@@ -263,6 +252,8 @@ def _streamed_settings(plan: Plan, settings: Sequence[Planned], cap_bytes: int) 
 
     The longer a draft, the fewer forwards a text takes, so long drafts are tried first.
     """
+    from edgedec.memory.ladder import with_more_rows
+
     wishes, last = settings[0].setting, settings[-1].setting
     drafting = next((planned.setting for planned in reversed(settings) if planned.setting.drafters), last)
     found: list[Planned] = []
@@ -283,7 +274,7 @@ def _streamed(plan: Plan, setting: Setting, cap_bytes: int) -> list[Planned]:
         if over <= 0 or n_resident < 0:
             break
         try:
-            found = [plan(with_streamed_weights(setting, n_resident))]
+            found = [plan(_with_streamed_weights(setting, n_resident))]
         except EdgedecError:  # the runtime can't, or not with so little
             break
         over = found[0].plan.total_bytes - cap_bytes
@@ -297,10 +288,15 @@ def _least_streamed(plan: Plan, setting: Setting) -> list[Planned]:
     while most - least > _CLOSE_BYTES:
         middle = (least + most) // 2
         try:
-            found, most = [plan(with_streamed_weights(setting, middle))], middle
+            found, most = [plan(_with_streamed_weights(setting, middle))], middle
         except EdgedecError:
             least = middle
     return found
+
+
+def _with_streamed_weights(setting: Setting, resident_bytes: int) -> Setting:
+    """Return the setting that keeps so many bytes of the weights in memory and reads the others in each forward."""
+    return setting.less("weights", "weights read from storage as needed", {"resident_bytes": resident_bytes})
 
 
 def _weight_bytes(plan: MemoryPlan) -> int:
@@ -311,7 +307,7 @@ def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
     """Return the function that plans a setting; it asks each runtime once for the same options."""
     second_terms = lru_cache(second_model_terms)
     vocabulary = [_grammar_vocabulary(choice.path)] if wishes.grammar_bytes else []
-    caps = device_caps(devices_for(choice, wishes), cap.gpu_bytes, cap.gpu_beside_bytes)
+    caps = _device_caps(choice, wishes, cap)
     n_layers = describe(read_header_of(choice.path)).n_layer + 1 if caps else 0  # the output is the last
 
     @lru_cache
@@ -319,9 +315,11 @@ def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
         return choice.runtime.plan(choice.path, options)
 
     def plan(setting: Setting) -> Planned:
-        if caps:
+        if caps and isinstance(choice.runtime, HasDevices):
+            from edgedec.memory.layer_split import with_split
+
             setting = with_split(
-                setting, caps, n_layers, lambda options: model_terms(replace(setting, options=options))
+                setting, caps, n_layers, choice.runtime, lambda options: model_terms(replace(setting, options=options))
             )
         terms = model_terms(setting)
         if cap.whole_process:
@@ -343,6 +341,10 @@ def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
             terms += second_terms(setting.draft_model, smaller, _DRAFT_MODEL)
         if setting.companion is not None:
             terms += second_terms(setting.companion, companion_options(options), setting.companion_role)
+        if not caps:
+            return terms
+        from edgedec.memory.layer_split import driver_terms
+
         return terms + driver_terms(terms, caps)
 
     return plan

@@ -1,9 +1,8 @@
 """The memory that the system has, the limits that it sets, and what this process holds, with others that belong to it.
 
-Linux reports them in files below /proc, /sys/fs/cgroup and /sys/kernel/mm (the kernel's Documentation:
-filesystems/proc.rst, accounting/psi.rst, admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and mm/transhuge.rst); the
-functions take these folders as arguments. On macOS and Windows edgedec.memory.platform asks the system. A figure that
-can't be read, or makes no sense, is None.
+Linux reports them in files below /proc and /sys/fs/cgroup (the kernel's Documentation: filesystems/proc.rst,
+accounting/psi.rst, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst); the functions take these folders as arguments.
+On macOS and Windows edgedec.memory.platform asks the system. A figure that can't be read, or makes no sense, is None.
 """
 
 import ctypes
@@ -16,27 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgedec.memory import platform
-
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
-_LARGE_BLOCK_BYTES = 1 << 22  # numpy asks for huge pages from this size on
 _NO_LIMIT = 1 << 62  # version 1 writes a number just below 2^63 where there is no limit
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 4096
-
-
-@dataclass(frozen=True, slots=True)
-class HugePages:
-    """The large pages that the system gives to programs without setting memory apart for them (Linux: transparent).
-
-    Attributes:
-        n_bytes: The size of one, 2 MiB on most machines.
-        given: Which private memory gets them: "always" all of it, "madvise" where a program asks, "never" none.
-    """
-
-    n_bytes: int
-    given: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +43,21 @@ _V2 = _Names(
 
 def resident_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes that this process holds in memory now, as the system counts them."""
-    return _status(proc).get("VmRSS") if _is_linux(proc) else platform.process().resident
+    if _is_linux(proc):
+        return _status(proc).get("VmRSS")
+    from edgedec.memory import platform
+
+    return platform.process().resident
 
 
 def peak_resident_bytes(proc: Path = PROC) -> int | None:
     """Return the most bytes that this process has held in memory so far."""
-    peak = _status(proc).get("VmHWM") if _is_linux(proc) else platform.process().peak
+    if _is_linux(proc):
+        peak = _status(proc).get("VmHWM")
+    else:
+        from edgedec.memory import platform
+
+        peak = platform.process().peak
     return _most_used() if peak is None and proc == PROC else peak
 
 
@@ -126,7 +116,11 @@ def resident_reader(proc: Path = PROC) -> Callable[[], int | None]:
 
 def total_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes of memory that the machine has."""
-    return _meminfo(proc).get("MemTotal") if _is_linux(proc) else platform.machine().total
+    if _is_linux(proc):
+        return _meminfo(proc).get("MemTotal")
+    from edgedec.memory import platform
+
+    return platform.machine().total
 
 
 def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
@@ -136,6 +130,8 @@ def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     limit less what the group holds; its page cache counts as free.
     """
     if not _is_linux(proc):
+        from edgedec.memory import platform
+
         return platform.machine().available
     names, folders = _groups(proc, cgroup)
     return _least([_meminfo(proc).get("MemAvailable"), *(_left(folder, names) for folder in folders)])
@@ -164,39 +160,14 @@ def pressure_reader(proc: Path = PROC, cgroup: Path = CGROUP) -> Callable[[], fl
     return read
 
 
-def huge_pages(folder: Path = _HUGE_PAGES) -> HugePages | None:
-    """Return which huge pages the system gives; None where it has none, or does not tell."""
-    size, given = _number(_text(folder / "hpage_pmd_size")), re.search(r"\[(\w+)\]", _text(folder / "enabled"))
-    if not size or given is None or given[1] not in ("always", "madvise", "never"):
-        return None
-    return HugePages(size, given[1])
-
-
 def return_free_memory() -> None:
     """Give freed pages of the heap back to the system, which counts them as held; only glibc can."""
-    trim = _glibc("malloc_trim")
+    trim = glibc("malloc_trim")
     if trim is not None:
         trim(ctypes.c_size_t(0))
 
 
-def keep_heap_small() -> None:
-    """Let the heap hold little that is free, for a process in which models come and go; only glibc can.
-
-    - Blocks of 4 MiB and more go back to the system when they are freed. glibc raises that bound, to at most 32 MiB,
-      whenever a larger block is freed, and takes later blocks from its heaps. numpy asks for huge pages for such
-      blocks, and a huge page is held whole for one byte in use. After loading and unloading four models four times, a
-      process held 207 MB without a model, and 89 MB with the bound kept where it is.
-    - All threads share one heap. With a heap for each thread, a server held 136 MB without a model after sixteen loads,
-      with one heap 99 MB. Call this before the threads begin.
-    """
-    set_option = _glibc("mallopt")
-    if set_option is not None:
-        set_option(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
-        set_option(_M_ARENA_MAX, 1)
-        set_option(_M_TRIM_THRESHOLD, 2 * _LARGE_BLOCK_BYTES)  # as glibc pairs the two
-
-
-def _glibc(name: str) -> Any:
+def glibc(name: str) -> Any:
     """Return a function of glibc's heap, or None on other systems and where the C library (musl) lacks it."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 

@@ -34,6 +34,7 @@ class ActiveDrafter:
         tries: Whether its latest draft was a trial, made to find out what the drafter is worth.
         trials: Steps of the present trial that are still to come.
         model: Returns the name and the memory of the draft model that it uses; None for a drafter without one.
+        following: The drafter, where it reads each text along with the target; else None.
         n_asked: How often a costly drafter was asked in this generation.
         asked_s: Seconds that these drafts took.
         verified: Whether nodes of its latest draft were verified.
@@ -60,6 +61,7 @@ class ActiveDrafter:
     tries: bool = False
     trials: int = 0
     model: Callable[[], str] | None = None
+    following: Following | None = None
     n_asked: int = 0
     asked_s: float = 0.0
     verified: bool = False
@@ -138,14 +140,14 @@ class ActiveDrafter:
 
     def idle_if_dear(self) -> None:
         """Leave the text alone where the record says so."""
-        if isinstance(self.drafter, Following) and self.record.goes_without(self.greedy):
-            self.drafter.idle()
+        if self.following is not None and self.record.goes_without(self.greedy):
+            self.following.idle()
             self.idles = True
 
     def count_following(self) -> None:
         """Count at a text's end what following it took as lost, where drafts did not pay."""
-        if isinstance(self.drafter, Following) and not self.idles and not self.worth.paid:
-            self.record.trials.lost_s += self.drafter.followed_s
+        if self.following is not None and not self.idles and not self.worth.paid:
+            self.record.trials.lost_s += self.following.followed_s
 
     def catch_up(self) -> None:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""

@@ -1,23 +1,26 @@
 """The factories of drafters by their names."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedec import plugins
-from edgedec.cost_curve import CostCurve, best_length
+from edgedec.cost_curve import CostCurve
 from edgedec.drafter import DrafterFactory
-from edgedec.drafter_traits import Shedding
-from edgedec.errors import RequestError, argument
-from edgedec.layer_skip.layer_sets import TunedSet
+from edgedec.drafter_traits import Demands, Shedding
+from edgedec.errors import PluginError, RequestError, argument
+from edgedec.model import Model
 
 if TYPE_CHECKING:
-    from edgedec.drafters.draft_model.model import DraftModel
-    from edgedec.drafters.draft_model.universal import UniversalDraftModel
+    from edgedec.drafters.draft_model.model import DraftSource
 
-SUFFIX, COMMON, MODEL, CASCADE, SKIP, EXIT = "suffix", "common", "model", "cascade", "skip", "exit"
+SUFFIX, COMMON, MODEL, CASCADE = "suffix", "common", "model", "cascade"
 HEAD, LEARNED = "head", "learned"
 AUTO = (SUFFIX, COMMON)
+
+PromisedGain = Callable[[CostCurve, int], float]
+"""(the measured curve, most nodes of a draft) -> how many times as fast as plain decoding a drafter should be."""
 
 
 def drafter_factories(
@@ -47,7 +50,7 @@ def drafter_factories(
 
 
 def with_draft_model(
-    factories: Mapping[str, DrafterFactory], source: "DraftModel | UniversalDraftModel", *, pinned: bool
+    factories: Mapping[str, DrafterFactory], source: "DraftSource", *, pinned: bool
 ) -> dict[str, DrafterFactory]:
     """Return the factories with those of the draft model in their places.
 
@@ -96,21 +99,19 @@ def require_overlap(drafters: Collection[str]) -> None:
         )
 
 
-def promised_gain(tuned: TunedSet, curve: CostCurve, n_max: int) -> float:
-    """Return how many times as fast as plain decoding drafts with a tuned set of layers would be, by the cost curve.
+def demands_of(factory: DrafterFactory) -> Demands:
+    """Return what a drafter needs when the model is loaded; one that declares nothing needs nothing."""
+    found = getattr(factory, "demands", None)
+    return found if isinstance(found, Demands) else Demands()
 
-    The result is 0 where nothing was measured, or where no draft can be verified.
 
-    >>> from edgedec.model import LayerSet
-    >>> tuned = TunedSet(LayerSet.of(4, [0, 3]), 0.5, 0.5, 0.8, 2000)
-    >>> round(promised_gain(tuned, CostCurve({1: 0.10, 2: 0.11}), 1), 3)
-    1.125
-    """
-    whole_s = curve.seconds(1)
-    if whole_s is None or n_max < 1:
-        return 0.0
-    cost = curve.up_to(n_max + 1).__getitem__
-    return best_length(tuned.agreement, tuned.cost * whole_s, cost, n_max, 1 / whole_s)[1]
+def promised_gains(model: Model, cache_dir: Path | None) -> dict[str, PromisedGain]:
+    """Return the drafters that were prepared for a model, with what they promise; one that does not import is none."""
+    found: dict[str, PromisedGain | None] = {}
+    for plugin in plugins.plugins(plugins.PREPARED_DRAFTERS).values():
+        with suppress(PluginError):
+            found[plugin.name] = plugin.load()(model, cache_dir)
+    return {name: gain for name, gain in found.items() if gain is not None}
 
 
 def keeping_stores(factories: Mapping[str, DrafterFactory]) -> tuple[str, ...]:

@@ -163,6 +163,7 @@ class Worth:
 
     def note(self, gain: float, price_s: float, *, among_others: bool = False, is_trial: bool) -> None:
         """Take a draft that was worth `gain` tokens and took `price_s` seconds."""
+        self.at_first(price_s)
         self.price_s += (1 - KEPT_OF_TRIALS) * (self.believed(price_s) - self.price_s)
         self.n_drafts[among_others] += 1
         new = max(1 / self.n_drafts[among_others], 1 - (KEPT_OF_TRIALS if is_trial else KEPT))

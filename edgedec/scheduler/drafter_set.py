@@ -1,10 +1,11 @@
 """The drafters of an engine, and the policy of one generation that is made of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
+from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +14,19 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, ModelFactory, SortedText
-from edgedec.drafter_traits import Declaring, DrafterTraits
+from edgedec.drafter_traits import Declaring, DrafterTraits, Following, FollowingFactory
 from edgedec.drafters.shape_names import shape_for
 from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.head_state import HeadState
-from edgedec.layer_skip.layer_sets import TunedSet
-from edgedec.load_options import LoadOptions
 from edgedec.model import Session
-from edgedec.noise import Noise
+from edgedec.sampling import Noise
 from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
 from edgedec.scheduler.draft_tree import PolicyOptions
-from edgedec.scheduler.drafter_factories import HEAD, SKIP, drafter_factory, promised_gain
+from edgedec.scheduler.drafter_factories import PromisedGain, drafter_factory
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import COUPLED, TextState
-from edgedec.stats import DecodeStats
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.store_file import DraftStore
@@ -51,7 +49,9 @@ class Drafting:
         notes: Sentences for the statistics of the next generation only.
         policies: The policies of the texts that are being written.
         off: Drafters that are no longer asked, as their memory was needed, each with a sentence that says so.
-        tuned: The set of layers that was tuned for this model, or None.
+        promised: Further drafters, which were prepared for this model, each with the gain that it promises. They draft
+            for the texts where that is enough.
+        cache_dir: Where is kept what was measured of the model; None for nowhere.
         strict: Whether to verify only what has the bits of single steps: no trees where the runtime's are not exact.
         reasons: Sentences for the statistics of every generation: what it drafts without, and why.
         learned: The user's own files in the model's tokens, or None.
@@ -73,7 +73,8 @@ class Drafting:
     notes: list[str] = field(default_factory=list)
     policies: list[Policy] = field(default_factory=list)
     off: dict[str, str] = field(default_factory=dict)
-    tuned: TunedSet | None = None
+    promised: Mapping[str, PromisedGain] = field(default_factory=dict)
+    cache_dir: Path | None = None
     strict: bool = True
     reasons: tuple[str, ...] = ()
     head: HeadState | None = None
@@ -84,9 +85,8 @@ class Drafting:
 
     @property
     def share_bytes(self) -> int | None:
-        """Most bytes that one drafter may hold, its store included, which takes at most half; None for no limit."""
-        shares = [n for n in (self.budget_bytes, self.store_bytes and 2 * self.store_bytes) if n is not None]
-        return min(shares, default=None)
+        """Most bytes that one drafter may hold, as share_of says."""
+        return share_of(self.budget_bytes, self.store_bytes)
 
     def switch_off(self, name: str, reason: str) -> None:
         """Stop asking a drafter, in the texts that are being written and in later ones, until forget()."""
@@ -110,13 +110,6 @@ class Drafting:
         for model in self._models:
             model.forget()
 
-    def use_file(self, file: "DraftStore", options: LoadOptions) -> None:
-        """Fill the store from a file, and save to that file from now on (raises what DraftStore.fill raises)."""
-        note = file.fill(self.store, self.share_bytes, options)
-        self.file = file
-        if note is not None:
-            self.notes.append(note)
-
     def save(self) -> None:
         """Write the file, where there is one and it is out of date (StorageError, ModelFormatError: that fails)."""
         if self.file is not None:
@@ -130,6 +123,11 @@ class Drafting:
     @property
     def _models(self) -> list[ModelFactory]:
         return [factory for factory in self.factories.values() if isinstance(factory, ModelFactory)]
+
+
+def share_of(budget_bytes: int | None, store_bytes: int | None) -> int | None:
+    """Return the most bytes that one drafter may hold, its store included, which takes at most half; None for any."""
+    return min((n for n in (budget_bytes, store_bytes and 2 * store_bytes) if n is not None), default=None)
 
 
 def open_policy(
@@ -173,6 +171,8 @@ def open_policy(
         lock=drafting.lock,
         curve=curve,
         token_s=drafting.token_s,
+        note=stats.add_reason,
+        cache_dir=drafting.cache_dir,
     )
     drafters = _open_all(drafting, context, sequence)
     if not drafters:
@@ -194,7 +194,7 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
     """Return the drafters of a generation that open and fit the memory; the statistics name the others, and why."""
     found, left, stats = list[ActiveDrafter](), drafting.budget_bytes, sequence.stats
     greedy = context.sampling.greedy
-    for name, factory in _with_tuned_layers(drafting, context, stats).items():
+    for name, factory in _with_prepared(drafting, context.curve).items():
         if name in drafting.off:
             stats.add_reason(drafting.off[name])
             continue
@@ -218,7 +218,8 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
             continue
         left, traits = None if left is None else left - held, _traits(drafter)
         record.expect(traits)
-        active = ActiveDrafter(name, drafter, record, traits.cost, greedy, model=traits.about)
+        following = drafter if traits.follows and isinstance(drafter, Following) else None
+        active = ActiveDrafter(name, drafter, record, traits.cost, greedy, model=traits.about, following=following)
         if not drafting.always and context.recorder is None:
             active.idle_if_dear()
         found.append(active)
@@ -226,14 +227,12 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
 
 
 def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:
-    """Let the draft head follow the prompt that several texts have in common, or rest where it leaves them alone."""
-    head, record = session.draft_head, drafting.records.get(HEAD)
-    if head is None or head.gone or HEAD not in drafting.factories or HEAD in drafting.off:
-        return
-    if record is not None and not drafting.always and record.goes_without(greedy):
-        head.rest()
-    else:
-        head.follow()
+    """Let drafters that follow texts follow the prompt that several texts have in common, or leave it alone."""
+    for name, factory in drafting.factories.items():
+        if isinstance(factory, FollowingFactory) and name not in drafting.off:
+            record = drafting.records.get(name)
+            rests = record is not None and not drafting.always and record.goes_without(greedy)
+            factory.begin_prompt(session, follows=not rests)
 
 
 def _check_needs(needs: DrafterNeeds, session: Session) -> None:
@@ -248,17 +247,10 @@ def _check_needs(needs: DrafterNeeds, session: Session) -> None:
         raise PluginError(f"it needs {needs.candidates!r} candidates; ask for 0 or more")
 
 
-def _with_tuned_layers(drafting: Drafting, context: DraftContext, stats: DecodeStats) -> dict[str, DrafterFactory]:
-    """Return the factories, `skip` with the set tuned for this model; `auto` takes it where that promises to pay."""
-    factories, pinned, tuned = dict(drafting.factories), SKIP in drafting.factories, drafting.tuned
-    if not context.target.model.capabilities.layers or (drafting.always and not pinned):
-        return factories
-    if tuned is not None and (pinned or promised_gain(tuned, context.curve, drafting.n_max) >= GAIN):
-        skip: Callable[..., Drafter] = drafter_factory(SKIP)
-        factories[SKIP] = partial(skip, tuned=tuned)
-    elif pinned and tuned is None:
-        stats.add_reason("skip leaves out every fourth layer; edgedec tune-skip finds a better set for this model")
-    return factories
+def _with_prepared(drafting: Drafting, curve: CostCurve) -> dict[str, DrafterFactory]:
+    """Return the factories, and those of the drafters that were prepared for the model and promise to pay by now."""
+    found = [name for name, gain in drafting.promised.items() if gain(curve, drafting.n_max) >= GAIN]
+    return {**drafting.factories, **{name: drafter_factory(name) for name in found}}
 
 
 def _traits(drafter: Drafter) -> DrafterTraits:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import SURE
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
-from edgedec.drafter_traits import Declaring, DrafterTraits, Draws, Shedding
+from edgedec.drafter_traits import Declaring, Demands, DrafterTraits, Draws, Following, FollowingFactory, Shedding
 from edgedec.errors import PluginError
+from edgedec.model import Session
 
 _MAKING_S = 2.0  # that a constructor may take: the first token waits for it
 
@@ -33,6 +35,7 @@ class Guarded:
         needs: What the drafter said that it needs of the target, when it was made.
         traits: What the drafter declared then.
         n_late: Drafts that had not come by their deadline.
+        followed_s: Seconds that the drafter had read the text along, as it said after the latest step that it took.
 
     Raises:
         PluginError: Making the drafter took over two seconds.
@@ -45,6 +48,8 @@ class Guarded:
         self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # number of the question, answer or error
         self._n_asked = self._misses = self.n_late = 0
         self._failure: Exception | None = None
+        self._following: Following | None = None
+        self.followed_s = 0.0
 
         def made() -> tuple[DrafterNeeds, DrafterTraits, int]:
             self._drafter = drafter = make()
@@ -53,6 +58,8 @@ class Guarded:
                 raise PluginError(
                     f"its traits are {type(traits).__name__}; they must be edgedec.drafter_traits.DrafterTraits"
                 )
+            if traits.follows:
+                self._following = _following(drafter)
             return drafter.needs, traits, drafter.memory_bytes()
 
         Thread(target=self._run, name="edgedec-drafter", daemon=True).start()
@@ -115,7 +122,18 @@ class Guarded:
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Pass the outcome of a step on; the arrays are copied, as they are valid only until the next forward."""
         copies = {layer: states.copy() for layer, states in hidden.items()}
-        self._work.put(lambda: self._drafter.learn(verification, copies))
+
+        def learn() -> None:
+            self._drafter.learn(verification, copies)
+            if self._following is not None:
+                self.followed_s = float(self._following.followed_s)
+
+        self._work.put(learn)
+
+    def idle(self) -> None:
+        """Tell a drafter that follows texts to leave this one alone."""
+        if self._following is not None:
+            self._work.put(self._following.idle)
 
     def memory_bytes(self) -> int:
         """Return the bytes that the drafter held when it was made, as it said then."""
@@ -130,6 +148,15 @@ class Guarded:
             outcome = _outcome(act)
             if isinstance(outcome, Exception):
                 self._failure = outcome
+
+
+def _following(drafter: Drafter) -> Following:
+    if not isinstance(drafter, Following):
+        raise PluginError(
+            "its traits say that it follows texts; it must have what edgedec.drafter_traits.Following says: followed_s "
+            "and idle()"
+        )
+    return drafter
 
 
 def _outcome(act: Callable[[], object]) -> object:
@@ -149,14 +176,17 @@ class GuardedFactory:
     Attributes:
         factory: Makes these drafters.
         shedding: What it declares that they lose where memory runs short.
+        demands: What it declares that they need when the model is loaded.
     """
 
     factory: DrafterFactory
     shedding: Shedding | None = field(init=False)
+    demands: Demands = field(init=False)
     _making: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         self.shedding = getattr(self.factory, "shedding", Shedding())
+        self.demands = getattr(self.factory, "demands", Demands())
 
     def __call__(self, context: DraftContext) -> Drafter:
         """Make a drafter (raises what Guarded raises)."""
@@ -168,3 +198,11 @@ class GuardedFactory:
                 return self.factory(context)
 
         return Guarded(made, context.note_late)
+
+    def begin_prompt(self, session: Session, *, follows: bool) -> None:
+        """Tell the factory of a prompt that several texts share, where it follows texts; at most two seconds pass."""
+        factory = self.factory
+        if isinstance(factory, FollowingFactory):
+            told = Thread(target=_outcome, args=[partial(factory.begin_prompt, session, follows=follows)], daemon=True)
+            told.start()
+            told.join(_MAKING_S)

@@ -41,7 +41,7 @@ def cost_curve(
     at most to `most_rows`; each row takes the memory of a row of logits.
     """
     key = f"{_key(session, options)} {most_rows} streak"
-    cache_dir = None if options.rpc_servers else options.cache_dir
+    cache_dir = None if options.machines else options.cache_dir
     known = _as_curve(probe_cache.get(cache_dir, "curve", key))
     if known is not None:
         return known

@@ -46,7 +46,7 @@ def machine_key(options: LoadOptions) -> str:
     machine = f"{platform.machine()} {cpu_name()} {os.cpu_count()}"
     key = f"{machine} {options.n_threads} {options.n_gpu_layers} {options.device}"
     if options.layer_split is not None:
-        key = f"{key} {options.layer_split} {options.rpc_servers}"
+        key = f"{key} {options.layer_split} {options.machines}"
     return key if options.resident_bytes is None else f"{key} {options.resident_bytes}"
 
 

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.errors import PluginError
-from edgedec.noise import Noise
-from edgedec.sampling import Distribution
+from edgedec.sampling import Distribution, Noise
 from edgedec.verification.rules import Uniform
 
 _DOMAIN = 0x5665726966696572  # sets these numbers apart from the Gumbel noise of the same seed and position

@@ -13,7 +13,6 @@ from pathlib import Path
 from edgedec.errors import ModelFormatError, ModelNotFoundError, RequestError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_kinds import number_of
-from edgedec.gguf.safetensors import open_checkpoint, read_json
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.gguf_writer import Entry, OutTensor, new_file, real_number, text, whole_number, write_gguf
@@ -23,6 +22,7 @@ from edgedec_export.hf.pooling_modules import pooling_of_modules
 from edgedec_export.hf.sampling import sampling_entries
 from edgedec_export.hf.tensors import gguf_tensors
 from edgedec_export.hf.tokenizer import tokenizer_entries
+from edgedec_runtimes.weights.safetensors import open_checkpoint, read_json
 
 TYPES: Mapping[str, GGMLType | None] = {
     "KEEP": None,

@@ -17,8 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from edgedec.errors import RequestError, UnsupportedModelError
-from edgedec.gguf.file import GGUF, ValueType
-from edgedec.gguf.levels import FLOATS
+from edgedec.gguf.file import FLOATS, GGUF, ValueType
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.block_types import BLOCK_ENCODERS

@@ -32,7 +32,6 @@ from typing import Literal
 import numpy as np
 
 from edgedec.gguf.file import GGUF, TensorInfo
-from edgedec.gguf.levels import F32, Levels
 from edgedec_export.packing.rounding import round_rows
 from edgedec_export.packing.rows import matrix_of, read_rows, sample_rows
 from edgedec_export.packing.weights import (
@@ -46,6 +45,7 @@ from edgedec_export.packing.weights import (
     parse_rows,
     weights_of,
 )
+from edgedec_runtimes.weights.levels import F32, Levels
 
 Quant = Literal["exact", "balanced", "small"]
 

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError, StorageError, argument
-from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.levels import FLOATS
+from edgedec.gguf.file import FLOATS, GGUF, read_gguf
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_export.gguf_writer import new_file

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF
-from edgedec.gguf.levels import dequantize
+from edgedec_runtimes.weights.levels import dequantize
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 

@@ -18,8 +18,7 @@ from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.choosing.search_by import Search, SearchResult, SearchRun
 from edgedec.errors import OptionError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec_methods.sampled_steps import drawn
 
 PUNCTUATION = ".,;:!?\n"

@@ -24,10 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.constraint import Constraint
+from edgedec.constraint import Constraint, DrawPlace
 from edgedec.errors import DeadEndError, OptionError
-from edgedec.noise import Noise
-from edgedec.sampling import Place, SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec_methods.particles import MOST_PARTICLES, resampled
 from edgedec_methods.sampled_steps import seeds_from
 
@@ -154,7 +153,7 @@ def _advance(texts: PartialTexts, going: Sequence[_Particle], params: SamplingPa
     for each, noise in zip(going, noises, strict=True):
         logits, position = each.text.logits, len(texts.prompt_ids) + len(each.text.token_ids)
         try:
-            token_id = each.constraint.choose(Place(logits, params, (), noise, position), ())
+            token_id = each.constraint.choose(DrawPlace(logits, params, (), noise, position), ())
         except DeadEndError:
             _end(each, is_whole=False)
             continue

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.choosing.search_by import SearchRun
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, draw
+from edgedec.sampling import Noise, SamplingParams, draw
 
 BLANK_LINE = "\n\n"
 """The default end of a step: chat models put a blank line between the steps of an answer."""

@@ -10,7 +10,7 @@ from support.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.options import DraftOptions, EngineOptions, Lossy
-from edgedec.api.request_options import RequestOptions
+from edgedec.api.requests import RequestOptions
 from edgedec.errors import RequestError
 from edgedec.sampling import SamplingParams
 

@@ -13,21 +13,12 @@ from support.draft_models import TEXT
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 from edgedec.errors import CancelledError, CapabilityError, RequestError, SessionError, StorageError
-from edgedec.layer_skip.layer_sets import (
-    LayerBytes,
-    TunedSet,
-    first_layers,
-    keep_tuned_set,
-    late_layers,
-    layer_bytes,
-    left_out,
-    tuned_set,
-    without,
-)
+from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, Session
+from edgedec.storage.layer_sets import TunedSet, keep_tuned_set, left_out, tuned_set, without
 from edgedec_apps.evaluation.layer_judge import Judge
-from edgedec_apps.evaluation.layer_search import Effort, effort_for, search
+from edgedec_apps.evaluation.layer_search import Effort, effort_for, first_layers, late_layers, search
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_LAYER = 5

@@ -17,9 +17,8 @@ from edgedec.drafter import Drafter, DrafterNeeds, Floor
 from edgedec.errors import CancelledError, ContextFullError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Model, Session
-from edgedec.noise import Noise
 from edgedec.progress import Progress
-from edgedec.sampling import SamplingParams, log_probs
+from edgedec.sampling import Noise, SamplingParams, log_probs
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_record import DrafterRecord

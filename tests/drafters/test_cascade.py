@@ -18,8 +18,7 @@ from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec_apps.conformance import check_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
 

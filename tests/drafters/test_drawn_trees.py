@@ -11,8 +11,7 @@ from support.tree_draws import check_drawn_tree
 
 from edgedec.drafters.draft_builder import Level
 from edgedec.drafters.drawn_trees import Place, drawn_without_replacement, grow_ranked
-from edgedec.noise import Noise
-from edgedec.sampling import Distribution
+from edgedec.sampling import Distribution, Noise
 
 pytestmark = pytest.mark.slow
 

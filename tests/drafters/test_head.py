@@ -22,15 +22,14 @@ from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.draft import Verification
 from edgedec.drafter import DraftContext, DrafterRestsError
-from edgedec.drafters.head.head import HeadDrafter, Tally
+from edgedec.drafters.head import HeadDrafter, Tally
 from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import CapabilityError, EdgedecError, RequestError
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.grammar import Grammar
-from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
@@ -39,6 +38,7 @@ from edgedec.verification.rules import rule_names
 from edgedec_apps.bench.recorder import Evaluated, Recorder
 from edgedec_apps.bench.replay import replay
 from edgedec_apps.conformance import check_drafter, raise_failures
+from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow
@@ -179,8 +179,8 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
         recorder = Recorder()
         made = engine.record(PROMPT, recorder, max_tokens=20, temperature=temperature, ignore_end=True)
         head = engine.session(64).draft_head
-        assert head is not None
-        share = head.share
+        assert isinstance(head, CpuDraftHeadState)
+        share = head.head.share
     sizes = layer_bytes(files[0])
     read = head_weights(HEAD)
     least = sum(read[name].size for name in ("q", "k", "v", "o", "gate", "up", "down"))

@@ -16,8 +16,7 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.errors import SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, ForwardItem, Model, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.sessions import batching
 from edgedec.sessions.batching import Batcher
 from edgedec.sessions.forks import SessionForks

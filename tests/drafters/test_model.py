@@ -19,15 +19,14 @@ from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.draft_text import window_of
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.draft_model.universal import UniversalDraftModel
 from edgedec.drafters.levels import cut
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError, SessionError
 from edgedec.model import Capabilities, Model
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, distribution
+from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec_apps.conformance import check_drafter
+from edgedec_methods.universal import UniversalDraftModel
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
 

@@ -12,13 +12,13 @@ from edgedec.api.engine import Engine
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.draft_model.overlapped import OverlappedModel
-from edgedec.drafters.draft_model.universal import UniversalDraftModel
-from edgedec.drafters.self_speculation.exit import exits_of
-from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.model import Model
 from edgedec.scheduler import plugin_guard
 from edgedec_apps.bench.recorder import Evaluated, Proposals, Recorder
+from edgedec_methods.exit import exits_of
+from edgedec_methods.overlapped import OverlappedModel
+from edgedec_methods.universal import UniversalDraftModel
 
 N_TOKENS = 24
 

@@ -12,7 +12,7 @@ from edgedec.draft import Candidates, Draft, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterNeeds
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
 from edgedec.drafters.ngram.table import CandidateTable, context_key
-from edgedec.noise import Noise, gumbel_of
+from edgedec.sampling import Noise, gumbel_of
 from edgedec.verification.rule_tools import children_of
 
 MakeContext = Callable[..., DraftContext]

@@ -5,9 +5,9 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 
 from edgedec.errors import UnsupportedModelError
-from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.block_types import BLOCK_ENCODERS, quantize_q4_0
+from edgedec_runtimes.weights.levels import dequantize
 
 
 @pytest.mark.parametrize("heavy_tails", [False, True])

@@ -13,8 +13,8 @@ from support.tiny_bert import TinyBert, bert_states, pooled, tiny_ids, tokenizer
 import edgedec
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
-from edgedec.gguf.safetensors import open_checkpoint
 from edgedec_export.to_gguf import export_gguf
+from edgedec_runtimes.weights.safetensors import open_checkpoint
 
 TEXTS = ["a", "some words of a text", "longer " * 15]
 

@@ -15,7 +15,7 @@ from edgedec.api.options import DraftOptions
 from edgedec.cost_curve import CostCurve
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.draft_model.cascade import CascadeModel
-from edgedec.layer_skip.layer_sets import layer_bytes
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.load_options import LoadOptions
 from edgedec.loading.draft_worth import (
     best_gain,

@@ -17,13 +17,13 @@ from edgedec.api.options import DraftOptions
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.draft_model.overlapped import OverlappedModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
 from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import companion_options, draft_model_options, open_draft_model
 from edgedec.model import Model
 from edgedec.scheduler.drafter_factories import require_overlap, with_draft_model
+from edgedec_methods.overlapped import OverlappedModel
 
 
 @pytest.fixture
@@ -90,9 +90,9 @@ def test_the_draft_model_runs_on_the_cpu_whatever_the_target_runs_on(tiny_path: 
 def test_a_second_model_stays_on_this_machine() -> None:
     """The servers are the target's, and so is a number of layers, as servers have some; all or none holds for both."""
     for n_gpu_layers, own in ((None, None), (5, None), (-1, -1), (0, 0)):
-        target = LoadOptions(runtime_options={"rpc": "127.0.0.1:1"}, n_gpu_layers=n_gpu_layers)
+        target = LoadOptions(machines=("127.0.0.1:1",), n_gpu_layers=n_gpu_layers)
         for options in (draft_model_options(target), companion_options(target)):
-            assert (options.rpc_servers, options.n_gpu_layers) == ((), own)
+            assert (options.machines, options.n_gpu_layers) == ((), own)
         assert draft_model_options(target, overlap=True).n_gpu_layers == 0
     assert draft_model_options(LoadOptions(n_gpu_layers=5)).n_gpu_layers == 5
 

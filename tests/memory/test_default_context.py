@@ -12,9 +12,8 @@ import edgedec
 from edgedec.errors import PromptTooLongError
 from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.default_context import longest_context
-from edgedec.memory.ladder import Setting
-from edgedec.memory.planner import Cap, plan_within
+from edgedec.memory.planner import plan_within
+from edgedec.memory.setting import Cap, Setting, longest_context
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TOKEN_BYTES = 2 * 2 * (16 + 16) * 2  # two layers of two heads with 16 elements, keys and values, in f16

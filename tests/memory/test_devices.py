@@ -1,5 +1,6 @@
 """Memory by device: how layers are split among simulated devices under two caps, and what the plan says of it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ from edgedec.errors import MemoryCapError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.device_account import remember_drivers, with_account, with_measured_drivers
-from edgedec.memory.ladder import Setting
-from edgedec.memory.layer_split import device_caps, split_layers, whole_split
-from edgedec.memory.planner import Cap, Planned, plan_settings, plan_within
-from edgedec.memory_plan import HOST, Device, DeviceCap, MemoryPlan, MemoryTerm, Split, n_split
+from edgedec.memory.layer_split import device_caps
+from edgedec.memory.planner import plan_settings, plan_within
+from edgedec.memory.setting import Cap, Planned, Setting
+from edgedec.memory_plan import HOST, Device, DeviceCap, IsOver, MemoryPlan, MemoryTerm, Split, n_split
 from edgedec_runtimes.llamacpp.device_terms import HostRun, compute_bytes, default_split, kv_terms, weight_terms
 from edgedec_runtimes.llamacpp.options import LlamaCppOptions
 from edgedec_runtimes.llamacpp.options import own as own_of
+from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
+from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 
 MB, MIB = 1_000_000, 2**20
 CUDA0 = Device("CUDA0", "CUDA", 8_000 * MB, 7_000 * MB, driver_bytes=400 * MB)
@@ -43,6 +45,14 @@ class Layered:
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
         """Return the simulated devices."""
         return self.found
+
+    def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
+        """Split as llamacpp does."""
+        return whole_split(names, n_layers, is_over) if whole else split_layers(names, n_layers, is_over)
+
+    def account(self, plan: MemoryPlan, options: LoadOptions) -> MemoryPlan:
+        """Tell nothing of a load."""
+        return plan
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms."""

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 from support.tiny_models import tiny_llama
@@ -12,11 +11,11 @@ import edgedec
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.ladder import Setting
-from edgedec.memory.planner import Cap, Planned, plan_settings, plan_within
-from edgedec.memory.watch import margin_bytes
+from edgedec.memory.planner import plan_settings, plan_within
+from edgedec.memory.setting import Cap, HeldByModels, Planned, Setting
+from edgedec.memory.shedding import margin_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.scheduler.drafter_factories import drafter_factories, keeping_stores
+from edgedec.scheduler.drafter_factories import demands_of, drafter_factories, drafter_factory, keeping_stores
 from edgedec_apps.base_memory import base_bytes
 
 MB = 1_000_000
@@ -68,7 +67,7 @@ class NoStream(Sized):
 @pytest.fixture(autouse=True)
 def _no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count none of the models that other tests in this process have loaded."""
-    monkeypatch.setattr("edgedec.api.load._ENGINES", WeakSet())
+    monkeypatch.setattr("edgedec.api.load.HELD", HeldByModels())
 
 
 @pytest.fixture
@@ -353,7 +352,8 @@ def test_without_drafts_one_row_is_planned_under_a_cap(choice: Choice) -> None:
 
 def test_the_exit_drafter_has_the_rows_that_it_looks_at(choice: Choice) -> None:
     """Eight, to find the layer to leave at."""
-    exits = Setting(LoadOptions(max_rows=16), ("exit",), pinned=True)
+    rows = demands_of(drafter_factory("exit")).rows
+    exits = Setting(LoadOptions(max_rows=16), ("exit",), pinned=True, least_rows=rows)
     assert planned(choice, 100, exits).setting.options.max_rows == 8
 
 
@@ -379,14 +379,16 @@ def test_a_refusal_names_the_least_that_can_be_done_with(choice: Choice) -> None
 
 def test_without_a_cap_nothing_is_planned(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is ample, the wishes are loaded as they are."""
-    monkeypatch.setattr("edgedec.memory.planner.available_bytes", lambda: 10_000 * MB)
+    for module in ("planner", "setting"):
+        monkeypatch.setattr(f"edgedec.memory.{module}.available_bytes", lambda: 10_000 * MB)
     found = plan_within(choice, WISHES, Cap(None))
     assert (found.plan.terms, found.setting.given_up, found.setting.options.n_ctx) == ((), {}, 4096)
 
 
 def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """No --memory, little free: the same order of sacrifice, and the plan says what is free."""
-    monkeypatch.setattr("edgedec.memory.planner.available_bytes", lambda: 450 * MB)
+    for module in ("planner", "setting"):
+        monkeypatch.setattr(f"edgedec.memory.{module}.available_bytes", lambda: 450 * MB)
     monkeypatch.setattr("edgedec.memory.planner.resident_bytes", lambda: 60 * MB)
     found = plan_within(choice, WISHES, Cap(None))
     assert found.plan.cap_name == "free"

@@ -23,8 +23,7 @@ from edgedec.drafters.suffix.corpus_text import CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError
 from edgedec.load_options import LoadOptions
-from edgedec.memory.shedding import memory_watch, shedders
-from edgedec.memory.watch import Watch
+from edgedec.memory.shedding import Watch, memory_watch, shedders
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting

@@ -12,11 +12,10 @@ from support.tiny_quantized import Tiny, write_tiny
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.drafter import DrafterFactory
-from edgedec.drafters.head.head import SHED, HeadDrafter
+from edgedec.drafters.head import SHED, HeadDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.load_options import LoadOptions
-from edgedec.memory.shedding import shedders
-from edgedec.memory.watch import Watch
+from edgedec.memory.shedding import Watch, shedders
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting

@@ -339,33 +339,9 @@ def test_elsewhere_the_system_is_asked_by_files() -> None:
     assert platform_memory.process() == Process()
 
 
-@pytest.mark.parametrize(
-    ("enabled", "size", "found"),
-    [
-        ("always [madvise] never\n", "2097152\n", system_memory.HugePages(2 << 20, "madvise")),
-        ("[always] madvise never\n", "2097152\n", system_memory.HugePages(2 << 20, "always")),
-        ("always madvise [never]\n", "33554432\n", system_memory.HugePages(32 << 20, "never")),
-        ("always madvise never\n", "2097152\n", None),
-        ("[sometimes]\n", "2097152\n", None),
-        ("[always] madvise never\n", "0\n", None),
-        ("[always] madvise never\n", "many\n", None),
-        (None, "2097152\n", None),
-        ("[always] madvise never\n", None, None),
-    ],
-)
-def test_huge_pages_are_read_from_the_systems_files(
-    tmp_path: Path, enabled: str | None, size: str | None, found: system_memory.HugePages | None
-) -> None:
-    """Which private memory gets them, and how large they are; None where a file is absent or makes no sense."""
-    for name, text in (("enabled", enabled), ("hpage_pmd_size", size)):
-        if text is not None:
-            (tmp_path / name).write_text(text)
-    assert system_memory.huge_pages(tmp_path) == found
-
-
 HELD_BY_MAPPING = """
 import ctypes, numpy
-from edgedec.memory.system import keep_heap_small
+from edgedec_apps.base_memory import keep_heap_small
 
 class Heap(ctypes.Structure):
     _fields_ = [(f"field_{{i}}", ctypes.c_size_t) for i in range(10)]

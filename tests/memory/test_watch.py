@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edgedec.memory.watch import Shedder, Watch, shortage
+from edgedec.memory.shedding import Shedder, Watch, shortage
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 _SHEDS = """
 import json
 from edgedec.drafters.suffix.suffix import SuffixStore
-from edgedec.memory.watch import Shedder, Watch
+from edgedec.memory.shedding import Shedder, Watch
 from edgedec.memory.system import resident_bytes
 
 store, held = SuffixStore(), [resident_bytes()]
@@ -226,7 +226,7 @@ def test_what_was_shed_leaves_the_process() -> None:
 # Of many pieces all but the last are freed, so that the allocator keeps what the system could have.
 _FREES = """
 import json, ctypes
-from edgedec.memory.watch import Shedder, Watch
+from edgedec.memory.shedding import Shedder, Watch
 from edgedec.memory.system import resident_bytes
 
 libc = ctypes.CDLL(None)

@@ -1,5 +1,9 @@
-"""Fixtures: contexts without a model, candidates from lists, and random generations that any drafter must survive."""
+"""Fixtures: contexts without a model, candidates, random generations that any drafter must survive, and tiny models."""
 
+from support.draft_model_fixtures import draft_model as draft_model
+from support.draft_model_fixtures import folder as folder
+from support.draft_model_fixtures import prompts_are_read_whole as prompts_are_read_whole
+from support.draft_model_fixtures import target as target
 from support.drafter_fixtures import budget_holds as budget_holds
 from support.drafter_fixtures import candidates as candidates
 from support.drafter_fixtures import generate as generate

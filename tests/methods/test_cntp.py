@@ -8,8 +8,7 @@ from support.table_branches import Ids, Table, letters, log_law, table_texts
 
 from edgedec.errors import OptionError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
-from edgedec.noise import Noise
-from edgedec.sampling import draw
+from edgedec.sampling import Noise, draw
 from edgedec_methods.cntp import Caution, cautious
 
 

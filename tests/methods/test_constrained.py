@@ -11,11 +11,10 @@ from support.table_branches import END, Ids, letters, log_law, random_table, tab
 from support.table_language import LanguageState, divergence, kept_law
 
 from edgedec.choosing.partial_texts import PartialText
-from edgedec.constraint import Constraint
+from edgedec.constraint import Constraint, DrawPlace
 from edgedec.decoding.predicate import AnyText, PredicateConstraint
 from edgedec.errors import DeadEndError, OptionError
-from edgedec.noise import Noise
-from edgedec.sampling import Place, SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec_methods.constrained import Weighted, constrained
 
 pytestmark = pytest.mark.slow
@@ -151,7 +150,7 @@ def test_one_text_is_the_one_of_the_mask(seed: int) -> None:
     constraint, written = by_mask(), list[int]()
     try:
         while not constraint.is_complete:
-            place = Place(TABLE[tuple(written)], SamplingParams(1.0, top_p=1.0), (), Noise(seed), 1 + len(written))
+            place = DrawPlace(TABLE[tuple(written)], SamplingParams(1.0, top_p=1.0), (), Noise(seed), 1 + len(written))
             written.append(constraint.commit(constraint.choose(place, ())))
     except DeadEndError:
         assert found(1, seed, by_mask) is None

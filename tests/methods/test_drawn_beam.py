@@ -15,8 +15,7 @@ from edgedec.draft import Draft
 from edgedec.drafters.drawn_trees import Place, draw_tree, drawn_without_replacement
 from edgedec.drafters.levels import agreement
 from edgedec.drafters.shape_names import parse_shape
-from edgedec.noise import Noise
-from edgedec.sampling import Distribution
+from edgedec.sampling import Distribution, Noise
 
 Nodes = tuple[tuple[int, ...], tuple[int, ...]]
 

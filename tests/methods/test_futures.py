@@ -7,9 +7,9 @@ import pytest
 from support.table_branches import END, Ids, random_table
 from support.table_language import LanguageState, divergence, kept_law
 
+from edgedec.constraint import DrawPlace
 from edgedec.errors import DeadEndError, OptionError
-from edgedec.noise import Noise
-from edgedec.sampling import Place, SamplingParams, distribution
+from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec_methods.futures import AlignedConstraint, Futures
 
 N_VOCAB = 4
@@ -32,7 +32,7 @@ def written(futures: Futures, seed: int, most: int = 5, dead: tuple[Ids, ...] = 
     try:
         while not constraint.is_over:
             row = TABLE[tuple(text)]
-            token = constraint.choose(Place(row, PARAMS, (), Noise(seed), len(text)), ())
+            token = constraint.choose(DrawPlace(row, PARAMS, (), Noise(seed), len(text)), ())
             mass = constraint.log_mass(row, (), 1.0)
             text.append(constraint.commit(token))
             constraint.logprob += mass

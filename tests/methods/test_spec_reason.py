@@ -7,8 +7,7 @@ import pytest
 from support.table_branches import END, Ids, Table, random_table, table_texts
 
 from edgedec.errors import OptionError, RequestError
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, draw
+from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec_methods.sampled_steps import Steps
 from edgedec_methods.spec_reason import Grading, spec_reason
 

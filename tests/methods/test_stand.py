@@ -8,7 +8,7 @@ import pytest
 from edgedec.draft import Candidates, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafters.ngram.table import context_key
-from edgedec.noise import Noise
+from edgedec.sampling import Noise
 from edgedec.verification.rule_tools import children_of
 from edgedec_methods.stand import StandDrafter
 

@@ -26,8 +26,7 @@ from edgedec.loading.second_model import open_companion
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model, Rows
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams, draw
+from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_methods.switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, SwitchingSession
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -193,6 +193,22 @@ void compare_with_set(const Kernels &kernels, const Kernels &other, const Matrix
            kernels, what + ": the bits of " + other.name + " for " + std::to_string(n) + " rows");
 }
 
+// How far ahead weights are fetched, also beyond their end, changes no bit.
+void check_ahead(const Kernels &kernels, Matrix w, const TestRows &rows, const std::string &what) {
+  const int64_t tiles = (w.n_rows + TILE_ROWS - 1) / TILE_ROWS;
+  for (int64_t n = 1; n <= N_ROWS; ++n) {
+    w.ahead = nullptr;
+    const Floats expected = multiply(kernels, w, rows.buffer.view(), 0, n, 0, tiles);
+    for (const Ahead ahead : {Ahead{USUAL_AHEAD, 0}, Ahead{0, 0}, Ahead{1, 0}, Ahead{4608, 0}, Ahead{0, 4608},
+                              Ahead{1536, 12288}, Ahead{MOST_AHEAD, MOST_AHEAD}}) {
+      const std::vector<Ahead> by_rows((size_t)AHEAD_ROWS, ahead);
+      w.ahead = by_rows.data();
+      expect(same_bits(multiply(kernels, w, rows.buffer.view(), 0, n, 0, tiles), expected), kernels,
+             what + ": weights fetched " + std::to_string(ahead.l1) + " and " + std::to_string(ahead.l2) + " ahead");
+    }
+  }
+}
+
 void check_products(const Kernels &kernels) {
   std::mt19937 random(1);
   for (int32_t type : TYPES) {
@@ -206,6 +222,7 @@ void check_products(const Kernels &kernels) {
       const std::string what = text("product", type, columns);
       compare_with_sums(kernels, w.view, activations, 3e-6, what);
       check_cuts(kernels, w.view, activations, what);
+      check_ahead(kernels, w.view, activations, what);
       check_places(kernels, w.view, quantized, random, what);
       if (const Kernels *other = same_products(kernels))
         compare_with_set(kernels, *other, w.view, rows, quantized, what);

@@ -14,8 +14,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft
 from edgedec.model import Capabilities, Forward, ForwardItem, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.sequence import Request, TextState
 from edgedec.sessions.joined_work import n_rows_of
 from edgedec.stats import DecodeStats

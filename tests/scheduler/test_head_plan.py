@@ -11,9 +11,10 @@ from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft
 from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost
-from edgedec.drafters.head.head import HeadDrafter
+from edgedec.drafters.head import HeadDrafter
 from edgedec.load_options import LoadOptions
-from edgedec.memory.ladder import Setting, rungs
+from edgedec.memory.ladder import rungs
+from edgedec.memory.setting import Setting
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
 from edgedec.scheduler.draft_tree import Choice, Expected, PolicyOptions

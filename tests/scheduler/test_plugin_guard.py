@@ -18,8 +18,11 @@ from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.errors import PluginError
-from edgedec.noise import Noise
-from edgedec.scheduler.drafter_set import Drafting, open_policy
+from edgedec.model import Session
+from edgedec.sampling import Noise
+from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter
+from edgedec.scheduler.drafter_record import DrafterRecord
+from edgedec.scheduler.drafter_set import Drafting, begin_prompt, open_policy
 from edgedec.scheduler.plugin_guard import Guarded, GuardedFactory
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
@@ -381,3 +384,95 @@ def test_traits_of_another_type_are_refused() -> None:
     policy, sequence = opened(Declared(traits="none"))
     assert policy is None
     assert "its traits are str; they must be edgedec.drafter_traits.DrafterTraits" in sequence.stats.reasons[0]
+
+
+@dataclass(slots=True)
+class Reading(Declared):
+    """A drafter that reads texts along, and notes that it was told to leave one alone."""
+
+    traits: Any = field(default_factory=lambda: DrafterTraits(DraftCost.CALLS, follows=True))
+    followed_s: float = 0.0
+    idled: Event = field(default_factory=Event)
+
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Take the outcome, and read its tokens."""
+        self.followed_s += 0.25 * len(verification.token_ids)
+
+    def idle(self) -> None:
+        """Note that it is told to read no more."""
+        self.idled.set()
+
+
+def test_a_drafter_of_another_package_may_follow_texts() -> None:
+    """What reading takes counts as lost while drafts do not pay; once that lost its share, it leaves texts alone."""
+    records: dict[str, DrafterRecord] = {}
+
+    def following(reading: Reading) -> ActiveDrafter:
+        drafting = Drafting({"foreign": GuardedFactory(lambda context: reading)}, 15, records=records)
+        sequence = TextState(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
+        policy = open_policy(drafting, fake_session(), CostCurve(), sequence, Noise(0))
+        assert policy is not None
+        (active,) = policy.drafters.all
+        return active
+
+    first = following(Reading())
+    assert not first.idles  # nothing is known of it yet
+    first.drafter.learn(Verification((), (7, 8)), {})
+    assert len(first.drafter.propose(1, monotonic() + SECONDS)) == 1  # and so the step before was taken
+    for _ in range(20):
+        first.worth.note(0.0, 0.002, is_trial=True)
+    first.is_due(0.01, 1)
+    first.count_following()
+    assert first.record.trials.lost_s == 0.5
+    second = following(reading := Reading())
+    assert second.idles
+    assert reading.idled.wait(SECONDS)
+    for active in (first, second):
+        close_drafter(active.drafter)
+
+
+def test_one_that_says_so_without_the_means_is_refused() -> None:
+    """With a reason that names what it must have."""
+    policy, sequence = opened(Declared(traits=DrafterTraits(follows=True)))
+    assert policy is None
+    assert "it must have what edgedec.drafter_traits.Following says" in sequence.stats.reasons[0]
+
+
+@dataclass(slots=True)
+class Told:
+    """A factory that is told of prompts that several texts have in common."""
+
+    told: list[bool] = field(default_factory=list)
+    waits: Event | None = None
+
+    def begin_prompt(self, session: Session, *, follows: bool) -> None:
+        """Note what it is told."""
+        if self.waits is not None:
+            self.waits.wait(SECONDS)
+        self.told.append(follows)
+
+    def __call__(self, context: DraftContext) -> Drafter:
+        """Make a drafter."""
+        return Reading()
+
+
+def test_a_factory_of_another_package_is_told_of_a_shared_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It follows the prompt unless drafts did not pay; it is not told after it was switched off, nor waited for."""
+    factory, record = Told(), DrafterRecord()
+    drafting = Drafting({"foreign": GuardedFactory(factory)}, 15, records={"foreign": record})
+    begin_prompt(drafting, fake_session(), greedy=True)
+    for _ in range(20):
+        record.worth[True].note(0.0, 0.002, is_trial=True)
+    record.worth[True].paid = False
+    record.trials.lost_s = 1.0
+    begin_prompt(drafting, fake_session(), greedy=True)
+    assert factory.told == [True, False]
+    drafting.switch_off("foreign", "foreign off")
+    begin_prompt(drafting, fake_session(), greedy=True)
+    assert factory.told == [True, False]
+    monkeypatch.setattr("edgedec.scheduler.plugin_guard._MAKING_S", 0.05)
+    waiting = Told(waits=Event())
+    begin_prompt(Drafting({"foreign": GuardedFactory(waiting)}, 15), fake_session(), greedy=True)
+    assert waiting.told == []
+    assert waiting.waits is not None
+    waiting.waits.set()

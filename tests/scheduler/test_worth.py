@@ -177,7 +177,7 @@ def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clo
 
     def opened() -> tuple[ActiveDrafter, Reader]:
         reader = Reader(TEXT, 0.5, clock=clock)
-        active = ActiveDrafter("reader", reader, record, DraftCost.CALLS)
+        active = ActiveDrafter("reader", reader, record, DraftCost.CALLS, following=reader)
         active.idle_if_dear()
         return active, reader
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from edgedec import plugins
 from edgedec.errors import ModelFormatError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 
 runtime, model, file = sys.argv[1:]

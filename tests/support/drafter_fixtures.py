@@ -8,8 +8,7 @@ import pytest
 
 from edgedec.draft import Candidates, Draft, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 
 N_VOCAB = 262_144
 # Few enough that contexts come back, and the ends of the largest vocabulary.

@@ -30,7 +30,7 @@ def child_of_a_killed_parent(path: Path) -> int:
     """Load a model in a process of its own, which kills itself; return the number of the child that it started."""
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom support.hosted import hosted\n"
-        "from edgedec.model import LoadOptions\n"
+        "from edgedec.load_options import LoadOptions\n"
         "model = hosted(Path(sys.argv[1]), LoadOptions(n_ctx=16))\n"
         "print(model.child.pid, flush=True)\nos.kill(os.getpid(), 9)"
     )

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.errors import PluginError
-from edgedec.noise import Noise
-from edgedec.sampling import Distribution
+from edgedec.sampling import Distribution, Noise
 from edgedec.verification.rule_tools import uniform_source
 from edgedec.verification.rules import find_rule
 from support.exact_distributions import (

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from edgedec.drafter import DraftContext
 from edgedec.errors import RequestError
 from edgedec.model import Capabilities, Forward, Model, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 
 END = "<end>"
 

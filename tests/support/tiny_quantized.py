@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.gguf.levels import FLOATS, LEVELS
+from edgedec.gguf.file import FLOATS
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec_runtimes.weights.levels import LEVELS
 from support.gguf_writer import RawTensor, write_gguf
 from support.random_blocks import random_blocks
 from support.tiny_models import N_VOCAB, vocabulary

@@ -21,7 +21,7 @@ from support.tree_draws import check_drawn_tree
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.api.request_options import require_rule
+from edgedec.api.requests import require_rule
 from edgedec.draft import TreeShape
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, Place

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgedec.noise import Noise
+from edgedec.sampling import Noise
 from edgedec.verification.rule_tools import uniform_source
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, option, sampling_option
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, option
+from edgedec_apps.cli.sampling_options import sampling_option
 
 _BENCH = "Benchmark"
 

@@ -11,7 +11,7 @@ from itertools import count
 from math import ceil
 
 from edgedec.api.engine import Engine
-from edgedec.api.request_options import SamplingOptions
+from edgedec.api.requests import SamplingOptions
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_apps.bench.prompts import BenchRequest
 

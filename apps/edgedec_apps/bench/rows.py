@@ -10,8 +10,8 @@ from typing import Any
 from edgedec.api.engine import Engine
 from edgedec.errors import RequestError, StorageError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.gguf.model_info import describe
-from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.model import LayerSet
 from edgedec.progress import OnProgress, Progress
 from edgedec_apps.bench.measure import RunOptions

@@ -13,7 +13,7 @@ from edgedec.errors import OptionError, RequestError, counted
 from edgedec.plugins import CHOOSERS, plugins
 from edgedec.sequence import Generation
 from edgedec.sessions.text_pages import require_count
-from edgedec_apps.cli.choice_options import ChoiceFlags
+from edgedec_apps.cli.sampling_options import ChoiceFlags
 from edgedec_apps.cli.shown.terminal import say
 
 AUTO = "auto"

@@ -10,17 +10,18 @@ from typing import Any
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_engine
 from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
-from edgedec.api.request_options import require_rule
+from edgedec.api.requests import require_rule
 from edgedec.drafter import STORE_BYTES
 from edgedec.errors import EdgedecError, ModelFormatError, OptionError
-from edgedec.memory.planner import Cap
+from edgedec.memory.setting import Cap
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED
 from edgedec_apps.base_memory import base_bytes
-from edgedec_apps.cli.options import LoadFlags, OutputFlags, SamplingFlags
+from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.preset_options import loading, preset_of
+from edgedec_apps.cli.sampling_options import SamplingFlags
 from edgedec_apps.cli.shown.log import show_log, warnings_of
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import say

@@ -1,20 +1,18 @@
 """Command-line options, declared once and shared by the commands that load and generate."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from edgedec.errors import RequestError
 from edgedec.load_options import N_DRAFT_MAX
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.help_text import FURTHER
 
-_MODEL, _PROMPT, _SAMPLING, _OUTPUT = "Model and memory", "Prompt", "Sampling", "Output"
+_MODEL, _PROMPT, _OUTPUT = "Model and memory", "Prompt", "Output"
 _TILES = "Tiles"
-
 
 _WITH_VARIABLE = (
     *("--runtime", "--draft", "--context", "--memory", "--threads", "--offline"),
@@ -56,7 +54,6 @@ def option(
 
 model_option = partial(option, panel=_MODEL)
 prompt_option = partial(option, panel=_PROMPT)
-sampling_option = partial(option, panel=_SAMPLING)
 output_option = partial(option, panel=_OUTPUT)
 tiles_option = partial(option, panel=_TILES)
 
@@ -276,146 +273,6 @@ class LoadFlags:
 
 
 @dataclass(frozen=True)
-class SamplingFlags:
-    """The options of a generation; an option that is not given has the model's default."""
-
-    max_tokens: Annotated[
-        int | None, sampling_option("--max-tokens", "-n", help="Most tokens to generate.", metavar="N")
-    ] = None
-    temperature: Annotated[
-        float | None,
-        sampling_option("--temperature", "-t", help="0 always takes the most probable token.", metavar="X"),
-    ] = None
-    top_k: Annotated[
-        int | None, sampling_option("--top-k", help="Keep the N most probable tokens; 0 is off.", metavar="N")
-    ] = None
-    top_p: Annotated[
-        float | None, sampling_option("--top-p", help="Keep this much probability; 1 is off.", metavar="X")
-    ] = None
-    min_p: Annotated[
-        float | None,
-        sampling_option(
-            "--min-p",
-            help="Keep tokens with at least X times the probability of the best; 0 is off.",
-            metavar="X",
-            further=True,
-        ),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, sampling_option("--repetition-penalty", help="1 is off.", metavar="X")
-    ] = None
-    frequency_penalty: Annotated[
-        float | None, sampling_option("--frequency-penalty", help="0 is off.", metavar="X", further=True)
-    ] = None
-    presence_penalty: Annotated[
-        float | None, sampling_option("--presence-penalty", help="0 is off.", metavar="X", further=True)
-    ] = None
-    momentum: Annotated[
-        float | None,
-        sampling_option(
-            "--momentum",
-            help="Take X times n from the probability of a token that repeats n tokens, n from 2 to 5; 0 is off.",
-            metavar="X",
-            further=True,
-        ),
-    ] = None
-    penalty_last_n: Annotated[
-        int | None,
-        sampling_option(
-            "--penalty-last-n",
-            help="Number of last tokens that the penalties count; -1 for all.",
-            metavar="N",
-            further=True,
-        ),
-    ] = None
-    logit_bias: Annotated[
-        list[str] | None,
-        sampling_option(
-            "--logit-bias",
-            help="Add B to the logit of token ID; -inf excludes it. Repeatable.",
-            metavar="ID=B",
-            further=True,
-        ),
-    ] = None
-    seed: Annotated[int | None, sampling_option("--seed", help="Same seed, same text.", metavar="N")] = None
-    stop: Annotated[
-        list[str] | None,
-        sampling_option("--stop", help="End the text before this string. Repeatable.", metavar="TEXT"),
-    ] = None
-    stop_unsure: Annotated[
-        float | None,
-        sampling_option(
-            "--stop-unsure",
-            help="For completions: end the text before a token whose estimated chance to be right is below P, 0 to 1.",
-            metavar="P",
-            further=True,
-        ),
-    ] = None
-    logprobs: Annotated[
-        int | None,
-        sampling_option(
-            "--logprobs",
-            help="With --json: log-probabilities of the N most probable tokens.",
-            metavar="N",
-            further=True,
-        ),
-    ] = None
-    verify: Annotated[
-        str | None,
-        sampling_option(
-            "--verify",
-            help="coupled (default) keeps the text; tokenwise, block, recursive, kseq, multipath its distribution.",
-            metavar="RULE",
-            complete=completion.rule,
-            further=True,
-        ),
-    ] = None
-    ignore_end: Annotated[bool, sampling_option("--ignore-end", help="Continue past end tokens.", further=True)] = False
-    json_schema: Annotated[
-        Path | None,
-        sampling_option(
-            "--json-schema",
-            help="Write JSON that fits the schema in this file; a cut text gives exit code 45.",
-            metavar="FILE",
-        ),
-    ] = None
-    json_close: Annotated[
-        bool,
-        sampling_option(
-            "--json-close",
-            help="Reserve tokens to complete the JSON, or the text of any grammar, within --max-tokens.",
-            further=True,
-        ),
-    ] = False
-    regex: Annotated[
-        str | None,
-        sampling_option(
-            "--regex",
-            help="Write a text that this regular expression matches as a whole.",
-            metavar="REGEX",
-            further=True,
-        ),
-    ] = None
-    grammar: Annotated[
-        Path | None,
-        sampling_option(
-            "--grammar",
-            help="Write a text of the grammar in this file: GBNF where its name ends in .gbnf, else Lark.",
-            metavar="FILE",
-            further=True,
-        ),
-    ] = None
-
-    def as_options(self) -> dict[str, Any]:
-        """Return the options that are given, by the names of SamplingParams; for grammars see grammar_options.py."""
-        names = {field.name for field in fields(self)} - {"json_schema", "json_close", "regex", "grammar"}
-        given = {name: getattr(self, name) for name in names}
-        given["stop"] = tuple(self.stop) if self.stop else None
-        given["logit_bias"] = dict(map(_bias, self.logit_bias)) if self.logit_bias else None
-        return {name: value for name, value in given.items() if value is not None}
-
-
-@dataclass(frozen=True)
 class OutputFlags:
     """The options of the output."""
 
@@ -437,9 +294,17 @@ class OutputFlags:
         return "all" if self.explain_all else "short" if self.explain else "none"
 
 
-def _bias(text: str) -> tuple[int, float]:
-    token_id, _, bias = text.partition("=")
-    try:
-        return int(token_id), float(bias)
-    except ValueError as error:
-        raise RequestError(f"--logit-bias is {text!r}; write TOKEN_ID=BIAS, such as 50256=-inf") from error
+def parsed(text: str) -> int | float | bool | str:
+    """Return a number or a truth value that a text stands for, else the text.
+
+    >>> parsed("5"), parsed("0.5"), parsed("true"), parsed("five")
+    (5, 0.5, True, 'five')
+    """
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgedec_apps.cli.options import SamplingFlags
+from edgedec_apps.cli.sampling_options import SamplingFlags
 
 if TYPE_CHECKING:
     from edgedec.api.options import EngineOptions

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from edgedec.errors import EdgedecError
-from edgedec_apps.cli.choice_options import ChoiceFlags
-from edgedec_apps.cli.options import LoadFlags, SamplingFlags
+from edgedec_apps.cli.options import LoadFlags
+from edgedec_apps.cli.sampling_options import ChoiceFlags, SamplingFlags
 
 KEYWORDS: Mapping[str, str] = {
     "context": "n_ctx",

@@ -13,8 +13,7 @@ from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
 from edgedec.model import Model, Session
-from edgedec.noise import Noise
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_record import DrafterRecord

@@ -12,8 +12,9 @@ the same set again.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from edgedec.layer_skip.layer_sets import Half, LayerBytes, without
+from edgedec.gguf.layer_bytes import LayerBytes
 from edgedec.model import LayerSet
+from edgedec.storage.layer_sets import Half, without
 from edgedec_apps.evaluation.layer_judge import Judge, Trace
 from edgedec_apps.evaluation.layer_score import Score
 
@@ -32,6 +33,17 @@ class Effort:
 
     n_tokens: int = 128
     n_anew: int = 2
+
+
+def late_layers(n_layer: int, n_out: int) -> LayerSet:
+    """Return the set that leaves out the `n_out` layers before the last."""
+    out = range(max(1, n_layer - 1 - n_out), n_layer - 1)
+    return without(n_layer, [(layer, half) for layer in out for half in (0, 1)])
+
+
+def first_layers(n_layer: int, n_run: int) -> LayerSet:
+    """Return the set of the first `n_run` layers: an early exit."""
+    return LayerSet.of(n_layer, range(min(max(1, n_run), n_layer)))
 
 
 def effort_for(n_bytes: int) -> Effort:

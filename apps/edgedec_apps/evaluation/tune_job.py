@@ -4,17 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from edgedec_apps.cli.options import (
-    AsJson,
-    JsonOut,
-    ModelName,
-    Offline,
-    Quiet,
-    RuntimeName,
-    Threads,
-    option,
-    sampling_option,
-)
+from edgedec_apps.cli.options import AsJson, JsonOut, ModelName, Offline, Quiet, RuntimeName, Threads, option
+from edgedec_apps.cli.sampling_options import sampling_option
 
 _TUNING = "Search"
 

@@ -14,24 +14,14 @@ from numpy.typing import NDArray
 from edgedec.draft_constants import GAIN
 from edgedec.drafters.suffix.corpus_text import common_text
 from edgedec.errors import RequestError, counted
-from edgedec.layer_skip.choose import choose_layers, require_layer_skip
-from edgedec.layer_skip.layer_sets import (
-    LayerBytes,
-    TunedSet,
-    evenly_spaced,
-    first_layers,
-    keep_tuned_set,
-    late_layers,
-    layer_bytes,
-    left_out,
-)
+from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
-from edgedec.scheduler.drafter_factories import promised_gain
 from edgedec.sessions.cost_probe import cost_curve
+from edgedec.storage.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out
 from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable
@@ -40,11 +30,12 @@ from edgedec_apps.cli.shown.terminal import one_line
 from edgedec_apps.evaluation.evaluate import leading_tokens
 from edgedec_apps.evaluation.layer_judge import SKIPPED_ROWS, Judge
 from edgedec_apps.evaluation.layer_score import Score
-from edgedec_apps.evaluation.layer_search import Effort, Found, effort_for, search
+from edgedec_apps.evaluation.layer_search import Effort, Found, effort_for, first_layers, late_layers, search
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
+from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip
 
 _SEARCHED, _BLOCK = 64, 256  # tokens of a window to search on, and of a held-out one
 _HALVES = ("attn", "mlp")
@@ -129,7 +120,7 @@ def _tune(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
         with stage(on_progress, "measuring", "what a token through the set costs"):
             cost = part_cost(session, found.layers)
         tuned = TunedSet(found.layers, sizes.share(found.layers), cost, own.agreement, own.n_positions)
-        gain = None if job.lossy else promised_gain(tuned, cost_curve(session, options), N_DRAFT_MAX)
+        gain = None if job.lossy else tuned.promised_gain(cost_curve(session, options), N_DRAFT_MAX)
         keep_tuned_set(root, model.card, tuned, lossy=job.lossy)
         return sizes, Outcome(found, seconds, scores, tuned, gain, _options(path, sizes, tuned) if job.lossy else "")
 

@@ -16,8 +16,7 @@ from edgedec_apps.server import extract_api
 from edgedec_apps.server.anthropic import api as anthropic_api
 from edgedec_apps.server.core import metrics
 from edgedec_apps.server.core.errors import Problem
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint, refusal
+from edgedec_apps.server.core.service import Service, endpoint, refusal
 from edgedec_apps.server.guard import Guard
 from edgedec_apps.server.llama import infill_api, token_api
 from edgedec_apps.server.ollama import api as ollama_api

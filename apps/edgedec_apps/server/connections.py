@@ -19,8 +19,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgedec_apps.server.core.errors import Problem
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import refusal
+from edgedec_apps.server.core.service import Service, refusal
 
 _READ_BYTES = 16_384  # most bytes of one read, and of a body that the application has not read yet
 _SLACK_S = 15.0  # more than the limits of the application, which answers requests that exceed them

@@ -10,12 +10,9 @@ from starlette.routing import BaseRoute, Route
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.errors import OptionError
 from edgedec.sequence import MOST_SPAN_TOKENS, MOST_SPANS, Extraction
-from edgedec_apps.server.core.computed import Computed, until_done
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.lent import Lending
-from edgedec_apps.server.core.naming import read_wanted
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.lent import Computed, Lending, read_wanted, until_done
+from edgedec_apps.server.core.service import Service, endpoint
 
 _START_BYTES = 400  # of a place where spans begin, beside its tokens
 _TOKEN_BYTES = 8  # of each token of its longest span

@@ -18,9 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgedec_apps.server.core.errors import ApiError, problem_of
 from edgedec_apps.server.core.room import SHARE, Share
-from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.core.service import Service, refusal
 from edgedec_apps.server.core.settings import is_loopback
-from edgedec_apps.server.core.web import refusal
 
 _OPEN = ("/", "/health", "/favicon.ico")
 _OPEN_BELOW = "/static/"

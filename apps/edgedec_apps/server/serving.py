@@ -11,8 +11,8 @@ from typing import cast
 import uvicorn
 
 from edgedec.errors import CancelledError, EdgedecError, RequestError
-from edgedec.memory.system import keep_heap_small
 from edgedec.progress import CancelToken
+from edgedec_apps.base_memory import keep_heap_small
 from edgedec_apps.server.app import build_app
 from edgedec_apps.server.connections import Connection
 from edgedec_apps.server.core.service import Service

@@ -2,10 +2,12 @@
 //
 //   products sets                  the instruction sets of this processor, one a line
 //   products cache SET TYPES        nanoseconds a block (32 columns of 16 rows) and multiply-adds a second
-//   products memory SET THREADS HUGE TYPES  gigabytes a second of a plain read and of products with n rows
+//   products memory SET THREADS HUGE TYPES AHEADS
+//                                  gigabytes a second of a plain read and of products with n rows
 //   products count SET              one product of each type with 1 to 16 rows, between an emulator's marks
 //
-// TYPES are names with commas between them, or "all".
+// TYPES are names with commas between them, or "all". AHEADS are how far ahead weights are fetched, L1+L2 in bytes with
+// commas between them, as 4608+0,0+4608; "usual" is what the kernels do by themselves. All are measured in turn.
 //
 // Every line of the output is one JSON object. benchmarks/forwards/products.py builds and runs this program.
 #if defined(EDGEDEC_HAS_X86)
@@ -231,35 +233,63 @@ static double together(int n_threads, Part part) {
   return *std::max_element(seconds.begin(), seconds.end());
 }
 
-static void from_memory(const Kernels *kernels, int n_threads, bool huge, const char *types) {
+struct Setting {
+  std::string name;
+  std::vector<Ahead> ahead;  // by rows
+};
+
+static std::vector<Setting> settings_of(const std::string &names) {
+  std::vector<Setting> found;
+  for (size_t begin = 0; begin <= names.size();) {
+    const size_t end = std::min(names.find(',', begin), names.size());
+    Ahead ahead = {USUAL_AHEAD, 0};
+    const std::string name = names.substr(begin, end - begin);
+    if (name != "usual" && sscanf(name.c_str(), "%d+%d", &ahead.l1, &ahead.l2) != 2) {
+      fprintf(stderr, "%s is not how far ahead weights are fetched: L1+L2 in bytes\n", name.c_str());
+      exit(1);
+    }
+    found.push_back({name, std::vector<Ahead>(AHEAD_ROWS, ahead)});
+    begin = end + 1;
+  }
+  return found;
+}
+
+static void from_memory(const Kernels *kernels, int n_threads, bool huge, const char *types, const char *aheads) {
   static volatile uint64_t sink;
   Inputs in(kernels);
+  const std::vector<Setting> settings = settings_of(aheads);
   for (const Type &type : TYPES) {
     if (!wanted(type, types)) continue;
     Tiles tiles(type.type, FROM_MEMORY, huge);
     const int64_t n_tiles = tiles.n_tiles();
     const size_t tile = tiles.n_bytes / n_tiles;
     std::vector<std::vector<float>> panels(n_threads, std::vector<float>(16 * PANEL_ROWS));  // as in a forward
-    std::vector<std::vector<double>> seconds(1 + std::size(ROWS));
+    std::vector<double> plain;
+    std::vector<std::vector<double>> seconds(settings.size() * std::size(ROWS));  // [rows][settings]
     auto begin_of = [&](int i) { return n_tiles * i / n_threads; };
     for (int repeat = 0; repeat < 7; ++repeat) {
-      seconds[0].push_back(together(n_threads, [&](int i) {
+      plain.push_back(together(n_threads, [&](int i) {
         sink = sink + read_plainly(tiles.memory + begin_of(i) * tile, (begin_of(i + 1) - begin_of(i)) * tile);
       }));
-      for (size_t k = 0; k < std::size(ROWS); ++k)
-        seconds[1 + k].push_back(together(n_threads, [&](int i) {
+      for (size_t k = 0; k < seconds.size(); ++k) {
+        tiles.matrix.ahead = settings[k % settings.size()].ahead.data();
+        seconds[k].push_back(together(n_threads, [&](int i) {
           for (int64_t t = begin_of(i); t < begin_of(i + 1); t += PANEL_ROWS / TILE_ROWS)
             kernels->matmul(tiles.matrix, t, std::min<int64_t>(t + PANEL_ROWS / TILE_ROWS, begin_of(i + 1)),
-                            in.activations, 0, ROWS[k], panels[i].data(), PANEL_ROWS);
+                            in.activations, 0, ROWS[k / settings.size()], panels[i].data(), PANEL_ROWS);
         }));
+      }
     }
-    for (auto &all : seconds) std::sort(all.begin(), all.end());
-    for (size_t k = 0; k < seconds.size(); ++k) {
-      const auto &all = seconds[k];
-      printf("{\"type\": \"%s\", \"n\": %d, \"threads\": %d, \"huge\": %s, \"gb_s\": %.2f, \"best_gb_s\": %.2f}\n",
-             type.name, k == 0 ? 0 : ROWS[k - 1], n_threads, huge ? "true" : "false",
-             tiles.n_bytes / all[all.size() / 2] / 1e9, tiles.n_bytes / all[0] / 1e9);
-    }
+    const auto print = [&](int n, const std::string &ahead, std::vector<double> &all) {
+      std::sort(all.begin(), all.end());
+      printf("{\"type\": \"%s\", \"n\": %d, \"ahead\": \"%s\", \"threads\": %d, \"huge\": %s, \"gb_s\": %.2f, "
+             "\"best_gb_s\": %.2f}\n",
+             type.name, n, ahead.c_str(), n_threads, huge ? "true" : "false", tiles.n_bytes / all[all.size() / 2] / 1e9,
+             tiles.n_bytes / all[0] / 1e9);
+    };
+    print(0, "", plain);
+    for (size_t k = 0; k < seconds.size(); ++k)
+      print(ROWS[k / settings.size()], settings[k % settings.size()].name, seconds[k]);
     fflush(stdout);
   }
 }
@@ -269,11 +299,11 @@ int main(int argc, char **argv) {
     for (const Kernels *const *k = all_kernels(); *k != nullptr; ++k)
       if ((*k)->supported()) puts((*k)->name);
   } else if (argc == 4 && !strcmp(argv[1], "cache")) in_cache(kernels_of(argv[2]), argv[3]);
-  else if (argc == 6 && !strcmp(argv[1], "memory"))
-    from_memory(kernels_of(argv[2]), atoi(argv[3]), atoi(argv[4]) != 0, argv[5]);
+  else if (argc == 7 && !strcmp(argv[1], "memory"))
+    from_memory(kernels_of(argv[2]), atoi(argv[3]), atoi(argv[4]) != 0, argv[5], argv[6]);
 #if defined(__aarch64__)
   else if (argc == 3 && !strcmp(argv[1], "count")) one_by_one(kernels_of(argv[2]));
 #endif
   else
-    return fprintf(stderr, "usage: products sets | cache SET TYPES | memory SET THREADS HUGE TYPES | count SET\n"), 1;
+    return fprintf(stderr, "usage: products sets | cache SET TYPES | memory SET THREADS HUGE TYPES AHEADS | count SET\n"), 1;
 }

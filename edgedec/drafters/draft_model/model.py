@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 from threading import RLock
 from time import perf_counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
 from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
-from edgedec.drafter import DraftContext, DrafterNeeds
+from edgedec.drafter import DraftContext, DrafterNeeds, ModelFactory
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.draft_forward import DraftForward
@@ -224,6 +224,18 @@ class DraftModel:
     def close(self) -> None:
         """Free the draft model."""
         self.model.close()
+
+
+class DraftSource(ModelFactory, Protocol):
+    """A factory of drafters around a loaded draft model: that model itself, or a way of its own to draft with it."""
+
+    @property
+    def source(self) -> DraftModel:
+        """The draft model."""
+
+    @property
+    def cascades(self) -> bool:
+        """Whether a cascade may draft in its place, the same in less time."""
 
 
 class DraftModelUser:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import Child
-from edgedec.noise import gumbel_of
+from edgedec.sampling import gumbel_of
 
 _LEAST_CANDIDATE = 0.01  # a candidate less probable than this is seldom the one drawn
 _LEAST_TEMPERATURE = 1e-6

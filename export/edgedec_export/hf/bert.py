@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.config_values import ConfigValues, shown
 from edgedec.gguf.model_kinds import Pooling, number_of
-from edgedec.gguf.safetensors import Tensor, read_json
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import Entry, OutTensor, boolean, int32s, real_number, text, texts, whole_number
 from edgedec_export.hf.pooling_modules import pooling_of_modules
 from edgedec_export.hf.tensors import float_pieces, matrix_kind, require_floats
 from edgedec_export.hf.vocabulary import CONTROL, NORMAL, SPACE, UNUSED, TokenizerFiles, steps
+from edgedec_runtimes.weights.config_values import ConfigValues, shown
+from edgedec_runtimes.weights.safetensors import Tensor, read_json
 
 _OUTER = {
     "embeddings.word_embeddings.weight": "token_embd.weight",

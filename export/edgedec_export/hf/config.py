@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
-from edgedec.gguf.config_values import ConfigValues, llama3_divisors
-from edgedec.gguf.safetensors import read_json
+from edgedec_runtimes.weights.config_values import ConfigValues, llama3_divisors
+from edgedec_runtimes.weights.safetensors import read_json
 
 _MODEL_TYPES = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma3", "granite", "olmo2", "smollm3")},

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.config_values import shown
 from edgedec.gguf.model_kinds import Pooling
-from edgedec.gguf.safetensors import read_json, read_json_list
+from edgedec_runtimes.weights.config_values import shown
+from edgedec_runtimes.weights.safetensors import read_json, read_json_list
 
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _POOLING_FLAGS: Mapping[str, Pooling] = {

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError
-from edgedec.gguf.safetensors import read_json
 from edgedec_export.gguf_writer import Entry, real_number, whole_number
+from edgedec_runtimes.weights.safetensors import read_json
 
 _KEYS = {
     "temperature": "general.sampling.temp",

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.levels import FLOATS, floats
-from edgedec.gguf.safetensors import ITEM_BYTES, Tensor
+from edgedec.gguf.file import FLOATS, floats
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import PIECE_BYTES, OutTensor, file_pieces
 from edgedec_export.hf.config import Config
 from edgedec_export.hf.types import ENCODERS
+from edgedec_runtimes.weights.safetensors import ITEM_BYTES, Tensor
 
 _FLOAT_NAMES = frozenset(kind.name for kind in FLOATS)  # the same names as in GGUF: F32, F16 and BF16
 _OUTER = {

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.safetensors import read_json
+from edgedec_runtimes.weights.safetensors import read_json
 
 # GGUF's numbers for the kinds of tokens.
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6

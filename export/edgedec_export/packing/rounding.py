@@ -7,8 +7,8 @@ rounded levels by least squares, and the grid with the smaller error is taken.
 
 import numpy as np
 
-from edgedec.gguf.levels import F32
 from edgedec_export.packing.weights import Packed, pack_bits
+from edgedec_runtimes.weights.levels import F32
 
 _LEAST = np.finfo(np.float32).tiny
 # The distances of levels to try, as parts of the distance at which they span a block's range.

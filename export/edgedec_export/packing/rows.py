@@ -6,7 +6,7 @@ import numpy as np
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import GGUF, TensorInfo
-from edgedec.gguf.levels import U8
+from edgedec_runtimes.weights.levels import U8
 
 
 def matrix_of(gguf: GGUF, name: str) -> TensorInfo:

@@ -28,11 +28,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from edgedec.errors import MemoryCapError, UnsupportedModelError
-from edgedec.gguf.file import GGUF, TensorInfo
-from edgedec.gguf.levels import F32, FLOATS, LEVELS, U8, Levels, floats
+from edgedec.gguf.file import FLOATS, GGUF, TensorInfo, floats
 from edgedec.memory_plan import format_bytes
 from edgedec_export.packing.rows import matrix_of, read_rows
 from edgedec_export.source import require_finite
+from edgedec_runtimes.weights.levels import F32, LEVELS, U8, Levels
 
 PIECE_WEIGHTS = 1 << 20
 """Number of weights that are read and packed at a time."""

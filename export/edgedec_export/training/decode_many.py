@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError
 from edgedec.model import Forward, ForwardItem, Model, Session
-from edgedec.noise import Noise
 from edgedec.progress import CancelToken, check_cancelled
-from edgedec.sampling import SamplingParams, draw
+from edgedec.sampling import Noise, SamplingParams, draw
 
 _LARGEST_HALF = 65504.0
 

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF
-from edgedec.gguf.levels import dequantize
 from edgedec_export.target_rows import EMBEDDING, output_name
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.trained_heads.card import HeadCard, Target
 from edgedec_runtimes.trained_heads.target import default_taps
+from edgedec_runtimes.weights.levels import dequantize
 
 _LEAST_LAYERS = 7  # with fewer, two of the taps are one
 

@@ -70,7 +70,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         self._heads: list[CpuDraftHead] = []
         free = partial(_free, handle, tiles, self._heads)
         super().__init__(handle, card, _CAPABILITIES, tokenizer, terms, free, tree_rows=KERNEL_ROWS)
-        self._tiles = tiles
+        self.tiles = tiles
         self._kv_type = kv_type
         self._ops = NativeRowOps(native().ec_model_instruction_set(handle))
         self._logits = np.empty((logit_rows, card.n_vocab), np.float32)
@@ -198,8 +198,8 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         """Raise the error of a forward; an error of the weights is raised by every later use, too."""
         if code == CANCELLED:
             self.stop.check()
-        if code == NOT_FINITE or (code == UNREADABLE and isinstance(self._tiles, Tiles)):
-            self.lock.refusal = explain(code, last_error(), self._tiles)
+        if code == NOT_FINITE or (code == UNREADABLE and isinstance(self.tiles, Tiles)):
+            self.lock.refusal = explain(code, last_error(), self.tiles)
             raise self.lock.refusal
         check(code, "a forward")
         raise AssertionError("a forward that failed has an error")

@@ -15,11 +15,15 @@ class CpuOptions:
         tile_cache: Keep rearranged weights on the disk, in edgedec's cache; nothing is kept without a cache.
         huge_pages: Whether the weights lie in pages of 2 MiB: "auto" where such pages are free, "off", or "on", which
             may read the tiles again or copy them to memory that no other process shares.
+        prefetch: How far ahead of a product weights are fetched into the caches: "auto" for what was measured on this
+            machine, "usual" for what the kernels do by themselves, "off", or bytes as "L1:4608", "L2:4608" or
+            "L1:1536+L2:12288". No setting changes a bit.
     """
 
     mmap: bool = True
     tile_cache: bool = True
     huge_pages: Literal["auto", "on", "off"] = "auto"
+    prefetch: str = "auto"
 
 
 def own(options: LoadOptions) -> CpuOptions:

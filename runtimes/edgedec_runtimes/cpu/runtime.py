@@ -10,19 +10,27 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.gguf.model_kinds import require_text_decoder
-from edgedec.layer_skip.layer_sets import layer_bytes
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model, ModelCard
 from edgedec.progress import Progress
 from edgedec.runtime import RuntimeReport
+from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import divisor_tensor
-from edgedec_runtimes.cpu import kv_types, weights
+from edgedec_runtimes.cpu import kv_types, prefetch, weights
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead, borrowed_rows, output_bytes, output_type
-from edgedec_runtimes.cpu.library import ARITHMETIC, KERNEL_ROWS, KV_TYPES, instruction_sets, native
+from edgedec_runtimes.cpu.library import (
+    ARITHMETIC,
+    KERNEL_ROWS,
+    KV_TYPES,
+    forced_instruction_set,
+    instruction_sets,
+    native,
+)
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.options import CpuOptions, own
@@ -97,12 +105,15 @@ class Cpu:
             undo.callback(tiles.close)
             n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
             weights.attach(handle, gguf, network, tiles, n_ctx)
+            isa = native().ec_model_instruction_set(handle).decode()
+            in_memory = {} if streamed is not None else weights.bytes_by_type(network)
+            n_threads = options.n_threads or usable_cores()
+            prefetch.set_up(handle, own(options).prefetch, isa, in_memory, n_threads, options)
             head = _open_head(handle, gguf, options)
             if head is not None:
                 undo.callback(head.close)
             if options.cancel is not None:
                 options.cancel.check(f"loading {path.name}")
-            isa = native().ec_model_instruction_set(handle).decode()
             rope = divisor_tensor(gguf, network.switches.rope, n_ctx) or ""
             card = _card(gguf, network, tiles.header.model_sha256, " ".join(filter(None, (isa, options.kv_type, rope))))
             held = _held_weights(job, streamed, tiles, options.n_threads)
@@ -119,10 +130,13 @@ class Cpu:
         return model
 
     def report(self) -> RuntimeReport:
-        """Return edgedec's version and the instruction sets that the kernels use."""
+        """Return edgedec's version, the instruction sets that the kernels use, and how far ahead they fetch weights."""
         from edgedec import __version__
 
-        return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(instruction_sets())}",))
+        sets = instruction_sets()
+        used = (forced_instruction_set() or sets[0].encode()).decode()
+        fetching = prefetch.described(prefetch.known(cache_folder(None), used, usable_cores()))
+        return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(sets)}", fetching))
 
     def _require_covered_vocabulary(self, gguf: GGUF) -> None:
         if gguf.header_hash == self._covered:
@@ -155,7 +169,8 @@ def _check_options(options: LoadOptions) -> None:
             f"the cpu runtime has no GPU; leave {argument('device')} and {argument('n_gpu_layers')} out, or use the "
             "llamacpp runtime"
         )
-    own(options)
+    if (wish := own(options).prefetch) != "auto":
+        prefetch.parse(wish)
     for name, most in (
         ("n_ctx", 1 << 24),
         ("n_parallel", 1 << 16),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF, HEADER_NAME, TensorInfo, read_gguf
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.architectures.reading import usual_tensors
@@ -226,6 +227,17 @@ def rarely_read(network: Network) -> TensorInfo | None:
     placed = {matrix.which: matrix.tensor for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
     embedding, output = placed[EMBEDDING], placed.get(OUTPUT)
     return None if output is None or output.name == embedding.name else embedding
+
+
+def bytes_by_type(network: Network) -> dict[GGMLType, int]:
+    """Return the bytes of the tiles that forwards multiply as integers, by their type."""
+    found: dict[GGMLType, int] = {}
+    rare = rarely_read(network)
+    for tensor in (placed.tensor for placed in network.matrices):
+        if tensor.type not in (GGMLType.F32, GGMLType.F16, GGMLType.BF16) and tensor is not rare:
+            n_bytes = native().ec_tile_bytes(tensor.type, tensor.shape[1], tensor.shape[0])
+            found[tensor.type] = found.get(tensor.type, 0) + n_bytes
+    return found
 
 
 def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> None:

@@ -1,12 +1,12 @@
 """The options that only the llamacpp runtime has."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from edgedec.errors import OptionError
 from edgedec.load_options import LoadOptions, Sacrifice, read_options
-from edgedec.loading.other_machines import addresses_of
+from edgedec_runtimes.llamacpp.rpc.addresses import addresses_of, require_no_layers_here, servers_note
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class LlamaCppOptions:
     rpc: str | None = None
     rpc_wait: float = 0.0
 
+    of_other_machines: ClassVar[tuple[str, ...]] = ("rpc", "rpc_wait")
     sacrifices: ClassVar[tuple[Sacrifice, ...]] = (
         Sacrifice("mapping", "weights read instead of mapped", "mmap", False, with_devices=True),
         Sacrifice("weights", "weights not rearranged", "repack", False),
@@ -41,6 +42,33 @@ class LlamaCppOptions:
         wait = self.rpc_wait
         if isinstance(wait, bool) or not isinstance(wait, int | float) or math.isnan(wait) or wait < 0:
             raise OptionError("rpc_wait", wait, "it must be 0 or more seconds; inf waits for ever")
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The servers that take layers, each as "host:port"."""
+        return addresses_of(self.rpc)
+
+    @property
+    def warning(self) -> str:
+        """What a person should know of servers beyond this machine; "" where there are none."""
+        return servers_note(self.machines)
+
+    @property
+    def wait_s(self) -> float:
+        """Most seconds for which a text waits for a server that is lost."""
+        return self.rpc_wait
+
+    def require_no_layers_here(self, *, layer_skip: bool, draft_head: bool) -> None:
+        """Raise RequestError for options that need the model's layers on this machine, where servers have them."""
+        if self.machines:
+            require_no_layers_here(layer_skip=layer_skip, draft_head=draft_head)
+
+
+def of_this_machine(options: LoadOptions) -> LoadOptions:
+    """Return the options without the servers of other machines."""
+    given = options.runtime_options.items()
+    own = {name: value for name, value in given if name not in LlamaCppOptions.of_other_machines}
+    return replace(options, runtime_options=own, machines=())
 
 
 def own(options: LoadOptions) -> LlamaCppOptions:

@@ -4,7 +4,7 @@ import hashlib
 import platform
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +17,7 @@ from edgedec.gguf.model_kinds import is_embedder, read_pooling, require_text_dec
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes
-from edgedec.memory_plan import HOST, Device, MemoryTerm, format_bytes
+from edgedec.memory_plan import HOST, Device, IsOver, MemoryPlan, MemoryTerm, Split, format_bytes
 from edgedec.model import Model, ModelCard
 from edgedec.runtime import RuntimeReport
 from edgedec.sessions.invariance import will_probe
@@ -39,7 +39,7 @@ from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
 from edgedec_runtimes.llamacpp.library import HOW_TO_MEND, how_to_install, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, checked_options, context_options, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
-from edgedec_runtimes.llamacpp.options import LlamaCppOptions, own
+from edgedec_runtimes.llamacpp.options import LlamaCppOptions, of_this_machine, own
 from edgedec_runtimes.llamacpp.rpc.hosting import hosting
 from edgedec_runtimes.llamacpp.rpc.library import connect, rpc_note
 from edgedec_runtimes.llamacpp.rpc.patience import Patience
@@ -47,7 +47,9 @@ from edgedec_runtimes.llamacpp.rpc.servers import rpc_devices
 from edgedec_runtimes.llamacpp.trial import complaint, repack_complaint
 from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
 from edgedec_runtimes.shared.file_mappings import with_mappings
+from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tile_files.keeping import header_file, make_whole
 
@@ -100,7 +102,7 @@ class LlamaCpp:
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Load the weights, those for other machines in a child."""
         options = checked_options(options)
-        if not options.rpc_servers:
+        if not own(options).machines:
             return _load(path, options)
         options = replace(_placed(options, _read_runnable(path)), planning_bytes=None)  # the child plans nothing
         before = resident_bytes() or 0
@@ -118,7 +120,23 @@ class LlamaCpp:
         if options.planning_bytes is not None and options.planning_bytes < 2 * _DRY_RUN_BYTES:
             return ()
         llama()
-        return (*rpc_devices(options.rpc_servers), *devices(options))
+        found = (*rpc_devices(own(options).machines), *devices(options))
+        return with_measured_drivers(found, self.name, options.cache_dir)
+
+    def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
+        """Return how many layers each device takes; see edgedec.memory_plan.HasDevices."""
+        return whole_split(names, n_layers, is_over) if whole else split_layers(names, n_layers, is_over)
+
+    def account(self, plan: MemoryPlan, options: LoadOptions) -> MemoryPlan:
+        """Return the plan with what a load took on its devices, and keep what the drivers took; as it is with servers.
+
+        An rpc-server answers only the program that it serves: the one that runs the model.
+        """
+        if own(options).machines:
+            return plan
+        found = with_account(plan, devices(options))
+        remember_drivers(found, self.name, options.cache_dir)
+        return found
 
     def report(self) -> RuntimeReport:
         """Return llama.cpp's version, its devices, what it was built with, and whether it has RPC."""
@@ -130,10 +148,10 @@ class LlamaCpp:
 
 
 def load_connected(path: Path, options: LoadOptions) -> Model:
-    """Load the weights in this process, which ends when one of options.rpc_servers is lost: so only in a child."""
+    """Load the weights in this process, which ends when a server is lost: so only in a child."""
     patience = Patience()
     with patience.loading(options.on_progress) as report:
-        connect(options.rpc_servers)
+        connect(own(options).machines)
         return _load(path, replace(options, on_progress=report), patience.forward)
 
 
@@ -213,7 +231,7 @@ def _kept_in(options: LoadOptions) -> Path | None:
 
     The same address may have another program or another number of threads tomorrow, and then other bits.
     """
-    return None if options.rpc_servers else options.cache_dir
+    return None if own(options).machines else options.cache_dir
 
 
 def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
@@ -221,7 +239,7 @@ def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
     chosen = own(options)
     numerics = f"{version()} {options.kv_type} {chosen.flash_attention} {chosen.repack} {n_threads}"
     split = "" if options.layer_split is None else f"{options.layer_split} "
-    split = f"{split}{options.rpc_servers} " if options.rpc_servers else split
+    split = f"{split}{own(options).machines} " if own(options).machines else split
     device = f"{split}{options.n_gpu_layers} {options.device} {platform.machine()} {cpu_name()}"
     return hashlib.sha256(f"{_identity(gguf)} {numerics} {device}".encode()).hexdigest()
 
@@ -250,7 +268,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         MemoryTerm("activations", compute.pop(HOST), "compute buffer"),
         *(MemoryTerm("activations", n_bytes, "compute buffer", device=name) for name, n_bytes in compute.items()),
         MemoryTerm("first run", _PROBE_BYTES if probes else 0, "what finding out which rows are bit-equal leaves"),
-        *(shared_terms(info.n_vocab, options.max_rows) if options.rpc_servers else ()),
+        *(shared_terms(info.n_vocab, options.max_rows) if own(options).machines else ()),
     ]
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
@@ -261,14 +279,14 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         MemoryTerm("activations", _GRAPH_BYTES, "graph"),
         *server_terms(split),
     ]
-    if options.rpc_servers:
+    if own(options).machines:
         terms += [process_term(), MemoryTerm("llama.cpp", _LIBRARY_BYTES, "in the process that plans")]
     return tuple(term for term in terms if term.n_bytes)
 
 
 def _sizing_options(options: LoadOptions) -> LoadOptions:
     """Return the options without those that make no difference to a dry run on the host: these are None."""
-    options = replace(options.of_this_machine(), n_gpu_layers=None, device=None, layer_split=())
+    options = replace(of_this_machine(options), n_gpu_layers=None, device=None, layer_split=())
     return replace(options, n_ctx=None, planning_bytes=None, cache_dir=None, on_progress=None, cancel=None)
 
 

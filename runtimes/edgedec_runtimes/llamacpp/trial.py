@@ -32,16 +32,16 @@ _DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "HIP_VIS
 
 def complaint() -> str | None:
     """Return how llama.cpp's library ended the processes that tried it; None where a model ran, or did before."""
-    return _complaints()[1]
+    return complaints()[1]
 
 
 def repack_complaint() -> str | None:
     """Return how the library ended the process that tried it with rearranged weights; None where a model ran."""
-    return _complaints()[0]
+    return complaints()[0]
 
 
 @cache
-def _complaints() -> tuple[str | None, str | None]:
+def complaints() -> tuple[str | None, str | None]:
     """Return how the library ended a process with rearranged weights, and without them, where that was tried, too.
 
     In a frozen application nothing is tried, as it has no Python to start. Nor is it where the system has too little
@@ -57,8 +57,8 @@ def _complaints() -> tuple[str | None, str | None]:
     free = available_bytes()
     if free is not None and free < _BYTES:
         return None, None
-    repacked = _tried()
-    plain = None if repacked is None else _tried(_PLAIN)
+    repacked = tried()
+    plain = None if repacked is None else tried(_PLAIN)
     if plain is None:
         probe_cache.put(folder, "llamacpp", key, {_RUNS: repacked})
     if plain is None and repacked is not None:
@@ -77,7 +77,8 @@ def _key() -> str | None:
     return f"{package.origin} {states} {chosen} {probe_cache.cpu_name()} {sys.version}"
 
 
-def _tried(*arguments: str) -> str | None:
+def tried(*arguments: str) -> str | None:
+    """Let a process of its own run a tiny model, and say how the library ended it; None where it did not."""
     command = [sys.executable, "-P", "-m", _PROGRAM, *arguments]
     try:
         done = subprocess.run(
@@ -93,10 +94,10 @@ def _tried(*arguments: str) -> str | None:
         return f"it did not run a tiny model within {_PATIENCE_S:g} s"
     except OSError:  # no process can be started here: nothing is known
         return None
-    return _ending(done.returncode)
+    return ending(done.returncode)
 
 
-def _ending(code: int) -> str | None:
+def ending(code: int) -> str | None:
     """Say how a process ended; None where it ended well, or with a Python exception, which tells its reason itself."""
     if code < 0:
         try:

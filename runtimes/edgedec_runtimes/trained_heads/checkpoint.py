@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.gguf.levels import FLOATS
-from edgedec.gguf.safetensors import Tensor, open_checkpoint, read_json
+from edgedec.gguf.file import FLOATS
 from edgedec_runtimes.trained_heads.card import HeadCard, Target
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.record import Record, read_record
 from edgedec_runtimes.trained_heads.settings import Settings, read_settings
 from edgedec_runtimes.trained_heads.shapes import ALWAYS, checked_head
+from edgedec_runtimes.weights.safetensors import Tensor, open_checkpoint, read_json
 
 CONFIG = "config.json"
 _LAYER = {

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.file import GGUF, ValueType
+from edgedec.gguf.file import FLOATS, GGUF, ValueType
 from edgedec.gguf.header import TensorInfo
-from edgedec.gguf.levels import FLOATS, LEVELS
 from edgedec.gguf.metadata import WHOLE, get_array, get_bool, get_float, get_int, get_text
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.record import MOST_LAYERS, MOST_TAPS, RECORD_KEY, Record, parse_record
 from edgedec_runtimes.trained_heads.shapes import ALWAYS, checked_head
+from edgedec_runtimes.weights.levels import LEVELS
 
 ARCHITECTURE = "eagle3"
 TOKEN_IDS_KEY = f"{RECORD_KEY}.token_ids"

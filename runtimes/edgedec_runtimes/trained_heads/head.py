@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.weights.levels import dequantize
 
 _NUMBERS_AT_ONCE = 1 << 18  # a megabyte as float32, which stays in the processor's cache
 _SCALED = (GGMLType.Q4_0, GGMLType.Q8_0)  # a block is a float16 number, times integers

@@ -6,10 +6,10 @@ from pathlib import Path
 from edgedec.errors import EdgedecError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.metadata import get_text
-from edgedec.gguf.safetensors import read_json
 from edgedec_runtimes.trained_heads.checkpoint import CONFIG, read_checkpoint
 from edgedec_runtimes.trained_heads.gguf_head import is_head, read_gguf_head
 from edgedec_runtimes.trained_heads.head import Head
+from edgedec_runtimes.weights.safetensors import read_json
 
 _WORDS = ("draft_vocab_size", "eagle_config", "speculators_model_type", "eagle_aux_hidden_state_layer_ids")
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelNotFoundError, UnsupportedModelError
-from edgedec.gguf.config_values import ConfigValues, shown
-from edgedec.gguf.safetensors import parse_json, read_json
 from edgedec_runtimes.trained_heads.card import Promise, Target
+from edgedec_runtimes.weights.config_values import ConfigValues, shown
+from edgedec_runtimes.weights.safetensors import parse_json, read_json
 
 RECORD_FILE = "edgedec-head.json"
 RECORD_KEY = "edgedec.head"

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.gguf.config_values import ConfigValues, llama3_divisors
 from edgedec_runtimes.trained_heads.card import FcNorm
 from edgedec_runtimes.trained_heads.record import layer_ids, text
+from edgedec_runtimes.weights.config_values import ConfigValues, llama3_divisors
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 DEFAULT_TAPS = 3

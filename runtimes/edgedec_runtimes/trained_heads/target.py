@@ -23,8 +23,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from edgedec.errors import UnsupportedModelError
-from edgedec.gguf.file import GGUF, ValueType
-from edgedec.gguf.levels import FLOATS, floats
+from edgedec.gguf.file import FLOATS, GGUF, ValueType, floats
 from edgedec.gguf.metadata import get_array, get_text
 from edgedec.gguf.model_info import describe
 from edgedec.storage import probe_cache

@@ -312,7 +312,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress]
             signal.pthread_kill(main, signal.SIGINT)
             assert seen.wait(PATIENCE_S)
 
-    monkeypatch.setattr(ProgressLine, "_report", report)
+    monkeypatch.setattr(ProgressLine, "report", report)
     monkeypatch.setattr(CancelToken, "cancel", note)
 
 

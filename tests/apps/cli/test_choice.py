@@ -12,7 +12,7 @@ import pytest
 from support.command_line import run_here
 
 from edgedec.plugins import CHOOSERS, SEARCHES, load_plugin, plugins
-from edgedec_apps.cli.choice_options import ChoiceFlags
+from edgedec_apps.cli.sampling_options import ChoiceFlags
 
 WARM = ("-t", "1", "-n", "8", "--ignore-end", "--draft", "off", "--runtime", "cpu", "--seed", "5")
 LONG_IS_GOOD = (

@@ -18,9 +18,10 @@ from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
 from edgedec.errors import RequestError
-from edgedec.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, layer_bytes, without
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.model import Capabilities, Forward, LayerSet, Session
 from edgedec.progress import CancelToken, Progress
+from edgedec.storage.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, without
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.evaluation.evaluate import (
     DEFAULT_TEXT,
@@ -501,7 +502,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 signal.pthread_kill(main, signal.SIGINT)
                 assert seen.wait(PATIENCE_S)
 
-        monkeypatch.setattr(ProgressLine, "_report", report)
+        monkeypatch.setattr(ProgressLine, "report", report)
 
     monkeypatch.setattr(CancelToken, "cancel", note)
     return arrange

@@ -40,7 +40,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
                 signal.pthread_kill(main, signal.SIGINT)
                 assert seen.wait(PATIENCE_S)
 
-        monkeypatch.setattr(cli_progress.ProgressLine, "_report", report)
+        monkeypatch.setattr(cli_progress.ProgressLine, "report", report)
 
     monkeypatch.setattr(CancelToken, "cancel", note)
     return arrange

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.command_line import run_here, run_process
 
-from edgedec.memory.system import HugePages
+from edgedec_runtimes.cpu.tiles.huge_pages import HugePages
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_reports_come_as_text_and_as_json(own_models: Path, args: tuple[str, ...
 )
 def test_doctor_tells_of_huge_pages(monkeypatch: pytest.MonkeyPatch, pages: HugePages | None, told: str) -> None:
     """Which ones the system gives, also where it has none."""
-    monkeypatch.setattr("edgedec.memory.system.huge_pages", lambda: pages)
+    monkeypatch.setattr("edgedec_runtimes.cpu.tiles.huge_pages.huge_pages", lambda: pages)
     monkeypatch.setattr("edgedec_apps.cli.commands.doctor.ask_runtimes", lambda _: {})
     assert json.loads(run_here("doctor", "--json").out)["memory"]["huge pages"] == told
 

@@ -12,8 +12,7 @@ from support.tiny_models import tiny_llama
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft_constants import GAIN
-from edgedec.layer_skip.layer_sets import TunedSet, without
-from edgedec.scheduler.drafter_factories import promised_gain
+from edgedec.storage.layer_sets import TunedSet, without
 from edgedec_apps.bench import machine as bench_machine
 from edgedec_apps.bench.recorder import Evaluated, Proposals
 from edgedec_apps.bench.replay import replay
@@ -317,7 +316,7 @@ def test_auto_takes_a_tuned_set_where_the_replay_finds_it_faster(
     """On every modelled device: what its curve promises of a set is what chains of that agreement bring there."""
     cost = modelled(DEVICES[name], 10**9, 15 * 10**8)
     tuned = TunedSet(without(4, [(1, 0)]), share, share, agreement, 1000)
-    promised = promised_gain(tuned, CostCurve({n: cost(n) for n in range(1, 17)}), 8)
+    promised = tuned.promised_gain(CostCurve({n: cost(n) for n in range(1, 17)}), 8)
     rows = agreeing(agreement, share)
     found = [replay(range(1200), rows, cost, 8, lambda made: share * cost(1), n) for n in range(1, 9)]
     speedup = max(one.plain_s / one.seconds for one in found)

@@ -170,8 +170,8 @@ def test_the_program_is_removed_by_what_installed_it(
 ) -> None:
     """The last line names the tool that made the environment."""
     monkeypatch.setattr(sys, "prefix", prefix)
-    monkeypatch.setattr(uninstall, "_installer", lambda: "pip")
+    monkeypatch.setattr(uninstall, "installer", lambda: "pip")
     assert uninstall.removal_command() == expected
-    monkeypatch.setattr(uninstall, "_installer", lambda: "uv")
+    monkeypatch.setattr(uninstall, "installer", lambda: "uv")
     if ".venv" in prefix:
         assert uninstall.removal_command() == f"uv pip uninstall --python {sys.executable} edgedec-llm"

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from support.gguf_writer import RawTensor, write_gguf
 from support.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
 
-from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.runtime import Runtime
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
+from edgedec_runtimes.weights.levels import dequantize
 
 pytestmark = pytest.mark.slow
 

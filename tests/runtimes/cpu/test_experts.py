@@ -118,7 +118,7 @@ def test_streamed_experts_have_the_same_bits(tmp_path: Path, name: str) -> None:
             found = [session.forward(TOKENS[:70], n_past=0, rows="all").logits.copy()]
             found += [session.forward(TOKENS[i : i + 1], n_past=i).logits.copy() for i in range(70, 76)]
             found.append(session.forward(TOKENS[:6], n_past=76, parents=parents, rows="all").logits.copy())
-            return found, model.streamed_bytes(), model._tiles
+            return found, model.streamed_bytes(), model.tiles
 
     expected, n_read, _ = outcome(streamed_options(tmp_path))
     assert n_read == 0

@@ -16,11 +16,11 @@ from support.tiny_models import tiny_llama
 from edgedec.errors import CancelledError, OptionError, StorageError
 from edgedec.load_options import LoadOptions
 from edgedec.memory import system
-from edgedec.memory.system import HugePages
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import build, huge_pages, placing
 from edgedec_runtimes.cpu.tiles.file import MAPPED, MAPPED_HUGE, PRIVATE, PRIVATE_HUGE
+from edgedec_runtimes.cpu.tiles.huge_pages import HugePages
 
 pytestmark = [
     pytest.mark.slow,
@@ -42,7 +42,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system whose cache never holds a file in huge pages, but gives them for private memory."""
     monkeypatch.setattr(huge_pages, "read_in_huge_pages", lambda *_: False)
-    monkeypatch.setattr(system, "huge_pages", lambda: HugePages(2 << 20, "madvise"))
+    monkeypatch.setattr(huge_pages, "huge_pages", lambda: HugePages(2 << 20, "madvise"))
 
 
 def loaded(path: Path, cache: Path, **options: Any) -> tuple[bytes, str]:
@@ -79,7 +79,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from edgedec.memory.system import resident_bytes
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import huge_pages
 path, cache, mode, copies = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "copies"
@@ -106,7 +106,7 @@ def test_aligned_pieces_make_the_same_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(build, "_ALIGNED_BYTES", 64)
     rng = np.random.default_rng(seed)
     path, expected, end = tmp_path / "partial", bytearray(4096), 0
-    with build._Partial(path) as partial:
+    with build.PartialFile(path) as partial:
         for _ in range(20):
             end += int(rng.choice([0, 0, 5, 40, 100]))
             data = rng.bytes(int(rng.choice([1, 63, 64, 65, 130])))
@@ -119,7 +119,7 @@ def test_aligned_pieces_make_the_same_file(tmp_path: Path, monkeypatch: pytest.M
             end += len(data)
         partial.seek(0)
         partial.write(b"head")
-        partial._flush()
+        partial.flush()
         expected[:4] = b"head"
         assert path.read_bytes() == bytes(expected[:end])
 
@@ -136,7 +136,7 @@ def test_memory_is_as_planned(smollm_path: Path, tmp_path_factory: pytest.TempPa
     found = json.loads(result.stdout)
     assert found["planned"] == found["terms"]
     assert abs(found["held"] - found["total"]) <= max(16_000_000, found["total"] * 0.05), found
-    pages = system.huge_pages()
+    pages = huge_pages.huge_pages()
     if way == "copies" and pages is not None and pages.given != "never":
         assert found["detail"] == PRIVATE_HUGE
 
@@ -178,7 +178,7 @@ def test_no_copy_without_room(
     """The weights stay mapped, with the same bits; the plan says why before, and the log when it happens."""
     plain, _ = loaded(path, tmp_path, runtime_options={"huge_pages": "off"})
     monkeypatch.setattr(huge_pages, "read_in_huge_pages", lambda *_: False)
-    monkeypatch.setattr(system, "huge_pages", lambda: pages)
+    monkeypatch.setattr(huge_pages, "huge_pages", lambda: pages)
     monkeypatch.setattr(system, "available_bytes", lambda: free)
     with caplog.at_level(logging.INFO, "edgedec.tiles"):
         assert loaded(path, tmp_path, runtime_options={"huge_pages": "on"}) == (plain, MAPPED)

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.logit_ops import NUMPY_ROW_OPS
-from edgedec.noise import Noise, gumbel
-from edgedec.sampling import SamplingParams, distribution, draw
+from edgedec.sampling import Noise, SamplingParams, distribution, draw, gumbel
 from edgedec_runtimes.cpu.library import instruction_sets
 from edgedec_runtimes.cpu.logit_ops import NativeRowOps
 

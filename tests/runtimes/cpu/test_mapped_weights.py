@@ -22,7 +22,7 @@ import ctypes, faulthandler, mmap, os, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 from edgedec.errors import EdgedecError, StorageError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 
 PATH, CACHE = Path(sys.argv[1]), Path(sys.argv[2])

@@ -69,7 +69,7 @@ def test_threads_that_the_system_refuses(path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from edgedec.errors import MemoryCapError
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
 Cpu().load(Path(sys.argv[1]), LoadOptions(n_threads=1)).close()
 held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -11,7 +11,7 @@ from support.decoding_loop import Text
 from support.tiny_models import BOS, EOS, byte_ids
 
 import edgedec
-from edgedec.constraint import Constraint
+from edgedec.constraint import Constraint, DrawPlace
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.predicate import AnyText, PredicateConstraint
@@ -20,8 +20,7 @@ from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec.model import Model, Session
-from edgedec.noise import Noise
-from edgedec.sampling import Place, SamplingParams, distribution
+from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
 from edgedec_methods.constrained import constrained
@@ -109,7 +108,7 @@ def test_a_predicate_gives_the_texts_of_the_mask(session: Session, grammars: Gra
         found = generated(session, params, seed, asked)
         assert (found.token_ids, found.is_whole) == (masked.token_ids, True)
         assert (found.constraint_logprob is None) == params.greedy
-        both = PredicateConstraint(grammars._compiled(GRAMMAR), lambda text, is_end: "bd" not in text, tokenizer)
+        both = grammars.open_constraint(GRAMMAR, lambda text, is_end: "bd" not in text)
         mixed = generated(session, params, seed, both)
         assert WHOLE.fullmatch(mixed.text)
         assert "bd" not in mixed.text
@@ -141,7 +140,7 @@ def test_the_estimated_weights_are_unbiased() -> None:
 
     for seed in range(n):
         constraint = PredicateConstraint(AnyText(tokenizer), predicate, tokenizer)
-        token = constraint.choose(Place(row, params, (), Noise(seed), 7), ())
+        token = constraint.choose(DrawPlace(row, params, (), Noise(seed), 7), ())
         weights[seed, token] = math.exp(constraint.log_mass(row, (), 1.0))
     for token in range(6):
         expected = p[token] if "abcdef"[token] in allowed else 0.0

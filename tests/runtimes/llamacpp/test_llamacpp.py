@@ -309,7 +309,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from edgedec.memory.system import peak_resident_bytes
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 path, n_ctx = Path(sys.argv[1]), int(sys.argv[2])
 options = LoadOptions(n_ctx=n_ctx, max_rows=4)

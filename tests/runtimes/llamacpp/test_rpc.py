@@ -18,8 +18,8 @@ from support.rpc_servers import RpcServer, rpc_servers
 import edgedec
 from edgedec.errors import OptionError, RequestError, RuntimeLostError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
-from edgedec.loading.other_machines import check_addresses, servers_note
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.llamacpp.rpc.addresses import check_addresses, servers_note
 from edgedec_runtimes.llamacpp.rpc.patience import Patience
 from edgedec_runtimes.llamacpp.rpc.servers import ask_server, rpc_devices
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp

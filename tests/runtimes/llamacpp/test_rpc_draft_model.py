@@ -11,8 +11,8 @@ from support.rpc_servers import RpcServer, rpc_servers
 
 import edgedec
 from edgedec.api.options import DraftOptions, Lossy
-from edgedec.drafters.draft_model.overlapped import THREAD_NAME, OverlappedModel
 from edgedec.errors import RequestError, RuntimeLostError, RuntimeUnavailableError
+from edgedec_methods.overlapped import THREAD_NAME, OverlappedModel
 
 pytestmark = pytest.mark.slow
 

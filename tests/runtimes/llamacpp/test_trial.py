@@ -23,10 +23,10 @@ pytestmark = pytest.mark.slow
 def _untried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Forget what was tried, before and after."""
     monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path / "cache"))
-    trial._complaints.cache_clear()
+    trial.complaints.cache_clear()
     library.llama.cache_clear()
     yield
-    trial._complaints.cache_clear()
+    trial.complaints.cache_clear()
     library.llama.cache_clear()
 
 
@@ -44,20 +44,20 @@ def test_the_tiny_model_runs(tmp_path: Path) -> None:
 def test_a_library_that_runs_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process reads that it ran; another processor tries it again."""
     assert trial.complaint() is None
-    monkeypatch.setattr(trial, "_tried", lambda *_: "it was tried again")
-    trial._complaints.cache_clear()
+    monkeypatch.setattr(trial, "tried", lambda *_: "it was tried again")
+    trial.complaints.cache_clear()
     assert trial.complaint() is None
     monkeypatch.setattr(probe_cache, "cpu_name", lambda: "another")
-    trial._complaints.cache_clear()
+    trial.complaints.cache_clear()
     assert trial.complaint() == "it was tried again"
 
 
 def test_where_memory_is_short_nothing_is_tried_and_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that tries the library would be ended, or end this one; it is tried once there is room."""
-    monkeypatch.setattr(trial, "_tried", lambda *_: "it was tried")
+    monkeypatch.setattr(trial, "tried", lambda *_: "it was tried")
     for free, found in ((59_999_999, None), (60_000_000, "it was tried")):
         monkeypatch.setattr(trial, "available_bytes", lambda free=free: free)
-        trial._complaints.cache_clear()
+        trial.complaints.cache_clear()
         assert trial.complaint() == found
 
 
@@ -89,9 +89,9 @@ def test_a_crash_with_rearranged_weights_leaves_them_as_they_are(
         tried.append(arguments)
         return None if arguments else "it ended (SIGSEGV)"
 
-    monkeypatch.setattr(trial, "_tried", crash)
+    monkeypatch.setattr(trial, "tried", crash)
     for _ in range(2):
-        trial._complaints.cache_clear()
+        trial.complaints.cache_clear()
         assert (trial.repack_complaint(), trial.complaint()) == ("it ended (SIGSEGV)", None)
     assert tried == [(), ("plain",)]
     options = LoadOptions()
@@ -111,6 +111,6 @@ def test_a_library_that_hangs_is_a_message(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_library_that_does_not_import_tells_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of Python's comes again in this process, with its text; it is no crash."""
-    assert trial._ending(1) is None
-    assert trial._ending(0) is None
-    assert trial._ending(0xC000001D) == "it ended the process that tried it (exit status 0xc000001d)"
+    assert trial.ending(1) is None
+    assert trial.ending(0) is None
+    assert trial.ending(0xC000001D) == "it ended the process that tried it (exit status 0xc000001d)"

@@ -16,7 +16,7 @@ from support.tiny_quantized import Tiny, write_tiny
 import edgedec
 from edgedec.api.options import LIBRARY, EngineOptions
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
-from edgedec.drafters.head.head import HeadDrafter
+from edgedec.drafters.head import HeadDrafter
 from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules, HeadState

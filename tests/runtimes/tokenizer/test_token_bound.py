@@ -13,6 +13,7 @@ from support.vocabularies import CONTROL, SPACE, USER_DEFINED, bpe, spm, types, 
 from edgedec.gguf.file import read_gguf
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.tokenizer import VocabularyTokenizer, open_tokenizer
+from edgedec_runtimes.tokenizer.bpe import BytePairs
 
 pytestmark = pytest.mark.slow
 
@@ -117,15 +118,14 @@ def test_words_are_cut_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Of a long text no more words are looked at than are asked for."""
     tokenizer = open_tokenizer(read_gguf(write(tmp_path / "m.gguf", bpe())))
     seen: list[str] = []
-    method = tokenizer._method
-    words = method.words
+    words = BytePairs.words
 
-    def counted(text: str, *, after_special: bool) -> Iterator[str]:
-        for word in words(text, after_special=after_special):
+    def counted(method: BytePairs, text: str, *, after_special: bool) -> Iterator[str]:
+        for word in words(method, text, after_special=after_special):
             seen.append(word)
             yield word
 
-    monkeypatch.setattr(method, "words", counted)
+    monkeypatch.setattr(BytePairs, "words", counted)
     assert isinstance(tokenizer, VocabularyTokenizer)
     assert len(tokenizer.encode("one two three " * 10_000, most=20)) > 20
     assert len(seen) <= 21

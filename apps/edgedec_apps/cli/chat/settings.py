@@ -6,8 +6,8 @@ from typing import Any
 
 from edgedec.errors import RequestError
 from edgedec_apps.cli.chat.conversation import Conversation
-from edgedec_apps.cli.options import SamplingFlags
-from edgedec_apps.cli.values import parsed
+from edgedec_apps.cli.options import parsed
+from edgedec_apps.cli.sampling_options import SamplingFlags
 
 _SYSTEM, _MARKDOWN = "system", "markdown"
 # Options of a single prompt, and what is decided when the model is loaded.

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, SamplingFlags, System, SystemFile
+from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, System, SystemFile
 from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.prompt import piped_lines, system_text
+from edgedec_apps.cli.sampling_options import SamplingFlags
 from edgedec_apps.cli.shown.terminal import one_line, say
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ def converse(job: ChatJob) -> None:
     from edgedec_apps.cli.chat.conversation import Conversation
     from edgedec_apps.cli.chat.keyboard import is_screen
     from edgedec_apps.cli.chat.slash_commands import handle
-    from edgedec_apps.cli.grammar_options import grammar_options
+    from edgedec_apps.cli.chat.templates import require_template
     from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
-    from edgedec_apps.cli.templates import require_template
+    from edgedec_apps.cli.sampling_options import grammar_options
 
     output = job.output
     if output.as_json or output.json_out is not None:

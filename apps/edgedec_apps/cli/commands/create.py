@@ -8,10 +8,9 @@ import typer
 from edgedec.errors import RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.options import Quiet, System, SystemFile, model_option
+from edgedec_apps.cli.options import Quiet, System, SystemFile, model_option, parsed
 from edgedec_apps.cli.prompt import system_text
 from edgedec_apps.cli.shown.terminal import say
-from edgedec_apps.cli.values import parsed
 from edgedec_apps.texts import read_text
 
 

@@ -14,7 +14,7 @@ from edgedec.memory import system as system_memory
 from edgedec.memory_plan import devices_of, format_bytes
 from edgedec_apps.clash import clash
 from edgedec_apps.cli.options import AsJson, option
-from edgedec_apps.cli.runtimes import ask_runtimes
+from edgedec_apps.cli.reports.runtimes import ask_runtimes
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
@@ -130,7 +130,9 @@ def _memory() -> dict[str, str]:
 
 def _huge_pages() -> str:
     """Return which huge pages the system gives, in a sentence on what the option huge_pages can do with them."""
-    pages = system_memory.huge_pages()
+    from edgedec_runtimes.cpu.tiles.huge_pages import huge_pages
+
+    pages = huge_pages()
     if pages is None:
         return "none"
     given = {"always": "for all private memory", "madvise": "for private memory where a program asks"}

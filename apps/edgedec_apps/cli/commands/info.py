@@ -14,7 +14,7 @@ from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json
 
 if TYPE_CHECKING:
-    from edgedec.memory.planner import Cap
+    from edgedec.memory.setting import Cap
     from edgedec_models.catalogue import Entry
 
 Facts = list[tuple[str, str]]
@@ -28,7 +28,7 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
     Only the file's header is read (of a draft head, all), and downloaded where the model is not on this machine.
     """
     from edgedec.head_kinds import kind_of
-    from edgedec.memory.planner import Cap
+    from edgedec.memory.setting import Cap
     from edgedec_apps.base_memory import base_bytes
     from edgedec_apps.cli.reports.model_report import model_document
     from edgedec_models.catalogue import load_catalogue

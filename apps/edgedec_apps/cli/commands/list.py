@@ -114,7 +114,7 @@ def _to_pull(here: set[str], limit: int | None) -> "list[tuple[Entry, Expectatio
 
 def _planned(models: list[CachedModel]) -> dict[Path, int | None]:
     """Return the memory of each model with a full default context; None where nobody can plan it."""
-    from edgedec.memory.planner import Cap
+    from edgedec.memory.setting import Cap
     from edgedec_apps.base_memory import base_bytes
     from edgedec_apps.cli.reports.model_report import model_document
 

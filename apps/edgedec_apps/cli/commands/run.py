@@ -8,23 +8,14 @@ import typer
 
 from edgedec.errors import CancelledError, RequestError, RuntimeLostError, ScorerError
 from edgedec.progress import CancelToken
-from edgedec_apps.cli.choice_options import ChoiceFlags
 from edgedec_apps.cli.commands.chat import ChatJob, converse
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import (
-    KeepHistory,
-    LoadFlags,
-    ModelName,
-    OutputFlags,
-    SamplingFlags,
-    System,
-    SystemFile,
-    prompt_option,
-)
+from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, System, SystemFile, prompt_option
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.prompt import find_prompt, system_text
 from edgedec_apps.cli.reports.memory_report import Held, held_by, held_document, held_line
+from edgedec_apps.cli.sampling_options import ChoiceFlags, SamplingFlags
 from edgedec_apps.cli.shown.explain import sampling_line
 from edgedec_apps.cli.shown.log import telling_of_losses
 from edgedec_apps.cli.shown.progress import ProgressLine
@@ -101,8 +92,8 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
         CutTextError: The text was cut before its grammar allowed an end; it is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
-    from edgedec_apps.cli.grammar_options import grammar_options
     from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
+    from edgedec_apps.cli.sampling_options import grammar_options
 
     if job.raw and job.system is not None:
         raise RequestError("--system needs the chat template; leave out --raw")

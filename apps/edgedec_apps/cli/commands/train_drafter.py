@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import AsJson, JsonOut, ModelName, Offline, Quiet, Threads, option, sampling_option
+from edgedec_apps.cli.options import AsJson, JsonOut, ModelName, Offline, Quiet, Threads, option
 from edgedec_apps.cli.output_files import report, require_writable
+from edgedec_apps.cli.sampling_options import sampling_option
 from edgedec_apps.cli.shown.progress import ProgressLine
 
 if TYPE_CHECKING:

@@ -111,12 +111,12 @@ def removal_command() -> str:
         return f"pipx uninstall {_PROGRAM}"
     if "uv" in parts and "tools" in parts:
         return f"uv tool uninstall {_PROGRAM}"
-    if _installer() == "uv":
+    if installer() == "uv":
         return shlex.join(["uv", "pip", "uninstall", "--python", sys.executable, _PROGRAM])
     return shlex.join([sys.executable, "-m", "pip", "uninstall", _PROGRAM])
 
 
-def _installer() -> str:
+def installer() -> str:
     """Return the name of the tool that installed the program; "" where that is unknown."""
     try:
         return (metadata.distribution(_PROGRAM).read_text("INSTALLER") or "").strip()

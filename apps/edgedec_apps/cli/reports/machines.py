@@ -3,16 +3,18 @@
 What a machine has free is its memory less what is assumed for its system; what drivers take is assumed as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions, own_options
-from edgedec.memory_plan import Device, MemoryTerm
+from edgedec.memory_plan import Device, IsOver, MemoryPlan, MemoryTerm, Split
 from edgedec.model import Model
 from edgedec.runtime import Runtime
+from edgedec_runtimes.shared.device_account import with_measured_drivers
+from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 
 _GB, _MIB = 10**9, 2**20
 _BASE_BYTES = 60_000_000  # of Python with edgedec's packages on Linux
@@ -102,7 +104,15 @@ class RuntimeThere:
         if options.device is not None and not found:
             names = ", ".join(device.name for device in self.machine.devices) or "none"
             raise RuntimeUnavailableError(f"that machine has no device {options.device!r}; it has {names}")
-        return found
+        return with_measured_drivers(found, self.name, options.cache_dir)
+
+    def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
+        """Return how many layers each device takes, the nearest one filled first."""
+        return whole_split(names, n_layers, is_over) if whole else split_layers(names, n_layers, is_over)
+
+    def account(self, plan: MemoryPlan, options: LoadOptions) -> MemoryPlan:
+        """Return the plan as it is: nothing is loaded there."""
+        return plan
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms, which the runtime finds without the devices."""

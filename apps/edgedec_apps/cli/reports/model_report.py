@@ -12,12 +12,13 @@ from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
 from edgedec.load_options import default_n_ctx
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import Cap, Planned, plan_wishes
+from edgedec.memory.planner import plan_wishes
+from edgedec.memory.setting import Cap, Planned
 from edgedec.memory.system import available_bytes
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.opening import application_of, engine_options
 from edgedec_apps.cli.options import LoadFlags
-from edgedec_apps.cli.runtimes import ask_runtimes
+from edgedec_apps.cli.reports.runtimes import ask_runtimes
 
 _CONTEXTS = (512, 2048, 4096, 8192, 32768)
 

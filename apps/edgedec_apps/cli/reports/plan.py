@@ -10,7 +10,8 @@ from edgedec.errors import MemoryCapError, RequestError, counted
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import context_note, describe
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import Cap, Planned, best_of, plan_settings, with_peak
+from edgedec.memory.planner import best_of, plan_settings, with_peak
+from edgedec.memory.setting import Cap, Planned
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
 from edgedec.progress import CancelToken, stage

@@ -52,7 +52,7 @@ class ProgressLine:
         self._ended: threading.Event | None = None
 
     def __enter__(self) -> OnProgress:
-        return self._report
+        return self.report
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -71,7 +71,8 @@ class ProgressLine:
             self._bar.stop()
             self._bar = None
 
-    def _report(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
+        """Take a report, and show it where it is time to; any thread may call this."""
         if self.quiet:
             return
         key, now = (progress.phase, progress.detail), time.monotonic()

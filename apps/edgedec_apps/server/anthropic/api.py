@@ -8,14 +8,11 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec_apps.server.anthropic.forms import MessageForm
 from edgedec_apps.server.anthropic.requests import read_message
-from edgedec_apps.server.core.computed import Computed
 from edgedec_apps.server.core.generation import TextRequest
-from edgedec_apps.server.core.lent import Lending
-from edgedec_apps.server.core.naming import read_wanted
+from edgedec_apps.server.core.lent import Computed, Lending, read_wanted
 from edgedec_apps.server.core.prompts import read_prompts
 from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.shelf.shelf import Lease
 
 

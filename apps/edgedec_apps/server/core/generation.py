@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from edgedec.api.engine import Engine
-from edgedec.api.request_options import Reuse
+from edgedec.api.requests import Reuse
 from edgedec.decoding.samples import SampleStream
 from edgedec.errors import MemoryCapError
 from edgedec.progress import CancelToken

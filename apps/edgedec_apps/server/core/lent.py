@@ -1,23 +1,29 @@
-"""An answer that a model is lent for: waiting for the model, the time limit, a client that disconnects."""
+"""The model that a request names, and an answer that it is lent for: the wait, the time limit, a client that leaves."""
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from logging import getLogger
+from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from edgedec.errors import EdgedecError
 from edgedec.progress import CancelToken
+from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.room import SHARE, Share
 from edgedec_apps.server.core.sender import Sender
 from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.shelf.keep_alive import keep_seconds
 from edgedec_apps.server.shelf.names import Named
 from edgedec_apps.server.shelf.request_queue import RequestQueue
 from edgedec_apps.server.shelf.shelf import Lease
 
+T = TypeVar("T")
 _LAST_WORD_S = 5.0
 _LOG = getLogger("edgedec.server")
 
@@ -121,3 +127,46 @@ class Lent(ABC):
 async def _wait_until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def read_wanted(request: Request, service: Service) -> tuple[Fields, Wanted]:
+    """Return a request's fields, and the model that its fields `model` and `keep_alive` ask for.
+
+    Without `model` it is the server's first one. ollama's `keep_alive` says how long it stays.
+
+    Raises:
+        ApiError: The body is not one that read_fields takes, or the server ends or has no model of that name.
+        RequestError: keep_alive is no duration.
+        EdgedecError: A preset's file is damaged, or a folder can't be read.
+    """
+    fields = await read_fields(request, service.settings)
+    named = await service.find(fields.text("model") or None)
+    keep = fields.take("keep_alive")
+    return fields, Wanted(named, keep_s=None if keep is None else keep_seconds(keep))
+
+
+Compute = Callable[[Lending], Awaitable[Mapping[str, Any]]]
+"""Reads the fields of a request and returns the answer; what takes long runs in a thread, and counts in the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed(Lent):
+    """The answer that `compute` returns."""
+
+    compute: Compute
+
+    async def respond(self, lending: Lending) -> None:
+        """Compute the answer and send it."""
+        await lending.sender.whole(200, await self.compute(lending))
+
+
+async def until_done(work: Coroutine[Any, Any, T], lending: Lending) -> T:
+    """Return the result of a thread; where the task is cancelled, the work is, too, and its end is waited for."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        lending.cancel.cancel()
+        await asyncio.wait({task})
+        task.exception()  # nobody waits for it
+        raise

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
-from edgedec.memory.watch import give_back
+from edgedec.memory.shedding import give_back
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.server.core.errors import ApiError
 

@@ -1,17 +1,21 @@
-"""The state that all requests share: the models, the names that stand for them, the counters, and the server's end."""
+"""What all endpoints share: the models, their names, the counters, the end of the server, and how errors are told."""
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from logging import getLogger
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 from edgedec.api.engine import Engine
 from edgedec.errors import EdgedecError
 from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken
 from edgedec.runtime import processes_of
-from edgedec_apps.server.core.errors import ApiError, closing_error
+from edgedec_apps.server.core.errors import ApiError, Problem, closing_error, problem_of
 from edgedec_apps.server.core.metrics import Gauge, Metrics, memory_gauges
 from edgedec_apps.server.core.room import Room
 from edgedec_apps.server.core.settings import Settings
@@ -19,6 +23,8 @@ from edgedec_apps.server.openai.response_store import ResponseStore
 from edgedec_apps.server.shelf.models import Prepare
 from edgedec_apps.server.shelf.names import Named, Names
 from edgedec_apps.server.shelf.shelf import Shelf
+
+_LOG = getLogger("edgedec.server")
 
 
 @dataclass(slots=True)
@@ -156,3 +162,29 @@ class Service:
 
 def _cap_bytes(plans: list[MemoryPlan]) -> int | None:
     return plans[0].cap_bytes if plans else None
+
+
+Handler = Callable[[Request, Service], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def endpoint(handler: Handler) -> Endpoint:
+    """Return an endpoint for a route: it passes the service to the handler, and answers the handler's errors."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request, request.app.state.service)
+        except ClientDisconnect:  # the client disconnected before its request was complete, and reads no answer
+            return Response(status_code=400)
+        except EdgedecError as error:
+            return refusal(request.url.path, problem_of(error))
+        except Exception as error:
+            _LOG.exception("%s failed", request.url.path)
+            return refusal(request.url.path, problem_of(error))
+
+    return answer
+
+
+def refusal(path: str, problem: Problem) -> Response:
+    """Return an error as an answer."""
+    return JSONResponse(problem.document(path), problem.status, problem.headers)

@@ -13,12 +13,11 @@ from edgedec_apps.infill import Gap
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Begun, Finished, Piece, TextRequest
-from edgedec_apps.server.core.naming import read_wanted
+from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.reply import Dialect, Reply
 from edgedec_apps.server.core.sender import sse
-from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.core.structured import structured_options, with_close
-from edgedec_apps.server.core.web import endpoint
 from edgedec_apps.server.openai.forms import report
 from edgedec_apps.server.openai.requests import (
     ignore_the_services,

@@ -8,12 +8,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from edgedec.tokenizer import Tokenizer
-from edgedec_apps.server.core.computed import Computed
-from edgedec_apps.server.core.lent import Lending
-from edgedec_apps.server.core.naming import read_wanted
+from edgedec_apps.server.core.lent import Computed, Lending, read_wanted
 from edgedec_apps.server.core.prompts import encode
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 
 _TOKEN_BYTES = 64  # of a token in an answer, as an object and as text
 _PIECE_BYTES = 400  # of a token with its piece

@@ -13,8 +13,7 @@ from edgedec_apps.server.core.generation import TextRequest
 from edgedec_apps.server.core.lent import Wanted
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama import changes, models, requests
 from edgedec_apps.server.ollama.forms import Kind, OllamaForm, empty_answer
 from edgedec_apps.server.shelf.keep_alive import keep_seconds

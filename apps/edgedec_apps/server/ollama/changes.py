@@ -22,8 +22,7 @@ from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError, problem_of
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.sender import json_line
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.requests import read_options
 from edgedec_apps.server.shelf.named_heads import require_head
 from edgedec_apps.server.shelf.shelf import ShelfPlace

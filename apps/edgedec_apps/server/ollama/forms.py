@@ -10,10 +10,9 @@ from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
-from edgedec_apps.server.core.logprobs import chat_entries
 from edgedec_apps.server.core.parts import Parts, Splitter
+from edgedec_apps.server.core.reports import chat_entries, decoding_s, explanations, finish_reason, timings
 from edgedec_apps.server.core.sender import json_line
-from edgedec_apps.server.core.timings import decoding_s, explanations, finish_reason, timings
 from edgedec_apps.server.ollama.requests import OllamaDelivery
 
 Kind = Literal["chat", "generate"]

@@ -17,8 +17,7 @@ from edgedec.gguf.model_info import ModelInfo
 from edgedec.sampling import SamplingParams
 from edgedec_apps.infill import can_infill
 from edgedec_apps.server.core.bodies import read_fields
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.forms import timestamp
 from edgedec_apps.server.shelf.model_files import with_files
 from edgedec_apps.server.shelf.models import Loaded, ModelFile

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgedec.api.engine import Engine
-from edgedec.noise import SEED_LIMIT
+from edgedec.sampling import SEED_LIMIT
 from edgedec_apps.infill import Gap
 from edgedec_apps.server.core.fields import Fields, checked
 from edgedec_apps.server.core.generation import Prompt, TextRequest

@@ -7,12 +7,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from edgedec.layer_skip.skipping_model import lossy_note
 from edgedec_apps.server.core.generation import TextRequest
-from edgedec_apps.server.core.naming import read_wanted
+from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.forms import timestamp
 from edgedec_apps.server.openai.forms import ChatForm, CompletionForm
 from edgedec_apps.server.openai.requests import read_chat, read_completion
@@ -98,8 +96,8 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
         "runtime": facts.runtime,
         "chat": engine.can_chat,
     }
-    if note := lossy_note(facts):
-        card["meta"]["lossy"] = note
+    if facts.lossy:
+        card["meta"]["lossy"] = facts.lossy
     return card
 
 

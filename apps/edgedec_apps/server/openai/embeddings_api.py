@@ -22,13 +22,11 @@ from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.errors import RequestError
 from edgedec.gguf.model_kinds import POOLINGS
 from edgedec_apps.server.core.bodies import read_fields
-from edgedec_apps.server.core.computed import Computed, until_done
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.lent import Lending, Wanted
+from edgedec_apps.server.core.lent import Computed, Lending, Wanted, until_done
 from edgedec_apps.server.core.prompts import encode
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.requests import read_options
 from edgedec_apps.server.openai.requests import WITHOUT_EFFECT
 from edgedec_apps.server.shelf.keep_alive import keep_seconds

@@ -10,10 +10,9 @@ from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
-from edgedec_apps.server.core.logprobs import chat_entries, completion_logprobs
 from edgedec_apps.server.core.parts import Parts, Splitter
+from edgedec_apps.server.core.reports import chat_entries, completion_logprobs, explanations, finish_reason, timings
 from edgedec_apps.server.core.sender import sse
-from edgedec_apps.server.core.timings import explanations, finish_reason, timings
 from edgedec_apps.server.openai.requests import Delivery
 
 

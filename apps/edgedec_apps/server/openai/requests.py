@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from edgedec.api.engine import Engine
-from edgedec.api.request_options import Reuse, require_rule
+from edgedec.api.requests import Reuse, require_rule
 from edgedec.errors import RequestError
-from edgedec.noise import SEED_LIMIT
+from edgedec.sampling import SEED_LIMIT
 from edgedec.sequence import COUPLED
 from edgedec_apps.infill import Gap, require_infill
 from edgedec_apps.server.core.fields import Fields, checked, logit_bias

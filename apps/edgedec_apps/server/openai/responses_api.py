@@ -8,10 +8,9 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import TextRequest
-from edgedec_apps.server.core.naming import read_wanted
+from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.openai.responses_forms import ResponseForm
 from edgedec_apps.server.openai.responses_requests import read_response
 from edgedec_apps.server.shelf.shelf import Lease

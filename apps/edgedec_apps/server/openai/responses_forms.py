@@ -11,8 +11,8 @@ from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.core.blocks import Block, Blocks, Change, blocks_of, message_of
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
-from edgedec_apps.server.core.logprobs import chat_entries
 from edgedec_apps.server.core.parts import Parts, Splitter
+from edgedec_apps.server.core.reports import chat_entries
 from edgedec_apps.server.openai.forms import report, usage
 from edgedec_apps.server.openai.responses_requests import Asked
 

@@ -15,8 +15,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.server.core.bodies import read_body
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.room import SHARE, Share
-from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.core.web import endpoint
+from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_runtimes.shared.child_environment import child_environment
 
 _MODULE = "edgedec_apps.server.page.pdf_text"
@@ -85,7 +84,7 @@ async def _read(data: bytes, n_bytes: int, service: Service) -> dict[str, Any]:
 def read_pdf(data: bytes, n_bytes: int, cancel: CancelToken) -> dict[str, Any]:
     """Return what a process that may hold `n_bytes` says of a PDF; an "error" where it ends without a word."""
     process = subprocess.Popen(
-        _command(n_bytes),
+        command(n_bytes),
         env=child_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -109,5 +108,6 @@ def read_pdf(data: bytes, n_bytes: int, cancel: CancelToken) -> dict[str, Any]:
     return found
 
 
-def _command(n_bytes: int) -> list[str]:
+def command(n_bytes: int) -> list[str]:
+    """Return the command of the process that reads a file, which may hold `n_bytes` bytes of memory."""
     return [sys.executable, "-P", "-m", _MODULE, str(n_bytes)]

@@ -16,7 +16,7 @@ from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
 from edgedec.errors import MemoryCapError
-from edgedec.memory.watch import give_back
+from edgedec.memory.shedding import give_back
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, Prepare, Prepared, Recipe

@@ -89,6 +89,7 @@ class CpuDraftHeadState:
         self._place: Callable[[int], int] | None = None
         self._joined: JoinedCalls | None = None
         self._shared = SharedForward()
+        self._n_rows: tuple[int, ...] = ()  # of each forward of the latest call
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -138,11 +139,6 @@ class CpuDraftHeadState:
         check(native().ec_session_follow(self._session, handle), "a draft head of a session")
 
     @property
-    def share(self) -> float:
-        """Bytes of weights that a drafted token reads, as a share of those that a token of the target reads."""
-        return self.head.share
-
-    @property
     def held_bytes(self) -> int:
         """Bytes of the head's weights, and of what it knows of all sessions' texts."""
         with ExitStack() as held:
@@ -187,10 +183,16 @@ class CpuDraftHeadState:
         """The latest call, in which other sessions may have had texts."""
         return self._shared
 
+    @property
+    def evaluated(self) -> list[tuple[int, float]]:
+        """The forwards of the latest call; each token of a chain is one of its own."""
+        return [(n_rows, self.head.share) for n_rows in self._n_rows]
+
     def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
         """Draft what follows `token`; see HeadState."""
         if self._place is not None:
             n_past = self._place(n_past)
+        self._n_rows = ()
         if n_past < 0 or rules.n_max < 1:
             return DraftedChain((), (), (), ())
         edges = (c_float * len(rules.edges))(*rules.edges)
@@ -202,6 +204,7 @@ class CpuDraftHeadState:
         nodes = (Drafted * rules.n_max)()
         item = DraftItem(self._session, n_past, token, native_rules, nodes)
         found = nodes[: self._called(_CHAINS, item, edges, factors)]
+        self._n_rows = (1,) * len(found)
         if not found:
             return DraftedChain((), (), (), ())
         return DraftedChain(
@@ -212,6 +215,7 @@ class CpuDraftHeadState:
         """Return the scores of what follows `token`; see HeadState."""
         if self._place is not None:
             n_past = self._place(n_past)
+        self._n_rows = ()
         return None if n_past < 0 else self._scored(n_past, token)
 
     def next(self, token: int) -> F32 | None:
@@ -229,6 +233,7 @@ class CpuDraftHeadState:
             arguments = (address(nodes), address(above), len(nodes), n_new, address(scores), ctypes.byref(n_found))
             self._check(native().ec_draft_branches(self._session, *arguments))
         self._shared = SharedForward(perf_counter() - begun, 1, 1)
+        self._n_rows = (n_new,) if n_found.value else ()
         return scores if n_found.value else None
 
     def _check(self, code: int) -> None:
@@ -243,7 +248,9 @@ class CpuDraftHeadState:
 
     def _scored(self, n_past: int, token: int) -> F32 | None:
         item = DraftItem(self._session, n_past, token, scores=address(self._scores))
-        return self._scores if self._called(_SCORES, item) else None
+        found = self._called(_SCORES, item)
+        self._n_rows = (1,) if found else ()
+        return self._scores if found else None
 
     def _called(self, kind: str, item: DraftItem, *pointed_to: object) -> int:
         """Answer a call, together with other sessions' calls where they are joined; return what was found.

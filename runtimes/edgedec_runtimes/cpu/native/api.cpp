@@ -138,7 +138,7 @@ int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32
     Matrix &matrix = matrix_of(model, which, layer);
     check_tiles(type, n_rows, n_cols, n_tile_bytes);
     require(tiles != nullptr, "a matrix has no tiles");
-    matrix = {type, n_rows, n_cols, (const uint8_t *)tiles};
+    matrix = {type, n_rows, n_cols, (const uint8_t *)tiles, model->ahead_of(type)};
     return EC_OK;
   });
 }
@@ -159,7 +159,7 @@ int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int
     Matrix &matrix = matrix_of(model, which, layer);
     check_tiles(type, n_rows, n_cols, n_tile_bytes);
     model->streamer.place(which, which < EC_Q ? 0 : layer, offset, n_tile_bytes);
-    matrix = {type, n_rows, n_cols, nullptr};
+    matrix = {type, n_rows, n_cols, nullptr, model->ahead_of(type)};
     return EC_OK;
   });
 }

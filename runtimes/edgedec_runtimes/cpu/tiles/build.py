@@ -151,7 +151,7 @@ def make_file(job: Job, partial_path: Path, source: Source) -> Path:
         MemoryCapError: The system has no memory for a piece of the tiles.
     """
     detail = f"{job.label}, kept in {partial_path.parent}"
-    with _Partial(partial_path) as partial:
+    with PartialFile(partial_path) as partial:
         with _background_sha256(job, detail) as sha256:
             crcs = _write_tiles(job, partial, detail)
             job.sha256 = sha256()
@@ -171,7 +171,7 @@ def require_unchanged(job: Job, source: Source) -> None:
         raise StorageError(f"{job.gguf.paths[0]} changed while it was read; load it again when it is complete")
 
 
-def _write_tiles(job: Job, partial: "_Partial", detail: str) -> tuple[int, ...]:
+def _write_tiles(job: Job, partial: "PartialFile", detail: str) -> tuple[int, ...]:
     """Make and write the tiles tensor by tensor, those of large tensors in pieces, and return the CRC of each tensor.
 
     The tiles pass through a buffer. Written through a mapping instead, a full disk would end the process.
@@ -203,7 +203,7 @@ def _piece_bytes(tensor: TileTensor) -> int:
     return min(tensor.n_bytes, max(1, _PIECE_BYTES // tensor.unit_bytes) * tensor.unit_bytes)
 
 
-class _Partial:
+class PartialFile:
     """The file that becomes the tile file. Leaving its context deletes it, unless it was published.
 
     It is written in aligned pieces: what does not fill a piece waits in memory for the next write.
@@ -231,7 +231,7 @@ class _Partial:
         if 0 <= gap < _ALIGNED_BYTES:
             self.write(bytes(gap))
             return
-        self._flush()
+        self.flush()
         with cache_errors():
             self._file.seek(offset)
         self._end = offset
@@ -246,11 +246,12 @@ class _Partial:
         now, late = memoryview(data)[: len(data) - n_late], data[len(data) - n_late :]
         if self._waiting:
             self._waiting, now = self._waiting + now[:n_first], now[n_first:]
-            self._flush()
+            self.flush()
         self._write(now)
         self._waiting += late
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what waits for the rest of its piece."""
         waiting, self._waiting = self._waiting, bytearray()
         self._write(memoryview(waiting))
 
@@ -261,10 +262,10 @@ class _Partial:
 
     def publish(self, header: TileHeader, path: Path) -> None:
         """Write the header, wait until the disk holds the whole file, and give the file its final name."""
-        self._flush()
+        self.flush()
         self.seek(0)
         self.write(header.encode())
-        self._flush()
+        self.flush()
         with cache_errors():
             self._file.truncate(header.offsets()[-1])
             os.fsync(self._file.fileno())

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +22,7 @@ from edgedec.errors import StorageError
 from edgedec.memory import system
 
 SMAPS = Path("/proc/self/smaps")
+GIVEN = Path("/sys/kernel/mm/transparent_hugepage")
 
 Span = tuple[int, int]
 """The first byte of a part of a mapping, at the start of a page, and its number of bytes."""
@@ -30,6 +32,33 @@ _PIECE_BYTES = 64 << 20
 _NEARLY_ALL = 0.9
 _RATE_BYTES = 64 << 20
 _RATE_BLOCK = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HugePages:
+    """The large pages that the system gives to programs without setting memory apart for them (Linux: transparent).
+
+    Attributes:
+        n_bytes: The size of one, 2 MiB on most machines.
+        given: Which private memory gets them: "always" all of it, "madvise" where a program asks, "never" none.
+    """
+
+    n_bytes: int
+    given: str
+
+
+def huge_pages(folder: Path = GIVEN) -> HugePages | None:
+    """Return which huge pages the system gives (mm/transhuge.rst); None where it has none, or does not tell."""
+    size = re.fullmatch(r"\s*0*([1-9][0-9]{0,19})\s*", _text(folder / "hpage_pmd_size"))
+    given = re.search(r"\[(always|madvise|never)\]", _text(folder / "enabled"))
+    return None if size is None or given is None else HugePages(int(size[1]), given[1])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
 
 
 def ask_for(memory: mmap.mmap, spans: Iterable[Span] | None = None) -> None:
@@ -131,7 +160,7 @@ def forget(fd: int, n_bytes: int = 0) -> None:
 
 def no_private_ones(n_bytes: int) -> str:
     """Return why `n_bytes` of weights are not copied to huge pages of private memory; "" where they can be."""
-    pages = system.huge_pages()
+    pages = huge_pages()
     if pages is None or pages.given == "never":
         return "the system gives no huge pages (transparent_hugepage/enabled)"
     free = system.available_bytes()

@@ -7,6 +7,7 @@ from edgedec.errors import RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.child.model import Hosting
+from edgedec_runtimes.llamacpp.options import own
 from edgedec_runtimes.llamacpp.rpc.library import HOW_TO_GET_IT, find_library
 from edgedec_runtimes.llamacpp.rpc.servers import ask_servers, silent
 
@@ -17,7 +18,7 @@ def hosting(
     target: str, path: Path, options: LoadOptions, terms: Callable[[int, int], tuple[MemoryTerm, ...]]
 ) -> Hosting:
     """Return what a child loads by the function `target`, and what it needs: the RPC library and the servers."""
-    servers = options.rpc_servers
+    servers = own(options).machines
 
     def prepare() -> None:
         if find_library() is None:

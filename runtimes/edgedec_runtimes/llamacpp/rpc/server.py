@@ -7,7 +7,7 @@ can read and write the process's memory, so it belongs on a network of your own.
 import ctypes
 import sys
 
-from edgedec.loading.other_machines import check_addresses
+from edgedec_runtimes.llamacpp.rpc.addresses import check_addresses
 from edgedec_runtimes.llamacpp.rpc.library import rpc_library
 
 

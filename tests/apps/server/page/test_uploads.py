@@ -155,7 +155,7 @@ def test_a_server_that_ends_ends_the_process(chat_path: Path, tmp_path: Path, mo
     """A PDF that is being read does not hold the end up: the process that reads it is ended."""
     reading = tmp_path / "reading"
     code = f"import pathlib, time; pathlib.Path({str(reading)!r}).touch(); time.sleep(600)"
-    monkeypatch.setattr(uploads, "_command", lambda n_bytes: [sys.executable, "-c", code])
+    monkeypatch.setattr(uploads, "command", lambda n_bytes: [sys.executable, "-c", code])
     monkeypatch.setattr(uploads, "_PATIENCE_S", 600.0)
     with started(chat_path) as running:
         replies: list[httpx.Response] = []

@@ -20,7 +20,6 @@ from edgedec.cost_curve import SharedForward
 from edgedec.draft_call import DraftCall
 from edgedec.errors import ModelFormatError, RequestError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
-from edgedec.gguf.levels import dequantize
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
 from edgedec.load_options import LoadOptions
@@ -35,6 +34,7 @@ from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.target import fit
+from edgedec_runtimes.weights.levels import dequantize
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ _CHILD = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from edgedec.model import LoadOptions
+from edgedec.load_options import LoadOptions
 from edgedec.memory.system import peak_resident_bytes
 from edgedec_runtimes.cpu.tiles.paged_file import PagedFile
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -53,7 +53,7 @@ int32_t ec_draft_head_set_matrix(ec_draft_head *head, int32_t which, int32_t typ
     Matrix &matrix = matrix_of(head, which);
     check_tiles(type, n_rows, n_cols, n_tile_bytes);
     require(tiles != nullptr, "a matrix has no tiles");
-    matrix = {type, n_rows, n_cols, (const uint8_t *)tiles};
+    matrix = {type, n_rows, n_cols, (const uint8_t *)tiles, head->target.ahead_of(type)};
     return EC_OK;
   });
 }

@@ -77,7 +77,7 @@ Matrix Run::expert(int which, int32_t l, int32_t number) const {
   const uint8_t *tiles = m_.experts.started()
                              ? m_.experts.tiles(l, number, which - EC_GATE_EXPERTS)
                              : all.tiles + tile_bytes(all.type, n_rows, all.n_cols) * (uint64_t)number;
-  return {all.type, n_rows, all.n_cols, tiles};
+  return {all.type, n_rows, all.n_cols, tiles, all.ahead};
 }
 
 // Compute what the experts of a layer add to each row, and leave it in `branch`. Experts that are not all in memory

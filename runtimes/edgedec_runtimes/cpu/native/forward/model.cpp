@@ -75,6 +75,12 @@ ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Ke
       pool((check_config(c), Pool::shared(n_threads))),
       layers((size_t)c.n_layer) {}
 
+Ahead *ec_model::ahead_of(int32_t type) {
+  const auto [place, is_new] = ahead.try_emplace(type);
+  if (is_new) place->second.fill({USUAL_AHEAD, 0});
+  return place->second.data();
+}
+
 // Check the matrices of a layer's experts but for those of a shared one.
 void ec_model::check_experts(const Layer &layer) const {
   const ec_config &c = config;

@@ -1,5 +1,7 @@
 // A decoder-only transformer: its weights, in tiles that the caller owns, and the memory of its forwards.
 #pragma once
+#include <array>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -101,6 +103,7 @@ struct ec_model {
   edgedec::ExpertStore experts;  // those of streamed weights
   edgedec::RowFile row_file;   // reads rows of token_embd, where they are not looked up in memory
   const ec_mapping *mapping = nullptr;  // of the tiles, where they are mapped from a file
+  std::map<int32_t, std::array<edgedec::Ahead, edgedec::AHEAD_ROWS>> ahead;  // by type of weights, see Matrix::ahead
   double seconds[EC_N_OPERATIONS] = {};  // of all forwards so far, by operation
   std::vector<double> speeds;            // of the pool's threads (threads/shares.h)
   std::vector<edgedec::Touched> touched; // by rows of a layer, of all forwards so far; empty without experts
@@ -127,6 +130,8 @@ struct ec_model {
   int64_t n_q(const edgedec::Layer &layer) const { return layer.convolves() ? config.n_embd : n_q(); }
   int64_t n_kv(const edgedec::Layer &layer) const { return layer.convolves() ? config.n_embd : n_kv(); }
   edgedec::ColumnShape columns() const;
+  // Where a type of weights has its Matrix::ahead, as is usual until another is set; it stays there.
+  edgedec::Ahead *ahead_of(int32_t type);
   // Which of the ropes a layer has.
   int rope_of(const edgedec::Layer &layer) const { return layer.slides && !rope[1].frequencies.empty() ? 1 : 0; }
   int32_t convolution_length = 0;  // of the layers with convolutions, where there are any

@@ -46,6 +46,7 @@ namespace {
 
 using edgedec::ActivationBlock;
 using edgedec::Activations;
+using edgedec::Ahead;
 using edgedec::AttentionWork;
 using edgedec::GROUP_ROWS;
 using edgedec::hash_of;

@@ -30,10 +30,21 @@ struct Activations {
   int64_t n;                // columns
 };
 
+// How many bytes ahead of what is multiplied weights are fetched into the L1 cache and into the L2 cache; 0: they are
+// not. No bit of a result depends on it.
+struct Ahead {
+  int32_t l1, l2;
+};
+constexpr int32_t USUAL_AHEAD = -1;  // as l1: what the instruction set's kernels do by themselves
+constexpr int32_t MOST_AHEAD = 1 << 16;
+constexpr int AHEAD_ROWS = 16;
+
 struct Matrix {
   int32_t type;
   int64_t n_rows, n_cols;
   const uint8_t *tiles;
+  // [AHEAD_ROWS], for products with 1, 2, ... rows of activations, the last one also for more; nullptr: as is usual.
+  const Ahead *ahead = nullptr;
 };
 
 // The layout of the keys and values of one layer and one key-value head in a page of 64 tokens. Numbers of keys are
@@ -83,7 +94,7 @@ constexpr int SPAN_TOKENS = 128;  // positions whose part of an attention's resu
 constexpr int64_t ROW_BLOCK = 256;
 
 // Return number `token` of the SplitMix64 generator (Steele, Lea and Flood 2014) that starts from `key`
-// (edgedec/noise.py). Internal to each file, see kernels.cpp.
+// (edgedec/sampling.py). Internal to each file, see kernels.cpp.
 static inline uint64_t hash_of(uint64_t key, int64_t token) {
   uint64_t x = key + (uint64_t)(token + 1) * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -4,22 +4,33 @@
 // over the columns in the same order, whatever else is computed. Unpacked weights are used for up to MAX_ROWS
 // activations.
 
+// Return how far ahead weights are fetched for products with n activations, unless a matrix says it. A single one is so
+// quick with 16 lanes that fetching far ahead is in its way. With NEON nothing is fetched.
+constexpr Ahead usual_ahead(int64_t n) {
+  if (EDGEDEC_NEON) return {0, 0};
+  return {LANES == 16 && n == 1 ? 4608 : 9216, 0};
+}
+
+inline Ahead ahead_of(const Matrix &w, int64_t n) {
+  const Ahead *said = w.ahead == nullptr ? nullptr : w.ahead + (n < edgedec::AHEAD_ROWS ? n : edgedec::AHEAD_ROWS) - 1;
+  return said == nullptr || said->l1 == edgedec::USUAL_AHEAD ? usual_ahead(n) : *said;
+}
+
+// Fetch n_bytes that lie ahead of p, perhaps behind the end of the weights: then nothing happens. The function is always
+// inlined: GCC drops calls of a function that does nothing but prefetch.
+EDGEDEC_INLINE void prefetch_ahead(const uint8_t *p, int n_bytes, Ahead ahead) {
+  const uintptr_t at = (uintptr_t)p;
+  if (ahead.l1 != 0)
+    for (int i = 0; i < n_bytes; i += 64) prefetch((const void *)(at + (uintptr_t)(ahead.l1 + i)));
+  if (ahead.l2 != 0)
+    for (int i = 0; i < n_bytes; i += 64) prefetch_to_l2((const void *)(at + (uintptr_t)(ahead.l2 + i)));
+}
+
 #if EDGEDEC_NEON
 #include "kernels/matmul_neon.inl"
 #else
 constexpr int PARTS = edgedec::TILE_ROWS / LANES;  // vectors for the 16 rows of a tile
 constexpr int PART_BYTES = 4 * LANES;              // of the 64 bytes that hold a group of 4 columns
-
-// Fetch n_bytes of a tile that are needed soon: so far ahead that they are there in time, and near enough that the L1
-// cache still holds them. The first pass over a unit fetches for the passes of all its parts. The function is always
-// inlined: GCC drops calls of a function that does nothing but prefetch. N is the number of activations: a single one
-// is so quick with 16 lanes that fetching far ahead is in its way.
-template <int N>
-EDGEDEC_INLINE void prefetch_ahead(const uint8_t *p, int n_bytes, int part) {
-  constexpr int AHEAD = PARTS == 1 && N == 1 ? 4608 : 9216;
-  if (PARTS <= 2 && part == 0)
-    for (int i = 0; i < n_bytes; i += 64) prefetch(p + AHEAD + i);
-}
 
 inline void load_nibbles(const uint8_t *p, Bytes *w) {
   for (int j = 0; j < 4; ++j) {
@@ -86,9 +97,8 @@ struct Simple {  // Q4_0, Q4_1, Q5_0, Q5_1
     d = load_halves(scales);
     if constexpr (MIN) minimum = load_halves(scales + 32);
   }
-  template <int N>
-  inline void unpack(const uint8_t *unit, int, int part, Bytes *w) {
-    prefetch_ahead<N>(unit, BYTES, part);
+  inline void unpack(const uint8_t *unit, int, int part, Ahead ahead, Bytes *w) {
+    prefetch_ahead(unit, BYTES, ahead);
     load_nibbles(unit + PART_BYTES * part, w);
     if constexpr (FIFTH) add_fifth_bits(unit + 256 + PART_BYTES * part, w);
   }
@@ -113,9 +123,8 @@ struct Eight {  // Q8_0
   Floats d;
 
   Eight(const uint8_t *unit, int part) { d = load_halves(unit + 512 + 2 * LANES * part); }
-  template <int N>
-  inline void unpack(const uint8_t *unit, int, int part, Bytes *w) {
-    prefetch_ahead<N>(unit, BYTES, part);
+  inline void unpack(const uint8_t *unit, int, int part, Ahead ahead, Bytes *w) {
+    prefetch_ahead(unit, BYTES, ahead);
     for (int g = 0; g < 8; ++g) w[g] = load_bytes(unit + 64 * g + PART_BYTES * part);
   }
   template <int N>
@@ -149,10 +158,9 @@ struct K45 {  // Q4_K, Q5_K
     }
   }
   static inline void keep(uint8_t *to, Bytes x) { memcpy(to, &x, sizeof x); }
-  template <int N>
-  inline void unpack(const uint8_t *unit, int sub, int part, Bytes *w) {
+  inline void unpack(const uint8_t *unit, int sub, int part, Ahead ahead, Bytes *w) {
     const uint8_t *p = unit + STEP * sub;
-    prefetch_ahead<N>(p, sub == 0 ? STEP + 64 : STEP + 32, part);
+    prefetch_ahead(p, sub == 0 ? STEP + 64 : STEP + 32, ahead);
     load_nibbles(p + PART_BYTES * part, w);
     if constexpr (FIFTH) add_fifth_bits(p + 256 + PART_BYTES * part, w);
     scale = mul(d, load_u8(scales + 16 * sub + LANES * part));
@@ -175,10 +183,9 @@ struct K6 {  // Q6_K
   Floats d, first, second;
 
   K6(const uint8_t *unit, int part) { d = load_halves(unit + 3328 + 2 * LANES * part); }
-  template <int N>
-  inline void unpack(const uint8_t *unit, int sub, int part, Bytes *w) {
+  inline void unpack(const uint8_t *unit, int sub, int part, Ahead ahead, Bytes *w) {
     const uint8_t *p = unit + 384 * sub;
-    prefetch_ahead<N>(p, 384 + 36, part);
+    prefetch_ahead(p, 384 + 36, ahead);
     load_nibbles(p + PART_BYTES * part, w);
     add_two_bits(p + 256 + PART_BYTES * part, w);
     first = mul(d, load_s8(unit + 3072 + 32 * sub + LANES * part));
@@ -201,9 +208,10 @@ struct K6 {  // Q6_K
 
 #include "kernels/matmul_coded.inl"
 
-// Multiply one tile with N activations, from row `first` of their group on.
+// Multiply one tile with N activations, from row `first` of their group on. The first pass over a unit fetches for the
+// passes of all its parts; with 4 lanes there are too many for that.
 template <class Unit, int N>
-void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *group, int first, float *y,
+void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *group, int first, Ahead ahead, float *y,
                   int64_t stride) {
   // The units that stay in the L1 cache.
   constexpr int RUN = PARTS == 1 ? 1 << 30 : 8 / Unit::SUBS < 1 ? 1 : 8 / Unit::SUBS;
@@ -215,13 +223,14 @@ void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *g
     for (int part = 0; part < PARTS; ++part) {
       Floats sums[N];
       UNROLL for (int m = 0; m < N; ++m) sums[m] = acc[part][m];
+      const Ahead now = PARTS <= 2 && part == 0 ? ahead : Ahead{0, 0};
       const uint8_t *p = tile + begin * Unit::BYTES;
       Rows rows(group + begin * Unit::SUBS, first);
       for (int64_t i = begin; i < end; ++i, p += Unit::BYTES) {
         Unit unit(p, part);
         for (int sub = 0; sub < Unit::SUBS; ++sub, rows.next()) {
           Bytes w[8];
-          unit.template unpack<N>(p, sub, part, w);
+          unit.unpack(p, sub, part, now, w);
           unit.template accumulate<N>(sums, w, rows);
         }
       }
@@ -232,7 +241,7 @@ void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *g
     for (int m = 0; m < N; ++m) store(y + m * stride + LANES * part, acc[part][m]);
 }
 
-using TileProduct = void (*)(const uint8_t *, int64_t, const ActivationBlock *, int, float *, int64_t);
+using TileProduct = void (*)(const uint8_t *, int64_t, const ActivationBlock *, int, Ahead, float *, int64_t);
 
 // Return the product of a tile with n activations; a set is compiled for as many as its MAX_ROWS, and for no more.
 template <class Unit, int... I>
@@ -241,10 +250,12 @@ TileProduct tile_product_of(int n, std::integer_sequence<int, I...>) {
   return products[n - 1];
 }
 
-// The loop over tiles is outside of the loop over activations, so that a tile is read from memory once.
+// The loop over tiles is outside of the loop over activations, so that a tile is read from memory once: the first
+// activations fetch it for all.
 template <class Unit>
 void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,
                        int64_t row_end, float *y, int64_t stride) {
+  const Ahead ahead = ahead_of(w, row_end - row_begin);
   const int64_t n_units = w.n_cols / (32 * Unit::SUBS);
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const uint8_t *tile = w.tiles + t * n_units * Unit::BYTES;
@@ -253,7 +264,7 @@ void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
       const int n = row_end - i < MAX_ROWS ? (int)(row_end - i) : MAX_ROWS;
       const ActivationBlock *group = a.blocks + i / GROUP_ROWS * (a.n / 32);
       const TileProduct product = tile_product_of<Unit>(n, std::make_integer_sequence<int, MAX_ROWS>());
-      product(tile, n_units, group, (int)(i % GROUP_ROWS), column + (i - row_begin) * stride, stride);
+      product(tile, n_units, group, (int)(i % GROUP_ROWS), i == row_begin ? ahead : Ahead{0, 0}, column + (i - row_begin) * stride, stride);
     }
   }
 }

@@ -60,14 +60,14 @@ struct HalvesOfK45 {  // Q4_K, Q5_K
 
 // Add the products of up to 8 blocks of a tile, which begin at `unit`, with N activations to sums[half][activation].
 template <class Type, int N>
-void add_halves(const uint8_t *unit, int n_blocks, Rows a, bool fetches, Floats (*to)[PASS_ROWS]) {
+void add_halves(const uint8_t *unit, int n_blocks, Rows a, Ahead ahead, Floats (*to)[PASS_ROWS]) {
   const Type scales(unit);
   Floats sums[2][N];
   UNROLL for (int part = 0; part < 2; ++part)
     UNROLL for (int m = 0; m < N; ++m) sums[part][m] = to[part][m];
   for (int b = 0; b < n_blocks; ++b, a.next()) {
     const uint8_t *block = unit + Type::BLOCK * b;
-    if (fetches) prefetch_ahead<N>(block, Type::UNIT / PASS_BLOCKS, 0);
+    prefetch_ahead(block, Type::UNIT / PASS_BLOCKS, ahead);
     Ints c[2][N];
     UNROLL for (int m = 0; m < N; ++m) c[0][m] = c[1][m] = Type::start(a, m);
     UNROLL for (int g = 0; g < 4; ++g) {  // nibbles of groups g and g + 4 lie together
@@ -94,11 +94,11 @@ void add_halves(const uint8_t *unit, int n_blocks, Rows a, bool fetches, Floats 
     UNROLL for (int m = 0; m < N; ++m) to[part][m] = sums[part][m];
 }
 
-// Multiply a tile with n activations, at most 16, of which the first is the first of its group.
+// Multiply a tile with n activations, at most 16, of which the first is the first of its group; the first pass fetches.
 template <class Type>
-void halves_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *group, int n, float *y,
+void halves_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *group, int n, Ahead ahead, float *y,
                     int64_t stride) {
-  using Add = void (*)(const uint8_t *, int, Rows, bool, Floats (*)[PASS_ROWS]);
+  using Add = void (*)(const uint8_t *, int, Rows, Ahead, Floats (*)[PASS_ROWS]);
   static constexpr Add add[PASS_ROWS] = {add_halves<Type, 1>, add_halves<Type, 2>, add_halves<Type, 3>,
                                          add_halves<Type, 4>};
   Floats sums[16 / PASS_ROWS][2][PASS_ROWS];
@@ -109,7 +109,8 @@ void halves_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock
     const int n_now = (int)(n_blocks - b < PASS_BLOCKS ? n_blocks - b : PASS_BLOCKS);
     for (int m = 0; m < n; m += PASS_ROWS) {
       const Rows rows(group + m / GROUP_ROWS * n_blocks + b, m % GROUP_ROWS);
-      add[(n - m < PASS_ROWS ? n - m : PASS_ROWS) - 1](tile, n_now, rows, m == 0, sums[m / PASS_ROWS]);
+      const Ahead now = m == 0 ? ahead : Ahead{0, 0};
+      add[(n - m < PASS_ROWS ? n - m : PASS_ROWS) - 1](tile, n_now, rows, now, sums[m / PASS_ROWS]);
     }
   }
   for (int m = 0; m < n; ++m)
@@ -123,9 +124,11 @@ void product_of_halves(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
   if (row_end - row_begin < 3 || row_begin % GROUP_ROWS != 0)
     return quantized_product<Unit>(w, tile_begin, tile_end, a, row_begin, row_end, y, stride);
   const int64_t n_blocks = w.n_cols / 32;
+  const Ahead ahead = ahead_of(w, row_end - row_begin);
   for (int64_t t = tile_begin; t < tile_end; ++t)
     for (int64_t i = row_begin; i < row_end; i += 16)
       halves_product<Type>(w.tiles + t * (n_blocks / Unit::SUBS) * Unit::BYTES, n_blocks,
                            a.blocks + i / GROUP_ROWS * n_blocks, row_end - i < 16 ? (int)(row_end - i) : 16,
+                           i == row_begin ? ahead : Ahead{0, 0},
                            y + (t - tile_begin) * edgedec::TILE_ROWS + (i - row_begin) * stride, stride);
 }

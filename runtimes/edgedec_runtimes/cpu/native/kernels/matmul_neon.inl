@@ -7,7 +7,7 @@
 // The registers hold the sums of a pass (at most 16), 8 vectors of weights, and the integer sums and activations of one
 // or two rows.
 //
-// There is no prefetch (docs/cpu-kernels.md, NEON, says why).
+// Nothing is fetched ahead unless a matrix says so (docs/cpu-kernels.md, NEON, says why).
 //
 // With sdot, vector m of the sums belongs to row m of the activations, and its lanes to the part's 4 rows. With smmla
 // (PAIRED), vectors m and m + 1 (m even) belong to rows m and m + 1 of the activations: the first to rows 0 and 1 of
@@ -197,9 +197,10 @@ EDGEDEC_INLINE void store_sums(const Floats *sums, int n, float *y, int64_t stri
   }
 }
 
-// Multiply one tile with n activations, from the first row of their group on; N is padded(n).
+// Multiply one tile with n activations, from the first row of their group on; N is padded(n). The first pass over a
+// block fetches.
 template <class Type, int N>
-void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *group, int n, float *y,
+void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *group, int n, Ahead ahead, float *y,
                   int64_t stride) {
   constexpr bool PAIRED = in_pairs(N);
   constexpr int AT_ONCE = N <= 4 ? PARTS : 1;             // parts of a pass
@@ -213,10 +214,12 @@ void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *
     Scales scales;
     Type::read_scales(unit, n_run, scales);
     for (int pass = 0; pass < PARTS; pass += AT_ONCE) {
+      const Ahead now = pass == 0 ? ahead : Ahead{0, 0};
       Floats acc[AT_ONCE][N];
       UNROLL for (int part = 0; part < AT_ONCE; ++part)
         UNROLL for (int v = 0; v < N; ++v) acc[part][v] = sums[pass + part][v];
       for (int i = 0; i < n_run; ++i) {
+        prefetch_ahead(unit + Type::STEP * i, Type::UNIT_BYTES / Type::UNIT_BLOCKS, now);
         const ActivationBlock &a = group[begin + i], &after = group[begin + i + (N > GROUP_ROWS ? n_blocks : 0)];
         UNROLL for (int part = 0; part < AT_ONCE; ++part) {
           Bytes w[8];
@@ -239,19 +242,21 @@ void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *
 template <class Type>
 void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,
                        int64_t row_end, float *y, int64_t stride) {
-  using Product = void (*)(const uint8_t *, int64_t, const ActivationBlock *, int, float *, int64_t);
+  using Product = void (*)(const uint8_t *, int64_t, const ActivationBlock *, int, Ahead, float *, int64_t);
   static constexpr Product products[MAX_ROWS] = {
 #define EDGEDEC_N(n) tile_product<Type, padded(n)>
       EDGEDEC_N(1),  EDGEDEC_N(2),  EDGEDEC_N(3),  EDGEDEC_N(4),  EDGEDEC_N(5),  EDGEDEC_N(6),
       EDGEDEC_N(7),  EDGEDEC_N(8),  EDGEDEC_N(9),  EDGEDEC_N(10), EDGEDEC_N(11), EDGEDEC_N(12),
       EDGEDEC_N(13), EDGEDEC_N(14), EDGEDEC_N(15), EDGEDEC_N(16)};
 #undef EDGEDEC_N
+  const Ahead ahead = ahead_of(w, row_end - row_begin);
   const int64_t n_blocks = w.n_cols / 32;
   const int64_t tile_bytes = n_blocks / Type::UNIT_BLOCKS * Type::UNIT_BYTES;
   for (int64_t t = tile_begin; t < tile_end; ++t)
     for (int64_t i = row_begin; i < row_end; i += MAX_ROWS) {
       const int n = row_end - i < MAX_ROWS ? (int)(row_end - i) : MAX_ROWS;
       products[n - 1](w.tiles + t * tile_bytes, n_blocks, a.blocks + i / GROUP_ROWS * n_blocks, n,
+                      i == row_begin ? ahead : Ahead{0, 0},
                       y + (t - tile_begin) * edgedec::TILE_ROWS + (i - row_begin) * stride, stride);
     }
 }

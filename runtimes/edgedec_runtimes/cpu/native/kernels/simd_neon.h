@@ -76,6 +76,7 @@ inline Floats power_of_two(Floats x) {
   return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(127)), 23));
 }
 EDGEDEC_INLINE void prefetch(const void *p) { __builtin_prefetch(p); }
+EDGEDEC_INLINE void prefetch_to_l2(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 // --- one number from the lanes of a vector: lanes i and i + 2 are joined first ---
 

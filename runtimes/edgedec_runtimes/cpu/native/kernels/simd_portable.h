@@ -115,6 +115,7 @@ inline void store_s8(int8_t *p, Floats x) {
 }
 inline Floats power_of_two(Floats x) { EACH(ldexpf(1.0f, (int)x.v[i])) }
 EDGEDEC_INLINE void prefetch(const void *) {}
+EDGEDEC_INLINE void prefetch_to_l2(const void *) {}
 
 // --- one number from the lanes of a vector: lanes i and i + 2 are joined first ---
 

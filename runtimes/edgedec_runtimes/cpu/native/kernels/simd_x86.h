@@ -7,6 +7,7 @@
 namespace {
 
 EDGEDEC_INLINE void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+EDGEDEC_INLINE void prefetch_to_l2(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
 // One number from the lanes of a vector: lanes i and i + LANES / 2 are joined first, then half of those, and so on.
 inline float sum_lanes(__m128 x) {

@@ -129,7 +129,8 @@ void Streamer::bind(int32_t number, const uint8_t *data) {
     const Matrix &whole = matrix(output_matrix_, 0);
     const uint64_t offset = placed(output_matrix_, 0).offset + tile_bytes(whole.type, part.row_begin, whole.n_cols);
     output_rows_[(size_t)(number - first_output_part())] = {whole.type, part.row_end - part.row_begin, whole.n_cols,
-                                                    data == nullptr ? nullptr : data + (offset - part.offset)};
+                                                    data == nullptr ? nullptr : data + (offset - part.offset),
+                                                    whole.ahead};
     return;
   }
   const Matrices &of = MATRICES_OF[part.stage];

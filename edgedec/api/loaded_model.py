@@ -1,0 +1,378 @@
+"""A loaded model with its sessions: what it is, prompts for it, and forwards of one's own."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from edgedec.api.requests import (
+    ChatPrompts,
+    Prompt,
+    Requests,
+    SamplingOptions,
+)
+from edgedec.chat import ChatTemplate, Message
+from edgedec.constraint import OpenConstraint, Predicate
+from edgedec.cost_curve import CostCurve
+from edgedec.decoding.grammars import Grammars
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.decoding.text_room import require_room
+from edgedec.errors import TemplateError, argument
+from edgedec.grammar import Grammar, JsonSchema, chosen_grammar
+from edgedec.memory_plan import MemoryPlan
+from edgedec.model import Closeable, Model, ModelCard, Session
+from edgedec.progress import CancelToken, OnProgress
+from edgedec.runtime import processes_of
+from edgedec.sampling import SamplingParams
+from edgedec.sessions.text_pages import MOST_FORKS
+from edgedec.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # what few texts need is imported when it is asked for
+    from edgedec.choosing.partial_texts import PartialTexts
+    from edgedec.decoding.branches import Branches
+    from edgedec.decoding.reading import PromptRead
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is made of.
+
+    Attributes:
+        model: The runtime's model.
+        slots: The sessions of the requests that are generated at the same time.
+        template: The chat template, or None.
+        plan: The memory plan that the model was loaded under; without terms where nothing was planned.
+        path: The model's file.
+        companion: A further model that writes with this one, or None.
+        grammar_bytes: Most bytes that compiled grammars take.
+        held_bytes: Bytes that count against the caps of models loaded later.
+        gpu_held_bytes: The same of the device that holds most.
+    """
+
+    model: Model
+    slots: Sequence[SessionSlot]
+    template: ChatTemplate | None
+    plan: MemoryPlan
+    path: Path
+    companion: Model | None
+    grammar_bytes: int
+    held_bytes: int
+    gpu_held_bytes: int
+
+
+class LoadedModel(Closeable):
+    """A loaded model with its sessions, for forwards and searches of one's own; Engine writes texts with it.
+
+    Several threads may use it. As many requests as it was loaded for (n_parallel) are generated at the same time and
+    share forwards; further ones wait for their turn.
+
+    Attributes:
+        model: The runtime's model, for forwards without sampling.
+        card: The facts of the model.
+        tokenizer: The model's tokenizer.
+        plan: The memory plan that the model was loaded under; without terms where nothing was planned.
+        held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
+        gpu_held_bytes: The same of the device that holds most.
+        pool: The sessions that requests are generated on, each with what a generation on it must know.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.model = parts.model
+        self.card: ModelCard = parts.model.card
+        self.tokenizer: Tokenizer = parts.model.tokenizer
+        self.plan = parts.plan
+        self.held_bytes, self.gpu_held_bytes = parts.held_bytes, parts.gpu_held_bytes
+        self._companion, self._template, self._path = parts.companion, parts.template, parts.path
+        self.pool = SessionPool(parts.slots)
+        self._slot = parts.slots[0]
+        self._grammars = Grammars(self.tokenizer, parts.grammar_bytes)
+        self._requests = Requests(self.model, self._slot, self._grammars)
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The further processes that run its models now, whose memory counts as this process's; mostly none."""
+        return processes_of(self.model, self._companion)
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the context of a generation."""
+        return self._slot.session.n_ctx
+
+    @property
+    def curve(self) -> CostCurve:
+        """The measured cost of forwards."""
+        return self._slot.curve
+
+    @property
+    def n_prompt_max(self) -> int:
+        """Most tokens of a prompt: one fewer than a text may have, which is the context unless that slides."""
+        return self._slot.session.n_text_max - 1
+
+    def forget(self) -> None:
+        """Forget what the drafters keep between requests, and what was measured of their acceptance.
+
+        So a trained head that rests, because it accepted too little, drafts again.
+        """
+        if self._slot.drafting is not None:
+            with self.pool.all() as slots:
+                for slot in slots:
+                    if slot.drafting is not None:
+                        slot.drafting.forget()
+
+    def session(self, n_ctx: int | None = None) -> Session:
+        """Open a session of `n_ctx` tokens, the engine's by default, for forwards without sampling; you close it."""
+        return self._slot.session.model.session(n_ctx or self.n_ctx)
+
+    def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
+        """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
+
+        Raises:
+            RequestError: An option is unknown or out of range.
+        """
+        return self._requests.sampling(options)
+
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return a prompt's token ids.
+
+        Raises:
+            PromptTooLongError: The prompt is a text that does not fit the context.
+            RequestError: The prompt is neither a text nor a sequence of whole numbers.
+        """
+        return self._requests.prompt_ids(prompt)
+
+    def cut_ids(self, text: str) -> tuple[int, ...]:
+        """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
+        return self._requests.cut_ids(text)
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template (TemplateError where it has none)."""
+        return self._chats().template
+
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        cancel: CancelToken | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids.
+
+        Args:
+            messages: The chat, oldest message first.
+            tools: The functions that the model may call.
+            cancel: Ends the rendering.
+            variables: Further variables of the model's template, such as {"enable_thinking": False}.
+
+        Raises:
+            CancelledError: `cancel` ended the rendering.
+            TemplateError: The model has no chat template, or the template fails.
+            PromptTooLongError: The conversation does not fit the context.
+        """
+        return self.rendered_ids(self.render(messages, tools=tools, cancel=cancel, variables=variables))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        cancel: CancelToken | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises)."""
+        return self._chats().render(messages, tools, cancel, variables)
+
+    def rendered_ids(self, text: str) -> list[int]:
+        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context)."""
+        return self._chats().ids(text)
+
+    def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
+        """Return the messages without the oldest turns, so that `n_reserved` tokens are free for the answer.
+
+        Also return how many messages are left out.
+        """
+        return self._chats().fit(messages, self.n_ctx - 1 - n_reserved)
+
+    def _chats(self) -> ChatPrompts:
+        if self._template is None:
+            raise TemplateError(
+                f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
+                f"use generate() (--raw), or load it with {argument('chat_template')}"
+            )
+        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max)
+
+    def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
+        """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""
+        require_room(self._slot, n, n_prompt, max_tokens, rows_each=rows_each)
+
+    def constraint_opener(
+        self,
+        *,
+        grammar: Grammar | None = None,
+        json_schema: JsonSchema | None = None,
+        predicate: Predicate | None = None,
+    ) -> OpenConstraint:
+        """Return what opens the constraint of one text, as searches under a constraint take it.
+
+        Raises:
+            RequestError: Both a grammar and a schema are given, or one of them is invalid.
+        """
+        chosen = chosen_grammar(grammar, json_schema)
+        return lambda: self._grammars.open_constraint(chosen, predicate)
+
+    def branches(
+        self,
+        prompt: Prompt,
+        *,
+        most: int = MOST_FORKS,
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> "AbstractContextManager[Branches]":
+        """Open branches of a prompt inside the block, for decoding of one's own; see edgedec.decoding.branches.
+
+        The block waits for its turn as a request does. The model's other requests share forwards with it where the
+        model was loaded for several at a time. Close the model after the block.
+
+        Args:
+            prompt: The text or the token ids to go on from.
+            most: Most branches at a time.
+            cancel: Stops the forward that is running, from any thread; the forward then raises CancelledError.
+            on_progress: Called while the prompt is read.
+
+        Raises:
+            CapabilityError: The runtime can't fork sessions, or a row depends there on what else is in its forward.
+            RequestError: The prompt is empty, or `most` is out of range.
+            PromptTooLongError, ContextFullError: The prompt does not fit the context.
+            CancelledError: `cancel` was cancelled before the prompt was read.
+        """
+        from edgedec.decoding.branches import branches_on
+
+        request, stop = self._requests.plain(prompt, {}), cancel or CancelToken()
+        return branches_on(self.pool, request, stop, most=most, on_progress=on_progress)
+
+    def prompt_read(
+        self, prompt: Prompt, *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
+    ) -> "AbstractContextManager[PromptRead]":
+        """Read a prompt, and hold its session inside the block, for forwards of one's own; raises as branches()."""
+        from edgedec.decoding.reading import prompt_read
+
+        return prompt_read(self.pool, self._requests.plain(prompt, {}), cancel or CancelToken(), on_progress)
+
+    @contextmanager
+    def partial_texts(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 512,
+        stop: Sequence[str] = (),
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> "Iterator[PartialTexts]":
+        """Read a prompt, and hold its texts inside the block for a search: edgedec.choosing has the searches.
+
+            with model.partial_texts(model.chat_ids(messages), max_tokens=200) as texts:
+                best = beam_search(texts, 4)[0]
+                print(texts.text(best.text))
+
+        Args:
+            prompt: The text or the token ids to go on from; chat_ids() makes them of messages.
+            max_tokens: Most tokens of a text; fewer where the context is full before.
+            stop: Strings, each of which ends a text.
+            cancel: Ends the search with CancelledError, from any thread.
+            on_progress: Called while the prompt is read.
+
+        Raises:
+            What branches() raises.
+        """
+        from edgedec.choosing.partial_texts import PartialTexts
+
+        ids = self.prompt_ids(prompt)
+        with self.branches(ids, cancel=cancel, on_progress=on_progress) as branches:
+            room = max(1, min(max_tokens, branches.n_ctx - len(ids)))
+            is_end, decode = self.tokenizer.is_end, self.tokenizer.decode
+            with PartialTexts(
+                branches, ids, is_end=is_end, decode=decode, max_tokens=room, stop=stop, cancel=cancel
+            ) as texts:
+                yield texts
+
+    def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
+        """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.
+
+        Raises:
+            StorageError: The file can't be written, or another file has its name.
+            CapabilityError: The session can't be saved.
+        """
+        from edgedec.api.prompt_cache import cache_of, write_prompt_cache
+
+        with self.pool.all():
+            write_prompt_cache(Path(path), cache_of(self.pool.last))
+
+    def load_prompt_cache(self, path: str | os.PathLike[str]) -> int:
+        """Restore the KV cache from a file of save_prompt_cache; return how many tokens it holds.
+
+        Raises:
+            ModelFormatError: The file is damaged, or was made with another model, release or options.
+            StorageError: The file can't be read.
+        """
+        from edgedec.api.prompt_cache import read_prompt_cache, restore_cache
+
+        cache = read_prompt_cache(Path(path), self.card.fingerprint)
+        with self.pool.all():
+            restore_cache(self.pool.last, cache)
+        return len(cache.token_ids)
+
+    def save_draft_store(self) -> None:
+        """Write the file of load(draft_store=...) now, as close() does, if there is something new to write.
+
+        Raises:
+            StorageError, ModelFormatError: The file can't be written, or is another model's by now; close() then
+                does not try again.
+        """
+        if self._slot.drafting is not None:
+            with self.pool.all():
+                self._slot.drafting.save()
+
+    def close(self) -> None:
+        """End all streams, paused ones too, and free the model; calling it again does nothing.
+
+        A stream that is ended raises StopIteration at its next token; its finish_reason is "cancelled". If close() is
+        called from within a stream (by on_progress or a drafter), the model is freed after that stream's step.
+
+        Raises:
+            StorageError, ModelFormatError: The model is freed, but the draft store could not be written.
+        """
+        for slot in self.pool.slots:
+            slot.closing = True
+            slot.session.cancel()
+        if os.getpid() != self._slot.pid:  # in a forked child
+            self._close_models()
+            return
+        streams = [stream for slot in self.pool.slots if (stream := slot.stream and slot.stream())]
+        for stream in streams:
+            stream.cancel()  # all of them, before the first is waited for
+        if any(stream.close_soon(self.close) for stream in streams):
+            return
+        for stream in streams:
+            stream.close()
+        with self.pool.all():
+            self._close_models()
+
+    def _close_models(self) -> None:
+        self.held_bytes = self.gpu_held_bytes = 0
+        drafting = self._slot.drafting
+        for slot in self.pool.slots:
+            if slot.drafting is not None:
+                slot.drafting.close()
+        if self._companion is not None:
+            self._companion.close()
+        self.model.close()
+        if drafting is not None and os.getpid() == self._slot.pid:
+            drafting.save()

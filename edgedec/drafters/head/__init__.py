@@ -1,1 +1,0 @@
-"""A drafter with a trained head, which reads the target's own hidden states."""

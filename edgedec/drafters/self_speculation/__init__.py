@@ -1,1 +1,0 @@
-"""Drafts by a part of the target's own layers."""
