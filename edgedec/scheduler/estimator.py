@@ -41,11 +41,18 @@ looked at in the meantime. To measure which rows are exact waits until drafts ha
 is at most twice the best possible (renting skis until they would have been paid for).
 
 **What is known.** T(n) comes from the cost curve, P from the drafter's estimates, as corrected by what came
-(`drafter_record.Calibration`). For a draft model g is the gain of the best length at the mean rate, as it has to read
-the text before it can be asked. A drafter that looks tokens up and a trained head may be asked before any step; what
-they bring differs from step to step, so their mean rate says little. So g and c are the means of their earlier drafts:
-`drafter_record.Worth`, apart for steps in which other drafters propose something. Here g is the tokens that a step
-gains by the draft less those that verifying it for longer costs.
+(`drafter_record.Calibration`). What g and c of a drafter are depends on the cost that it declares (`DraftCost`):
+
+| cost | g | c |
+|---|---|---|
+| NOTHING | mean of earlier drafts: right tokens of its own, less what verifying its nodes took | mean: asking, teaching |
+| CALLS | mean of earlier drafts: what a step was expected to gain by them | mean: drafting |
+| TARGET | the best length of a chain at the mean rate a | l for each token, and T(n) |
+| MODEL | the same; before its first draft: over the rest of the text | the same, and reading what it missed |
+
+The means are `drafter_record.Worth`, apart for steps in which other drafters propose something: a drafter that may be
+asked before any step brings now more, now less, so its rate a says little. A model that has to read the text first is
+asked in several steps or not at all, and a trial of it takes TRIAL_STEPS steps.
 """
 
 from dataclasses import dataclass

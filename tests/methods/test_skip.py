@@ -289,12 +289,12 @@ def test_the_policy_knows_what_a_draft_takes_and_is_likely_to_bring(model: Model
 
 
 def test_forwards_through_a_part_of_the_layers_are_timed(model: Model) -> None:
-    """A draft's forwards teach the curve what they take; others of about that share are reckoned by them."""
+    """A draft's forwards teach what they take; others of about that share are reckoned by them."""
     curve = CostCurve({1: 1e-6})
     drafter = drafter_for(model, HALF, curve=curve)
-    assert curve.part(0.01) == 0.01  # as the set claims
+    assert drafter.parts.ratio(0.01) == 0.01  # as the set claims
     drafter.propose(8, 1e18)
-    assert curve.part(0.01) == pytest.approx(0.04)  # cut at four times its share
+    assert drafter.parts.ratio(0.01) == pytest.approx(0.04)  # cut at four times its share
     assert 0.1 < part_cost(model.session(64), without(4, [(1, 0), (1, 1)])) < 10
 
 
