@@ -42,7 +42,7 @@ def question_text(question: str, passage: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedSpans:
     """What is looked for.
 
     Attributes:
@@ -82,7 +82,7 @@ def extract(
         prompt_ids, lead = tuple(engine.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
     else:
         prompt_ids, lead = engine.prompt_ids(f"{text}\nAnswer:"), " "
-    wanted = Wanted(passage, prompt_ids, lead, n, max_tokens)
+    wanted = WantedSpans(passage, prompt_ids, lead, n, max_tokens)
     tokenizer = engine.tokenizer
     engine.model.capabilities.require("rollback", engine.card.runtime)
     end_ids = [i for i in range(tokenizer.n_vocab) if tokenizer.is_end(i)]
@@ -96,7 +96,7 @@ def extract(
         return _searched(prompt, wanted, starts, np.array(end_ids, np.int64), began)
 
 
-def _starts(tokenizer: Tokenizer, wanted: Wanted, n_ctx: int) -> list[Start]:
+def _starts(tokenizer: Tokenizer, wanted: WantedSpans, n_ctx: int) -> list[Start]:
     """Return the places where quotations begin.
 
     Raises:
@@ -118,7 +118,7 @@ def _starts(tokenizer: Tokenizer, wanted: Wanted, n_ctx: int) -> list[Start]:
 
 def _searched(
     prompt: PromptRead,
-    wanted: Wanted,
+    wanted: WantedSpans,
     starts: list[Start],
     end_ids: np.ndarray[tuple[int], np.dtype[np.int64]],
     began: float,
