@@ -207,7 +207,7 @@ class Engine(LoadedModel):
         """
         from edgedec.api.best_text import BestOf, best_of, prompt_text
         from edgedec.api.search_text import searched
-        from edgedec.choosing.asked_prompt import AskedPrompt
+        from edgedec.choosing.partial_texts import AskedPrompt
         from edgedec.choosing.search_by import SearchBy
 
         ids: Sequence[int]
