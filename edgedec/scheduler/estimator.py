@@ -45,7 +45,7 @@ is at most twice the best possible (renting skis until they would have been paid
 
 | cost | g | c |
 |---|---|---|
-| NOTHING | mean of earlier drafts: right tokens of its own, less what verifying its nodes took | mean: asking, teaching |
+| NOTHING | mean of earlier drafts: own right tokens, less what verifying them took | mean: asking, teaching |
 | CALLS | mean of earlier drafts: what a step was expected to gain by them | mean: drafting |
 | TARGET | the best length of a chain at the mean rate a | l for each token, and T(n) |
 | MODEL | the same; before its first draft: over the rest of the text | the same, and reading what it missed |
