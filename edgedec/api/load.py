@@ -224,7 +224,7 @@ def _load_model(
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
     with stage(options.on_progress, "looking for numbers of rows that have the bits of each other"):
-        numerics = plugins.load_plugin(plugins.NUMERICS, options.drafting.numerics)
+        numerics = plugins.load_plugin(plugins.OWN, options.drafting.numerics)
         model, note = numerics(model, n_ctx, load_options.cache_dir)
     return model, () if note is None else (note,)
 

@@ -13,7 +13,7 @@ from edgedec.api.wishes import Wishes
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import TreeShape
 from edgedec.drafter import DrafterFactory, SortedText
-from edgedec.drafters.suffix.corpus_text import CommonText, common_text
+from edgedec.drafters.suffix.common import CommonText, common_text
 from edgedec.errors import StorageError
 from edgedec.load_options import LoadOptions
 from edgedec.memory.planner import without_draft_model
@@ -176,7 +176,7 @@ def _shape(options: EngineOptions) -> TreeShape | None:
     """Return the shape of drafts that the options name (raises what parse_shape raises)."""
     if options.drafting.tree is None:
         return None
-    from edgedec.drafters.shape_names import parse_shape
+    from edgedec.drafters.drawn_trees import parse_shape
 
     return parse_shape(options.drafting.tree)
 
