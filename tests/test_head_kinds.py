@@ -2,20 +2,32 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from support.command_line import run_here
 from support.installed import with_plugin
 from support.tiny_heads import TinyHead, write_head
 from support.tiny_models import tiny_llama
 
+import edgedec
 from edgedec import plugins
+from edgedec.cost_curve import SharedForward
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_kinds import HeadDescription, HeadKind, Kinship, find_head, kind_of, require_fit, usable_head
+from edgedec.head_state import ChainRules, DraftedChain, HeadState
+from edgedec.load_options import LoadOptions
+from edgedec.logit_ops import NUMPY_ROW_OPS
+from edgedec.memory_plan import MemoryTerm
+from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.sessions.outer_session import OuterModel, OuterSession
 from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_models.draft_heads import remember_head
+from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.trained_heads.card import Target
 from edgedec_runtimes.trained_heads.kind import EAGLE3, NAME
 from edgedec_runtimes.trained_heads.load import load_head
@@ -59,6 +71,79 @@ STRANGER = HeadKind(
     describe=lambda head: HeadDescription({"kind": ECHO}, [("kind", ECHO)]),
 )
 """What another package's entry point names as a kind."""
+
+
+class EchoState:
+    """A head that drafts the same token again and again, and is always there: what a greedy text asks of HeadState."""
+
+    reach, notes, gone, read_s, n_bytes, held_bytes = (0.5, 0.25), ("it echoes",), False, 0.0, 0, 0
+    ops, summary, shared, evaluated = NUMPY_ROW_OPS, "the echo head", SharedForward(), ((2, 0.5),)
+
+    def __init__(self, n_vocab: int) -> None:
+        self.token_ids = np.arange(n_vocab, dtype=np.int32)
+        self.n_follows = 0
+
+    def follow(self) -> None:
+        """Count."""
+        self.n_follows += 1
+
+    def judge(self, n_drafts: int, n_right: int) -> None:
+        """Find nothing wrong."""
+
+    def seen_by(self, **around: object) -> "EchoState":
+        """Return the same head: it has no place in the text."""
+        return self
+
+    def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
+        """Draft the last token again, as often as there is room."""
+        n = rules.n_max
+        return DraftedChain((token,) * n, (0.9,) * n, (-1,) * n, (0.0,) * n)
+
+
+class EchoSession(OuterSession):
+    """A session with such a head."""
+
+    def __init__(self, inner: Session, model: Model | None = None) -> None:
+        super().__init__(inner, model)
+        self._state = EchoState(inner.model.card.n_vocab)
+
+    @property
+    def draft_head(self) -> HeadState:
+        """The head."""
+        return cast(HeadState, self._state)
+
+
+class EchoModel(OuterModel):
+    """A model whose sessions have such a head."""
+
+    def session(self, n_ctx: int) -> Session:
+        """Open a session."""
+        return EchoSession(self.inner.session(n_ctx), self)
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Let the model inside evaluate items of its own sessions."""
+        return self.inner.forward(items)
+
+
+class Echoing(Reference):
+    """A runtime of another package, which runs heads of that package's kind."""
+
+    name = "echoing"
+
+    def draft_head_kinds(self, path: Path) -> tuple[str, ...]:
+        """Return the kind."""
+        return ("echo",)
+
+    def load(self, path: Path, options: LoadOptions) -> Model:
+        """Load a model; its head is where the options say it is."""
+        assert options.draft_head is not None
+        assert kind_of(options.draft_head) is STRANGER
+        model = super().load(path, replace(options, draft_head=None))
+        return EchoModel(model, model.card, model.capabilities)
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Return the model's terms and the head's."""
+        return (*super().plan(path, replace(options, draft_head=None)), MemoryTerm("draft head", 10, "an echo"))
 
 
 def _head(folder: Path, target: Target | None) -> Path:
@@ -203,3 +288,24 @@ def test_a_kind_that_fails_is_passed_over(model: Path, cache: Path, monkeypatch:
     head = _head(cache / "heads" / "own", target_of(read_gguf(model)))
     assert find_head(model, ["echo", NAME], cache) == head
     assert kind_of(model) is None
+
+
+@pytest.mark.usefixtures("_echoes")
+def test_a_kind_and_a_runtime_of_another_package_draft(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head that lies beside the model is found, planned, loaded and asked; it changes no text."""
+    with_plugin(monkeypatch, tmp_path, plugins.RUNTIMES, "echoing", f"{__name__}:Echoing")
+    model.with_name("m.echo").write_text(ECHO)
+    keywords: dict[str, Any] = {"n_ctx": 64, "cache_dir": tmp_path, "n_draft_max": 3}
+    with edgedec.load(model, runtime="reference", draft="off", n_ctx=64) as plain:
+        expected = plain.generate("a b", max_tokens=8, temperature=0, ignore_end=True)
+    with edgedec.load(model, runtime="echoing", draft="head", memory=2**31, **keywords) as engine:
+        assert [term.detail for term in engine.plan.terms if term.name == "draft head"] == ["an echo"]
+        made = engine.generate("a b", max_tokens=8, temperature=0, ignore_end=True)
+        assert made.token_ids == expected.token_ids
+        assert made.stats.drafters["head"]["nodes"] > 0
+        assert "it echoes" in made.stats.explanation
+        state = engine.pool.slots[0].session.draft_head
+        assert isinstance(state, EchoState)
+        assert state.n_follows == 1

@@ -40,7 +40,7 @@ from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.bench.provenance import provenance
 from edgedec_export.training.batches import batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed
-from edgedec_export.training.lessons import Lesson, lesson_files
+from edgedec_export.training.lessons.lesson_files import Lesson, lesson_files
 from edgedec_export.training.network import TAP_SCALE, Unroll, Weights
 from edgedec_export.training.simulation import Drafted, Outcome, replay
 from edgedec_export.training.target_parts import TargetParts

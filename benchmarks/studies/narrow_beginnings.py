@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.gguf.file import read_gguf
-from edgedec_export.training.lessons import lesson_files
+from edgedec_export.training.lessons.lesson_files import lesson_files
 from edgedec_export.training.narrow.gguf import bytes_per_token
 from edgedec_export.training.narrow.initial import initial_weights
 from edgedec_export.training.narrow.shape import shape_of

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgedec_export.training.batches import Batch, batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed
-from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import Tensor, Weights, cross_entropy, target_shares
 from edgedec_export.training.optimizing import Optimizers
 from edgedec_export.training.simulation import Drafted

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from relatives_heads import cut_by_lesson
 
 from edgedec.errors import UnsupportedModelError
-from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import Tensor, cross_entropy, target_shares
 from edgedec_export.training.optimizing import rate_at
 from edgedec_export.training.simulation import Drafted

@@ -97,10 +97,6 @@ class Prepared:
     draft: Draft
     draft_s: float
 
-    def without_draft(self) -> "Prepared":
-        """Return the plain step in its place, where there is no room for the rows of a draft."""
-        return replace(self, draft=EMPTY_DRAFT)
-
     def item(self) -> ForwardItem:
         """Return the rows: the last pending token's logits are wanted; with a draft, those of all rows.
 
@@ -150,7 +146,7 @@ def evaluated(
     except (ContextFullError, MemoryCapError):
         if not any(its.draft.tokens for its in steps):
             raise
-    steps = [its.without_draft() for its in steps]
+    steps = [replace(its, draft=EMPTY_DRAFT) for its in steps]
     return steps, forward(steps)
 
 
@@ -239,7 +235,8 @@ def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
         draft = decoder.forced.add_to(draft, text.stats, n_past, room)
     n = len(draft.tokens)
     if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n, measure=False):
-        measured = policy.pays_to_measure(n_past, n) and session.has_exact_rows(n_past, 1 + n)
+        seconds = 0.0 if decoder.curve is None else session.measuring_s(1 + n, decoder.curve.cost(n_past))
+        measured = policy.pays_to_measure(seconds) and session.has_exact_rows(n_past, 1 + n)
         return draft if measured else EMPTY_DRAFT
     return draft
 

@@ -23,7 +23,6 @@ from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds, DrafterRestsError
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
 from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.errors import CapabilityError, RequestError, argument
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
@@ -60,10 +59,6 @@ class Tally:
     n_drafts: int = 0
     n_right: int = 0
     why: str = ""
-
-    def memory_bytes(self) -> int:
-        """Return next to nothing."""
-        return 0
 
 
 class HeadDrafter:
@@ -166,6 +161,8 @@ class HeadDrafter:
 
     def _tree(self, rules: ChainRules) -> Draft:
         """Return a tree of the context's shape, whose levels are a call of the head each."""
+        from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
+
         known: list[Path] = []  # the paths to the nodes that were scored
         if not self._levels.draws:
             levels = partial(self._scored, known, self._allowed.level)

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import Level
-from edgedec.drafters.drawn_trees import Place, drawn_without_replacement
+from edgedec.drafters.drawn_trees import TreePlace
 from edgedec.model import Forward
 from edgedec.sampling import Distribution, Noise, SamplingParams, distribution
-from edgedec.verification.rule_tools import sample, uniform_source
+
+if TYPE_CHECKING:
+    from edgedec.drafters.drawn_trees import TreePlace
 
 _WIDTH = 3  # most probable tokens taken of each row
 _TREES = 0x547265654B657973  # sets the keys of trees apart from the numbers of chains
@@ -38,7 +41,7 @@ class LevelMaker:
     def __init__(self, context: DraftContext, n_vocab: int, label: int) -> None:
         self.draws = not context.coupled and not context.sampling.greedy
         self._params = cut(context.sampling) if self.draws else context.sampling
-        self._uniform = uniform_source(context.noise, label) if self.draws else None
+        self._label = label
         self._keys = Noise(context.noise.key(label) ^ _TREES)
         self._n_drawn = 0
         self._noise = context.noise
@@ -55,11 +58,13 @@ class LevelMaker:
         Raises:
             RequestError: As edgedec.sampling.distribution.
         """
-        if self._uniform is None:
+        if not self.draws:
             tokens, p = ranked(forward, row, self._params, text, self._noise, self._n_vocab)
             return Level(tokens[: self._width], p[: self._width])
+        from edgedec.verification.rule_tools import sample, uniform_source  # only opt-in rules draw
+
         q = self.law(forward, row, text)
-        token = sample(q, self._uniform(self._n_drawn))
+        token = sample(q, uniform_source(self._noise, self._label)(self._n_drawn))
         self._n_drawn += 1  # a position that is drafted again gets another number
         return Level([token], [agreement(q)], q)
 
@@ -67,8 +72,10 @@ class LevelMaker:
         """Return q after a text, of which this row of the forward is the last token (RequestError: as level())."""
         return distribution(forward.logits[row, : self._n_vocab], self._params, text, forward.ops)
 
-    def drawn(self, law: Distribution, place: Place) -> Iterator[tuple[int, float]]:
+    def drawn(self, law: Distribution, place: "TreePlace") -> Iterator[tuple[int, float]]:
         """Yield tokens drawn from q without replacement, by numbers that nothing else used, and their keys."""
+        from edgedec.drafters.drawn_trees import drawn_without_replacement
+
         self._n_drawn += 1
         return drawn_without_replacement(law, place, self._keys.key(self._n_drawn))
 

@@ -9,9 +9,8 @@ from edgedec import plugins
 from edgedec.cost_curve import CostCurve
 from edgedec.drafter import DrafterFactory
 from edgedec.drafter_traits import Demands, Shedding
-from edgedec.errors import PluginError, RequestError, argument
+from edgedec.errors import RequestError, argument
 from edgedec.model import Model
-from edgedec.scheduler.plugin_guard import GuardedFactory
 
 if TYPE_CHECKING:
     from edgedec.drafters.draft_model.model import DraftSource
@@ -39,7 +38,7 @@ def drafter_factories(
     if draft is None or draft == "off":
         return {}, False
     if not isinstance(draft, str):
-        return {getattr(draft, "__name__", "custom"): GuardedFactory(draft)}, True
+        return {getattr(draft, "__name__", "custom"): _guarded(draft)}, True
     second = [*([MODEL] if with_model else []), *([HEAD] if with_head else [])]
     names = [*AUTO, *second] if draft == "auto" else draft.split("+")
     for name in names:
@@ -107,10 +106,10 @@ def demands_of(factory: DrafterFactory) -> Demands:
 
 
 def promised_gains(model: Model, cache_dir: Path | None) -> dict[str, PromisedGain]:
-    """Return the drafters that were prepared for a model, with what they promise; one that does not import is none."""
+    """Return the drafters that were prepared for a model, with what they promise; a plug-in that fails has none."""
     found: dict[str, PromisedGain | None] = {}
     for plugin in plugins.plugins(plugins.PREPARED_DRAFTERS).values():
-        with suppress(PluginError):
+        with suppress(Exception):  # a model answers without what was prepared for it
             found[plugin.name] = plugin.load()(model, cache_dir)
     return {name: gain for name, gain in found.items() if gain is not None}
 
@@ -127,4 +126,10 @@ def drafter_factory(name: str) -> DrafterFactory:
     Its drafters run in threads of their own, where being late or failing never holds up the text.
     """
     factory: DrafterFactory = plugins.load_plugin(plugins.DRAFTERS, name)
-    return factory if plugins.is_own(plugins.DRAFTERS, name) else GuardedFactory(factory)
+    return factory if plugins.is_own(plugins.DRAFTERS, name) else _guarded(factory)
+
+
+def _guarded(factory: DrafterFactory) -> DrafterFactory:
+    from edgedec.scheduler.plugin_guard import GuardedFactory
+
+    return GuardedFactory(factory)

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support.draft_models import SETTINGS, TEXT, Recorded, depth
+from support.installed import with_plugin
 from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
+from edgedec import plugins
 from edgedec.cost_curve import CostCurve
 from edgedec.drafter import DraftContext, DrafterFactory, Floor
 from edgedec.drafters.suffix.suffix import SuffixDrafter
@@ -20,8 +22,8 @@ from edgedec.errors import CancelledError, CapabilityError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, LayerSet, Model
 from edgedec.sampling import Noise, SamplingParams, distribution
-from edgedec.scheduler import drafter_factories as draft_loading
-from edgedec.scheduler.drafter_factories import promised_gains
+from edgedec.scheduler import plugin_guard
+from edgedec.scheduler.drafter_factories import PromisedGain, promised_gains
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
@@ -80,7 +82,7 @@ def drafter_for(model: Model, layers: LayerSet, params: SamplingParams = GREEDY,
 def texts(path: Path, draft: DrafterFactory | None) -> list[tuple[int, ...]]:
     """Return what is generated after TEXT in every way to draw tokens, with a drafter pinned or without one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loading, "GuardedFactory", lambda factory: factory)
+        patch.setattr(plugin_guard, "GuardedFactory", lambda factory: factory)
         engine = edgedec.load(path, runtime="cpu", n_ctx=256, draft=draft, n_draft_max=8, n_threads=1)
     with engine:
         found = [engine.generate(TEXT, max_tokens=40, seed=5, ignore_end=True, **way) for way in SETTINGS.values()]
@@ -239,6 +241,29 @@ def test_auto_takes_a_tuned_set_only_where_it_promises_to_pay(model: Model, tmp_
         assert sequence.stats.reasons == []
 
 
+def doubled(model: Model, cache_dir: Path | None) -> PromisedGain:
+    """Promise twice the speed of plain decoding, as a plug-in may."""
+    return lambda curve, n_max: 2.0
+
+
+def broken(model: Model, cache_dir: Path | None) -> PromisedGain:
+    """Fail, as a plug-in may."""
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("promise", "name"), [("doubled", "recycling"), ("doubled", "unknown"), ("broken", "recycling")]
+)
+def test_auto_takes_what_another_package_has_prepared(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promise: str, name: str
+) -> None:
+    """A drafter that promises to pay drafts; a promise that fails, or of a drafter that nobody has, is passed over."""
+    with_plugin(monkeypatch, tmp_path, plugins.PREPARED_DRAFTERS, name, f"{__name__}:{promise}")
+    policy, sequence = policy_for(model, auto(model, tmp_path))
+    assert (policy.drafters.get("recycling") is not None) is ((promise, name) == ("doubled", "recycling"))
+    assert sequence.stats.reasons == []
+
+
 def test_by_name_the_tuned_set_is_taken_whatever_it_costs(model: Model, tmp_path: Path) -> None:
     """Without one a sentence says what is left out instead."""
     drafting = Drafting({"skip": SkipDrafter}, 8, always=True, cache_dir=tmp_path)
@@ -264,12 +289,12 @@ def test_the_policy_knows_what_a_draft_takes_and_is_likely_to_bring(model: Model
 
 
 def test_forwards_through_a_part_of_the_layers_are_timed(model: Model) -> None:
-    """A draft's forwards teach the curve what they take; others of about that share are reckoned by them."""
+    """A draft's forwards teach what they take; others of about that share are reckoned by them."""
     curve = CostCurve({1: 1e-6})
     drafter = drafter_for(model, HALF, curve=curve)
-    assert curve.part(0.01) == 0.01  # as the set claims
+    assert drafter.parts.ratio(0.01) == 0.01  # as the set claims
     drafter.propose(8, 1e18)
-    assert curve.part(0.01) == pytest.approx(0.04)  # cut at four times its share
+    assert drafter.parts.ratio(0.01) == pytest.approx(0.04)  # cut at four times its share
     assert 0.1 < part_cost(model.session(64), without(4, [(1, 0), (1, 1)])) < 10
 
 

@@ -22,7 +22,7 @@ PARTS = ("collecting", "learning", "writing")
 _SCRIPT = """
 import sys
 from pathlib import Path
-from edgedec_export.training.prompt_files import read_prompts
+from edgedec_export.training.lessons.prompt_files import read_prompts
 from edgedec_export.training.train_drafter import TrainOptions, train_drafter
 
 model, out, prompts = (Path(text) for text in sys.argv[1:4])

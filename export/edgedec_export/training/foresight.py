@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edgedec_export.training.batches import batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed
-from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import Unroll, Weights
 from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_export.training.simulation import Drafted

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from edgedec_export.training.batches import batch_of, tap_scale
 from edgedec_export.training.foresight import drafted_on
 from edgedec_export.training.learning import DRAFT_STEPS, Borrowed, Learner
-from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import Weights, new_weights
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts

@@ -13,7 +13,7 @@ from edgedec.storage.probe_cache import cache_folder
 from edgedec_export.target_rows import output_name
 from edgedec_export.training import short_list
 from edgedec_export.training.head_folder import write_head
-from edgedec_export.training.lessons import LessonFile
+from edgedec_export.training.lessons.lesson_files import LessonFile
 from edgedec_export.training.narrow import gguf as narrow_gguf
 from edgedec_export.training.narrow.shape import NarrowShape, shape_of
 from edgedec_export.training.report import DrafterReport, drafted_token_share

@@ -8,7 +8,7 @@ import pytest
 from support.tiny_models import tiny_llama
 
 from edgedec.gguf.file import read_gguf
-from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.target_parts import TargetParts
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"

@@ -12,8 +12,8 @@ from edgedec.errors import EdgedecError, ModelFormatError, RequestError, Storage
 from edgedec.gguf.file import read_gguf
 from edgedec_export.training import recipe
 from edgedec_export.training.head_folder import write_head
-from edgedec_export.training.openings import Opening
-from edgedec_export.training.prompt_files import read_prompts
+from edgedec_export.training.lessons.openings import Opening
+from edgedec_export.training.lessons.prompt_files import read_prompts
 from edgedec_export.training.recipe import Recipe
 from edgedec_export.training.target_parts import TargetParts, card_of
 from edgedec_runtimes.trained_heads.card import Promise

@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from edgedec.errors import ModelFormatError
-from edgedec_export.training.lessons import HELD_BACK_EVERY, lesson_files, prompt_hash, write_lessons
+from edgedec_export.training.lessons.lesson_files import HELD_BACK_EVERY, lesson_files, prompt_hash, write_lessons
 
 ARRAYS = ("token_ids", "best", "taps", "last")
 FACTS = ("kind", "prompt_hash", "temperature", "n_prompt", "n_answer")

@@ -13,7 +13,7 @@ from edgedec.errors import OptionError, RequestError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.training.kinds import NarrowKind, kind_of
-from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow import gguf as narrow_gguf
 from edgedec_export.training.narrow.gguf import bytes_per_token, write_narrow
 from edgedec_export.training.narrow.initial import basis, initial_weights

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.gguf.file import read_gguf
-from edgedec_export.training.lessons import Lesson, lesson_files, write_lessons
+from edgedec_export.training.lessons.lesson_files import Lesson, lesson_files, write_lessons
 from edgedec_export.training.simulation import Drafted, replay
 from edgedec_export.training.target_parts import TargetParts, card_of
 from edgedec_runtimes.reference.network import KVCache, Row, evaluate, logits

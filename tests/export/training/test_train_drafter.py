@@ -21,7 +21,7 @@ from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules
 from edgedec.load_options import LoadOptions
-from edgedec_export.training.prompt_files import read_prompts
+from edgedec_export.training.lessons.prompt_files import read_prompts
 from edgedec_export.training.train_drafter import TrainOptions, train_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.trained_heads.load import load_head

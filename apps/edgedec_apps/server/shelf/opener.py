@@ -10,7 +10,6 @@ from pathlib import Path
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_choice
 from edgedec.api.options import Application, EngineOptions
-from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.api.wishes import engine_wishes, find_model
 from edgedec.errors import EdgedecError, MemoryCapError, ModelFormatError
 from edgedec.gguf.file import FileState, file_states
@@ -18,13 +17,15 @@ from edgedec.gguf.model_info import read_model_info, trained_context
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import REQUESTS, RESERVE, plan_wishes, plan_within
+from edgedec.memory.planner import plan_wishes, plan_within
 from edgedec.memory.setting import Cap, planning_bytes
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes
+from edgedec.memory.terms import REQUESTS, RESERVE
 from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.fit_first import require_fit
+from edgedec_apps.prompt_cache import require_prompt_cache
 from edgedec_apps.server.shelf.account import Account, planning_need
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow.shape import NarrowShape
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_runtimes.weights.levels import dequantize

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from edgedec_export.training.batches import grouped_by_length
-from edgedec_export.training.lessons import Lesson
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow.network import states_of
 from edgedec_export.training.narrow.shape import NarrowShape
 from edgedec_export.training.network import Tensor, Weights, cross_entropy, target_shares

@@ -11,9 +11,9 @@ import numpy as np
 from edgedec.api.engine import Engine
 from edgedec.errors import PromptTooLongError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec_export.training.decode_many import Task, Text, decode_many
-from edgedec_export.training.lessons import Lesson, lesson_files, prompt_hash, write_lessons
-from edgedec_export.training.openings import Opening, opening_of
+from edgedec_export.training.lessons.decode_many import Task, Text, decode_many
+from edgedec_export.training.lessons.lesson_files import Lesson, lesson_files, prompt_hash, write_lessons
+from edgedec_export.training.lessons.openings import Opening, opening_of
 
 PROMPTS_PER_FILE = 8
 TEMPERATURES = (0.0, 0.8)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RequestError, StorageError
-from edgedec_export.training.openings import Opening
+from edgedec_export.training.lessons.openings import Opening
 
 OWN_KIND = "own"
 _MOST_BYTES = 256_000_000
