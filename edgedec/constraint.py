@@ -1,67 +1,17 @@
 """Which tokens a grammar allows after a text, and after each path of a draft."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.grammar import GrammarState
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.sampling import Noise, SamplingParams, distribution, draw, penalized
 
 _FORBIDDEN = np.float32(-np.inf)
 _N_FIRST = 32  # tokens that are put in order before the rest of the vocabulary is
-
-
-class Predicate(Protocol):
-    """Says which texts are allowed."""
-
-    def __call__(self, text: str, is_end: bool, /) -> bool:
-        """Return whether a text is allowed to end here (`is_end`), or to stand there and go on.
-
-        The same arguments must always give the same answer.
-
-        Args:
-            text: The text from its beginning. A character of which only some bytes are there is a U+FFFD at the end: a
-                function that does not take it allows only characters that are one token.
-            is_end: Whether the text ends here.
-        """
-
-
-class GrammarState(Protocol):
-    """A text's state in a grammar: it takes tokens and takes them back; what is allowed depends on its tokens alone."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the text is whole and no token may follow."""
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the text is whole; tokens may still follow."""
-
-    @property
-    def predicate(self) -> Predicate | None:
-        """What the texts must keep to beside the tokens that the state allows; None where that is all."""
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """Return bool[n_vocab]: which tokens may follow, among them the end tokens where the text may end.
-
-        Raises:
-            RequestError: No token may follow, or finding out takes more time or memory than the limits allow.
-        """
-
-    def forced(self) -> Sequence[int]:
-        """Return tokens that are certain to follow, perhaps not all of them."""
-
-    def advance(self, token_id: int) -> bool:
-        """Take a token and return True; where the grammar does not allow it, change nothing and return False."""
-
-    def back(self, n_tokens: int) -> None:
-        """Take back the last `n_tokens` tokens."""
-
-    def close(self) -> None:
-        """Free the memory of the state; calling it again does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,30 +205,6 @@ class Constraint:
 
 OpenConstraint = Callable[[], Constraint | None]
 """Opens the grammar of one text, at its beginning."""
-
-
-@runtime_checkable
-class EarlierTexts(Protocol):
-    """What earlier texts of prompts taught about a grammar: the request option `futures`; any thread may use it.
-
-    Attributes:
-        plain_draw: Options of the draw, and the values that they have in place of the model's own defaults.
-    """
-
-    @property
-    def plain_draw(self) -> Mapping[str, float]: ...
-
-    def require(self, params: SamplingParams) -> None:
-        """Raise RequestError where the texts can't be drawn by these parameters."""
-
-    def open(self, state: GrammarState, key: Hashable, temperature: float) -> Constraint:
-        """Return the constraint of one text, which may be added to what is known at its end.
-
-        Args:
-            state: The grammar's state before the first token.
-            key: What the law of the texts depends on, but for the limit of tokens: model, prompt, grammar, temperature.
-            temperature: Divides the logits; above 0.
-        """
 
 
 def _log_sum(row: NDArray[np.float32]) -> float:

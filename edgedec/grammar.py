@@ -9,12 +9,14 @@ A plug-in (`edgedec.grammars`) compiles and matches grammars: another package's,
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
-from edgedec.constraint import GrammarState
-from edgedec.errors import OptionError, RequestError, argument
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import RequestError, argument
 from edgedec.tokenizer import Tokenizer
 
 JsonSchema = Mapping[str, Any] | str
@@ -112,24 +114,16 @@ def _checked(schema: str) -> str:
     return schema
 
 
-def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None, *, close: bool = False) -> Grammar | None:
+def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None) -> Grammar | None:
     """Return the grammar that a request's options name, None for none.
 
     Args:
         grammar: The option of that name.
         json_schema: The option of that name.
-        close: The option json_close.
 
     Raises:
-        RequestError: Both a grammar and a schema are given, or close without either, or a value of a wrong type.
+        RequestError: Both a grammar and a schema are given, or a value of a wrong type.
     """
-    if not isinstance(close, bool):
-        raise OptionError("json_close", close, "it must be True or False")
-    if close and grammar is None and json_schema is None:
-        raise RequestError(
-            f"{argument('json_close')} needs a JSON schema or a grammar, found neither; give one, or leave "
-            f"{argument('json_close')} out"
-        )
     if grammar is not None and not isinstance(grammar, Grammar):
         raise RequestError(
             f"{argument('grammar')} is a {type(grammar).__name__}; it must be a Grammar: make one by "
@@ -143,6 +137,56 @@ def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None, *, c
             "one of them out"
         )
     return Grammar.json_schema(json_schema)
+
+
+class Predicate(Protocol):
+    """Says which texts are allowed."""
+
+    def __call__(self, text: str, is_end: bool, /) -> bool:
+        """Return whether a text is allowed to end here (`is_end`), or to stand there and go on.
+
+        The same arguments must always give the same answer.
+
+        Args:
+            text: The text from its beginning. A character of which only some bytes are there is a U+FFFD at the end: a
+                function that does not take it allows only characters that are one token.
+            is_end: Whether the text ends here.
+        """
+
+
+class GrammarState(Protocol):
+    """A text's state in a grammar: it takes tokens and takes them back; what is allowed depends on its tokens alone."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text is whole and no token may follow."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text is whole; tokens may still follow."""
+
+    @property
+    def predicate(self) -> Predicate | None:
+        """What the texts must keep to beside the tokens that the state allows; None where that is all."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return bool[n_vocab]: which tokens may follow, among them the end tokens where the text may end.
+
+        Raises:
+            RequestError: No token may follow, or finding out takes more time or memory than the limits allow.
+        """
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that are certain to follow, perhaps not all of them."""
+
+    def advance(self, token_id: int) -> bool:
+        """Take a token and return True; where the grammar does not allow it, change nothing and return False."""
+
+    def back(self, n_tokens: int) -> None:
+        """Take back the last `n_tokens` tokens."""
+
+    def close(self) -> None:
+        """Free the memory of the state; calling it again does nothing."""
 
 
 class GrammarCompiler(Protocol):

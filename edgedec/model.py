@@ -14,7 +14,7 @@ from typing import Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import Cost, SharedForward
 from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError
 from edgedec.head_state import HeadState
@@ -288,6 +288,13 @@ class Session(Protocol):
         is False. By default it is what exact_rows() says.
         """
         return n_rows <= (self.exact_rows(n_past) or 1)
+
+    def measuring_s(self, n_rows: int, cost: Cost) -> float:
+        """Return the seconds that has_exact_rows() takes where it has to measure `n_rows` rows; 0 by default.
+
+        `cost` says what a forward takes by the number of rows beyond the first.
+        """
+        return 0.0
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree (a root first, each row the parent of the next); drop its other rows.

@@ -36,17 +36,14 @@ TEMPLATES = "edgedec.templates"
 GRAMMARS = "edgedec.grammars"
 CHOOSERS = "edgedec.choosers"
 SEARCHES = "edgedec.searches"
-TASKS = "edgedec.tasks"
-NUMERICS = "edgedec.numerics"
-STOPS = "edgedec.stops"
+TEXT_METHODS = "edgedec.text_methods"
 SESSIONS = "edgedec.sessions"
-LOSSY_MODELS = "edgedec.lossy_models"
 DRAFT_MODELS = "edgedec.draft_models"
 PREPARED_DRAFTERS = "edgedec.prepared_drafters"
 GROUPS = (
     *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
-    *(HEAD_KINDS, HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TASKS, NUMERICS, STOPS, SESSIONS),
-    *(LOSSY_MODELS, DRAFT_MODELS, PREPARED_DRAFTERS),
+    *(HEAD_KINDS, HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TEXT_METHODS, SESSIONS),
+    *(DRAFT_MODELS, PREPARED_DRAFTERS),
 )
 
 OWN = "edgedec.own"
@@ -134,22 +131,27 @@ def kind_of(group: str) -> str:
 
 
 def first_made(group: str, *args: object, **options: object) -> Any:
-    """Return what the factories of a group make of these arguments: the first result that is not None.
+    """Return what the factories of a group make of these arguments: the first result that is not None, or None.
 
-    Other packages' factories are asked before edgedec's own, which takes everything. One that fails is passed over, as
-    if its package were not installed.
+    Other packages' factories are asked before edgedec's own. One that fails is passed over, as if its package were not
+    installed.
 
     Raises:
-        EdgedecError: As edgedec's own factory.
+        EdgedecError: As edgedec's own factories.
     """
-    for plugin in sorted(plugins(group).values(), key=lambda plugin: plugin.package == DISTRIBUTION):
+    found = plugins(group).values()
+    if not found:
+        raise PluginError(f"no {kind_of(group)} is installed; reinstall {DISTRIBUTION}")
+    made = None
+    for plugin in sorted(found, key=lambda plugin: plugin.package == DISTRIBUTION):
         if plugin.package == DISTRIBUTION:
-            return plugin.load()(*args, **options)
-        with suppress(Exception):  # one package's fault must not keep a model from answering
             made = plugin.load()(*args, **options)
-            if made is not None:
-                return made
-    raise PluginError(f"no {kind_of(group)} is installed; reinstall {DISTRIBUTION}")
+        else:
+            with suppress(Exception):  # one package's fault must not keep a model from answering
+                made = plugin.load()(*args, **options)
+        if made is not None:
+            break
+    return made
 
 
 @cache

@@ -5,11 +5,18 @@ prints anything, and neither installs a signal handler.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic
+from typing import TypeVar
 
 from edgedec.errors import CancelledError
+
+_PATIENCE_S = 0.1  # progress through items is not reported before
+_EVERY = 512  # items between two looks at the clock
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +100,28 @@ def check_cancelled(cancel: CancelToken | None, what: str) -> None:
     """Raise CancelledError when `cancel` was cancelled; None stands for work that nobody can cancel."""
     if cancel is not None:
         cancel.check(what)
+
+
+def reported(items: Sequence[T], what: str, on_progress: OnProgress | None, cancel: CancelToken | None) -> Iterator[T]:
+    """Yield the items, and report the progress of a load where they take over a tenth of a second.
+
+    Args:
+        items: What is worked on.
+        what: What the report and the error call the items.
+        on_progress: Takes the reports, or None.
+        cancel: Stops the work, or None.
+
+    Raises:
+        CancelledError: The token was cancelled.
+    """
+    started, is_reported = monotonic(), False
+    for i, item in enumerate(items):
+        if i % _EVERY == 0:
+            if cancel is not None:
+                cancel.check(f"loading {what}")
+            if monotonic() - started > _PATIENCE_S:
+                is_reported = True
+                report_progress(on_progress, "load", 100 * i // len(items), 100, "%", what)
+        yield item
+    if is_reported:
+        report_progress(on_progress, "load", 100, 100, "%", what)

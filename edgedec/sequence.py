@@ -37,6 +37,7 @@ class Request:
         predicted_ids: Tokens that the text is expected to have. Drafters look them up; the text is the same without.
         begun_ids: Tokens that the text was begun with in an earlier request, which was interrupted; the text goes on
             behind them as it would have then.
+        methods: The values of the options that methods bring (edgedec.text_method.TextMethod), by the methods' names.
     """
 
     prompt_ids: tuple[int, ...]
@@ -48,6 +49,7 @@ class Request:
     record: ProposalLog | None = None
     predicted_ids: tuple[int, ...] = ()
     begun_ids: tuple[int, ...] = ()
+    methods: Mapping[str, object] = field(default_factory=dict)
 
     def text(self, k: int) -> "Request":
         """Return the request of text `k` of several: the seed is `k` more."""

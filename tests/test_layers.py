@@ -14,7 +14,8 @@ ALLOWED = {
     "models/edgedec_models": {"edgedec", "edgedec_models", "edgedec_runtimes"},  # a model may be kept as tiles
     "export/edgedec_export": {"edgedec", "edgedec_export", "edgedec_runtimes", "edgedec_models"},
     "apps/edgedec_apps": {"edgedec", "edgedec_apps", "edgedec_models", "edgedec_runtimes", "edgedec_export"},
-    "methods/edgedec_methods": {"edgedec", "edgedec_methods", "edgedec_export"},  # only its training imports the export
+    # Only the training of methods imports the export.
+    "methods/edgedec_methods": {"edgedec", "edgedec_methods", "edgedec_runtimes", "edgedec_export"},
 }
 CORE_MAY_IMPORT = {"numpy"}
 

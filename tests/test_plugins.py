@@ -13,9 +13,8 @@ from support.tiny_models import tiny_llama
 
 from edgedec import load, plugins
 from edgedec.chat import open_template
-from edgedec.constraint import GrammarState
 from edgedec.errors import PluginError, TemplateError
-from edgedec.grammar import GRAMMAR_BYTES, Grammar, GrammarCompiler
+from edgedec.grammar import GRAMMAR_BYTES, Grammar, GrammarCompiler, GrammarState
 from edgedec.plugins import DISTRIBUTION
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.chat.template import ChatTemplate

@@ -10,7 +10,7 @@ _LARGE_BLOCK_BYTES = 1 << 22  # numpy asks for huge pages from this size on
 _NEEDED = (
     "jinja2.sandbox",
     "edgedec.drafters.suffix.suffix",
-    "edgedec.drafters.suffix.corpus",
+    "edgedec.drafters.suffix.common",
     "edgedec.decoding.generate",
 )
 

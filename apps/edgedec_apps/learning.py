@@ -7,21 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedec.drafters.suffix.learned_file import (
-    BYTES_A_TOKEN,
-    Learned,
-    LearnedSource,
-    learned_path,
-    list_learned,
-    read_learned,
-    with_sources,
-    without_below,
-    write_learned,
-)
+from edgedec.drafters.suffix.learned_file import BYTES_A_TOKEN, Learned, LearnedSource, learned_path, read_learned
 from edgedec.drafters.suffix.store_file import vocabulary_hash
 from edgedec.errors import RequestError, StorageError
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.tokenizer import Tokenizer
+from edgedec_apps.learned_files import list_learned, with_sources, without_below, write_learned
 
 MOST_BYTES = 16_000_000
 """Bytes that what was learned for one vocabulary may take, where the user says nothing else: two million tokens."""

@@ -10,7 +10,11 @@ from typing import Any
 
 import edgedec
 from edgedec.choosing.partial_texts import PartialTexts
-from edgedec.decoding.branches import Branches
+from edgedec.decoding.branches import branches_on
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.progress import CancelToken
+from edgedec.sampling import SamplingParams
+from edgedec.sequence import Request
 from edgedec_apps.evaluation.function_runner import n_passed
 from edgedec_apps.evaluation.made_tasks import MadeTask, given_answer, is_right, made_tasks
 from edgedec_methods.judgement import Question, question_of, turn_after_answer
@@ -34,7 +38,8 @@ def texts_of(engine: edgedec.Engine, task: MadeTask, max_tokens: int) -> Iterato
     """Yield the texts of a task's prompt, which is read; free them at the end."""
     prompt, session = prompt_of(engine, task), engine.session(N_CTX)
     try:
-        with Branches(session, prompt) as branches:
+        pool = SessionPool([SessionSlot(session)])
+        with branches_on(pool, Request(tuple(prompt), SamplingParams(), 0), CancelToken()) as branches:
             yield PartialTexts(
                 branches,
                 prompt,

@@ -26,6 +26,7 @@ from edgedec.constraint import Constraint, DrawPlace
 from edgedec.decoding.grammars import Grammars
 from edgedec.grammar import Grammar
 from edgedec.sampling import Noise, SamplingParams, distribution
+from edgedec.sequence import Request
 from edgedec_apps.bench.provenance import provenance
 from edgedec_methods.constrained import constrained
 from edgedec_methods.futures import Futures
@@ -131,7 +132,7 @@ def learned(
     """Return the KL before and after some numbers of texts, each of which taught its Futures."""
     futures, found, params = Futures(), list[float](), SamplingParams(1.0, top_p=1.0)
     for n in range(max(after) + 1):
-        constraint = grammars.open_aligned(grammar, futures, "", 1.0)
+        constraint = grammars.open(grammar, Request((), params, 0, methods={"futures": futures}))
         constraint.begin(40)
         if n in after:
             found.append(divergence(law_now(rows, law, constraint), law))

@@ -46,7 +46,7 @@ from rpc_delay import wait_for
 import edgedec
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.memory.planner import STORES
+from edgedec.memory.terms import STORES
 from edgedec.memory_plan import parse_size
 from edgedec_apps.bench.provenance import provenance
 from edgedec_models.folders import cache_folder

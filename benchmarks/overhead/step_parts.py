@@ -29,7 +29,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding import generate as generate_module
 from edgedec.decoding import step as step_module
 from edgedec.drafters.head import HeadDrafter
-from edgedec.drafters.suffix.corpus import CommonDrafter
+from edgedec.drafters.suffix.common import CommonDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.scheduler.policy import Policy
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, read_prompts

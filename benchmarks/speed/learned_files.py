@@ -23,9 +23,9 @@ from rich.progress import track
 
 import edgedec
 from edgedec.drafters.suffix.learned import NAME, LearnedDrafter
-from edgedec.drafters.suffix.sorted_match import sort_text
 from edgedec.scheduler.draft_tree import DraftTree
 from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.learned_files import sort_text
 from edgedec_apps.learning import files_of, read_text_file
 
 PLAIN, AUTO, LEARNED, UNPRUNED = "plain", "auto", "auto, learned", "auto, learned, no branch dropped"

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 import edgedec
-from edgedec.drafters.shape_names import parse_shape
+from edgedec.drafters.drawn_trees import parse_shape
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
 

@@ -38,7 +38,7 @@ from edgedec.loading.resolve import resolve
 from edgedec.sessions.cost_probe import cost_curve
 from edgedec_apps.bench.provenance import provenance
 from edgedec_export.training import checkpoints
-from edgedec_export.training.batches import Place, endless_groups
+from edgedec_export.training.batches import LessonPlace, endless_groups
 from edgedec_export.training.checkpoints import Progressed
 from edgedec_export.training.foresight import drafted_on
 from edgedec_export.training.lessons.lesson_files import lesson_files
@@ -105,7 +105,7 @@ def _key(name: str, given: Given, n_tokens: int) -> str:
 def _restored(name: str, given: Given, work: Path, key: str) -> tuple[Method, Progressed]:
     """Return a method and how far it has come; a new one where there is no checkpoint."""
     method = method_of(name, given)
-    state = checkpoints.restore(work / CHECKPOINT, key) or Progressed(given.head.d2t, Place(), 0, [])
+    state = checkpoints.restore(work / CHECKPOINT, key) or Progressed(given.head.d2t, LessonPlace(), 0, [])
     if state.learner is not None:
         method.restore(state.learner)
     return method, state

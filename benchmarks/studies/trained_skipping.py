@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.drafters.suffix.corpus_text import common_text
+from edgedec.drafters.suffix.common import common_text
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.load_options import LoadOptions, ResolveOptions

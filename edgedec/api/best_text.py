@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack
 
+from edgedec import plugins
 from edgedec.api.requests import RequestOptions, SamplingOptions
 from edgedec.chat import Message
 from edgedec.choosing.asked_prompt import AskedPrompt, BranchingEngine
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
 from edgedec.choosing.choosers import require_logprobs
 from edgedec.choosing.scorer import SCORER_S, Scorer, require_scorer, scores_of
-from edgedec.choosing.vote import ANSWER, another_is_wanted, answer_of, answer_pattern, n_agreeing
+from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
 from edgedec.decoding.samples import Until
 from edgedec.errors import CancelledError, OptionError, argument
 from edgedec.model import ModelCard
@@ -144,7 +145,7 @@ def _written(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: Reques
         texts += write(len(texts), ROUND, lambda ended: False)
         answers = [answer_of(text.text, how.answer) for text in texts]
         is_cancelled = any(text.finish_reason == "cancelled" for text in texts)
-        if is_cancelled or not another_is_wanted(n_agreeing(answers), len(answers), EPS, MOST_AUTO):
+        if is_cancelled or plugins.load_plugin(plugins.OWN, "enough_texts")(answers, EPS, MOST_AUTO):
             return texts
 
 

@@ -50,7 +50,8 @@ class Engine(LoadedModel):
             prompt: The text or the token ids to go on from.
             cancel: Stops the generation, from any thread.
             **options: Those of edgedec.api.requests.RequestOptions: the fields of SamplingParams, and reuse,
-                draft, verify, grammar, json_schema, json_close, prediction, predicate, futures, resume and on_progress.
+                draft, verify, grammar, json_schema, json_close, prediction, predicate, futures, methods, resume and
+                on_progress.
 
         Raises:
             PromptTooLongError: The prompt does not fit the context.
@@ -250,7 +251,7 @@ class Engine(LoadedModel):
             CapabilityError: The runtime can't go back in a text, or the model has no end token.
             CancelledError: `cancel` stopped the work.
         """
-        task = plugins.load_plugin(plugins.TASKS, "extract")
+        task = plugins.load_plugin(plugins.OWN, "extract")
         return cast(
             "Extraction",
             task(self, question, passage, n=n, max_tokens=max_tokens, cancel=cancel, on_progress=on_progress),
@@ -268,7 +269,7 @@ class Engine(LoadedModel):
             RequestError: The model has no tokens for filling in the middle.
             PromptTooLongError: The prompt does not fit the context.
         """
-        return cast(list[int], plugins.load_plugin(plugins.TASKS, "infill")(self, before, after, files))
+        return cast(list[int], plugins.load_plugin(plugins.OWN, "infill")(self, before, after, files))
 
     @cached_property
     def _embedder(self) -> "Embedder":

@@ -21,7 +21,6 @@ from edgedec.gguf.model_info import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
 from edgedec.loading.runtime_choice import Choice, machines_of
-from edgedec.loading.second_model import open_companion
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import HELD, Cap, Planned, planning_bytes
 from edgedec.memory.shedding import memory_watch
@@ -225,7 +224,7 @@ def _load_model(
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
     with stage(options.on_progress, "looking for numbers of rows that have the bits of each other"):
-        numerics = plugins.load_plugin(plugins.NUMERICS, options.drafting.numerics)
+        numerics = plugins.load_plugin(plugins.OWN, options.drafting.numerics)
         model, note = numerics(model, n_ctx, load_options.cache_dir)
     return model, () if note is None else (note,)
 
@@ -278,6 +277,8 @@ def _with_companion(
     path, options = planned.setting.companion, planned.setting.options
     if path is None or method is None:
         return session, None
+    from edgedec.loading.second_model import open_companion
+
     with stage(options.on_progress, "load", path.name):
         companion = open_companion(path, session.model, options, method)
     undo.callback(companion.close)

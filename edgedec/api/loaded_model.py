@@ -14,18 +14,18 @@ from edgedec.api.requests import (
     SamplingOptions,
 )
 from edgedec.chat import ChatTemplate, Message
-from edgedec.constraint import OpenConstraint, Predicate
+from edgedec.constraint import OpenConstraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.decoding.text_room import require_room
 from edgedec.errors import TemplateError, argument
-from edgedec.grammar import Grammar, JsonSchema, chosen_grammar
+from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import Closeable, Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.runtime import processes_of
 from edgedec.sampling import SamplingParams
+from edgedec.sequence import Request
 from edgedec.sessions.text_pages import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
 
@@ -87,7 +87,7 @@ class LoadedModel(Closeable):
         self._companion, self._template, self._path = parts.companion, parts.template, parts.path
         self.pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
-        self._grammars = Grammars(self.tokenizer, parts.grammar_bytes)
+        self._grammars = Grammars(self.tokenizer, parts.grammar_bytes, self.card.fingerprint)
         self._requests = Requests(self.model, self._slot, self._grammars)
 
     @property
@@ -211,6 +211,8 @@ class LoadedModel(Closeable):
 
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
         """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""
+        from edgedec.decoding.text_room import require_room
+
         require_room(self._slot, n, n_prompt, max_tokens, rows_each=rows_each)
 
     def constraint_opener(
@@ -226,7 +228,9 @@ class LoadedModel(Closeable):
             RequestError: Both a grammar and a schema are given, or one of them is invalid.
         """
         chosen = chosen_grammar(grammar, json_schema)
-        return lambda: self._grammars.open_constraint(chosen, predicate)
+        methods = {} if predicate is None else {"predicate": predicate}
+        request = Request((), SamplingParams(), 0, methods=methods)
+        return lambda: self._grammars.open(chosen, request)
 
     def branches(
         self,

@@ -13,11 +13,10 @@ from edgedec.api.wishes import Wishes
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import TreeShape
 from edgedec.drafter import DrafterFactory, SortedText
-from edgedec.drafters.suffix.corpus_text import CommonText, common_text
+from edgedec.drafters.suffix.common import CommonText, common_text
 from edgedec.errors import StorageError
 from edgedec.load_options import LoadOptions
-from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
-from edgedec.memory.planner import drafter_bytes, without_draft_model
+from edgedec.memory.planner import without_draft_model
 from edgedec.memory.setting import Planned
 from edgedec.model import Model, Session
 from edgedec.progress import stage
@@ -95,7 +94,11 @@ def open_drafters(
         notes.append(why)
     if learned is not None and SUFFIX in factories and not setting.pinned:
         factories = {**factories, LEARNED: drafter_factory(LEARNED)}
-    budget_bytes = drafter_bytes(setting, first.n_ctx) if planned.plan.terms else None
+    budget_bytes = None
+    if planned.plan.terms:
+        from edgedec.memory.terms import drafter_bytes
+
+        budget_bytes = drafter_bytes(setting, first.n_ctx)
     store, of_store = dict[str, Any](), list[str]()
     file = _opened_store(wishes.draft_store, model, planned) if n_max >= 1 else None
     if file is not None:
@@ -141,6 +144,7 @@ def _with_draft_model(
     not timed.
     """
     from edgedec.loading.draft_worth import expected_time, file_bytes, measured_time, why_it_cannot_pay
+    from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
 
     setting, path = planned.setting, planned.setting.draft_model
     assert path is not None, "asked for where a draft model is planned"
@@ -172,7 +176,7 @@ def _shape(options: EngineOptions) -> TreeShape | None:
     """Return the shape of drafts that the options name (raises what parse_shape raises)."""
     if options.drafting.tree is None:
         return None
-    from edgedec.drafters.shape_names import parse_shape
+    from edgedec.drafters.drawn_trees import parse_shape
 
     return parse_shape(options.drafting.tree)
 

@@ -53,7 +53,7 @@ class DraftOptions:
 
     def __post_init__(self) -> None:
         if self.tree is not None:
-            from edgedec.drafters.shape_names import parse_shape
+            from edgedec.drafters.drawn_trees import parse_shape
 
             parse_shape(self.tree)
         if self.numerics not in get_args(Numerics):

@@ -7,12 +7,12 @@ from operator import index
 from typing import Any, Literal, TypedDict, cast
 
 from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
-from edgedec.constraint import EarlierTexts, OpenConstraint, Predicate
-from edgedec.decoding.grammars import Grammars, plain_draw_of, require_aligned
+from edgedec.constraint import OpenConstraint
+from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.prompt_length import count_tokens, encode_prompt, require_messages
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import OptionError, RequestError
-from edgedec.grammar import Grammar, JsonSchema, chosen_grammar
+from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.model import Model
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
@@ -63,9 +63,11 @@ class RequestOptions(SamplingOptions, total=False):
         predicate: A function of a text and of whether it ends there, which says whether that is allowed: for what
             no grammar says. It is asked about tokens in the order of the draw, so a few questions a token are enough
             where most tokens are allowed.
-        futures: What earlier texts of the prompt taught about where a grammar leads, such as an installed method keeps
-            it. Texts are drawn nearer to the model's own law; a text then depends on what this object held when it
-            began. Of the options of the draw only the temperature is left: the model's defaults of the others are off.
+        futures: What earlier texts of the prompt taught about where a grammar leads (edgedec_methods.futures). Texts
+            are drawn nearer to the model's own law; a text then depends on what this object held when it began. Of the
+            options of the draw only the temperature is left: the model's defaults of the others are off.
+        methods: By its name, the value of each method that a package brings by an entry point of
+            `edgedec.text_methods` (edgedec.text_method.TextMethod).
         resume: The token ids of an interrupted text of the same prompt, options and seed (RuntimeLostError.token_ids):
             the text goes on behind them, and is the one that it would have been. They come first in a stream.
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
@@ -79,7 +81,8 @@ class RequestOptions(SamplingOptions, total=False):
     json_close: bool
     prediction: Prompt | None
     predicate: Predicate | None
-    futures: EarlierTexts | None
+    futures: object
+    methods: Mapping[str, object]
     resume: Sequence[int]
     on_progress: OnProgress | None
 
@@ -209,24 +212,19 @@ class Requests:
     def wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
         """Return the request that options stand for, and what opens the grammar of a text of it."""
         reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
-        close, predicate = options.pop("json_close", False), options.pop("predicate", None)
-        grammar = options.pop("grammar", None), options.pop("json_schema", None)
-        futures = options.pop("futures", None)
+        grammar = chosen_grammar(options.pop("grammar", None), options.pop("json_schema", None))
+        methods = _methods(options)
+        defaults: dict[str, float] = {}
+        for name, value in methods.items():
+            defaults |= self._grammars.method(name).draw(value)
         predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.n_ctx)
         begun_ids = as_token_ids(options.pop("resume", ()))
-        request = self.plain(prompt, cast(SamplingOptions, {**plain_draw_of(futures), **options}))
+        request = self.plain(prompt, cast(SamplingOptions, {**defaults, **options}))
         require_rule(rule)
-        request = replace(request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids)
-        chosen = chosen_grammar(*grammar, close=close)
-        sampling = request.sampling
-        if predicate is not None and rule != COUPLED:
-            raise RequestError(f"with a predicate, verify must be {COUPLED!r}, found {rule!r}: a predicate has no mask")
-        if futures is None:
-            bias = sampling.logit_bias
-            return request, lambda: self._grammars.open_constraint(chosen, predicate, bias, close=close)
-        aligned = require_aligned(futures, chosen, predicate, sampling, close=close)
-        key = self._model.card.fingerprint, request.prompt_ids
-        return request, lambda: self._grammars.open_aligned(aligned, futures, key, sampling.temperature)
+        request = replace(
+            request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids, methods=methods
+        )
+        return request, lambda: self._grammars.open(grammar, request)
 
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
@@ -255,3 +253,15 @@ class Requests:
         if isinstance(prompt, str):
             return tuple(encode_prompt(self._tokenizer, prompt, self._n_prompt_max))
         return as_token_ids(prompt)
+
+
+def _methods(options: RequestOptions) -> dict[str, object]:
+    """Take the methods of texts out of a request's options; return their values by name, edgedec's own among them."""
+    methods = dict(options.pop("methods", {}))
+    if (predicate := options.pop("predicate", None)) is not None:
+        methods["predicate"] = predicate
+    if (close := options.pop("json_close", False)) is not False:
+        methods["json_close"] = close
+    if (futures := options.pop("futures", None)) is not None:
+        methods["futures"] = futures
+    return methods

@@ -8,7 +8,6 @@ from edgedec import plugins
 from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.companion import Companion, companion_of
 from edgedec.drafter import DrafterFactory
-from edgedec.drafters.suffix.learned_file import largest_learned
 from edgedec.errors import RequestError, argument
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
@@ -16,7 +15,6 @@ from edgedec.head_kinds import OFF, require_fit, usable_head
 from edgedec.load_options import LoadOptions
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice, choose_runtime, machines_of, other_machines
-from edgedec.loading.second_model import pair_options
 from edgedec.memory.planner import with_kv_type
 from edgedec.memory.setting import Setting, free_if_short
 from edgedec.model import Model
@@ -46,7 +44,7 @@ class Wishes:
         setting: The setting that the memory plan begins with.
         factories: The drafters by name; a draft model's factory is filled in when the draft model is loaded.
         draft_store: The file that keeps what the suffix drafter learns, or None.
-        change: Makes a lossy model of the loaded one, as a plug-in of `edgedec.lossy_models` does; or None.
+        change: Makes a lossy model of the loaded one, where `layer_skip` is given; else None.
         notes: Sentences for the statistics of every text.
         companion: The method that writes with a further model, or None.
     """
@@ -134,6 +132,8 @@ def engine_wishes(
     draft = None if embeds else options.draft
     if companion is not None and companion.model is not None:
         _require_alone(companion.what, options, application)
+        from edgedec.loading.second_model import pair_options
+
         draft, load_options = None, pair_options(load_options)
         companion_path = resolve(companion.model, options.resolving)
     found = None if options.draft_model is None else resolve(options.draft_model, options.resolving)
@@ -146,7 +146,7 @@ def engine_wishes(
     change, lossy = None, options.lossy
     if lossy.layer_skip is not None:
         own = [name for name, factory in factories.items() if demands_of(factory).layers]
-        skipping = plugins.load_plugin(plugins.LOSSY_MODELS, "layer_skip")
+        skipping = plugins.load_plugin(plugins.OWN, "layer_skip")
         change = skipping(choice.path, lossy.layer_skip, force=lossy.layer_skip_force, drafters=own)
     draft_model, notes = used_draft_model(found, factories)
     setting = Setting(
@@ -197,7 +197,12 @@ def _unused(options: EngineOptions, factories: Mapping[str, DrafterFactory]) -> 
 def _learned_bytes(factories: Mapping[str, DrafterFactory], options: EngineOptions, *, pinned: bool) -> int:
     """Return the bytes of the largest file of learned files where a drafter reads one; which one, the model decides."""
     reads = LEARNED in factories or (SUFFIX in factories and not pinned)
-    return largest_learned(cache_folder(options.resolving.cache_dir)) if reads else 0
+    root = cache_folder(options.resolving.cache_dir)
+    if not reads or not (root / LEARNED).is_dir():
+        return 0
+    from edgedec.drafters.suffix.learned_file import largest_learned
+
+    return largest_learned(root)
 
 
 def _named_head(options: EngineOptions) -> Path:

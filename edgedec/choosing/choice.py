@@ -5,14 +5,15 @@ A chooser is a plug-in of the group `edgedec.choosers`; edgedec.choosing.chooser
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from edgedec.choosing.asked_prompt import AskedPrompt
-from edgedec.choosing.installed import installed
 from edgedec.choosing.vote import ANSWER, answer_of
-from edgedec.errors import OptionError
-from edgedec.plugins import CHOOSERS
+from edgedec.errors import OptionError, PluginError
+from edgedec.plugins import CHOOSERS, load_plugin, plugins
 from edgedec.sequence import Generation
 
+Kind = TypeVar("Kind")
 ScoreTexts = Callable[[Sequence[Generation]], list[float]]
 """`(texts)` -> a score from 0 to 1 for each."""
 
@@ -85,6 +86,35 @@ class ChosenText:
     def generation(self) -> Generation:
         """The chosen text."""
         return self.texts[self.place]
+
+
+def installed(group: str, option: str, name: object, kind: type[Kind]) -> Kind:
+    """Return the plug-in that an option names.
+
+    Args:
+        group: The plug-in's group.
+        option: The option, for the error.
+        name: The option's value.
+        kind: What the plug-in must be.
+
+    Raises:
+        OptionError: The group has no plug-in of that name; the error lists those that are installed.
+        PluginError: The plug-in does not import, or is something else than `kind`.
+    """
+    try:
+        found = load_plugin(group, name) if isinstance(name, str) else None
+    except PluginError:
+        if name in plugins(group):
+            raise
+        found = None
+    if found is None:
+        raise OptionError(option, name, f"it must be one of {', '.join(plugins(group))}")
+    if not isinstance(found, kind):
+        raise PluginError(
+            f"the plug-in {name!r} of {group} is a {type(found).__name__}; it must be a {kind.__name__} "
+            "(edgedec doctor --all says which package it is from)"
+        )
+    return found
 
 
 def chooser_named(name: object) -> Chooser:

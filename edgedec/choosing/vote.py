@@ -1,6 +1,5 @@
 r"""Majority vote on the answers that texts state (self-consistency; Wang et al. 2022, arXiv:2203.11171)."""
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -94,53 +93,3 @@ def is_decided(answers: Sequence[str | None], n_more: int) -> bool:
     counts = sorted((answers.count(answer) for answer in set(answers) - {None}), reverse=True)
     first, second = [*counts, 0, 0][:2]
     return first > 0 and first - second > n_more
-
-
-def enough(p: float, eps: float, f_max: float = 1.0) -> int:
-    """Return the least number of texts, at least 1, after which another adds less than `eps` of accuracy.
-
-    Args:
-        p: The chance that one text is right, 0 to 1.
-        eps: What a text must add, above 0 and below 1.
-        f_max: The accuracy that any number of texts can't exceed, above 0 and at most 1.
-
-    Raises:
-        OptionError: A value is out of range.
-
-    >>> enough(0.5, 0.05), enough(0.9, 0.05), enough(0.01, 0.05), enough(1.0, 0.05)
-    (4, 2, 1, 1)
-    """
-    if not 0 <= p <= 1:
-        raise OptionError("p", p, "it must be from 0 to 1")
-    if not 0 < eps < 1:
-        raise OptionError("eps", eps, "it must be above 0 and below 1")
-    if not 0 < f_max <= 1:
-        raise OptionError("f_max", f_max, "it must be above 0 and at most 1")
-    if p == 1 or f_max * p < eps:
-        return 1
-    n = max(1, math.ceil(math.log(eps / (f_max * p)) / math.log1p(-p)))
-    while n > 1 and f_max * p * (1 - p) ** (n - 1) < eps:  # what rounding added
-        n -= 1
-    return n if f_max * p * (1 - p) ** n < eps else n + 1
-
-
-def another_is_wanted(n_right: int, n: int, eps: float, most: int) -> bool:
-    """Return whether to write another text after n texts, of which `n_right` were right or agreed with the majority.
-
-    The chance p is estimated as (n_right + 1) / (n + 2), Laplace's rule, so that it is never 0 or 1.
-
-    >>> another_is_wanted(4, 4, 0.05, 16), another_is_wanted(2, 4, 0.05, 16), another_is_wanted(2, 4, 0.01, 4)
-    (False, False, False)
-    >>> another_is_wanted(1, 2, 0.05, 16)
-    True
-    """
-    return n < most and enough((n_right + 1) / (n + 2), eps) > n
-
-
-def n_agreeing(answers: Sequence[str | None]) -> int:
-    """Return how many texts have the answer that most of them have; texts without an answer agree with none.
-
-    >>> n_agreeing(["4", "4", None, "5"]), n_agreeing([None])
-    (2, 0)
-    """
-    return max((answers.count(answer) for answer in set(answers) - {None}), default=0)

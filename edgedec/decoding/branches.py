@@ -13,13 +13,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.decoding.reading import remember_cached, reuse_prefix
-from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
+from edgedec.decoding.reading import PromptRead, prompt_read
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.decoding.text_room import tokens_behind
-from edgedec.errors import CancelledError, ContextFullError, RequestError, counted
+from edgedec.errors import ContextFullError, RequestError, counted
 from edgedec.model import Closeable, ForwardItem, Session
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.sequence import Request, TextState
+from edgedec.sequence import Request
 from edgedec.sessions.forks import ForkedSession, SessionForks, require_forks
 from edgedec.sessions.text_pages import MOST_FORKS, require_count
 
@@ -43,45 +43,15 @@ class Branches(Closeable):
         logits: f32[n_vocab], the logits after the prompt.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        prompt_ids: Sequence[int],
-        *,
-        n_past: int = 0,
-        most: int = MOST_FORKS,
-        most_tokens: int | None = None,
-        most_rows: int | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> None:
-        """Read the prompt, and open the root.
-
-        Args:
-            session: Reads the prompt; it may be used for another text as soon as the branches are closed.
-            prompt_ids: The tokens of the prompt.
-            n_past: How many of these the session holds already.
-            most: Most branches at a time.
-            most_tokens: Most tokens behind the prompt that all branches may hold together, as SessionForks counts them;
-                None for no limit but each branch's context.
-            most_rows: Most rows of logits that one forward returns for several branches; None for what the runtime can.
-            on_progress: Called with the tokens of a long prompt.
-
-        Raises:
-            CapabilityError: The runtime has no forks, or a row depends there on what else is in its forward.
-            RequestError: The prompt is empty, or `most` is not from 1 to MOST_FORKS.
-            ContextFullError: The prompt is longer than the context.
-        """
-        require_forks(session.model)
-        if not len(prompt_ids):
-            raise RequestError("the prompt is empty; give at least one token")
-        self._forks = SessionForks(require_count(most, "branches"), most_tokens, most_rows)
-        self._n_prompt = len(prompt_ids)
-        n_past = min(n_past, self._n_prompt - 1)  # the logits after the prompt are needed
-        ids = np.array(prompt_ids[n_past:], np.int32)
-        self.logits = session.forward(ids, n_past=n_past, on_progress=on_progress).logits[0].copy()
+    def __init__(self, prompt: PromptRead, *, most: int = MOST_FORKS) -> None:
+        """Open the root behind a prompt that was read, for at most `most` branches at a time."""
+        n_prompt, slot = len(prompt.token_ids), prompt.slot
+        self._forks = SessionForks(most, tokens_behind(slot, n_prompt), slot.text_rows)
+        self._n_prompt = n_prompt
+        self.logits = prompt.forward.logits[0].copy()
         self._branches: dict[int, _Branch] = {}
         self._n_opened = 0
-        self.root = self._open(session, [])
+        self.root = self._open(slot.session, [])
 
     @property
     def names(self) -> tuple[int, ...]:
@@ -226,33 +196,15 @@ def branches_on(
     """Wait for a session of a pool, and open branches of a request's prompt on it inside the block.
 
     Raises:
-        CancelledError: `cancel` was cancelled before the prompt was read.
-        What Branches raises.
+        CapabilityError: The runtime has no forks, or a row depends there on what else is in its forward.
+        RequestError: `most` is not from 1 to MOST_FORKS.
+        What prompt_read raises.
     """
-    prompt, n_prompt = TextState(request, list(request.prompt_ids)), len(request.prompt_ids)
-    with session_for(pool, request.prompt_ids, cancel, None) as slot:
-        if slot is None:
-            raise CancelledError("the branches of a prompt were cancelled before the prompt was read")
-        if n_prompt:
-            reuse_prefix(slot, prompt)
-        n_held = slot.session.n_cached
-        try:
-            with slot.session.generating(n_prompt):
-                branches = Branches(
-                    slot.session,
-                    request.prompt_ids,
-                    n_past=prompt.n_cached,
-                    most=most,
-                    most_tokens=tokens_behind(slot, n_prompt),
-                    most_rows=slot.text_rows,
-                    on_progress=on_progress,
-                )
-            prompt.n_cached = n_prompt
-        except BaseException:  # KeyboardInterrupt too
-            if slot.session.n_cached != n_held:  # else nothing was read
-                prompt.n_cached = min(slot.session.n_cached, n_prompt)
-            raise
-        finally:
-            remember_cached(slot, prompt)
-        with branches, cancel.calling(branches.cancel):
-            yield branches
+    require_count(most, "branches")
+    require_forks(pool.slots[0].session.model)
+    with (
+        prompt_read(pool, request, cancel, on_progress) as prompt,
+        Branches(prompt, most=most) as branches,
+        cancel.calling(branches.cancel),
+    ):
+        yield branches

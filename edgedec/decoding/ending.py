@@ -4,17 +4,13 @@ import codecs
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgedec import plugins
 from edgedec.constraint import Constraint
 from edgedec.draft import Verification
-from edgedec.logit_ops import LogitOps
-from edgedec.model import Forward, Session
+from edgedec.model import Forward, Model, Session
 from edgedec.sequence import FinishReason, Request, TextState
+from edgedec.text_method import EarlyEnd, EndBefore
 
 
 class TextStream:
@@ -125,39 +121,6 @@ def _no_bytes(token_id: int) -> bytes:
     return b""
 
 
-class UnsureStop(Protocol):
-    """Ends a text before a token that is too likely to be wrong; a plug-in of the group `edgedec.stops` makes it."""
-
-    @property
-    def least(self) -> float:
-        """The least chance to be right that a token of the text has."""
-
-    @property
-    def note(self) -> str:
-        """What a person should know of the estimate; may be empty."""
-
-    def chance(self, row: NDArray[np.float32], token_id: int, ops: LogitOps) -> float:
-        """Return the estimated chance that a token, drawn from a row of logits, is right; NaN for logits that are."""
-
-    def sentence(self, chance: float) -> str:
-        """Return why a text ends before a token with this chance."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndBefore:
-    """Says that a text ends before a token, which is no part of it.
-
-    Attributes:
-        reason: Why.
-        chance: The token's estimated chance to be right, where the text ends because that is too small.
-        note: A sentence for a person about that; may be empty.
-    """
-
-    reason: FinishReason
-    chance: float | None = None
-    note: str = ""
-
-
 _END_TOKEN = EndBefore("stop")
 
 
@@ -189,7 +152,7 @@ class TextEnd:
         max_tokens: Most tokens to generate; None for no limit.
         n_most: Most tokens of the text, the prompt included, that the session takes.
         constraint: The grammar that the text keeps to, or None.
-        unsure: Judges whether a token is likely to be wrong, or None.
+        early: May end the text before a token, by methods of the request.
         temperature: At which the constraint's log Z is counted.
         text: Turns tokens into text, and finds the stop string that ends it.
         piece: `(token_id)` -> the token's bytes.
@@ -199,7 +162,7 @@ class TextEnd:
     max_tokens: int | None = None
     n_most: int = sys.maxsize
     constraint: Constraint | None = None
-    unsure: UnsureStop | None = None
+    early: tuple[EarlyEnd, ...] = ()
     temperature: float = 1.0
     text: TextStream = field(default_factory=TextStream)
     piece: Callable[[int], bytes] = _no_bytes
@@ -208,13 +171,12 @@ class TextEnd:
     def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
         """Return what decides about the text of a request on a session."""
         is_end = _never if request.sampling.ignore_end else session.model.tokenizer.is_end
-        least, card = request.sampling.stop_unsure, session.model.card
-        unsure = None if least is None else plugins.load_plugin(plugins.STOPS, "unsure")(least, card)
         temperature, n_most = request.sampling.temperature or 1.0, session.n_text_max
         if request.sampling.max_tokens is not None:
             n_most = min(n_most, len(request.prompt_ids) + request.sampling.max_tokens)
         text, piece = TextStream(request.sampling.stop), session.model.tokenizer.piece
-        return cls(is_end, request.sampling.max_tokens, n_most, constraint, unsure, temperature, text, piece)
+        early = _early_ends(request, session.model)
+        return cls(is_end, request.sampling.max_tokens, n_most, constraint, early, temperature, text, piece)
 
     def cut(self, verification: Verification, forward: Forward, n_before: int) -> Added:
         """Return what a step adds to the text, up to the token that ends it; the grammar takes these tokens.
@@ -268,10 +230,10 @@ class TextEnd:
         """Return why the text ends before a token that was drawn from a row; None where it does not."""
         if self.is_end(token_id):
             return _END_TOKEN
-        if self.unsure is not None:
-            chance = self.unsure.chance(forward.logits[row], token_id, forward.ops)
-            if chance < self.unsure.least:
-                return EndBefore("unsure", chance, self.unsure.sentence(chance))
+        for early in self.early:
+            before = early.before(forward.logits[row], token_id, forward.ops)
+            if before is not None:
+                return before
         return None
 
     def _reason(self, before: EndBefore | None, n_tokens: int) -> FinishReason | None:
@@ -301,3 +263,12 @@ class TextEnd:
             text.is_whole = reason == "stop" or self.constraint.may_end
             if self.constraint.note:
                 text.stats.add_reason(self.constraint.note)
+
+
+def _early_ends(request: Request, model: Model) -> tuple[EarlyEnd, ...]:
+    """Return what may end a text of a request early: what its methods bring, and its option stop_unsure."""
+    methods, least = request.methods, request.sampling.stop_unsure
+    if least is not None:
+        methods = {**methods, "stop_unsure": least}
+    made = ((plugins.load_plugin(plugins.TEXT_METHODS, name)(model.tokenizer), methods[name]) for name in methods)
+    return tuple(end for method, value in made if (end := method.early_end(value, model.card)) is not None)

@@ -251,8 +251,9 @@ def open_run(
         text.stats.add_reason(f"verified by {request.rule}: a text of the same distribution, not plain decoding's own")
         if drafting is None or not request.draft:
             text.stats.add_reason(f"the rule {request.rule} gains nothing: nothing is drafted")
-    if decoder.ending.unsure is not None and decoder.ending.unsure.note:
-        text.stats.add_reason(decoder.ending.unsure.note)
+    for early in decoder.ending.early:
+        if early.note:
+            text.stats.add_reason(early.note)
     if drafting is not None and request.draft:
         decoder.strict = drafting.strict
         decoder.policy = open_policy(drafting, session, curve, text, decoder.noise, constraint)

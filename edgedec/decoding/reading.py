@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
-from edgedec.errors import CancelledError
+from edgedec.errors import CancelledError, RequestError
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request, TextState, n_common
@@ -68,47 +68,6 @@ def reread(text: TextState, session: Session, on_progress: OnProgress | None) ->
             read(text, session, n_past + (n if n > 1 and session.has_exact_rows(n_past, n) else 1))
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRead:
-    """A prompt that was read.
-
-    Attributes:
-        session: Its KV cache holds the prompt. Forwards may follow, at any n_past from the prompt's length on.
-        forward: The forward with the prompt's last token, whose logits are those after the prompt.
-        n_reused: How many tokens of the prompt the KV cache held before.
-        most_rows: Most rows of logits of a forward, where memory is planned; else None.
-    """
-
-    session: Session
-    forward: Forward
-    n_reused: int
-    most_rows: int | None
-
-
-@contextmanager
-def prompt_read(
-    pool: SessionPool[SessionSlot], request: Request, cancel: CancelToken, on_progress: OnProgress | None
-) -> Iterator[PromptRead]:
-    """Wait for a session of a pool, read a request's prompt on it, and hold it inside the block.
-
-    Raises:
-        CancelledError: `cancel` was cancelled before the prompt was read.
-        SessionError, BusyError: As session_for.
-        What Session.evaluate raises.
-    """
-    text, n_prompt = TextState(request, list(request.prompt_ids)), len(request.prompt_ids)
-    with session_for(pool, request.prompt_ids, cancel, None) as slot:
-        if slot is None:
-            raise CancelledError("the reading of a prompt was cancelled before it began")
-        reuse_prefix(slot, text)
-        with slot.session.generating(n_prompt):
-            try:
-                forward = read(text, slot.session, n_prompt, on_progress)
-            finally:
-                remember_cached(slot, text)
-            yield PromptRead(slot.session, forward, text.stats.n_reused_tokens, slot.text_rows)
-
-
 def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
     """Count how much of the KV cache the prompt shares; its last token is always evaluated, for the logits.
 
@@ -139,3 +98,55 @@ def remember_cached(slot: SessionSlot, text: TextState) -> None:
         slot.n_exact = whole // chunk * chunk
     else:
         slot.n_exact = min(slot.n_exact, n_start)
+
+
+def read_prompt(slot: SessionSlot, text: TextState, n_end: int, on_progress: OnProgress | None) -> Forward:
+    """Read the first `n_end` tokens of a prompt on a slot, which notes what it holds then, whatever ends the reading.
+
+    Returns the forward with the last of them; raises what Session.evaluate raises.
+    """
+    try:
+        return read(text, slot.session, n_end, on_progress)
+    finally:
+        remember_cached(slot, text)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """A prompt that was read.
+
+    Attributes:
+        slot: Its session's KV cache holds the prompt. Forwards may follow, at any n_past from the prompt's length on.
+        token_ids: The prompt.
+        forward: The forward with the prompt's last token, whose logits are those after the prompt.
+        n_reused: How many tokens of the prompt the KV cache held before.
+    """
+
+    slot: SessionSlot
+    token_ids: tuple[int, ...]
+    forward: Forward
+    n_reused: int
+
+
+@contextmanager
+def prompt_read(
+    pool: SessionPool[SessionSlot], request: Request, cancel: CancelToken, on_progress: OnProgress | None
+) -> Iterator[PromptRead]:
+    """Wait for a session of a pool, read a request's prompt on it, and hold it inside the block.
+
+    Raises:
+        CancelledError: `cancel` was cancelled before the prompt was read.
+        RequestError: The prompt is empty.
+        SessionError, BusyError: As session_for.
+        What Session.evaluate raises.
+    """
+    text, prompt_ids = TextState(request, list(request.prompt_ids)), request.prompt_ids
+    with session_for(pool, prompt_ids, cancel, None) as slot:
+        if slot is None:
+            raise CancelledError("the reading of a prompt was cancelled before it began")
+        if not prompt_ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        reuse_prefix(slot, text)
+        with slot.session.generating(len(prompt_ids)):
+            forward = read_prompt(slot, text, len(prompt_ids), on_progress)
+            yield PromptRead(slot, prompt_ids, forward, text.stats.n_reused_tokens)

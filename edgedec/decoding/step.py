@@ -239,7 +239,8 @@ def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
         draft = decoder.forced.add_to(draft, text.stats, n_past, room)
     n = len(draft.tokens)
     if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n, measure=False):
-        measured = policy.pays_to_measure(n_past, n) and session.has_exact_rows(n_past, 1 + n)
+        seconds = 0.0 if decoder.curve is None else session.measuring_s(1 + n, decoder.curve.cost(n_past))
+        measured = policy.pays_to_measure(seconds) and session.has_exact_rows(n_past, 1 + n)
         return draft if measured else EMPTY_DRAFT
     return draft
 

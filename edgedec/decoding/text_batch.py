@@ -10,7 +10,7 @@ from time import perf_counter
 
 from edgedec.constraint import Constraint, OpenConstraint
 from edgedec.decoding.generate import begun, open_run
-from edgedec.decoding.reading import read, remember_cached, reuse_prefix
+from edgedec.decoding.reading import read_prompt, reuse_prefix
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.decoding.step import Decoder, Prepared, prepare
 from edgedec.decoding.text_loop import TextLoop, TextRun, generation_of
@@ -89,11 +89,8 @@ class TextBatch(TextLoop):
         if slot.drafting is not None and request.draft:
             begin_prompt(slot.drafting, slot.session, greedy=request.sampling.greedy)
         if n_reused < n_read:
-            try:
-                with slot.session.generating(n_read):
-                    read(prompt, slot.session, n_read, on_progress)
-            finally:
-                remember_cached(slot, prompt)
+            with slot.session.generating(n_read):
+                read_prompt(slot, prompt, n_read, on_progress)
         for k in range(n):
             text, constraint = self._begun(request.text(k))
             text.n_cached = n_read

@@ -9,23 +9,31 @@ token that is still to be drawn: this is what the rules are exact for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgedec import plugins
-from edgedec.draft import Draft, Siblings, TreeShape
+from edgedec.draft import CHAIN, GROW, ONE_CHAIN, Draft, Siblings, TreeShape
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.errors import PluginError
+from edgedec.errors import OptionError, PluginError
 from edgedec.sampling import Distribution, gumbel
+from edgedec.sequence import COUPLED
 
+if TYPE_CHECKING:
+    from edgedec.verification.rules import Rule
+
+_MOST_WIDE = 64
+_WIDE = 2  # branches of a shape that names no number
 _MOST_SIBLINGS = 32  # of a node; a further one is hardly ever right
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TreePlace:
     """A place of the tree where tokens may be added: behind a node, or behind the text.
 
     Attributes:
@@ -42,7 +50,7 @@ class Place:
     log_p: float = 0.0
     key: float = 0.0
 
-    def behind(self, node: int, token: int, chance: float, log_q: float = 0.0, key: float = 0.0) -> "Place":
+    def behind(self, node: int, token: int, chance: float, log_q: float = 0.0, key: float = 0.0) -> "TreePlace":
         """Return the place behind a node that was added here.
 
         Args:
@@ -52,7 +60,7 @@ class Place:
             log_q: The logarithm of the token's probability under the drafter, for shapes whose paths compete.
             key: The path's key, for the same.
         """
-        return Place(node, (*self.tokens, token), self.chance * chance, self.log_p + log_q, key)
+        return TreePlace(node, (*self.tokens, token), self.chance * chance, self.log_p + log_q, key)
 
 
 LawsAfter = Callable[[Sequence[tuple[int, ...]]], Sequence[Distribution | None]]
@@ -62,11 +70,11 @@ nothing can follow."""
 LevelsAfter = Callable[[Sequence[tuple[int, ...]]], Sequence[Level | None]]
 """Drafted paths, all of one length -> the most probable tokens after each; None where nothing can follow."""
 
-Drawn = Callable[[Distribution, Place], Iterator[tuple[int, float]]]
+Drawn = Callable[[Distribution, TreePlace], Iterator[tuple[int, float]]]
 """(q, place) -> tokens drawn from q without replacement, the first one drawn first, each with its key in a beam."""
 
 
-def drawn_without_replacement(law: Distribution, place: Place, key: int) -> Iterator[tuple[int, float]]:
+def drawn_without_replacement(law: Distribution, place: TreePlace, key: int) -> Iterator[tuple[int, float]]:
     """Yield tokens by Gumbel top-k: the largest log q + noise first, each with its key.
 
     The keys are those of stochastic beam search: given that the largest key among a place's children is the key of the
@@ -101,7 +109,7 @@ class DrawnLevel:
     """
 
     nodes: DraftBuilder
-    known: Sequence[tuple[Place, Distribution]]
+    known: Sequence[tuple[TreePlace, Distribution]]
     drawn: Drawn
     agreement: Callable[[Distribution], float]
     depth: int
@@ -120,7 +128,7 @@ class DrawnShape:
         n_widths: How many numbers the shape's name may have, as "siblings:3-2" has two; 0 for none.
     """
 
-    add: Callable[[DrawnLevel], Sequence[Place]]
+    add: Callable[[DrawnLevel], Sequence[TreePlace]]
     siblings: Siblings
     n_widths: int = 0
 
@@ -135,6 +143,71 @@ def find_shape(kind: str) -> DrawnShape:
     if not isinstance(shape, DrawnShape):
         raise PluginError(f"the shape {kind!r} is a {type(shape).__name__}, not a DrawnShape; remove its package")
     return shape
+
+
+def parse_shape(text: object) -> TreeShape:
+    """Return the shape that a text names, such as "grow" or, where these shapes are installed, "siblings:3-2".
+
+    >>> parse_shape("siblings:3-2").widths
+    (3, 2)
+
+    Raises:
+        OptionError: The text names no shape.
+        PluginError: The shape does not import.
+    """
+    kind, colon, numbers = text.partition(":") if isinstance(text, str) else ("", "", "")
+    is_known = kind in plugins.plugins(plugins.TREE_SHAPES)
+    n_widths = find_shape(kind).n_widths if is_known else 0
+    parts = numbers.split("-") if colon else [str(_WIDE)] * min(n_widths, 1)
+    holds = all(part.isascii() and part.isdigit() and 1 <= int(part[:9]) <= _MOST_WIDE for part in parts)
+    if not (is_known or kind == CHAIN) or not holds or len(parts) > n_widths:
+        named = [name + ("", ":K", ":K-L")[min(shape.n_widths, 2)] for name, shape in _installed()]
+        expected = f"it must be one of {', '.join([CHAIN, *named])}, with numbers from 1 to {_MOST_WIDE}"
+        raise OptionError("draft_tree", text, expected)
+    return TreeShape(kind, tuple(map(int, parts)))
+
+
+def shape_for(rule: str, wish: TreeShape | None, *, trees: bool, greedy: bool) -> tuple[TreeShape, tuple[str, ...]]:
+    """Return the shape of drafts that a rule verifies exactly, and a sentence where it is not what the options say.
+
+    Args:
+        rule: The rule of verification.
+        wish: The shape that the user named, or None.
+        trees: Whether trees may be verified.
+        greedy: Whether tokens are drawn at temperature 0, where nothing is drawn and the coupled rule's shapes hold.
+
+    Raises:
+        PluginError: The rule is not installed, or the shape that the user named is not.
+    """
+    coupled = greedy or rule == COUPLED
+    default = ONE_CHAIN if coupled else parse_shape(_rule(rule).shape)
+    shape, why = default if wish is None else wish, ""
+    if shape.kind not in (CHAIN, default.kind) and not _fits(rule, shape.kind, find_shape(shape.kind), coupled=coupled):
+        fitting = [name for name, found in _installed() if _fits(rule, name, found, coupled=coupled)]
+        kinds = dict.fromkeys((default.kind, *fitting, CHAIN))
+        by = "at temperature 0" if greedy else f"under the rule {rule}"
+        shape, why = default, f"the shape {wish} is not used {by}, where drafts are {' or '.join(kinds)}"
+    if shape.kind != CHAIN and not trees:
+        shape, why = ONE_CHAIN, f"drafts are chains instead of {shape}: this runtime verifies no trees exactly"
+    return shape, (why,) if why else ()
+
+
+def _fits(rule: str, kind: str, shape: DrawnShape, *, coupled: bool) -> bool:
+    """Return whether a rule verifies trees of a shape exactly; the coupled one takes trees of most probable tokens."""
+    return kind == GROW if coupled else _rule(rule).siblings == shape.siblings
+
+
+def _rule(name: str) -> "Rule":
+    from edgedec.verification.rules import find_rule
+
+    return find_rule(name)
+
+
+def _installed() -> Iterator[tuple[str, DrawnShape]]:
+    """Yield the shapes that are installed and work, by name."""
+    for name in plugins.plugins(plugins.TREE_SHAPES):
+        with suppress(PluginError):
+            yield name, find_shape(name)
 
 
 def draw_tree(
@@ -156,7 +229,7 @@ def draw_tree(
         agreement: q -> an estimate of the chance that a token drawn from it is accepted.
     """
     nodes, add = DraftBuilder(n_max), find_shape(shape.kind).add
-    places, depth = [Place()], 0
+    places, depth = [TreePlace()], 0
     while places and nodes.n_left:
         found = zip(places, laws([place.tokens for place in places]), strict=True)
         known = [(place, law) for place, law in found if law is not None]
@@ -171,7 +244,7 @@ def least_grown(n_max: int) -> float:
     return 0.5 / n_max
 
 
-def _add_grown(level: DrawnLevel) -> list[Place]:
+def _add_grown(level: DrawnLevel) -> list[TreePlace]:
     """Add children wherever the chance that one is reached is at least `least`, the greatest chance first.
 
     A child is reached when its place was and the siblings before it were rejected; it is taken to be accepted as
@@ -222,9 +295,9 @@ def grow_ranked(
         corrected: P that the drafter gives to a token -> P by which the path probability goes.
     """
     nodes, least = DraftBuilder(n_max), max(least_path, least_grown(n_max))
-    places = [Place()]
+    places = [TreePlace()]
     while places and nodes.n_left:
-        found: list[tuple[float, int, Place, int, float]] = []
+        found: list[tuple[float, int, TreePlace, int, float]] = []
         for place, level in zip(places, levels([place.tokens for place in places]), strict=True):
             if level is not None:
                 for token, p in zip(level.tokens, level.p, strict=True):
@@ -236,5 +309,5 @@ def grow_ranked(
                 break
             node = nodes.add(token, place.node, p)
             if chance >= least:
-                places.append(Place(node, (*place.tokens, token), chance))
+                places.append(TreePlace(node, (*place.tokens, token), chance))
     return nodes.build()

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import Level
-from edgedec.drafters.drawn_trees import Place, drawn_without_replacement
+from edgedec.drafters.drawn_trees import TreePlace
 from edgedec.model import Forward
 from edgedec.sampling import Distribution, Noise, SamplingParams, distribution
 from edgedec.verification.rule_tools import sample, uniform_source
+
+if TYPE_CHECKING:
+    from edgedec.drafters.drawn_trees import TreePlace
 
 _WIDTH = 3  # most probable tokens taken of each row
 _TREES = 0x547265654B657973  # sets the keys of trees apart from the numbers of chains
@@ -67,8 +71,10 @@ class LevelMaker:
         """Return q after a text, of which this row of the forward is the last token (RequestError: as level())."""
         return distribution(forward.logits[row, : self._n_vocab], self._params, text, forward.ops)
 
-    def drawn(self, law: Distribution, place: Place) -> Iterator[tuple[int, float]]:
+    def drawn(self, law: Distribution, place: "TreePlace") -> Iterator[tuple[int, float]]:
         """Yield tokens drawn from q without replacement, by numbers that nothing else used, and their keys."""
+        from edgedec.drafters.drawn_trees import drawn_without_replacement
+
         self._n_drawn += 1
         return drawn_without_replacement(law, place, self._keys.key(self._n_drawn))
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from edgedec import plugins
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
@@ -20,7 +20,7 @@ _PREFERRED = ("cpu", "llamacpp")
 _FOR_ONNX = ("onnx", "npu")
 _NEVER_CHOSEN = ("reference",)
 _KIND = "runtimes"
-_TRIES, _MOST_TRIES = "tries", 3
+_MOST_TRIES = 3
 _NO_GPUS = ("CPU", "BLAS")
 _COMPARING = "comparing the runtimes' speed:"
 
@@ -218,45 +218,58 @@ def _instance(plugin: Any) -> Runtime:
     return runtime
 
 
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """What a comparison of two runtimes found, as it is kept.
+
+    Attributes:
+        reason: The measurements, for a person.
+        is_faster: Whether the rival is worth taking.
+        is_whole: Whether the rival could be measured; else perhaps the machine was busy.
+        n_tries: How many comparisons there were.
+    """
+
+    reason: str
+    is_faster: bool
+    is_whole: bool
+    n_tries: int
+
+
 def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
     """Return the choice with the rival in place of its runtime where the rival is known, or found now, to be faster."""
-    from edgedec.loading.runtime_comparison import compare, is_faster, parse_measured
-
-    first = choice.runtime
-    key = _key(choice.path, options)
-    known = probe_cache.get(options.cache_dir, _KIND, key)
-    found = known if isinstance(known, dict) and parse_measured(known.get(first.name)) is not None else {}
-    if not found or (measure and _unfinished(found, rival.name)):
+    first, key = choice.runtime, _key(choice.path, options)
+    found = _known(options, key)
+    if found is None or (measure and not found.is_whole and found.n_tries < _MOST_TRIES):
         if not measure:
             return choice
-        n_tries = _n_tries(found) + 1
         with stage(options.on_progress, _COMPARING, f"{first.name} with {rival.name}"):
             other = _taking(rival, choice.path, options, {})
             if other is None:
                 return choice
+            from edgedec.loading.runtime_comparison import compare, is_faster
+
             measured = compare(choice.path, first, other, options)
-        found = {name: one and one.as_dict() for name, one in measured.items()} | {_TRIES: n_tries}
-        probe_cache.put(options.cache_dir, _KIND, key, found)
-    of_first, of_rival = parse_measured(found.get(first.name)), parse_measured(found.get(rival.name))
-    if of_first is None:
-        return choice
-    if of_rival is None:
-        return replace(choice, reason=f"{of_first.text(first.name)}; {rival.name} took too long to load")
-    reason = f"{of_first.text(first.name)}; {of_rival.text(rival.name)}"
-    other = _taking(rival, choice.path, options, {}) if is_faster(of_rival, of_first) else None
+        of_first, of_rival = measured[first.name], measured[other.name]
+        if of_first is None:
+            return choice
+        rest = f"{rival.name} took too long to load" if of_rival is None else of_rival.text(rival.name)
+        faster = of_rival is not None and is_faster(of_rival, of_first)
+        n_tries = 1 if found is None else found.n_tries + 1
+        found = _Comparison(f"{of_first.text(first.name)}; {rest}", faster, of_rival is not None, n_tries)
+        probe_cache.put(options.cache_dir, _KIND, key, asdict(found))
+    other = _taking(rival, choice.path, options, {}) if found.is_faster else None
     if other is None:
-        return replace(choice, reason=reason)
-    return replace(choice, runtime=other, reason=reason, slower=first)
+        return replace(choice, reason=found.reason)
+    return replace(choice, runtime=other, reason=found.reason, slower=first)
 
 
-def _unfinished(found: Mapping[str, Any], name: str) -> bool:
-    """Return whether a runtime could not be measured, perhaps on a busy machine, and is worth another try."""
-    return found.get(name) is None and _n_tries(found) < _MOST_TRIES
-
-
-def _n_tries(found: Mapping[str, Any]) -> int:
-    n = found.get(_TRIES)
-    return n if isinstance(n, int) else 0
+def _known(options: LoadOptions, key: str) -> _Comparison | None:
+    """Return what an earlier comparison found; None without one, and where what was kept is damaged."""
+    found = probe_cache.get(options.cache_dir, _KIND, key)
+    hints = get_type_hints(_Comparison)
+    if not isinstance(found, dict) or found.keys() != hints.keys():
+        return None
+    return _Comparison(**found) if all(type(found[name]) is kind for name, kind in hints.items()) else None
 
 
 def _key(path: Path, options: LoadOptions) -> str:

@@ -2,24 +2,28 @@
 
 The time of one token alone misleads: drafts are verified in forwards of several rows, whose further rows cost next to
 nothing on one runtime and a whole step each on another. The tokens that a draft brings are taken from a table of
-recorded texts (edgedec.loading.draft_yields). So neither a user's requests nor the option `draft` can change the
-choice, as another runtime may write another text.
+recorded texts (KINDS). So neither a user's requests nor the option `draft` can change the choice, as another runtime
+may write another text.
+
+The table was recorded with qwen2.5-coder-1.5b (Q4_K_M) and the drafters of `auto`: 20 prompts of five tasks, up to 160
+tokens each, every text begun with empty stores. The table holds no times, so every machine makes the same one:
+
+    edgedec bench qwen2.5-coder-1.5b --runtime cpu --rows ROWS.jsonl
+    python -m edgedec_apps.bench.draft_yields ROWS.jsonl
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import log2
 from pathlib import Path
 from threading import Timer
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from edgedec.errors import CancelledError, EdgedecError
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions
-from edgedec.loading.draft_yields import PROMPT_TOKENS, ROWS, seconds_per_token
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Model
 from edgedec.progress import CancelToken
@@ -31,6 +35,54 @@ _DOUBLED = 0.9  # a further factor for each time that the second holds twice the
 _N_WARM, _N_PROMPT, _ROUNDS = 8, 32, 3
 _PROBE_STEPS = 25  # what finding out how many rows are bit-equal mostly takes, in single steps
 _N_LONG = 300  # tokens before the rows whose bits are compared, as kernels change with the length of the context
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The positions of the recorded texts at which drafts promised about the same.
+
+    Attributes:
+        share: The share of all positions that these are, 0 to 1.
+        tokens: The mean tokens that a forward brings at these positions, by its rows: a draft's nodes and one.
+    """
+
+    share: float
+    tokens: Mapping[int, float]
+
+
+ROWS = (1, 2, 4, 8)
+"""Rows of the forwards in the table: a plain step, and drafts of 1, 3 and 7 nodes."""
+PROMPT_TOKENS = 1.50
+"""Tokens of a prompt to each token of an answer, in the recorded texts."""
+KINDS: tuple[Kind, ...] = (
+    Kind(0.0705, {1: 1.000, 2: 1.000, 4: 1.000, 8: 1.000}),
+    Kind(0.1079, {1: 1.000, 2: 1.181, 4: 1.332, 8: 1.383}),
+    Kind(0.0841, {1: 1.000, 2: 1.222, 4: 1.468, 8: 1.630}),
+    Kind(0.1449, {1: 1.000, 2: 1.355, 4: 1.696, 8: 2.065}),
+    Kind(0.1515, {1: 1.000, 2: 1.586, 4: 2.260, 8: 2.910}),
+    Kind(0.1203, {1: 1.000, 2: 1.816, 4: 3.149, 8: 4.913}),
+    Kind(0.3209, {1: 1.000, 2: 1.982, 4: 3.902, 8: 7.556}),
+)
+"""All positions, from those where drafts promised least to those where they promised most."""
+
+
+def seconds_per_token(seconds: Mapping[int, float], kinds: Sequence[Kind] = KINDS) -> float:
+    """Return the mean seconds of a token where each kind of position gets the number of rows that pays most.
+
+    Args:
+        seconds: Seconds of a forward by its rows, one row among them; rows that are not in the table are ignored.
+        kinds: The kinds of positions.
+
+    >>> kinds = (Kind(0.5, {1: 1.0, 8: 1.0}), Kind(0.5, {1: 1.0, 8: 5.0}))
+    >>> seconds_per_token({1: 0.10, 8: 0.20}, kinds)
+    0.07
+    """
+    fastest = [
+        min(seconds[n_rows] / n_tokens for n_rows, n_tokens in kind.tokens.items() if n_rows in seconds)
+        for kind in kinds
+    ]
+    weighted = sum(kind.share * found for kind, found in zip(kinds, fastest, strict=True))
+    return weighted / sum(kind.share for kind in kinds)  # shares are rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +108,6 @@ class Measured:
         known = self.seconds if rows is None else rows
         return seconds_per_token({n: self.seconds[n] for n in known if n in self.seconds and (n <= n_most or n == 1)})
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the measurement in plain types for JSON, as `parse_measured` takes it."""
-        return asdict(self) | {"seconds": {str(n): found for n, found in self.seconds.items()}}
-
     def text(self, name: str) -> str:
         """Return the measurement of the runtime `name` in words."""
         at_best = "at best " if self.n_exact is None else ""
@@ -71,29 +119,6 @@ class Measured:
         if self.n_bytes is not None:
             parts.append(format_bytes(self.n_bytes))
         return ", ".join(parts)
-
-
-def parse_measured(found: object) -> Measured | None:
-    """Return the measurement that Measured.as_dict returned as `found`; None for anything else.
-
-    >>> parse_measured(Measured({1: 0.5}, 0.1, 4, 10).as_dict())
-    Measured(seconds={1: 0.5}, prompt_s=0.1, n_exact=4, n_bytes=10)
-    >>> parse_measured({"seconds": {"1": "soon"}})
-    """
-    if not isinstance(found, dict):
-        return None
-    try:
-        seconds = {int(n): float(value) for n, value in found["seconds"].items()}
-        read = {
-            name: None if found[name] is None else kind(found[name])
-            for name, kind in (("prompt_s", float), ("n_exact", int), ("n_bytes", int))
-        }
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-        return None
-    values = [*seconds.values(), *(value for value in read.values() if value is not None)]
-    if 1 not in seconds or not all(0 < value < 1e18 for value in values):
-        return None
-    return Measured(seconds, **read)  # type: ignore[arg-type]
 
 
 def is_faster(of_rival: Measured, of_first: Measured) -> bool:

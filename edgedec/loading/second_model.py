@@ -24,34 +24,34 @@ _SAMPLED = 4096  # tokens of two vocabularies that are compared
 PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
 
 
-OVERLAP, OTHER_TOKENIZER = "overlap", "other_tokenizer"
-"""Names of `edgedec.draft_models`: ways to draft while the target verifies, and with another tokenizer."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft model that was loaded, for what an entry point of `edgedec.draft_models` names: a way to draft with it.
+    """A draft model that was loaded, for what the entry points of `edgedec.draft_models` name: ways to draft with it.
 
-    A way is called with this, and returns the factory of its drafters (edgedec.drafters.draft_model.model.DraftSource);
-    it raises an EdgedecError where the two models can't draft that way.
+    A way is called with this. It returns the factory of its drafters (edgedec.drafters.draft_model.model.DraftSource);
+    None where it is not the way for these models; and raises an EdgedecError where they can't draft as was asked.
 
     Attributes:
-        model: The draft model, which is closed if the way raises.
+        model: The draft model, which is closed if a way raises.
         path: Its file, for messages.
         target: The model that verifies the drafts.
+        same_tokenizer: Whether the tokens of both stand for the same texts, as same_tokenizer() says.
+        overlap: Whether the draft model is to draft while the target verifies.
         most: Most texts that are drafted for at a time; None for any number.
     """
 
     model: Model
     path: Path
     target: Model
+    same_tokenizer: bool
+    overlap: bool = False
     most: int | None = None
 
 
 def open_draft_model(
     path: Path, target: Model, options: LoadOptions, *, overlap: bool = False, most: int | None = None
 ) -> "DraftSource":
-    """Load a draft model; a plug-in of `edgedec.draft_models` says how it drafts with another tokenizer, or ahead.
+    """Load a draft model; the first plug-in of `edgedec.draft_models` that takes it says how it drafts.
 
     Args:
         path: The draft model's file.
@@ -68,11 +68,9 @@ def open_draft_model(
 
     model = _load(path, draft_model_options(options, overlap=overlap))
     try:
-        if not overlap and same_tokenizer(model, target):
-            return DraftModel(model, most)
-        way = plugins.load_plugin(plugins.DRAFT_MODELS, OVERLAP if overlap else OTHER_TOKENIZER)
-        source: DraftSource = way(LoadedDraft(model, path, target, most))
-        return source
+        loaded = LoadedDraft(model, path, target, same_tokenizer(model, target), overlap, most)
+        source: DraftSource | None = plugins.first_made(plugins.DRAFT_MODELS, loaded)
+        return DraftModel(model, most) if source is None else source
     except BaseException:
         model.close()
         raise

@@ -1,68 +1,40 @@
 """What to load under a memory cap: the first setting that fits, from the wishes down the ladder (memory/ladder.py)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedec.drafters.suffix.automaton import STATE_BYTES
-from edgedec.errors import EdgedecError, RequestError, counted
-from edgedec.gguf.file import read_header_of
-from edgedec.gguf.model_info import describe, trained_context
+from edgedec.errors import EdgedecError, RequestError
+from edgedec.gguf.model_info import trained_context
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
-from edgedec.loading.second_model import companion_options, draft_model_options, second_model_terms
 from edgedec.memory.setting import (
+    DRAFT_MODEL,
     Cap,
+    Plan,
     Planned,
     Setting,
     ample_bytes,
+    devices_for,
     file_bytes,
     free_if_short,
     longest_context,
     planning_bytes,
 )
-from edgedec.memory.shedding import margin_bytes
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
 from edgedec.memory_plan import (
-    HOST,
-    OTHER_MODELS,
-    Device,
     DeviceCap,
-    HasDevices,
     MemoryPlan,
     MemoryTerm,
-    devices_of,
-    format_bytes,
     n_split,
 )
-from edgedec.scheduler.drafter_factories import CASCADE, COMMON, MODEL, SUFFIX
-from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
+from edgedec.scheduler.drafter_factories import CASCADE, MODEL
 
 if TYPE_CHECKING:  # the ladder is imported where a plan goes down it
     from edgedec.memory.ladder import Rung
 
-REQUESTS = "requests"
-"""The term of what a server keeps for requests."""
-RESERVE = "reserve"
-"""The term of what a plan keeps free below the cap."""
-TEXTS = "texts of one prompt"
-"""The term of what several texts of one prompt take beside the first one."""
-STORES = "draft stores"
-"""The term of what drafters keep between requests; texts fill the stores."""
-
-_OF_EACH_TEXT = ("KV cache", "KV cache of the draft head", "columns of convolutions")
-_DRAFT_MODEL = "draft model"
-_COMMON_BYTES = 10_000_000
-_INDEX_TEXT = (SUFFIX, CASCADE, MODEL)  # the drafters that hold an automaton of the text
-_STATES_PER_TOKEN = 1.5
-_WORKING_BYTES = 4_000_000
-_GRAMMAR_BYTES_PER_TOKEN = 175  # measured with llguidance: 160 to 168
 _CLOSE_BYTES = 100_000  # how exactly the least weights that a runtime can stream with are found
-
-Plan = Callable[[Setting], Planned]
 
 
 def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
@@ -78,7 +50,7 @@ def plan_within(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
     if cap.n_bytes is None:
         free = free_if_short(choice.path)
         room = planning_bytes(Cap(free))
-        devices = _devices(choice, replace(wishes, options=replace(wishes.options, planning_bytes=room)))
+        devices = devices_for(choice, replace(wishes, options=replace(wishes.options, planning_bytes=room)))
         is_first_ample = not devices or (len(devices) == 1 and devices[0].free_bytes >= ample_bytes(choice.path))
         if free is None and cap.gpu_bytes is None and is_first_ample:
             return Planned(_definite(wishes, choice, cap), MemoryPlan(()), choice)
@@ -136,20 +108,17 @@ def plan_settings(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
 
 def plan_wishes(choice: Choice, wishes: Setting, cap: Cap) -> Planned:
     """Return the wishes with their plan, whether they fit or not (raises what Runtime.plan raises)."""
-    return _planner(choice, wishes, cap)(_definite(wishes, choice, cap))
+    from edgedec.memory.terms import planner_of
+
+    return planner_of(choice, wishes, cap)(_definite(wishes, choice, cap))
 
 
 def without_draft_model(planned: Planned) -> Planned:
     """Return the plan without the draft model, which is not loaded after all, as it can't pay."""
     setting, plan = planned.setting, planned.plan
     setting = replace(setting, draft_model=None, drafters=setting.drafters_without(MODEL, CASCADE))
-    terms = tuple(term for term in plan.terms if not term.name.startswith(f"{_DRAFT_MODEL}: "))
+    terms = tuple(term for term in plan.terms if not term.name.startswith(f"{DRAFT_MODEL}: "))
     return replace(planned, setting=setting, plan=replace(plan, terms=terms))
-
-
-def drafter_bytes(setting: Setting, n_ctx: int) -> int:
-    """Return the most bytes that the drafters hold in a context of `n_ctx` tokens, a draft model not included."""
-    return sum(term.n_bytes for term in _drafter_terms(setting, n_ctx))
 
 
 def with_kv_type(options: LoadOptions) -> LoadOptions:
@@ -181,31 +150,21 @@ def _room_bytes(choice: Choice, wishes: Setting, cap: Cap) -> float:
     Without a cap they are certainly free, as nothing may be planned there; under a cap the ladder looks closer.
     """
     host = (available_bytes() or 0) if cap.n_bytes is None else cap.n_bytes - cap.beside_bytes
-    caps = _device_caps(choice, wishes, cap)
+    caps = tuple[DeviceCap, ...]()
+    if devices := devices_for(choice, wishes):
+        from edgedec.memory.terms import device_caps
+
+        caps = device_caps(devices, cap.gpu_bytes, cap.gpu_beside_bytes)
     n_model = ample_bytes(choice.path) if cap.n_bytes is None else file_bytes(choice.path)
     return min([host, *(its.cap_bytes for its in caps)]) - n_model
-
-
-def _devices(choice: Choice, wishes: Setting) -> tuple[Device, ...]:
-    """Return the devices that layers may be put on (raises as HasDevices.devices); none where none are wanted there."""
-    return () if wishes.options.n_gpu_layers == 0 else devices_of(choice.runtime, wishes.options)
-
-
-def _device_caps(choice: Choice, wishes: Setting, cap: Cap) -> tuple[DeviceCap, ...]:
-    """Return how much of each device may be held (raises as HasDevices.devices)."""
-    devices = _devices(choice, wishes)
-    if not devices:
-        return ()
-    from edgedec.memory.layer_split import device_caps
-
-    return device_caps(devices, cap.gpu_bytes, cap.gpu_beside_bytes)
 
 
 def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
     """Return the plans of the settings down the ladder, for one runtime."""
     from edgedec.memory.ladder import rungs
+    from edgedec.memory.terms import planner_of
 
-    plan, first = _planner(choice, wishes, cap), _definite(wishes, choice, cap)
+    plan, first = planner_of(choice, wishes, cap), _definite(wishes, choice, cap)
     if cap.n_bytes is not None and not (first.drafters or first.max_rows_pinned):
         first = replace(first, options=replace(first.options, max_rows=1))
     settings, taken, current = [plan(first)], list["Rung"](), first
@@ -301,93 +260,3 @@ def _with_streamed_weights(setting: Setting, resident_bytes: int) -> Setting:
 
 def _weight_bytes(plan: MemoryPlan) -> int:
     return sum(term.n_bytes for term in plan.terms if term.name.startswith("weights"))
-
-
-def _planner(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
-    """Return the function that plans a setting; it asks each runtime once for the same options."""
-    second_terms = lru_cache(second_model_terms)
-    vocabulary = [_grammar_vocabulary(choice.path)] if wishes.grammar_bytes else []
-    caps = _device_caps(choice, wishes, cap)
-    n_layers = describe(read_header_of(choice.path)).n_layer + 1 if caps else 0  # the output is the last
-
-    @lru_cache
-    def runtime_terms(options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        return choice.runtime.plan(choice.path, options)
-
-    def plan(setting: Setting) -> Planned:
-        if caps and isinstance(choice.runtime, HasDevices):
-            from edgedec.memory.layer_split import with_split
-
-            setting = with_split(
-                setting, caps, n_layers, choice.runtime, lambda options: model_terms(replace(setting, options=options))
-            )
-        terms = model_terms(setting)
-        if cap.whole_process:
-            terms.insert(0, MemoryTerm("interpreter and libraries", cap.beside_bytes, cap.beside, base=True))
-        elif cap.beside_bytes:
-            terms.append(MemoryTerm(OTHER_MODELS, cap.beside_bytes, "loaded already"))
-        terms += [*_drafter_terms(setting, setting.options.n_ctx or 0), *_request_terms(setting, terms)]
-        if cap.n_bytes is not None:
-            detail = "kept free: drafters shrink near the cap"
-            terms.append(MemoryTerm(RESERVE, margin_bytes(cap.n_bytes), detail, grows=True))
-        given_up = tuple(setting.given_up.values())
-        return Planned(setting, MemoryPlan(tuple(terms), cap.n_bytes, given_up, cap.name, caps), choice)
-
-    def model_terms(setting: Setting) -> list[MemoryTerm]:
-        options = replace(setting.options, on_progress=None, cancel=None)
-        terms = [*(term for term in runtime_terms(options) if not term.base), *vocabulary]
-        if setting.draft_model is not None:
-            smaller = draft_model_options(options, overlap=setting.draft_overlap)
-            terms += second_terms(setting.draft_model, smaller, _DRAFT_MODEL)
-        if setting.companion is not None:
-            terms += second_terms(setting.companion, companion_options(options), setting.companion_role)
-        if not caps:
-            return terms
-        from edgedec.memory.layer_split import driver_terms
-
-        return terms + driver_terms(terms, caps)
-
-    return plan
-
-
-def _grammar_vocabulary(path: Path) -> MemoryTerm:
-    n_vocab = describe(read_header_of(path)).n_vocab
-    detail = f"a second vocabulary, {n_vocab} tokens"
-    return MemoryTerm("vocabulary of grammars", n_vocab * _GRAMMAR_BYTES_PER_TOKEN, detail)
-
-
-def _drafter_terms(setting: Setting, n_ctx: int) -> Iterator[MemoryTerm]:
-    """Yield the terms of what the drafters hold, a draft model not included."""
-    if COMMON in setting.drafters:
-        yield MemoryTerm("common text", _COMMON_BYTES, "for the first drafts")
-    if setting.learned_bytes:
-        yield MemoryTerm("learned files", setting.learned_bytes, "mapped; those of edgedec learn")
-    if n_ctx and any(name in _INDEX_TEXT for name in setting.drafters):
-        n_bytes = int(n_ctx * setting.options.n_parallel * setting.n_texts * _STATES_PER_TOKEN * STATE_BYTES)
-        yield MemoryTerm("index of the text", n_bytes, f"for drafts, {counted(n_ctx, 'token')}", grows=True)
-    if n_bytes := setting.store_bytes * setting.n_stores:
-        yield MemoryTerm(STORES, n_bytes, "texts kept between requests, where full", grows=True)
-
-
-def _request_terms(setting: Setting, terms: Sequence[MemoryTerm]) -> Iterator[MemoryTerm]:
-    """Yield the terms of what texts and requests take beside the model, whose own terms are among `terms`."""
-    n_parallel, n_more = setting.options.n_parallel, setting.n_texts - 1
-    kv_bytes, logit_bytes = (sum(t.n_bytes for t in terms if t.name == name) for name in ("KV cache", "logits"))
-    if setting.grammar_bytes:
-        detail = f"{format_bytes(setting.grammar_bytes)} to compile them, as much for each text that keeps to one"
-        n_bytes = setting.grammar_bytes * (1 + n_parallel * setting.n_texts)
-        yield MemoryTerm("grammars", n_bytes, detail, grows=True)
-    for device in dict.fromkeys((HOST, *(t.device for t in terms))) if n_more else ():
-        n_held = sum(t.n_bytes for t in terms if t.name in _OF_EACH_TEXT and t.device == device)
-        n_page = n_held // max(1, n_pages(0, setting.options.n_ctx or PAGE_TOKENS))
-        n_rows = ROWS_OF_TEXT * n_parallel * n_more * logit_bytes // setting.options.max_rows if device == HOST else 0
-        detail = f"keys, values and two rows of logits of {n_more} more"
-        yield MemoryTerm(TEXTS, n_more * n_held + n_page + n_rows, detail, grows=True, device=device)
-    if setting.prompt_cache:
-        yield MemoryTerm("prompt cache", 2 * kv_bytes, "while it is read or saved", grows=True)
-    if n_parallel > 1:
-        yield MemoryTerm("shared forwards", 2 * n_parallel * logit_bytes, "logits of parallel requests")
-    if setting.request_bytes:
-        detail = "their bodies and prompts, until they are answered"
-        yield MemoryTerm(REQUESTS, setting.request_bytes, detail, grows=True)
-    yield MemoryTerm("working memory", _WORKING_BYTES, "of Python, while text is generated")

@@ -1,6 +1,6 @@
 """A way to load a model, and the memory that there is for it: under a cap, beside other models, or free."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,10 @@ from edgedec.gguf.model_kinds import is_embedder
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.system import available_bytes
-from edgedec.memory_plan import MemoryPlan
+from edgedec.memory_plan import Device, MemoryPlan, devices_of
+
+DRAFT_MODEL = "draft model"
+"""What the terms of a draft model begin with."""
 
 _AMPLE, _AMPLE_MORE = 1.5, 500_000_000  # times a model's file, and bytes: with so much free memory, nothing is planned
 _USABLE = 0.9  # of the memory that the system has free
@@ -133,6 +136,10 @@ class Planned:
     choice: Choice
 
 
+Plan = Callable[[Setting], Planned]
+"""Plans a setting."""
+
+
 class Holder(Protocol):
     """What holds memory that counts against the caps of models loaded later.
 
@@ -220,3 +227,8 @@ def longest_context(path: Path, room_bytes: float, n_copies: int) -> int:
 def _token_bytes(found: ModelInfo) -> int:
     """Return the bytes of the keys and values of a token; layers with a window or a state take less than that."""
     return sum(found.n_head_kv) * (found.key_length + found.value_length) * _ELEMENT_BYTES
+
+
+def devices_for(choice: Choice, wishes: Setting) -> tuple[Device, ...]:
+    """Return the devices that layers may be put on (raises as HasDevices.devices); none where none are wanted there."""
+    return () if wishes.options.n_gpu_layers == 0 else devices_of(choice.runtime, wishes.options)

@@ -9,7 +9,7 @@ from edgedec import plugins
 from edgedec.cost_curve import CostCurve
 from edgedec.drafter import DrafterFactory
 from edgedec.drafter_traits import Demands, Shedding
-from edgedec.errors import PluginError, RequestError, argument
+from edgedec.errors import RequestError, argument
 from edgedec.model import Model
 from edgedec.scheduler.plugin_guard import GuardedFactory
 
@@ -107,10 +107,10 @@ def demands_of(factory: DrafterFactory) -> Demands:
 
 
 def promised_gains(model: Model, cache_dir: Path | None) -> dict[str, PromisedGain]:
-    """Return the drafters that were prepared for a model, with what they promise; one that does not import is none."""
+    """Return the drafters that were prepared for a model, with what they promise; a plug-in that fails has none."""
     found: dict[str, PromisedGain | None] = {}
     for plugin in plugins.plugins(plugins.PREPARED_DRAFTERS).values():
-        with suppress(PluginError):
+        with suppress(Exception):  # a model answers without what was prepared for it
             found[plugin.name] = plugin.load()(model, cache_dir)
     return {name: gain for name, gain in found.items() if gain is not None}
 

@@ -1,7 +1,7 @@
 """The drafters of an engine, and the policy of one generation that is made of them."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import CHAIN, TreeShape
+from edgedec.draft import CHAIN, ONE_CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
 from edgedec.drafter_traits import Declaring, DrafterTraits, Following, FollowingFactory
-from edgedec.drafters.shape_names import shape_for
-from edgedec.drafters.suffix.corpus_text import CommonText
+from edgedec.drafters.suffix.common import CommonText
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.head_state import HeadState
 from edgedec.model import Session
@@ -154,7 +153,7 @@ def open_policy(
         return None
     greedy = request.sampling.greedy
     trees = capabilities.trees and (capabilities.exact_trees or not drafting.strict)
-    shape, notes = shape_for(request.rule, drafting.tree, trees=trees, greedy=greedy)
+    shape, notes = _shape(request.rule, drafting.tree, trees=trees, greedy=greedy)
     context = DraftContext(
         session,
         session.model.tokenizer,
@@ -195,6 +194,15 @@ def open_policy(
     policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, request.record)
     drafting.policies.append(policy)
     return policy
+
+
+def _shape(rule: str, wish: TreeShape | None, *, trees: bool, greedy: bool) -> tuple[TreeShape, tuple[str, ...]]:
+    """Return the shape of drafts, and a sentence where it is not what the options say, as shape_for does."""
+    if wish is None and (greedy or rule == COUPLED):
+        return ONE_CHAIN, ()
+    from edgedec.drafters.drawn_trees import shape_for
+
+    return shape_for(rule, wish, trees=trees, greedy=greedy)
 
 
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:
@@ -266,8 +274,12 @@ def _check_needs(needs: DrafterNeeds, session: Session) -> None:
 
 def _with_prepared(drafting: Drafting, curve: CostCurve) -> dict[str, DrafterFactory]:
     """Return the factories, and those of the drafters that were prepared for the model and promise to pay by now."""
-    found = [name for name, gain in drafting.promised.items() if gain(curve, drafting.n_max) >= GAIN]
-    return {**drafting.factories, **{name: drafter_factory(name) for name in found}}
+    factories = dict(drafting.factories)
+    for name, gain in drafting.promised.items():
+        with suppress(Exception):  # a drafter never ends a generation
+            if gain(curve, drafting.n_max) >= GAIN:
+                factories[name] = drafter_factory(name)
+    return factories
 
 
 def _traits(drafter: Drafter) -> DrafterTraits:

@@ -42,7 +42,6 @@ from edgedec.scheduler.draft_tree import Choice, DraftTree, PolicyOptions
 from edgedec.scheduler.drafter_record import score
 from edgedec.scheduler.estimator import note_draft, plan_draft
 from edgedec.scheduler.row_trials import RowTrials
-from edgedec.sessions.invariance import measuring_s
 from edgedec.stats import DecodeStats
 
 
@@ -209,8 +208,8 @@ class Policy:
         self._trials.count_step(n_nodes, forward_s)
         self._own_s += forward_s / self._curve.n_texts
 
-    def pays_to_measure(self, n_past: int, n_nodes: int) -> bool:
-        """Tell whether to measure if the rows of the latest draft, of `n_nodes` nodes, are exact, which is not known.
+    def pays_to_measure(self, seconds: float) -> bool:
+        """Tell whether to measure, which takes `seconds`, if the rows of the latest draft are exact.
 
         To measure takes tens of forwards and pays later. So it waits until the drafts of all requests that could not
         be verified for want of it have promised to save as much time.
@@ -219,7 +218,7 @@ class Policy:
             return True
         trials = self._curve.trials
         trials.promised_s += self._promised_s
-        if trials.promised_s < measuring_s(1 + n_nodes, self._curve.cost(n_past)):
+        if trials.promised_s < seconds:
             return False
         trials.promised_s = 0.0
         return True

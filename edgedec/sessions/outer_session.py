@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import Cost, SharedForward
 from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError, ModelFormatError, argument
 from edgedec.head_state import HeadState
@@ -76,6 +76,10 @@ class OuterSession(Session):
     def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Tell what the session inside says."""
         return self.inner.has_exact_rows(n_past, n_rows, measure=measure)
+
+    def measuring_s(self, n_rows: int, cost: Cost) -> float:
+        """Return what the session inside says."""
+        return self.inner.measuring_s(n_rows, cost)
 
     def generating(self, n_prompt: int) -> AbstractContextManager[None]:
         """Begin a text that ends with the block; see edgedec.model.Session."""

@@ -15,10 +15,10 @@ from heapq import merge
 from itertools import islice
 from math import log
 
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, Place, mass_of
+from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, TreePlace, mass_of
 
 
-def _add(level: DrawnLevel) -> list[Place]:
+def _add(level: DrawnLevel) -> list[TreePlace]:
     """Add the children with the largest keys, of all places together."""
 
     def keyed(family: int) -> Iterator[tuple[float, int, int]]:

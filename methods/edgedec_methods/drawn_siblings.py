@@ -12,12 +12,12 @@ Status: study
 
 from itertools import islice
 
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, Place
+from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, TreePlace
 
 _MOST_LEVELS = 64  # that branch
 
 
-def _add(level: DrawnLevel) -> list[Place]:
+def _add(level: DrawnLevel) -> list[TreePlace]:
     """Add as many children to each place: the number of the level or, below the last one, a single child."""
     width = level.widths[level.depth] if level.depth < len(level.widths) else 1
     found = []

@@ -1,6 +1,6 @@
 """Extraction: the stretches of a passage that most probably answer a question, found exactly, with probabilities.
 
-`Engine.extract` and `edgedec extract` find this by the entry point `extract` of the group `edgedec.tasks`. A quotation
+`Engine.extract` and `edgedec extract` find this by the entry point `extract` of `edgedec.own`. A quotation
 is the model's whole answer; span_search.py has the search, which evaluates a small part of all quotations.
 
 Paper: none; a search for the best path of a trie with an exact bound
@@ -42,7 +42,7 @@ def question_text(question: str, passage: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedSpans:
     """What is looked for.
 
     Attributes:
@@ -82,7 +82,7 @@ def extract(
         prompt_ids, lead = tuple(engine.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
     else:
         prompt_ids, lead = engine.prompt_ids(f"{text}\nAnswer:"), " "
-    wanted = Wanted(passage, prompt_ids, lead, n, max_tokens)
+    wanted = WantedSpans(passage, prompt_ids, lead, n, max_tokens)
     tokenizer = engine.tokenizer
     engine.model.capabilities.require("rollback", engine.card.runtime)
     end_ids = [i for i in range(tokenizer.n_vocab) if tokenizer.is_end(i)]
@@ -96,7 +96,7 @@ def extract(
         return _searched(prompt, wanted, starts, np.array(end_ids, np.int64), began)
 
 
-def _starts(tokenizer: Tokenizer, wanted: Wanted, n_ctx: int) -> list[Start]:
+def _starts(tokenizer: Tokenizer, wanted: WantedSpans, n_ctx: int) -> list[Start]:
     """Return the places where quotations begin.
 
     Raises:
@@ -118,14 +118,14 @@ def _starts(tokenizer: Tokenizer, wanted: Wanted, n_ctx: int) -> list[Start]:
 
 def _searched(
     prompt: PromptRead,
-    wanted: Wanted,
+    wanted: WantedSpans,
     starts: list[Start],
     end_ids: np.ndarray[tuple[int], np.dtype[np.int64]],
     began: float,
 ) -> Extraction:
     """Search behind the prompt."""
     read, n_prompt = perf_counter(), len(wanted.prompt_ids)
-    search = SpanSearch(prompt.session, n_prompt, end_ids, wanted.n, prompt.most_rows)
+    search = SpanSearch(prompt.slot.session, n_prompt, end_ids, wanted.n, prompt.slot.text_rows)
     found = search.run(starts, prompt.forward.logits[0], prompt.forward.ops)
     data = wanted.passage.encode()
     spans = []

@@ -28,9 +28,12 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Constraint, GrammarState
+from edgedec.constraint import Constraint
 from edgedec.errors import DeadEndError, OptionError, RequestError, argument
+from edgedec.grammar import GrammarState
 from edgedec.sampling import SamplingParams
+from edgedec.text_method import AskedText, TextMethod
+from edgedec.tokenizer import Tokenizer
 
 MOST_NODES = 200_000
 PLAIN_DRAW: Mapping[str, float] = {
@@ -78,8 +81,47 @@ class Visit:
     log_z: float
 
 
+class Aligned(TextMethod):
+    """The request option futures, whose value is a Futures.
+
+    Args:
+        tokenizer: The model's, which is not looked at.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Keep nothing."""
+
+    def draw(self, value: object) -> Mapping[str, float]:
+        """Return the options of the draw that change nothing (RequestError: the value is no Futures)."""
+        if not isinstance(value, Futures):
+            name = type(value).__name__
+            raise RequestError(f"{argument('futures')} is a {name}; it must be edgedec_methods.futures.Futures")
+        return PLAIN_DRAW
+
+    def constraint(self, value: "Futures", text: AskedText) -> Constraint:
+        """Return the constraint of one text, which is learned at its end.
+
+        Raises:
+            RequestError: There is no grammar with masks that say all, or an option is set that does not go with it.
+        """
+        name, sampling, state = argument("futures"), text.request.sampling, text.state
+        if state is None or text.grammar is None:
+            raise RequestError(f"{name} needs a grammar or a JSON schema, found neither; give one")
+        for other in ("json_close", "predicate"):
+            if other in text.request.methods:
+                raise RequestError(f"{name} can't be combined with {argument(other)}; leave one of them out")
+        value.require(sampling)
+        if state.predicate is not None:
+            raise RequestError(
+                f"{name} needs masks that say all, and uniqueItems of this schema is checked item by item; leave "
+                f"{name} or uniqueItems out"
+            )
+        key = text.grammar, (text.fingerprint, text.request.prompt_ids), sampling.temperature
+        return AlignedConstraint(state, value, key, sampling.temperature)
+
+
 class Futures:
-    """Implements EarlierTexts by what the texts of some prompts and grammars taught about the futures of beginnings.
+    """What the texts of some prompts and grammars taught about the futures of beginnings.
 
     Any thread may use it. A prompt under another grammar, another temperature or another limit of tokens is a prompt of
     its own.
@@ -88,8 +130,6 @@ class Futures:
         most_nodes: Most beginnings that are kept, about 200 bytes each. Where there are more, the prompts that were
             used the longest ago are forgotten; a single prompt learns no further ones.
     """
-
-    plain_draw = PLAIN_DRAW
 
     def __init__(self, most_nodes: int = MOST_NODES) -> None:
         if isinstance(most_nodes, bool) or not isinstance(most_nodes, int) or most_nodes < 1:
@@ -112,10 +152,6 @@ class Futures:
             raise OptionError("temperature", 0, f"with {argument('futures')} it must be above 0, as texts are drawn")
         if params.logit_bias:
             raise RequestError(f"{argument('logit_bias')} can't be combined with {argument('futures')}; leave one out")
-
-    def open(self, state: GrammarState, key: Hashable, temperature: float) -> Constraint:
-        """Return the constraint of one text, which is learned at its end."""
-        return AlignedConstraint(state, self, key, temperature)
 
     def root(self, key: Hashable) -> Node | None:
         """Return what is known of the texts of a key; None where that is nothing."""

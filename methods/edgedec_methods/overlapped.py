@@ -31,15 +31,17 @@ from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.model import DraftModel, ModelDrafter
 from edgedec.errors import RequestError, argument
-from edgedec.loading.second_model import LoadedDraft, same_tokenizer
+from edgedec.loading.second_model import LoadedDraft
 from edgedec.model import Model
 
 THREAD_NAME = "edgedec-draft-ahead"
 
 
-def overlapped(loaded: LoadedDraft) -> "OverlappedModel":
-    """Return the factory of drafters around a loaded draft model (RequestError: the tokenizers differ)."""
-    if not same_tokenizer(loaded.model, loaded.target):
+def overlapped(loaded: LoadedDraft) -> "OverlappedModel | None":
+    """Return the factory of drafters around a draft model that is to overlap (RequestError: the tokenizers differ)."""
+    if not loaded.overlap:
+        return None
+    if not loaded.same_tokenizer:
         raise RequestError(
             f"{loaded.path}: its tokenizer is not the target's, which {argument('draft_overlap')} needs; choose a "
             f"draft model of the target's family, or leave {argument('draft_overlap')} out"

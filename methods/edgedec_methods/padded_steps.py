@@ -26,9 +26,9 @@ import numpy as np
 from edgedec.errors import ModelFormatError, RequestError, SessionError
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.invariance import N_PREFIX, RANGE_TOKENS, ExactRows, measured_invariance
 from edgedec.sessions.joined_work import n_rows_of, own
 from edgedec.sessions.outer_session import OuterModel, OuterSession
+from edgedec_runtimes.shared.invariance import N_PREFIX, RANGE_TOKENS, ExactRows, measured_invariance
 
 LEAST_ROWS = (2, 3, 4, 5, 8)
 """The least numbers of rows that are tried; libraries change kernels there."""

@@ -19,8 +19,7 @@ Status: study
 
 from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import Shedding
-from edgedec.drafters.ngram.base import NgramDrafter
-from edgedec.drafters.ngram.ranking import Ranking
+from edgedec.drafters.ngram.recycling import NgramDrafter, Ranking
 
 _LEAST_RATE = 0.3
 

@@ -24,8 +24,7 @@ import math
 from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child
-from edgedec.drafters.ngram.base import NgramDrafter
-from edgedec.drafters.ngram.ranking import Ranking
+from edgedec.drafters.ngram.recycling import NgramDrafter, Ranking
 from edgedec.drafters.ngram.table import BITS, context_key
 
 _EXPLORATION = 0.1  # c

@@ -42,12 +42,14 @@ _BEFORE = 8  # tokens of the target before the drafted text that it is encoded t
 _STEPS = 4  # most forwards of the draft model for one token of the target
 
 
-def universal(loaded: LoadedDraft) -> "UniversalDraftModel":
-    """Return the factory of drafters around a loaded draft model.
+def universal(loaded: LoadedDraft) -> "UniversalDraftModel | None":
+    """Return the factory of drafters around a draft model with another tokenizer; None for one with the target's.
 
     Raises:
         UnsupportedModelError: A tokenizer does not turn a text into tokens that spell the same text.
     """
+    if loaded.same_tokenizer or loaded.overlap:
+        return None
     for model in (loaded.model, loaded.target):
         if encode_aligned(model.tokenizer, PROBE.encode()) is None:
             name = model.card.name or model.card.architecture
@@ -149,7 +151,7 @@ class UniversalDrafter:
                 break
             if path < self._floor.path_probability or monotonic() > deadline_s:
                 break
-            forward = self._source.go_on(lent, token)
+            forward = self._source.read(lent, [*lent.cached, token])
         self.calls, self.own_s = lent.calls, perf_counter() - begun - lent.called_s
         return draft.truncated(n_max)
 

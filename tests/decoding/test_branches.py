@@ -3,7 +3,7 @@
 import gc
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -52,9 +52,15 @@ def alone(model: Model, tokens: list[int]) -> NDArray[np.float32]:
     return row
 
 
+def branches_of(session: Session, prompt: list[int] = PROMPT, **options: Any) -> AbstractContextManager[Branches]:
+    """Open branches of a prompt on a session that nobody else waits for."""
+    slot = SessionSlot(session, fork_tokens=options.pop("fork_tokens", None))
+    return branches_on(SessionPool([slot]), Request(tuple(prompt), SamplingParams(), 0), CancelToken(), **options)
+
+
 def test_branches_have_the_bits_of_texts_alone(model: Model, session: Session) -> None:
     """Forked, dropped and rewound, with one token or several in a forward: each row is that of the text alone."""
-    with Branches(session, PROMPT) as branches:
+    with branches_of(session) as branches:
         assert np.array_equal(branches.logits, alone(model, []))
         first, second = branches.root, *branches.fork(branches.root)
         rows = branches.forward({first: [5], second: [6, 7]})
@@ -78,7 +84,7 @@ def test_branches_have_the_bits_of_texts_alone(model: Model, session: Session) -
 
 def test_rows_beyond_what_a_forward_returns_take_several(model: Model, session: Session) -> None:
     """Where the rows of logits of all branches are more than a forward returns, each is still that of its text."""
-    with Branches(session, PROMPT) as branches:
+    with branches_of(session) as branches:
         names = [branches.root, *branches.fork(branches.root, 9)]
         texts = {name: [name + 1] * 30 for name in names}
         rows = branches.forward(texts, rows="all")
@@ -88,7 +94,7 @@ def test_rows_beyond_what_a_forward_returns_take_several(model: Model, session: 
 
 def test_the_prompt_is_read_once_and_its_pages_are_shared(model: Model, session: Session) -> None:
     """Ten branches of a token each hold a page each beside the prompt's; forks share what is not written again."""
-    with Branches(session, PROMPT, most_tokens=12 * 64) as branches:
+    with branches_of(session, fork_tokens=14 * 64) as branches:
         names = [branches.root, *branches.fork(branches.root, 9)]
         branches.forward({name: [1] for name in names})
         assert branches.n_own_tokens == 10 * 64
@@ -105,11 +111,14 @@ def test_the_prompt_is_read_once_and_its_pages_are_shared(model: Model, session:
 def test_limits_are_errors_that_change_nothing(model: Model, session: Session) -> None:
     """Each error says what was found and what is possible; all branches hold what they held before."""
     for most in (0, -1, 257, True, 1.5):
-        with pytest.raises(RequestError, match=r"branches of one prompt .* from 1 to 256"):
-            Branches(session, PROMPT, most=most)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="the prompt is empty"):
-        Branches(session, [])
-    with Branches(session, PROMPT, most=3) as branches:
+        with (
+            pytest.raises(RequestError, match=r"branches of one prompt .* from 1 to 256"),
+            branches_of(session, most=most),
+        ):
+            pass
+    with pytest.raises(RequestError, match="the prompt is empty"), branches_of(session, []):
+        pass
+    with branches_of(session, most=3) as branches:
         root, other = branches.root, *branches.fork(branches.root)
         for n in (0, 2, 10**6):
             with pytest.raises(RequestError, match="from 1 to 1 are possible"):
@@ -139,8 +148,8 @@ def test_runtimes_without_shared_forwards_are_refused(model: Model) -> None:
             return getattr(model, name)
 
     session = cast(Session, SimpleNamespace(model=Dependent()))
-    with pytest.raises(CapabilityError, match="depends on what else is in its forward"):
-        Branches(session, PROMPT)
+    with pytest.raises(CapabilityError, match="depends on what else is in its forward"), branches_of(session):
+        pass
 
 
 def forward_for_ever(branches: Branches, texts: dict[int, list[int]]) -> None:
@@ -153,7 +162,7 @@ def forward_for_ever(branches: Branches, texts: dict[int, list[int]]) -> None:
 
 def test_a_cancelled_forward_leaves_the_branches_as_they_were(model: Model, session: Session) -> None:
     """cancel() from another thread ends the common forward with CancelledError; the same forward then works."""
-    with Branches(session, PROMPT) as branches:
+    with branches_of(session) as branches:
         names = [branches.root, *branches.fork(branches.root, 7)]
         texts = {name: [1] * 180 for name in names}
         stop = threading.Event()
@@ -186,8 +195,7 @@ def test_all_sessions_are_closed(model: Model, session: Session) -> None:
     """Leaving the block closes every fork, after an exception too; the session that read the prompt goes on."""
     gc.collect()
     before = n_sessions(model)
-    branches = Branches(session, PROMPT)
-    with suppress(KeyError), branches:
+    with suppress(KeyError), branches_of(session) as branches:
         branches.fork(branches.root, 3)
         assert n_sessions(model) == before + 4
         raise KeyError
@@ -199,7 +207,7 @@ def test_all_sessions_are_closed(model: Model, session: Session) -> None:
 
 
 def test_branches_that_were_refused_leave_nothing_that_was_not_read(model: Model) -> None:
-    """A slot with another text, whose branches are refused before the prompt is read, holds none of the prompt."""
+    """A slot with another text, whose branches are refused before the prompt is read, still holds that text."""
     pool = SessionPool([SessionSlot(model.session(N_CTX))])
     slot, old, prompt = pool.slots[0], list(range(4, 104)), (*PROMPT, 40, 50)
     slot.session.forward(np.array(old, np.int32), n_past=0)
@@ -207,7 +215,7 @@ def test_branches_that_were_refused_leave_nothing_that_was_not_read(model: Model
     request = Request(prompt, SamplingParams(temperature=0.0), 0)
     with pytest.raises(RequestError, match="must be from 1"), branches_on(pool, request, CancelToken(), most=0):
         pass
-    assert slot.cached_ids == []
+    assert slot.cached_ids == old
     with branches_on(pool, request, CancelToken()) as branches:
         assert (branches.logits.view(np.uint32) == alone(model, [40, 50]).view(np.uint32)).all()
     assert slot.cached_ids == list(prompt)

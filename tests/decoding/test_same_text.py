@@ -10,8 +10,9 @@ from support.tiny_heads import TinyHead, write_head
 
 import edgedec
 from edgedec.cost_curve import CostCurve
-from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, learned_path, write_learned
+from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, learned_path
 from edgedec.drafters.suffix.store_file import vocabulary_hash
+from edgedec_apps.learned_files import write_learned
 
 pytestmark = pytest.mark.model
 

@@ -13,7 +13,7 @@ from support.tiny_quantized import Tiny, write_tiny
 import edgedec
 from edgedec.api.options import DraftOptions
 from edgedec.draft_call import DraftCall
-from edgedec.drafters.draft_model.draft_forward import DraftForward
+from edgedec.drafters.draft_model.draft_text import DraftForward
 from edgedec.grammar import Grammar
 from edgedec_runtimes.cpu.draft_head.state import CpuHeadCall
 

@@ -10,7 +10,7 @@ import pytest
 from support.tree_draws import check_drawn_tree
 
 from edgedec.drafters.draft_builder import Level
-from edgedec.drafters.drawn_trees import Place, drawn_without_replacement, grow_ranked
+from edgedec.drafters.drawn_trees import TreePlace, drawn_without_replacement, grow_ranked
 from edgedec.sampling import Distribution, Noise
 
 pytestmark = pytest.mark.slow
@@ -34,8 +34,8 @@ def test_gumbel_top_k_draws_without_replacement() -> None:
     law = Distribution(np.array([2, 3, 5, 9]), np.array([0.5, 0.25, 0.15, 0.1]))
     n, found = 6000, Counter[tuple[int, ...]]()
     for seed in range(n):
-        drawn = [token for token, _ in drawn_without_replacement(law, Place(), Noise(7).key(seed))]
-        keys = [key for _, key in drawn_without_replacement(law, Place(key=0.5), Noise(7).key(seed))]
+        drawn = [token for token, _ in drawn_without_replacement(law, TreePlace(), Noise(7).key(seed))]
+        keys = [key for _, key in drawn_without_replacement(law, TreePlace(key=0.5), Noise(7).key(seed))]
         assert keys[0] == pytest.approx(0.5)
         assert keys == sorted(keys, reverse=True)
         assert sorted(drawn) == law.token_ids.tolist()

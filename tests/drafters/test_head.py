@@ -22,8 +22,8 @@ from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.draft import Verification
 from edgedec.drafter import DraftContext, DrafterRestsError
+from edgedec.drafters.drawn_trees import parse_shape
 from edgedec.drafters.head import HeadDrafter, Tally
-from edgedec.drafters.shape_names import parse_shape
 from edgedec.errors import CapabilityError, EdgedecError, RequestError
 from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.grammar import Grammar

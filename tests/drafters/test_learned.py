@@ -19,20 +19,13 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext
-from edgedec.drafters.suffix.learned import LearnedDrafter
-from edgedec.drafters.suffix.learned_file import (
-    Learned,
-    LearnedSource,
-    read_learned,
-    with_sources,
-    without_below,
-    write_learned,
-)
+from edgedec.drafters.suffix.learned import LearnedDrafter, SortedMatch
+from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, read_learned
 from edgedec.drafters.suffix.matching import MatchRates
-from edgedec.drafters.suffix.sorted_match import SortedMatch, sort_text
 from edgedec.errors import CancelledError, CapabilityError, RequestError, StorageError
 from edgedec.progress import CancelToken
 from edgedec.scheduler.draft_tree import DraftTree
+from edgedec_apps.learned_files import sort_text, with_sources, without_below, write_learned
 from edgedec_apps.learning import files_of, learn_files
 
 MakeContext = Callable[..., DraftContext]

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from support.command_line import run_here
 from support.draft_models import TEXT, loaded, tiny
+from support.installed import with_plugin
 from support.real_models import real_model
 from support.spelled import Spelled
 
 import edgedec
+from edgedec import plugins
 from edgedec.api.options import DraftOptions
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
@@ -20,7 +22,7 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
 from edgedec.load_options import LoadOptions
-from edgedec.loading.second_model import companion_options, draft_model_options, open_draft_model
+from edgedec.loading.second_model import LoadedDraft, companion_options, draft_model_options, open_draft_model
 from edgedec.model import Model
 from edgedec.scheduler.drafter_factories import require_overlap, with_draft_model
 from edgedec_methods.overlapped import OverlappedModel
@@ -85,6 +87,28 @@ def test_the_draft_model_runs_on_the_cpu_whatever_the_target_runs_on(tiny_path: 
         source.close()
     with pytest.raises(RequestError, match=r"tokenizer is not the target's.*leave draft_overlap out"):
         open_draft_model(tiny_path, Spelled(["a"]).model({}), elsewhere, overlap=True)
+
+
+def lent(loaded: LoadedDraft) -> DraftModel | None:
+    """Draft for one text at a time with a model of the target's tokenizer: a way of another package."""
+    return DraftModel(loaded.model, 1) if loaded.same_tokenizer else None
+
+
+def broken(loaded: LoadedDraft) -> DraftModel:
+    """Fail, as a way of another package may."""
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("way", "most"), [("lent", 1), ("broken", 5)])
+def test_another_package_may_say_how_a_draft_model_drafts(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, most: int
+) -> None:
+    """It is asked first; one that fails is passed over."""
+    with_plugin(monkeypatch, tmp_path, plugins.DRAFT_MODELS, way, f"{__name__}:{way}")
+    with loaded(tiny_path) as target:
+        source = open_draft_model(tiny_path, target, LoadOptions(), most=5)
+        assert source.source.most == most
+        source.close()
 
 
 def test_a_second_model_stays_on_this_machine() -> None:

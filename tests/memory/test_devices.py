@@ -12,9 +12,9 @@ from edgedec.errors import MemoryCapError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.layer_split import device_caps
 from edgedec.memory.planner import plan_settings, plan_within
 from edgedec.memory.setting import Cap, Planned, Setting
+from edgedec.memory.terms import device_caps
 from edgedec.memory_plan import HOST, Device, DeviceCap, IsOver, MemoryPlan, MemoryTerm, Split, n_split
 from edgedec_runtimes.llamacpp.device_terms import HostRun, compute_bytes, default_split, kv_terms, weight_terms
 from edgedec_runtimes.llamacpp.options import LlamaCppOptions

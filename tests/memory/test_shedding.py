@@ -18,8 +18,7 @@ from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.ngram.recycling import RecyclingDrafter
-from edgedec.drafters.suffix.corpus import CommonDrafter
-from edgedec.drafters.suffix.corpus_text import CommonText
+from edgedec.drafters.suffix.common import CommonDrafter, CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError
 from edgedec.load_options import LoadOptions

@@ -1,5 +1,8 @@
 """Fixtures: contexts without a model, candidates, random generations that any drafter must survive, and tiny models."""
 
+from support.byte_models import byte_model as byte_model
+from support.byte_models import byte_path as byte_path
+from support.byte_models import grammars as grammars
 from support.draft_model_fixtures import draft_model as draft_model
 from support.draft_model_fixtures import folder as folder
 from support.draft_model_fixtures import prompts_are_read_whole as prompts_are_read_whole

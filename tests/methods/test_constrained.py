@@ -12,10 +12,10 @@ from support.table_language import LanguageState, divergence, kept_law
 
 from edgedec.choosing.partial_texts import PartialText
 from edgedec.constraint import Constraint, DrawPlace
-from edgedec.decoding.predicate import AnyText, PredicateConstraint
 from edgedec.errors import DeadEndError, OptionError
 from edgedec.sampling import Noise, SamplingParams
 from edgedec_methods.constrained import Weighted, constrained
+from edgedec_methods.predicate import AnyText, PredicateConstraint
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,8 @@ from support.rule_checks import check_exact, models
 from support.tree_draws import Evaluated
 
 from edgedec.draft import Draft
-from edgedec.drafters.drawn_trees import Place, draw_tree, drawn_without_replacement
+from edgedec.drafters.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
 from edgedec.drafters.levels import agreement
-from edgedec.drafters.shape_names import parse_shape
 from edgedec.sampling import Distribution, Noise
 
 Nodes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -77,7 +76,7 @@ def test_beams_come_as_often_as_they_should(n_vocab: int, depth: int, width: int
         numbers = itertools.count()
 
         def drawn(
-            law: Distribution, place: Place, seed: int = seed, numbers: Iterator[int] = numbers
+            law: Distribution, place: TreePlace, seed: int = seed, numbers: Iterator[int] = numbers
         ) -> Iterator[tuple[int, float]]:
             return drawn_without_replacement(law, place, Noise(seed).key(next(numbers)))
 

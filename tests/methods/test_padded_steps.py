@@ -15,11 +15,11 @@ from edgedec.errors import CapabilityError, ModelFormatError, RequestError, Sess
 from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.invariance import measured_invariance
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 from edgedec_apps.conformance import check_runtime
 from edgedec_methods.padded_steps import PaddedModel, with_padded_steps
 from edgedec_runtimes.reference.runtime import Reference
+from edgedec_runtimes.shared.invariance import measured_invariance
 
 pytestmark = pytest.mark.slow
 

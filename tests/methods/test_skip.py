@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support.draft_models import SETTINGS, TEXT, Recorded, depth
+from support.installed import with_plugin
 from support.real_models import real_model
 from support.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
+from edgedec import plugins
 from edgedec.cost_curve import CostCurve
 from edgedec.drafter import DraftContext, DrafterFactory, Floor
 from edgedec.drafters.suffix.suffix import SuffixDrafter
@@ -21,7 +23,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, LayerSet, Model
 from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler import drafter_factories as draft_loading
-from edgedec.scheduler.drafter_factories import promised_gains
+from edgedec.scheduler.drafter_factories import PromisedGain, promised_gains
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
@@ -237,6 +239,29 @@ def test_auto_takes_a_tuned_set_only_where_it_promises_to_pay(model: Model, tmp_
         policy, sequence = policy_for(model, auto(model, tmp_path), curve)
         assert (policy.drafters.get("skip") is not None) is expected
         assert sequence.stats.reasons == []
+
+
+def doubled(model: Model, cache_dir: Path | None) -> PromisedGain:
+    """Promise twice the speed of plain decoding, as a plug-in may."""
+    return lambda curve, n_max: 2.0
+
+
+def broken(model: Model, cache_dir: Path | None) -> PromisedGain:
+    """Fail, as a plug-in may."""
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("promise", "name"), [("doubled", "recycling"), ("doubled", "unknown"), ("broken", "recycling")]
+)
+def test_auto_takes_what_another_package_has_prepared(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promise: str, name: str
+) -> None:
+    """A drafter that promises to pay drafts; a promise that fails, or of a drafter that nobody has, is passed over."""
+    with_plugin(monkeypatch, tmp_path, plugins.PREPARED_DRAFTERS, name, f"{__name__}:{promise}")
+    policy, sequence = policy_for(model, auto(model, tmp_path))
+    assert (policy.drafters.get("recycling") is not None) is ((promise, name) == ("doubled", "recycling"))
+    assert sequence.stats.reasons == []
 
 
 def test_by_name_the_tuned_set_is_taken_whatever_it_costs(model: Model, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from support.stopped import Stopped
 from support.tiny_models import byte_ids, tiny_llama
 
 import edgedec
-from edgedec.api import load as loading
 from edgedec.api.load import open_choice
 from edgedec.api.options import Application, EngineOptions, Lossy
 from edgedec.api.wishes import choose
@@ -374,7 +373,7 @@ def test_both_models_are_closed_with_the_engine(paths: tuple[Path, Path], monkey
         opened.append(open_companion(*args))
         return opened[-1]
 
-    monkeypatch.setattr(loading, "open_companion", noted)
+    monkeypatch.setattr("edgedec.loading.second_model.open_companion", noted)
     with pair(paths, 1.0):
         opened[0].session(8).close()
     with pytest.raises(SessionError, match="closed"):

@@ -15,6 +15,7 @@ from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.stats import DecodeStats
+from edgedec_runtimes.shared.invariance import measuring_s
 
 JAGGED = [1, 1.6, 1.7, 1.2, 1.9, 2, 2.1, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.25, 3.5]
 
@@ -392,7 +393,7 @@ def steps_before_measuring(p: float, n_steps: int, curve: CostCurve) -> int | No
     for n_past, token in enumerate(text[:n_steps]):
         draft = policy.propose(stats, n_past, 30)
         if draft.tokens:
-            if policy.pays_to_measure(n_past, len(draft)):
+            if policy.pays_to_measure(measuring_s(1 + len(draft), curve.cost(n_past))):
                 return n_turned_down
             n_turned_down += 1
         policy.learn(stats, EMPTY_DRAFT, Verification((), (token,)), {})
@@ -418,7 +419,7 @@ def test_a_pinned_drafter_does_not_wait() -> None:
     """What it proposes is verified, whatever that costs."""
     policy = policy_of([member(Oracle(a_text(40), 0.1))], curve_of("in proportion"), always=True)
     assert len(policy.propose(DecodeStats(), 0, 30)) > 0
-    assert policy.pays_to_measure(0, 15)
+    assert policy.pays_to_measure(1e9)
 
 
 def test_a_costly_drafter_learns_every_token_in_order_asked_or_not(clock: Clock) -> None:

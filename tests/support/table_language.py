@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Predicate
 from edgedec.errors import DeadEndError
+from edgedec.grammar import Predicate
 from support.table_branches import END, Ids, Table, log_law
 
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from edgedec.drafters.drawn_trees import Place, draw_tree
+from edgedec.drafters.drawn_trees import TreePlace, draw_tree, parse_shape
 from edgedec.drafters.levels import agreement
-from edgedec.drafters.shape_names import parse_shape
 from edgedec.sampling import Distribution
 from support.exact_distributions import Drawing, Law, sparse
 from support.rule_checks import check_exact, models
@@ -36,7 +35,7 @@ def all_draws(shape: str, q: Law, n_max: int, least_path: float = 0.0) -> list[D
 
         def drawn(
             law: Distribution,
-            place: Place,
+            place: TreePlace,
             script: tuple[int, ...] = script,
             taken: list[int] = taken,
             chances: list[float] = chances,

@@ -20,7 +20,7 @@ from edgedec.draft import Draft, Verification
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.shape_names import parse_shape
+from edgedec.drafters.drawn_trees import parse_shape
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model, Session

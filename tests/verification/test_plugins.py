@@ -24,8 +24,7 @@ from edgedec.api.options import DraftOptions
 from edgedec.api.requests import require_rule
 from edgedec.draft import TreeShape
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, Place
-from edgedec.drafters.shape_names import parse_shape, shape_for
+from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, TreePlace, parse_shape, shape_for
 from edgedec.errors import OptionError, PluginError
 from edgedec.plugins import RULES, TREE_SHAPES
 from edgedec.verification.rules import find_rule, rule_names
@@ -77,7 +76,7 @@ def test_the_example_verifies_texts(tmp_path: Path) -> None:
     assert len((EXAMPLE / "edgedec_drawfirst.py").read_text(encoding="utf-8").splitlines()) < 40
 
 
-def _one_child(level: DrawnLevel) -> list[Place]:
+def _one_child(level: DrawnLevel) -> list[TreePlace]:
     """Add one child, or as many as the name says, to each place."""
     found = []
     for place, law in level.known:

@@ -9,7 +9,7 @@ import edgedec
 from edgedec.api.options import DraftOptions
 from edgedec.draft import CHAIN, TreeShape
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.shape_names import parse_shape, shape_for
+from edgedec.drafters.drawn_trees import parse_shape, shape_for
 from edgedec.errors import OptionError
 from edgedec.scheduler import drafter_factories
 

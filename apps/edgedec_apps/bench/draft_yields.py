@@ -1,4 +1,4 @@
-"""Computes the table of edgedec/loading/draft_yields.py from recorded drafts.
+"""Computes the table of edgedec/loading/runtime_comparison.py from recorded drafts.
 
     edgedec bench MODEL --runtime cpu --rows ROWS.jsonl
     python -m edgedec_apps.bench.draft_yields ROWS.jsonl
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgedec.errors import RequestError
-from edgedec.loading.draft_yields import ROWS, Kind
+from edgedec.loading.runtime_comparison import ROWS, Kind
 from edgedec_apps.bench.replay import n_accepted
 from edgedec_apps.bench.rows import Recorded, Recording, read_recording
 

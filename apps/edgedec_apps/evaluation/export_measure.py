@@ -16,7 +16,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken
 from edgedec_apps.bench.machine import versions
 from edgedec_apps.evaluation.evaluate import DEFAULT_TEXT, N_ROWS, cut_windows, evaluate, leading_tokens
-from edgedec_apps.evaluation.settings import Setting, open_lanes
+from edgedec_apps.evaluation.settings import RunSetting, open_lanes
 from edgedec_export.report import forward_times
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
@@ -37,7 +37,7 @@ def measure(source: Path, folder: Path, cancel: CancelToken) -> dict[str, Any]:
     """
     with ExitStack() as stack:
         options = LoadOptions(max_rows=N_ROWS, cache_dir=cache_folder(), cancel=cancel)
-        settings = [Setting(path.name, path, name) for path, name in ((source, "cpu"), (folder, "onnx"))]
+        settings = [RunSetting(path.name, path, name) for path, name in ((source, "cpu"), (folder, "onnx"))]
         lanes, model = open_lanes(settings, options, _WINDOW, stack)
         text = DEFAULT_TEXT.read_text(encoding="utf-8")
         token_ids = model.tokenizer.encode(text, add_special=False)[:N_TOKENS]

@@ -60,7 +60,7 @@ def effort_for(n_bytes: int) -> Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundSet:
     """What a search found.
 
     Attributes:
@@ -142,7 +142,7 @@ def search(
     least_saved: float = 0.2,
     is_over: Callable[[], bool] = lambda: False,
     on_scored: Callable[[int], None] = lambda n_scored: None,
-) -> Found:
+) -> FoundSet:
     """Search for the set that drafts best among those that leave out at least some share of a token's bytes.
 
     Args:
@@ -174,7 +174,7 @@ def search(
         state.out.append(next_half)
         del state.prices[next_half]
         base = following
-    return Found(base.layers, base.score, state.n_scored, is_over())
+    return FoundSet(base.layers, base.score, state.n_scored, is_over())
 
 
 def _next(state: _Search, base: Trace, n_anew: int, is_over: Callable[[], bool]) -> Half | None:

@@ -31,7 +31,7 @@ from edgedec_apps.evaluation.evaluate import (
 from edgedec_apps.evaluation.plot import points, text_plot, write_plot
 from edgedec_apps.evaluation.settings import (
     DEFAULT_KV_TYPE,
-    Setting,
+    RunSetting,
     combine,
     layers_text,
     open_lanes,
@@ -62,7 +62,7 @@ class Outcome:
         reading: The figures, over the windows that were finished.
     """
 
-    settings: tuple[Setting, ...]
+    settings: tuple[RunSetting, ...]
     lanes: tuple[Lane, ...]
     first: int
     n_tokens: int
@@ -126,7 +126,7 @@ def _evaluate(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
         return Outcome(tuple(settings), tuple(lanes), first, len(token_ids), len(windows), reading)
 
 
-def _settings(job: EvalJob, options: LoadOptions, resolving: ResolveOptions) -> tuple[list[Setting], int]:
+def _settings(job: EvalJob, options: LoadOptions, resolving: ResolveOptions) -> tuple[list[RunSetting], int]:
     """Return the baseline and the settings that the options name, and the place of the first of the latter."""
     path = resolve(job.model, resolving)
     kv_types, layers = job.kv_type or [DEFAULT_KV_TYPE], [parse_layers(text) for text in job.layers or ()]
@@ -135,7 +135,7 @@ def _settings(job: EvalJob, options: LoadOptions, resolving: ResolveOptions) -> 
     if skips_layers:  # the cpu runtime, the first in the order, can skip layers; a faster runtime may not
         choosing = replace(choosing, cache_dir=None)
     choice = choose_runtime(path, job.runtime, choosing, measure=not skips_layers)
-    here = Setting(job.model, path, choice.runtime.name)
+    here = RunSetting(job.model, path, choice.runtime.name)
     other = here if job.against == SAME else replace(here, model=job.against, path=resolve(job.against, resolving))
     runs_other = other.path == path or choice.runtime.accepts(other.path) is None
     runtime = job.against_runtime or (here.runtime if runs_other else "auto")
@@ -162,7 +162,7 @@ def _document(job: EvalJob, text: str, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _figures(job: EvalJob, setting: Setting, lane: Lane, found: Figures) -> dict[str, Any]:
+def _figures(job: EvalJob, setting: RunSetting, lane: Lane, found: Figures) -> dict[str, Any]:
     settings = {
         "model": setting.model,
         "runtime": setting.runtime,

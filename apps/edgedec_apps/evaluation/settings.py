@@ -25,7 +25,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunSetting:
     """A way to run a model.
 
     Attributes:
@@ -99,8 +99,8 @@ def layers_text(layers: Ranges | None) -> str:
 
 
 def combine(
-    base: Setting, kv_types: Sequence[str], layers: Sequence[Ranges | None], layer_skips: Sequence[float] = ()
-) -> list[Setting]:
+    base: RunSetting, kv_types: Sequence[str], layers: Sequence[Ranges | None], layer_skips: Sequence[float] = ()
+) -> list[RunSetting]:
     """Return `base` with each KV type and each set of layers or layer skip, without duplicates."""
     sets = [replace(base, layers=one) for one in layers] + [replace(base, layer_skip=one) for one in layer_skips]
     found = [replace(one, kv_type=kv_type) for kv_type, one in product(kv_types, sets)]
@@ -108,7 +108,7 @@ def combine(
 
 
 def open_lanes(
-    settings: Sequence[Setting], options: LoadOptions, n_window: int, stack: ExitStack
+    settings: Sequence[RunSetting], options: LoadOptions, n_window: int, stack: ExitStack
 ) -> tuple[list[Lane], Model]:
     """Load the models of settings, each file once per runtime and KV type; `stack` closes them.
 
@@ -143,7 +143,7 @@ def _require_window(model: Model, n_window: int) -> None:
         raise RequestError(f"--window is {n_window}; the model was trained for {trained} tokens, use at most that")
 
 
-def _chosen(setting: Setting, model: Model, options: LoadOptions) -> tuple[LayerSet | None, float]:
+def _chosen(setting: RunSetting, model: Model, options: LoadOptions) -> tuple[LayerSet | None, float]:
     """Return the layers of a setting, None for all, and the share of the bytes that a token reads."""
     if setting.layers is None and setting.layer_skip is None:
         return None, 1.0
@@ -156,7 +156,7 @@ def _chosen(setting: Setting, model: Model, options: LoadOptions) -> tuple[Layer
     return layers, sizes.share(layers)
 
 
-def _named_layers(setting: Setting, ranges: Ranges, model: Model) -> LayerSet:
+def _named_layers(setting: RunSetting, ranges: Ranges, model: Model) -> LayerSet:
     """Return the set of the layers in some ranges (RequestError where the model has no such layer)."""
     n_layer = model.card.n_layer
     if ranges[-1][1] >= n_layer:
@@ -164,7 +164,7 @@ def _named_layers(setting: Setting, ranges: Ranges, model: Model) -> LayerSet:
     return LayerSet.of(n_layer, [layer for first, last in ranges for layer in range(first, last + 1)])
 
 
-def _require_vocabulary(base: Model, model: Model, base_setting: Setting, setting: Setting) -> None:
+def _require_vocabulary(base: Model, model: Model, base_setting: RunSetting, setting: RunSetting) -> None:
     """Raise RequestError unless a row of logits means the same in both models."""
     ours, theirs = model.card.n_vocab, base.card.n_vocab
     if ours == theirs and same_tokenizer(model, base):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft_constants import GAIN
-from edgedec.drafters.suffix.corpus_text import common_text
+from edgedec.drafters.suffix.common import common_text
 from edgedec.errors import RequestError, counted
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
@@ -30,7 +30,7 @@ from edgedec_apps.cli.shown.terminal import one_line
 from edgedec_apps.evaluation.evaluate import leading_tokens
 from edgedec_apps.evaluation.layer_judge import SKIPPED_ROWS, Judge
 from edgedec_apps.evaluation.layer_score import Score
-from edgedec_apps.evaluation.layer_search import Effort, Found, effort_for, first_layers, late_layers, search
+from edgedec_apps.evaluation.layer_search import Effort, FoundSet, effort_for, first_layers, late_layers, search
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text
@@ -64,7 +64,7 @@ class Outcome:
         options: The options of `edgedec run` that use a lossy set; else empty.
     """
 
-    found: Found
+    found: FoundSet
     seconds: float
     scores: dict[str, tuple[LayerSet, Score]]
     tuned: TunedSet
@@ -157,7 +157,7 @@ def _search(
     texts: Texts,
     cancel: CancelToken,
     on_progress: OnProgress,
-) -> tuple[Found, float]:
+) -> tuple[FoundSet, float]:
     """Return what the search found, and its seconds (RequestError where no half-layer can be left out)."""
     started = monotonic()
     phase = f"searching, at most {job.seconds:.0f} s:"
@@ -184,7 +184,7 @@ def _compare(
     job: TuneJob,
     session: Session,
     sizes: LayerBytes,
-    found: Found,
+    found: FoundSet,
     texts: Texts,
     cancel: CancelToken,
     on_progress: OnProgress,

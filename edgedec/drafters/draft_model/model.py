@@ -24,9 +24,7 @@ from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds, ModelFactory
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.draft_model.draft_forward import DraftForward
-from edgedec.drafters.draft_model.draft_text import DraftText, n_common, window_of
-from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
+from edgedec.drafters.draft_model.draft_text import DraftForward, DraftText, n_common, window_of
 from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.errors import MemoryCapError
 from edgedec.memory_plan import format_bytes
@@ -158,10 +156,6 @@ class DraftModel:
             forward = self._evaluated(text, item, window)
             for row, path in enumerate(wanted):
                 yield path, forward, row
-
-    def go_on(self, text: DraftText, token: int) -> Forward:
-        """Return the logits after one more token."""
-        return self.read(text, [*text.cached, token])
 
     def _evaluated(self, text: DraftText, item: Callable[[], ForwardItem], cached: Sequence[int]) -> Forward:
         """Return the result of an item of a text, evaluated together with those of other texts where they are joined.
@@ -326,6 +320,8 @@ class ModelDrafter:
 
     def _tree(self, window: Sequence[int], n_max: int) -> Draft:
         """Return a tree of the context's shape, whose levels are a forward each."""
+        from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
+
         floor = self._floor.path_probability
         if not self._levels.draws:
             return grow_ranked(partial(self._evaluated, window, made=self._levels.level), n_max, floor)

@@ -2,16 +2,124 @@
 
 RASD (Quan et al. 2025, arXiv:2503.03434) retrieves from a corpus and merges what it finds with the draft model's tree.
 Retrieved branches whose first token the draft model or the head holds improbable are dropped before they are merged
-(edgedec.scheduler.draft_tree). Lossless, as it only proposes.
+(edgedec.scheduler.draft_tree). Lossless, as it only proposes. The files' suffixes are sorted, so that every place of a
+context is found by bisection (Manber and Myers 1993, "Suffix arrays: a new method for on-line string searches").
 """
 
-from edgedec.drafter import DraftContext
-from edgedec.drafters.suffix.fixed_text import FixedTextDrafter
-from edgedec.drafters.suffix.sorted_match import SortedMatch
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from edgedec.draft import EMPTY_DRAFT, Draft
+from edgedec.drafter import DraftContext, SortedText
+from edgedec.drafters.draft_builder import Child, grow_tree
+from edgedec.drafters.suffix.matching import LEAST_PATH, FixedTextDrafter, MatchRates, bucket_of
 from edgedec.errors import CapabilityError
 
 NAME = "learned"
 _LAST = 64  # tokens of a prompt that decide where the text stands
+_LONGEST = 32  # tokens of a context; with the nodes of a draft behind it, it stays below SORTED of SortedText
+_SHORTENED = 16  # tokens of a context that became too long, or is looked for anew
+_DEEPEST = 24  # tokens of a draft
+_LOOKED_AT = 128  # places of a context whose next tokens are counted
+_CHILDREN = 3
+
+
+class Places(NamedTuple):
+    """The places of a context: a range of the sorted order, and the tokens of the context."""
+
+    low: int
+    high: int
+    length: int
+
+
+class SortedMatch:
+    """The longest context at a text's end that a sorted text knows.
+
+    Args:
+        text: The sorted text, which is only read.
+
+    Attributes:
+        length: Tokens of the context.
+    """
+
+    def __init__(self, text: SortedText) -> None:
+        self._text = text
+        self._whole = Places(0, len(text.tokens), 0)
+        self._places = self._whole
+        self._end: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens of the context."""
+        return self._places.length
+
+    def follow(self, token: int) -> None:
+        """Move on to the longest context that ends with this token."""
+        self._end = [*self._end[1 - _LONGEST :], token]
+        found = self._narrowed(self._places, token)
+        if found.low < found.high and found.length < _LONGEST:
+            self._places = found
+            return
+        low, high = 0, min(self.length + 1, _SHORTENED, len(self._end))
+        best = self._whole
+        while low < high:  # where a context occurs, each shorter one does
+            middle = (low + high + 1) // 2
+            found = self._found(self._end[-middle:])
+            if found.low < found.high:
+                low, best = middle, found
+            else:
+                high = middle - 1
+        self._places = best
+
+    def _found(self, tokens: Iterable[int]) -> Places:
+        places = self._whole
+        for token in tokens:
+            places = self._narrowed(places, token)
+        return places
+
+    def _narrowed(self, places: Places, token: int) -> Places:
+        """Return the places of a context with one more token behind it."""
+        tokens, order = self._text.tokens, self._text.order
+        low, high, length = places
+
+        def behind(place: int) -> int:
+            return int(tokens[order[place] + length])
+
+        if low < high:
+            low = bisect_left(range(high), token, low, high, key=behind)
+            high = bisect_right(range(high), token, low, high, key=behind)
+        return Places(low, high, length + 1)
+
+    def best(self) -> int | None:
+        """Return the most frequent continuation of the context; None without a context."""
+        ranked = self._ranked(self._places) if self.length else []
+        return ranked[0][1] if ranked else None
+
+    def _ranked(self, places: Places) -> list[tuple[float, int]]:
+        """Return up to three continuations of a context, most frequent first: the share of each, and its token."""
+        step = max(1, (places.high - places.low) // _LOOKED_AT)
+        found = self._text.tokens[self._text.order[places.low : places.high : step] + places.length]
+        token_ids, counts = np.unique(found, return_counts=True)
+        best = np.argsort(-counts, kind="stable")[: _CHILDREN + 1]
+        shares = zip((counts[best] / len(found)).tolist(), token_ids[best].tolist(), strict=True)
+        return [(share, token) for share, token in shares if token >= 0][:_CHILDREN]
+
+    def draft(self, rates: MatchRates, n_max: int) -> Draft:
+        """Return a tree of at most `n_max` nodes: what followed the context, most probable paths first."""
+        if not self.length:
+            return EMPTY_DRAFT
+        known = rates.known()
+
+        def children(places: Places, depth: int) -> list[Child]:
+            if depth >= _DEEPEST:
+                return []
+            rate = known[bucket_of(places.length)]
+            return [(rate * s, token, rate * s) for s, token in self._ranked(places) if rate * s >= LEAST_PATH]
+
+        return grow_tree(self._places, children, self._narrowed, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
 class LearnedDrafter(FixedTextDrafter):

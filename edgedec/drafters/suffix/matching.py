@@ -1,11 +1,15 @@
-"""The longest earlier occurrence of a text's end, and the draft that follows from it."""
+"""The longest earlier occurrence of a text's end, the draft that follows from it, and drafts from a fixed text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
-from edgedec.draft import EMPTY_DRAFT, Draft
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafters.draft_builder import Child, grow_tree
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 
@@ -19,14 +23,20 @@ _MEMORY = 400  # observations after which older ones count half
 
 
 class Matching(Protocol):
-    """A context at the text's end that is known from before."""
+    """A context at the text's end that is known from before; it follows the text, token by token."""
 
     @property
     def length(self) -> int:
         """Tokens of the context."""
 
+    def follow(self, token: int) -> None:
+        """Take the text's next token."""
+
     def best(self) -> int | None:
         """Return the most frequent continuation of the context; None without a context."""
+
+    def draft(self, rates: "MatchRates", n_max: int) -> Draft:
+        """Return a tree of at most `n_max` nodes, most probable paths first."""
 
 
 @dataclass(slots=True)
@@ -85,7 +95,7 @@ class MatchRates:
     hits: list[float] = field(default_factory=lambda: [_PRIOR_WEIGHT * p for p in _PRIOR])
     trials: list[float] = field(default_factory=lambda: [_PRIOR_WEIGHT] * len(_PRIOR))
 
-    def observe(self, match: "Matching", token: int) -> None:
+    def observe(self, match: Matching, token: int) -> None:
         """Count whether the token that the text got is the most frequent continuation of the match before it."""
         best = match.best()
         if best is None:
@@ -115,3 +125,40 @@ def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> list[tuple[f
 def bucket_of(length: int) -> int:
     """Return the bucket of a match of that many tokens, at least one."""
     return min((length - 1).bit_length(), len(_PRIOR) - 1)
+
+
+class FixedTextDrafter:
+    """Implements edgedec.drafter.Drafter but for memory_bytes()."""
+
+    needs = DrafterNeeds()
+
+    def __init__(self, name: str, context: DraftContext, match: Matching, n_last: int) -> None:
+        """Draft from the text of `match`; `n_last` tokens of a prompt decide where the text stands."""
+        rates = context.store.setdefault(name, MatchRates())
+        assert isinstance(rates, MatchRates), "the store's entry of this name is ours"
+        self._rates = rates
+        self._match = match
+        self._n_last = n_last
+        self._unread: list[int] = []  # the text's last tokens, as far as they are not followed yet
+        self._drafted = False  # since the last learn()
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the prompt."""
+        self._unread = list(token_ids[-self._n_last :])
+
+    def propose(self, n_max: int, deadline_s: float) -> Draft:
+        """Return a tree of at most `n_max` nodes: what followed the longest match, most probable paths first."""
+        for token in self._unread:
+            self._match.follow(token)
+        self._unread, self._drafted = [], True
+        return self._match.draft(self._rates, n_max)
+
+    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
+        """Follow the text by the tokens that it got; where no draft was asked for, once the next one is."""
+        if not self._drafted:
+            self._unread = [*self._unread, *verification.token_ids][-self._n_last :]
+            return
+        self._drafted = False
+        for token in verification.token_ids:
+            self._rates.observe(self._match, token)
+            self._match.follow(token)

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from edgedec.drafter import store_limit
-from edgedec.drafters.reporting import reported
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.drafters.suffix.suffix import MOST_TOKENS, SuffixStore, Text
 from edgedec.errors import ModelFormatError, StorageError, argument
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
+from edgedec.progress import reported
 from edgedec.storage.whole_file import write_atomically
 from edgedec.tokenizer import Tokenizer
 
@@ -72,7 +72,9 @@ class DraftStore:
         texts = parse(data, self._vocabulary, self._n_vocab, self.path)
         limit = store_limit(budget_bytes)
         learned = store["suffix"] = SuffixStore()
-        for text in reported(newest(texts or [], limit // STATE_BYTES), "the draft store", options):
+        for text in reported(
+            newest(texts or [], limit // STATE_BYTES), "the draft store", options.on_progress, options.cancel
+        ):
             learned.begin(limit)
             for token in text:
                 learned.young.add(token)

@@ -18,7 +18,7 @@ _BLOCK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DataPlace:
     """Where an array is in the file: its first byte and its length in bytes."""
 
     offset: int
@@ -50,7 +50,7 @@ class DataFile:
         """SHA-256 (hex) of the bytes written so far."""
         return self._digest.hexdigest()
 
-    def append(self, array: NDArray[Any]) -> Place:
+    def append(self, array: NDArray[Any]) -> DataPlace:
         """Write an array of any type in C order, little endian, at the next aligned byte; return its place.
 
         Raises:
@@ -62,7 +62,7 @@ class DataFile:
         flat = np.ascontiguousarray(array, dtype=little).reshape(-1).view(np.uint8)
         for start in range(0, len(flat), _BLOCK_BYTES):
             self._write(flat[start : start + _BLOCK_BYTES].data)
-        return Place(offset, self.n_bytes - offset)
+        return DataPlace(offset, self.n_bytes - offset)
 
     def _write(self, data: memoryview) -> None:
         """Write all of the data: a nearly full disk takes a part of it first, and fails at the next call."""

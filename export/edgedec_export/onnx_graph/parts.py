@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
 from edgedec.gguf.file import DATA
-from edgedec_export.onnx_graph.external_data import DataFile, Place
+from edgedec_export.onnx_graph.external_data import DataFile, DataPlace
 
 INLINE_BYTES = 1024
 """Largest initializer, in bytes, that is stored in the graph."""
@@ -56,7 +56,7 @@ class Initializers:
     def __init__(self, data: DataFile | None) -> None:
         """Start with none. Without a data file, all constants are stored in the graph."""
         self._data = data
-        self._places: dict[str, Place | None] = {}
+        self._places: dict[str, DataPlace | None] = {}
         self.tensors: list[TensorProto] = []
 
     def continued_inside(self) -> "Initializers":

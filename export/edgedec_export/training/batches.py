@@ -84,7 +84,7 @@ def grouped_by_length(lessons: Iterable[Lesson], n_rows: int) -> list[list[Lesso
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class LessonPlace:
     """Where a training stands in the lessons.
 
     Attributes:
@@ -99,8 +99,8 @@ class Place:
 
 
 def endless_groups(
-    files: Sequence[LessonFile], n_rows: int, seed: int, begin: Place
-) -> Iterator[tuple[Place, list[Lesson]]]:
+    files: Sequence[LessonFile], n_rows: int, seed: int, begin: LessonPlace
+) -> Iterator[tuple[LessonPlace, list[Lesson]]]:
     """Yield lessons in groups of similar length, pass after pass, each in another order, and the place after each.
 
     Args:
@@ -122,7 +122,7 @@ def endless_groups(
             groups = Random(f"{seed} {n_pass} {n_mix}").sample(groups, len(groups))
             for group in groups[n_group:]:
                 n_group += 1
-                yield Place(n_pass, n_mix, n_group), group
+                yield LessonPlace(n_pass, n_mix, n_group), group
             n_mix, n_group = n_mix + 1, 0
         n_pass, n_mix = n_pass + 1, 0
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
 from edgedec.storage.whole_file import write_atomically
-from edgedec_export.training.batches import Place
+from edgedec_export.training.batches import LessonPlace
 from edgedec_export.training.network import Weights
 
 
@@ -30,7 +30,7 @@ class Progressed:
     """
 
     token_ids: NDArray[np.int32]
-    place: Place
+    place: LessonPlace
     n_seen: int
     history: list[tuple[int, float]]
     best: Weights | None = None
@@ -84,5 +84,5 @@ def restore(path: Path, key: str) -> Progressed | None:
     if found["key"] != key:
         raise RequestError(f"{path} is of a training with other settings; delete it to train from the beginning")
     history = [(int(seen), float(gain)) for seen, gain in found["history"]]
-    token_ids, place = found["token_ids"].numpy(), Place(*found["place"])
+    token_ids, place = found["token_ids"].numpy(), LessonPlace(*found["place"])
     return Progressed(token_ids, place, found["n_seen"], history, found["best"], found["learner"])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgedec.errors import RequestError, argument
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_export.training import checkpoints
-from edgedec_export.training.batches import Place, endless_groups
+from edgedec_export.training.batches import LessonPlace, endless_groups
 from edgedec_export.training.checkpoints import Progressed
 from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
 from edgedec_export.training.network import Weights
@@ -118,7 +118,7 @@ def teach(
         raise RequestError(
             f"there are too few answers to train on and to measure with; collect more ({argument('n_tokens')})"
         )
-    state = checkpoints.restore(job.checkpoint, job.key) or Progressed(short_list(), Place(), 0, [])
+    state = checkpoints.restore(job.checkpoint, job.key) or Progressed(short_list(), LessonPlace(), 0, [])
     student = new_student(state.token_ids, train, state.learner)
     _Trainer(student, state, train, held, job).run(on_progress, cancel)
     assert state.best is not None, "a training that is over has measured the drafter"

@@ -26,7 +26,7 @@ from edgedec.storage.whole_file import remove_temporaries
 from edgedec_export.training import recipe
 from edgedec_export.training.kinds import Kind, Start, kind_of
 from edgedec_export.training.lessons.collecting import PROMPTS_PER_FILE, TEMPERATURES, Collecting
-from edgedec_export.training.lessons.collecting_processes import Target, collect_alone, collect_together
+from edgedec_export.training.lessons.collecting_processes import AnswerModel, collect_alone, collect_together
 from edgedec_export.training.lessons.lesson_files import HELD_BACK_EVERY, LessonFile, first_files
 from edgedec_export.training.lessons.openings import Opening
 from edgedec_export.training.report import DrafterReport, drafter_report
@@ -185,7 +185,7 @@ def _collected(model: Path, parts: TargetParts, folder: Path, n_ctx: int, option
         n_at_once=options.n_parallel,
         own=options.prompts,
     )
-    target = Target(model, n_ctx, options.n_threads, options.cache_dir)
+    target = AnswerModel(model, n_ctx, options.n_threads, options.cache_dir)
     if options.n_processes == 1:
         collect_alone(target, job, options.on_progress, options.cancel)
     else:

@@ -14,7 +14,7 @@ from edgedec_models.addresses import redact
 from edgedec_models.fetching.documents import watched
 from edgedec_models.fetching.partial import Partial
 from edgedec_models.fetching.web import Pace, TransientError, check_status, open_client, retry
-from edgedec_models.record import Wanted
+from edgedec_models.record import WantedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Remote:
 
 def download_gguf(
     url: str,
-    wanted: Wanted,
+    wanted: WantedFile,
     options: ResolveOptions,
     *,
     headers: Mapping[str, str] | None = None,
@@ -55,7 +55,7 @@ def download_gguf(
         return download(client, Remote(url, headers or {}, advice, magic=magic), wanted, options)
 
 
-def download(client: httpx.Client, remote: Remote, wanted: Wanted, options: ResolveOptions) -> str:
+def download(client: httpx.Client, remote: Remote, wanted: WantedFile, options: ResolveOptions) -> str:
     """Fetch `remote` as `wanted` and return its SHA-256 (hex); the caller holds the lock of the path.
 
     Raises:
@@ -81,7 +81,9 @@ def download(client: httpx.Client, remote: Remote, wanted: Wanted, options: Reso
         return partial.publish()
 
 
-def _receive(client: httpx.Client, remote: Remote, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
+def _receive(
+    client: httpx.Client, remote: Remote, wanted: WantedFile, partial: Partial, options: ResolveOptions
+) -> None:
     """Make one request and append what comes; return when the file is complete."""
     if not (wanted.sha256 or partial.validator) and partial.size_bytes:
         partial.restart()  # nothing shows whether the remote file is still the same
@@ -114,7 +116,7 @@ def _receive(client: httpx.Client, remote: Remote, wanted: Wanted, partial: Part
         _append(response, wanted, partial, options)
 
 
-def _append(response: httpx.Response, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
+def _append(response: httpx.Response, wanted: WantedFile, partial: Partial, options: ResolveOptions) -> None:
     total = _total_bytes(response, partial.size_bytes) or wanted.size_bytes
     if wanted.size_bytes not in (None, total):
         partial.restart()

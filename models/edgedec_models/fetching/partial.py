@@ -12,7 +12,7 @@ from typing import Self
 from edgedec.errors import PullError
 from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.verify import digest_of
-from edgedec_models.record import Wanted
+from edgedec_models.record import WantedFile
 from edgedec_models.storage import (
     human_bytes,
     is_full,
@@ -42,7 +42,7 @@ class Partial:
         n_parts: Number of complete parts, for a file that comes in parts.
     """
 
-    def __init__(self, wanted: Wanted, options: ResolveOptions, *, in_parts: bool = False) -> None:
+    def __init__(self, wanted: WantedFile, options: ResolveOptions, *, in_parts: bool = False) -> None:
         """Prepare. With `in_parts` only complete parts (see checkpoint) are resumed."""
         self._wanted = wanted
         self._options = options

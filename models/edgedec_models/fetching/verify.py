@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import check_cancelled, report_progress
-from edgedec_models.record import Wanted, is_recorded
+from edgedec_models.record import WantedFile, is_recorded
 from edgedec_models.storage import BLOCK_BYTES, storage_errors, write_json
 from edgedec_runtimes.tile_files.record import FileRecord, is_tiled, read_record, sidecar
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgedec.gguf.file import GGUF
 
 
-def write_record(wanted: Wanted, sha256: str) -> None:
+def write_record(wanted: WantedFile, sha256: str) -> None:
     """Write the record of a file whose SHA-256 was just computed.
 
     Raises:
@@ -35,7 +35,7 @@ def write_record(wanted: Wanted, sha256: str) -> None:
     write_json(sidecar(wanted.path), asdict(record))
 
 
-def find_fault(wanted: Wanted, options: ResolveOptions, *, rehash: bool = False) -> str | None:
+def find_fault(wanted: WantedFile, options: ResolveOptions, *, rehash: bool = False) -> str | None:
     """Return what is wrong with an existing file, for a message; None where nothing is.
 
     The file is hashed unless its record shows that this was done, or if `rehash`. Where the SHA-256 is neither wanted
@@ -71,7 +71,7 @@ def _tiled(path: Path) -> "GGUF | None":
     return read_gguf(path)
 
 
-def _sha256_of_tiled(tiled: "GGUF", wanted: Wanted, options: ResolveOptions) -> str:
+def _sha256_of_tiled(tiled: "GGUF", wanted: WantedFile, options: ResolveOptions) -> str:
     """Return the SHA-256 (hex) of the file whose place a tile file took; one that is damaged has another."""
     from edgedec_runtimes.tile_files.keeping import whole_sha256  # here, as it imports numpy
 

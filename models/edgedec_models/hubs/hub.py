@@ -17,7 +17,7 @@ from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.lock import locked
 from edgedec_models.fetching.verify import find_fault, write_record
 from edgedec_models.hubs.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, choose_head, shards_of
-from edgedec_models.record import Wanted, is_recorded
+from edgedec_models.record import WantedFile, is_recorded
 from edgedec_models.storage import make_folder, write_json
 from edgedec_runtimes.tile_files.record import read_json
 
@@ -74,7 +74,7 @@ def find_cached(spec: HubSpec, folder: Path, *, draft_head: bool = False) -> Pat
         chosen = _choice(draft_head)([file.path for file in listing.files], spec)
     except ModelNotFoundError:
         return None  # it may have been added to the repository since
-    complete = all(is_recorded(Wanted(spec.repo_id, folder / file, "")) for file in chosen)
+    complete = all(is_recorded(WantedFile(spec.repo_id, folder / file, "")) for file in chosen)
     return folder / chosen[0] if complete else None
 
 
@@ -99,7 +99,7 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
     write_json(folder / LISTING, asdict(listing))
     for path in chosen:
         name = spec.name_of(path)
-        wanted = Wanted(name, folder / path, name, files[path].size_bytes, files[path].sha256)
+        wanted = WantedFile(name, folder / path, name, files[path].size_bytes, files[path].sha256)
         with locked(wanted.path, name, options):
             if not wanted.path.exists() or find_fault(wanted, options, rehash=rehash):
                 write_record(wanted, _download(spec, path, listing.commit, wanted, options))
@@ -115,7 +115,7 @@ def _choice(draft_head: bool) -> Callable[[Sequence[str], HubSpec], tuple[str, .
     return choose_head if draft_head else choose
 
 
-def fetch_hub_file(spec: HubSpec, wanted: Wanted, options: ResolveOptions) -> str:
+def fetch_hub_file(spec: HubSpec, wanted: WantedFile, options: ResolveOptions) -> str:
     """Fetch the file that a catalogue entry names and return its SHA-256 (hex); the caller holds the lock.
 
     Raises:
@@ -240,7 +240,7 @@ def chosen_files(spec: HubSpec, options: ResolveOptions) -> list[tuple[str, "Rem
     return [(file, _remote(spec, file, listing.commit)) for file in files]
 
 
-def _download(spec: HubSpec, file: str, revision: str, wanted: Wanted, options: ResolveOptions) -> str:
+def _download(spec: HubSpec, file: str, revision: str, wanted: WantedFile, options: ResolveOptions) -> str:
     from edgedec_models.fetching.download import download_gguf  # here, as in ask_hub
 
     remote = _remote(spec, file, revision)

@@ -15,7 +15,7 @@ _FIELDS = ("downloads", "gated", "gguf", "tags")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundModel:
     """A repository that a hub found. What the hub does not say is None.
 
     Attributes:
@@ -35,7 +35,7 @@ class Found:
     gated: bool
 
 
-def search_hub(words: Sequence[str], n_most: int, options: ResolveOptions) -> list[Found]:
+def search_hub(words: Sequence[str], n_most: int, options: ResolveOptions) -> list[FoundModel]:
     """Return the repositories with GGUF models whose names have all words, the most downloaded first.
 
     Raises:
@@ -61,13 +61,13 @@ def search_hub(words: Sequence[str], n_most: int, options: ResolveOptions) -> li
     return sorted(found[:n_most], key=lambda each: -(each.n_downloads or 0))
 
 
-def _all_found(answer: Any) -> list[Found]:
+def _all_found(answer: Any) -> list[FoundModel]:
     """Return what is used of a hub's answer (ValueError where the answer is no list of repositories)."""
     require(isinstance(answer, list), answer, "a list of repositories")
     return [_found(each) for each in answer]
 
 
-def _found(info: Any) -> Found:
+def _found(info: Any) -> FoundModel:
     """Return what is used of a repository, of which a hub may leave out anything but its id."""
     require(isinstance(info, dict) and isinstance(info.get("id"), str), info, "a repository with an id")
     downloads, gguf, listed = info.get("downloads"), info.get("gguf"), info.get("tags")
@@ -75,7 +75,7 @@ def _found(info: Any) -> Found:
     n_params, architecture = gguf.get("total"), gguf.get("architecture")
     tags = [tag for tag in (listed if isinstance(listed, list) else ()) if isinstance(tag, str)]
     licence = next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), None)
-    return Found(
+    return FoundModel(
         name=f"hf:{info['id']}",
         n_params=n_params if isinstance(n_params, int) and n_params > 0 else None,
         architecture=architecture if isinstance(architecture, str) else None,

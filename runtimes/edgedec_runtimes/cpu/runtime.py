@@ -10,7 +10,6 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes, return_free_memory
@@ -242,6 +241,7 @@ def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions) -> Cpu
     """Return the head that the options name, arranged for a native model; None where they name none."""
     if options.draft_head is None:
         return None
+    from edgedec.gguf.layer_bytes import layer_bytes
     from edgedec_runtimes.trained_heads.load import load_head
     from edgedec_runtimes.trained_heads.target import fit
 

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Predicate
 from edgedec.errors import DeadEndError, RequestError, RuntimeUnavailableError
-from edgedec.grammar import GRAMMAR_BYTES, Grammar
+from edgedec.grammar import GRAMMAR_BYTES, Grammar, Predicate
 from edgedec.memory.system import resident_reader, return_free_memory
 from edgedec.plugins import install_command
 from edgedec.tokenizer import Tokenizer

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from edgedec.constraint import Predicate
-from edgedec.grammar import Grammar
+from edgedec.grammar import Grammar, Predicate
 from edgedec_runtimes.grammar.negation import Lookup, TooManyPartsError, all_of, any_of, negated
 from edgedec_runtimes.grammar.unique import UniqueItems, asks_for_unique, without_unique
 

@@ -62,7 +62,7 @@ class _State:
 
 
 class UniqueItems:
-    """Implements edgedec.constraint.Predicate: no array that must have different items has two equal ones.
+    """Implements edgedec.grammar.Predicate: no array that must have different items has two equal ones.
 
     Which arrays must is looked up in the schema by their place; a part that only one of several cases asks for counts
     for all of them.

@@ -25,7 +25,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenSet:
     """A set of half-layers for a requested speed-up.
 
     Attributes:
@@ -43,7 +43,7 @@ def require_speedup(speedup: float) -> None:
         raise RequestError(f"a layer skip of {speedup:g} is no speed-up; give a number from 1 on, such as 1.1")
 
 
-def choose_layers(sizes: LayerBytes, speedup: float, tuned: TunedSet | None = None) -> Chosen:
+def choose_layers(sizes: LayerBytes, speedup: float, tuned: TunedSet | None = None) -> ChosenSet:
     """Return the evenly spaced set of as many layers as read at most 1 / `speedup` of a token's bytes.
 
     A tuned set is returned instead where it reads at most as many bytes, and at most a layer's bytes fewer.
@@ -61,13 +61,13 @@ def choose_layers(sizes: LayerBytes, speedup: float, tuned: TunedSet | None = No
     wanted = 1 / speedup + _ROUNDING
     widest = int(sizes.halves.sum(axis=1).max()) / sizes.total
     if tuned is not None and speedup > 1 and wanted - widest <= tuned.share <= wanted:
-        return Chosen(tuned.layers, tuned.share)
+        return ChosenSet(tuned.layers, tuned.share)
     least = 1.0
     for n_out in range(max(1, sizes.n_layer - 1)):
         layers = evenly_spaced(sizes.n_layer, n_out)
         least = sizes.share(layers)
         if least <= wanted:
-            return Chosen(layers, least)
+            return ChosenSet(layers, least)
     raise RequestError(
         f"a layer skip of {speedup:g} is out of reach: with the first and the last layer alone a token reads "
         f"{100 * least:.0f} % of the bytes, a speed-up of {1 / least:.2f}; give at most that"

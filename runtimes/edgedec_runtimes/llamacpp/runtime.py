@@ -20,7 +20,6 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import HOST, Device, IsOver, MemoryPlan, MemoryTerm, Split, format_bytes
 from edgedec.model import Model, ModelCard
 from edgedec.runtime import RuntimeReport
-from edgedec.sessions.invariance import will_probe
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel
@@ -49,6 +48,7 @@ from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
 from edgedec_runtimes.shared.file_mappings import with_mappings
+from edgedec_runtimes.shared.invariance import will_probe
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tile_files.keeping import header_file, make_whole

@@ -16,7 +16,7 @@ from edgedec.errors import (
 )
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export
 from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
-from edgedec_runtimes.onnx.providers import CPU, Chosen
+from edgedec_runtimes.onnx.providers import CPU, ChosenProvider
 
 _OLDEST = (1, 24)
 _NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # onnxruntime's own variable, which it reads when it is imported
@@ -58,7 +58,7 @@ def is_imported() -> bool:
     return "onnxruntime" in sys.modules
 
 
-def open_graph(ort: Any, export: Export, chosen: Chosen, n_threads: int) -> Any:
+def open_graph(ort: Any, export: Export, chosen: ChosenProvider, n_threads: int) -> Any:
     """Open the graph of an export whose files were verified, and return ONNX Runtime's InferenceSession.
 
     There is no memory arena: the memory that a forward takes is given back after the forward.
@@ -177,7 +177,7 @@ def read_foreign(session: Any, export: Export) -> Contract:
     return contract
 
 
-def _require_used(session: Any, chosen: Chosen, export: Export) -> None:
+def _require_used(session: Any, chosen: ChosenProvider, export: Export) -> None:
     """Raise RuntimeUnavailableError for a provider that leaves the whole graph to the CPU."""
     assigned = {part.ep_name for part in session.get_provider_graph_assignment_info()}
     if chosen.provider.name not in assigned:

@@ -46,7 +46,7 @@ PROVIDERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenProvider:
     """The provider to open a graph with.
 
     Attributes:
@@ -58,7 +58,7 @@ class Chosen:
     devices: tuple[Any, ...] = ()
 
 
-def choose_provider(ort: Any, device: str | None) -> Chosen:
+def choose_provider(ort: Any, device: str | None) -> ChosenProvider:
     """Return the provider for a device's name.
 
     Args:
@@ -73,9 +73,9 @@ def choose_provider(ort: Any, device: str | None) -> Chosen:
     if wanted == AUTO:
         for name in _AUTO_ORDER:
             found = _try(ort, PROVIDERS[name])
-            if isinstance(found, Chosen):
+            if isinstance(found, ChosenProvider):
                 return found
-        return Chosen(PROVIDERS[CPU])
+        return ChosenProvider(PROVIDERS[CPU])
     provider = next((p for p in PROVIDERS.values() if wanted in (p.device, p.name.lower())), None)
     if provider is None:
         raise RuntimeUnavailableError(
@@ -92,18 +92,18 @@ def devices(ort: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     works, refusals = [], []
     for provider in PROVIDERS.values():
         found = _try(ort, provider)
-        if isinstance(found, Chosen):
+        if isinstance(found, ChosenProvider):
             works.append(provider.device)
         else:
             refusals.append(f"{provider.device}: {found}")
     return tuple(works), tuple(refusals)
 
 
-def _try(ort: Any, provider: Provider) -> Chosen | str:
+def _try(ort: Any, provider: Provider) -> ChosenProvider | str:
     """Return how to use a provider, or why it can't be used."""
     found = () if provider.plug_in is None else tuple(_plugged_in(ort, provider))
     if found or provider.name in ort.get_available_providers():
-        return Chosen(provider, found)
+        return ChosenProvider(provider, found)
     if provider.plug_in is None:
         return f"the installed onnxruntime has no {provider.name}; it comes with the package {provider.package}"
     try:
@@ -116,7 +116,7 @@ def _try(ort: Any, provider: Provider) -> Chosen | str:
     except Exception as error:
         return f"{provider.package} does not load into onnxruntime {ort.__version__} ({error})"
     found = tuple(_plugged_in(ort, provider))
-    return Chosen(provider, found) if found else f"{provider.package} finds no device that it runs on"
+    return ChosenProvider(provider, found) if found else f"{provider.package} finds no device that it runs on"
 
 
 def _plugged_in(ort: Any, provider: Provider) -> Iterator[Any]:

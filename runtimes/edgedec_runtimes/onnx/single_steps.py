@@ -3,7 +3,7 @@
 ONNX Runtime's kernels choose an algorithm by the number of rows, differently by machine and release. In a single step
 attention gets a second row (feeds.py). On the x86-64 machines that were tried, a single step is then equal to rows of
 any number where weights are packed; where it is not, the whole graph gets the second row. A kernel that differs again
-for four rows, say, is found by edgedec.sessions.invariance.
+for four rows, say, is found by edgedec_runtimes.shared.invariance.
 """
 
 from pathlib import Path
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.model import Model
-from edgedec.sessions.invariance import KIND
 from edgedec.storage import probe_cache
+from edgedec_runtimes.shared.invariance import KIND
 
 _N_FEW = 3  # rows that use every algorithm on the machines that were tried: a pair, and one row that is left over
 

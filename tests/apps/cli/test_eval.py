@@ -37,7 +37,7 @@ from edgedec_apps.evaluation.evaluate import (
     summarize,
 )
 from edgedec_apps.evaluation.plot import Point, points, text_plot
-from edgedec_apps.evaluation.settings import Setting, combine, layers_text, parse_layers
+from edgedec_apps.evaluation.settings import RunSetting, combine, layers_text, parse_layers
 
 TEXT = "The ferry left at ten past six, eleven minutes late."  # 52 tokens of the tiny models
 FIGURES = {"ppl", "kl_mean", "kl_p99", "top1", "n_positions", "tok_s", "kl_error", "top1_error", "tok_s_range"}
@@ -259,7 +259,7 @@ def test_layers_are_read() -> None:
 
 def test_settings_are_combined() -> None:
     """Every KV type comes with every set of layers, once."""
-    base = Setting("m", Path("m"), "cpu")
+    base = RunSetting("m", Path("m"), "cpu")
     names = [one.name for one in combine(base, ["f16", "q8_0", "f16"], [None, ((0, 1), (3, 3))])]
     assert names == ["f16", "f16, layers 0-1,3", "q8_0", "q8_0, layers 0-1,3"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from edgedec_export.training.batches import Place, batch_of, endless_groups, grouped_by_length, tap_scale
+from edgedec_export.training.batches import LessonPlace, batch_of, endless_groups, grouped_by_length, tap_scale
 from edgedec_export.training.lessons.lesson_files import write_lessons
 
 STEPS = 3
@@ -73,10 +73,10 @@ def test_a_pass_has_every_lesson_once_and_goes_on_from_any_place(tmp_path: Path,
     """Passes differ in their order; what comes after a place does not depend on where the run began."""
     files = [write_lessons(tmp_path, i, make_lessons([(2, 3 + j) for j in range(4)], seed=i)) for i in range(19)]
 
-    def names(groups: Any) -> list[tuple[Place, list[str]]]:
+    def names(groups: Any) -> list[tuple[LessonPlace, list[str]]]:
         return [(place, [lesson.prompt_hash for lesson in group]) for place, group in groups]
 
-    whole = names(islice(endless_groups(files, 20, 3, Place()), 150))
+    whole = names(islice(endless_groups(files, 20, 3, LessonPlace()), 150))
     passes = [[name for place, group in whole if place.n_pass == n for name in group] for n in range(2)]
     assert sorted(passes[0]) == sorted(passes[1]) == sorted(set(passes[0]))
     assert len(passes[0]) == 19 * 4

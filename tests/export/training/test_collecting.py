@@ -14,7 +14,7 @@ from edgedec.errors import CancelledError, RequestError
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.bench.prompts import read_prompts as benchmark_prompts
 from edgedec_export.training.lessons.collecting import Collecting, benchmark_hashes, collect
-from edgedec_export.training.lessons.collecting_processes import Target, collect_together
+from edgedec_export.training.lessons.collecting_processes import AnswerModel, collect_together
 from edgedec_export.training.lessons.decode_many import halves
 from edgedec_export.training.lessons.lesson_files import Lesson, first_files, lesson_files, prompt_hash
 from edgedec_export.training.lessons.openings import Opening, opening_of
@@ -149,7 +149,7 @@ def test_several_processes_write_what_one_writes(target: Path, tmp_path: Path) -
     with opened(target) as engine:
         collect(engine, job)
     seen: list[Progress] = []
-    collect_together(Target(target, 512, n_threads=1), replace(job, folder=three), 3, seen.append)
+    collect_together(AnswerModel(target, 512, n_threads=1), replace(job, folder=three), 3, seen.append)
     assert (seen[-1].done, seen[-1].total) == (500, 500)
     wanted = [file.path.name for file in first_files(one, 500)]
     assert len(wanted) > 3
@@ -161,7 +161,7 @@ def test_a_process_that_fails_ends_the_others(target: Path, tmp_path: Path) -> N
     """What the process said last is in the message."""
     target.with_name("short.gguf").write_bytes(target.read_bytes()[:1000])
     with pytest.raises(RequestError, match=r"a process that writes answers stopped: .*short\.gguf"):
-        collect_together(Target(target.with_name("short.gguf"), 512), Collecting(tmp_path, LAYERS, 500), 2)
+        collect_together(AnswerModel(target.with_name("short.gguf"), 512), Collecting(tmp_path, LAYERS, 500), 2)
 
 
 def test_cancelling_ends_the_processes(target: Path, tmp_path: Path) -> None:
@@ -174,6 +174,6 @@ def test_cancelling_ends_the_processes(target: Path, tmp_path: Path) -> None:
 
     job = Collecting(tmp_path, LAYERS, 10**9, n_answer=8, n_message=8, n_ctx=512)
     with pytest.raises(CancelledError):
-        collect_together(Target(target, 512, n_threads=1), job, 2, on_progress, cancel)
+        collect_together(AnswerModel(target, 512, n_threads=1), job, 2, on_progress, cancel)
     assert lesson_files(tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} == {".npz"}

@@ -9,7 +9,7 @@ from support.servers import Served, StubServer
 
 from edgedec.errors import OfflineError, PullError, RequestError
 from edgedec.load_options import ResolveOptions
-from edgedec_models.hubs.search import Found, search_hub
+from edgedec_models.hubs.search import FoundModel, search_hub
 
 TINY = {
     "id": "someone/tiny-GGUF",
@@ -39,7 +39,7 @@ def test_the_hub_is_asked_for_gguf_models(server: StubServer) -> None:
     """One request has the words, the filter, the order, the number and the token."""
     serve(server, TINY)
     assert search_hub(["tiny", "llama"], 7, ResolveOptions()) == [
-        Found("hf:someone/tiny-GGUF", 1000, "llama", "mit", 5, False)
+        FoundModel("hf:someone/tiny-GGUF", 1000, "llama", "mit", 5, False)
     ]
     (seen,) = [one for one in server.seen if one.path == "/api/models"]  # huggingface_hub may ask for more beside
     asked = {name: seen.query[name] for name in ("search", "filter", "sort", "limit")}
@@ -53,8 +53,8 @@ def test_what_the_hub_leaves_out_is_unknown(server: StubServer) -> None:
     found = search_hub(["x"], 20, ResolveOptions())
     assert found[0].name == "hf:someone/tiny-GGUF"
     assert found[1:] == [
-        Found("hf:other/bare", None, None, None, None, False),
-        Found("hf:odd/odd", None, None, None, None, True),
+        FoundModel("hf:other/bare", None, None, None, None, False),
+        FoundModel("hf:odd/odd", None, None, None, None, True),
     ]
 
 

@@ -24,7 +24,7 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, Progress
 from edgedec_models.fetching.verify import find_fault
-from edgedec_models.record import Wanted, is_recorded
+from edgedec_models.record import WantedFile, is_recorded
 from edgedec_models.resolve import pull, resolve
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.library import address, native
@@ -369,7 +369,7 @@ def test_pull_compares_what_the_tiles_stand_for(fetched: Fetched, data: bytes) -
     """`pull --force` finds right tiles to be right, and downloads nothing."""
     fetched.text()
     before = fetched.path.stat().st_ino
-    wanted = Wanted("tiny", fetched.path, fetched.url, len(data), hashlib.sha256(data).hexdigest())
+    wanted = WantedFile("tiny", fetched.path, fetched.url, len(data), hashlib.sha256(data).hexdigest())
     assert find_fault(wanted, fetched.options, rehash=True) is None
     assert find_fault(replace(wanted, sha256="0" * 64), fetched.options, rehash=True) is not None
     fetched.path.with_name("tiny.gguf.json").unlink()

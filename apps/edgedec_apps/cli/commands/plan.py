@@ -41,6 +41,6 @@ def command(
     The plan is for the one prompt of edgedec run: the memory with a short text, and with a full context. A chat keeps
     more of the earlier texts to draft from, as edgedec serve with --parallel 1 does.
     """
-    from edgedec_apps.cli.reports.plan import Wanted, print_plan
+    from edgedec_apps.cli.reports.plan import PlannedUse, print_plan
 
-    print_plan(model, Wanted(load, parallel, machine, texts), plot=plot, as_json=as_json, quiet=quiet)
+    print_plan(model, PlannedUse(load, parallel, machine, texts), plot=plot, as_json=as_json, quiet=quiet)

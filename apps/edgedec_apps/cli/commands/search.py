@@ -15,7 +15,7 @@ from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
 from edgedec_models.catalogue import Entry, load_catalogue
 
 if TYPE_CHECKING:
-    from edgedec_models.hubs.search import Found
+    from edgedec_models.hubs.search import FoundModel
 
 _HEADINGS = ("NAME", "PARAMETERS", "MEMORY", "DOWNLOADS", "LICENCE", "WHAT RUNS IT")
 
@@ -41,7 +41,7 @@ def command(
     for entry in [] if as_json else known:
         write_line(f"{entry.name}: {one_line(entry.note)} (of the catalogue)")
 
-    def work(cancel: CancelToken) -> "list[Found]":
+    def work(cancel: CancelToken) -> "list[FoundModel]":
         with shown("searching the hub", quiet=quiet):
             return search_hub(words, limit, ResolveOptions(offline=offline, cancel=cancel))
 
@@ -60,7 +60,7 @@ def _has(entry: Entry, words: list[str]) -> bool:
     return all(word.lower() in text for word in words)
 
 
-def _row(found: "Found") -> tuple[str, ...]:
+def _row(found: "FoundModel") -> tuple[str, ...]:
     from edgedec_apps.cli.reports.expectations import of_found
 
     expected = of_found(found)

@@ -7,7 +7,7 @@ from edgedec.plugins import ARCHITECTURES, plugins
 from edgedec_models.catalogue import Entry
 from edgedec_models.estimates import bytes_of_params, least_read_bytes, least_weight_bytes
 from edgedec_models.hubs.hub_spec import DEFAULTS
-from edgedec_models.hubs.search import Found
+from edgedec_models.hubs.search import FoundModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def of_entry(entry: Entry, bandwidth: float | None) -> Expectation:
     return _expected(entry.architecture, least_weight_bytes(entry), least_read_bytes(entry), bandwidth)
 
 
-def of_found(found: Found) -> Expectation:
+def of_found(found: FoundModel) -> Expectation:
     """Return what to expect of the default file of a repository that a hub found.
 
     No speed is told, as the hub does not say how many of the parameters one token reads.

@@ -29,7 +29,7 @@ from edgedec_apps.plots import require_picture
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlannedUse:
     """The use that a model's memory is planned for.
 
     Attributes:
@@ -45,7 +45,7 @@ class Wanted:
     n_texts: int = 1
 
 
-def print_plan(model: str, wanted: Wanted, *, plot: Path | None, as_json: bool, quiet: bool) -> None:
+def print_plan(model: str, wanted: PlannedUse, *, plot: Path | None, as_json: bool, quiet: bool) -> None:
     """Print the memory plan of a model, and what else would fit; draw it into the file `plot`, where one is given.
 
     Raises:
@@ -74,7 +74,7 @@ def print_plan(model: str, wanted: Wanted, *, plot: Path | None, as_json: bool, 
 
 
 def _chosen(
-    model: str, wanted: Wanted, planned: list[Planned], cap: Cap
+    model: str, wanted: PlannedUse, planned: list[Planned], cap: Cap
 ) -> tuple[dict[str, Any], Planned, list[Planned]]:
     """Return the plan's document, the setting that is chosen, and all settings."""
     found = best_of(planned)
@@ -84,7 +84,7 @@ def _chosen(
     return _document(model, chosen, planned, free), chosen, planned
 
 
-def _cap(wanted: Wanted) -> Cap:
+def _cap(wanted: PlannedUse) -> Cap:
     """Return the cap of the plan, with what this process holds, or what is assumed for the machine that is named."""
     memory, gpu_memory = wanted.flags.memory, wanted.flags.gpu_memory
     n_bytes = None if memory is None else parse_size(memory)
@@ -117,7 +117,7 @@ def _shortage(plan: MemoryPlan) -> str:
     return f"{'; '.join(parts)}{advice} take a smaller model"
 
 
-def _settings(model: str, wanted: Wanted, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
+def _settings(model: str, wanted: PlannedUse, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
     """Return the settings for a model, with their plans, from the wishes downwards."""
     flags, n_parallel = wanted.flags, wanted.n_parallel
     room = available_bytes()  # planning may take more than the cap, so that it is known what would fit

@@ -29,7 +29,7 @@ _LOG = getLogger("edgedec.server")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedModel:
     """The model that a request wants.
 
     Attributes:
@@ -73,7 +73,7 @@ class Lent(ABC):
     """
 
     service: Service
-    wanted: Wanted
+    wanted: WantedModel
     fields: Fields
 
     @abstractmethod
@@ -129,7 +129,7 @@ async def _wait_until_gone(receive: Receive) -> None:
         pass
 
 
-async def read_wanted(request: Request, service: Service) -> tuple[Fields, Wanted]:
+async def read_wanted(request: Request, service: Service) -> tuple[Fields, WantedModel]:
     """Return a request's fields, and the model that its fields `model` and `keep_alive` ask for.
 
     Without `model` it is the server's first one. ollama's `keep_alive` says how long it stays.
@@ -142,7 +142,7 @@ async def read_wanted(request: Request, service: Service) -> tuple[Fields, Wante
     fields = await read_fields(request, service.settings)
     named = await service.find(fields.text("model") or None)
     keep = fields.take("keep_alive")
-    return fields, Wanted(named, keep_s=None if keep is None else keep_seconds(keep))
+    return fields, WantedModel(named, keep_s=None if keep is None else keep_seconds(keep))
 
 
 Compute = Callable[[Lending], Awaitable[Mapping[str, Any]]]

@@ -10,7 +10,7 @@ from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import TextRequest
-from edgedec_apps.server.core.lent import Wanted
+from edgedec_apps.server.core.lent import WantedModel
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reply import Dialect, Reply
 from edgedec_apps.server.core.service import Service, endpoint
@@ -53,7 +53,7 @@ async def _answer(request: Request, service: Service, kind: Kind) -> Response:
     named = await service.find(str(fields.required("model")))
     options, n_ctx = requests.read_options(fields.object("options"))
     keep = fields.take("keep_alive")
-    wanted = Wanted(named, n_ctx, None if keep is None else keep_seconds(keep))
+    wanted = WantedModel(named, n_ctx, None if keep is None else keep_seconds(keep))
     if wanted.keep_s == 0 and not any(fields.has(name) for name in _TEXTS[kind]):
         await service.shelf.unload(lambda place: place.recipe == named.recipe)
         return JSONResponse(empty_answer(kind, named.name, "unload"))

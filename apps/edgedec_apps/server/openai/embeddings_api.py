@@ -24,7 +24,7 @@ from edgedec.gguf.model_kinds import POOLINGS
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.lent import Computed, Lending, Wanted, until_done
+from edgedec_apps.server.core.lent import Computed, Lending, WantedModel, until_done
 from edgedec_apps.server.core.prompts import encode
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.requests import read_options
@@ -120,20 +120,20 @@ async def embed_one(request: Request, service: Service) -> Response:
     return cast(Response, Computed(service, wanted, fields, compute))
 
 
-async def _wanted(service: Service, model: str | None) -> tuple[Wanted, str | None]:
+async def _wanted(service: Service, model: str | None) -> tuple[WantedModel, str | None]:
     """Return the model of a name, and the pooling that the name asks for, or None."""
     name, mark, pooling = (model or "").rpartition(_MARK)
     if not mark or pooling not in POOLINGS:
-        return Wanted(await service.find(model or None)), None
-    return Wanted(await service.find(name or None)), pooling
+        return WantedModel(await service.find(model or None)), None
+    return WantedModel(await service.find(name or None)), pooling
 
 
-async def _wanted_of_ollama(service: Service, fields: Fields, model: str) -> tuple[Wanted, str | None]:
+async def _wanted_of_ollama(service: Service, fields: Fields, model: str) -> tuple[WantedModel, str | None]:
     """Return the model of a name with ollama's fields about it, and the pooling that the name asks for, or None."""
     wanted, pooling = await _wanted(service, model)
     _, n_ctx = read_options(fields.object("options"))
     keep = fields.take("keep_alive")
-    return Wanted(wanted.named, n_ctx, None if keep is None else keep_seconds(keep)), pooling
+    return WantedModel(wanted.named, n_ctx, None if keep is None else keep_seconds(keep)), pooling
 
 
 def _read_texts(fields: Fields, name: str) -> list[Text]:

@@ -18,9 +18,10 @@ from edgedec.gguf.model_info import read_model_info, trained_context
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import REQUESTS, RESERVE, plan_wishes, plan_within
+from edgedec.memory.planner import plan_wishes, plan_within
 from edgedec.memory.setting import Cap, planning_bytes
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes
+from edgedec.memory.terms import REQUESTS, RESERVE
 from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.base_memory import base_bytes

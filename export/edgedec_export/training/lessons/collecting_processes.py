@@ -31,7 +31,7 @@ _MODULE = "edgedec_export.training.lessons.collecting_processes"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AnswerModel:
     """The model that writes answers.
 
     Attributes:
@@ -48,7 +48,7 @@ class Target:
 
 
 def collect_alone(
-    target: Target, job: Collecting, on_progress: OnProgress | None = None, cancel: CancelToken | None = None
+    target: AnswerModel, job: Collecting, on_progress: OnProgress | None = None, cancel: CancelToken | None = None
 ) -> None:
     """Collect in this process; raises what load() and collect() raise."""
     keywords: dict[str, Any] = {"on_progress": on_progress, "cancel": cancel, "offline": True}
@@ -65,7 +65,7 @@ def collect_alone(
 
 
 def collect_together(
-    target: Target,
+    target: AnswerModel,
     job: Collecting,
     n_processes: int,
     on_progress: OnProgress | None = None,
@@ -96,7 +96,7 @@ def _n_tokens(job: Collecting) -> int:
 
 
 @contextmanager
-def _processes(target: Target, jobs: Sequence[Collecting]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _processes(target: AnswerModel, jobs: Sequence[Collecting]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start a process for each job, and end all of them when the block ends."""
     processes: list[subprocess.Popen[bytes]] = []
     try:

@@ -14,7 +14,6 @@ from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
-from edgedec.sessions.invariance import N_MAX, measured_invariance
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.onnx.feeds import CHUNK, even
 from edgedec_runtimes.onnx.foreign.contract import Contract, feeds
@@ -22,6 +21,7 @@ from edgedec_runtimes.onnx.foreign.session import ForeignSession, empty_caches
 from edgedec_runtimes.onnx.graph_model import LOGIT_ROWS, GraphModel, Opened, bind_input, bind_output, pieces
 from edgedec_runtimes.onnx.letting_go import let_go
 from edgedec_runtimes.onnx.single_steps import one_row_is_exact
+from edgedec_runtimes.shared.invariance import N_MAX, measured_invariance
 from edgedec_runtimes.shared.session_state import CheckedItem
 
 _PREFIXES = (40, 250)  # tokens before the compared rows: sums over caches of other lengths run in another order

@@ -18,7 +18,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import TextRequest, run_in_thread
-from edgedec_apps.server.core.lent import Wanted
+from edgedec_apps.server.core.lent import WantedModel
 from edgedec_apps.server.core.reply import Reply
 from edgedec_apps.server.core.room import SHARE, Share
 from edgedec_apps.server.core.service import Service
@@ -159,7 +159,7 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
     """A text is generated to its end, place and model free, even if the client reads nothing of the stream."""
     delivery = Delivery(stream=True)
     texts = TextRequest((messages("x"),), {"max_tokens": 30, "ignore_end": True})
-    wanted = Wanted(server.service.names.served[0])
+    wanted = WantedModel(server.service.names.served[0])
     loaded = server.place.loaded
     assert loaded is not None
 

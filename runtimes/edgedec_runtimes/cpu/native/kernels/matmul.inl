@@ -16,8 +16,9 @@ inline Ahead ahead_of(const Matrix &w, int64_t n) {
   return said == nullptr || said->l1 == edgedec::USUAL_AHEAD ? usual_ahead(n) : *said;
 }
 
-// Fetch n_bytes that lie ahead of p, perhaps behind the end of the weights: then nothing happens. The function is always
-// inlined: GCC drops calls of a function that does nothing but prefetch.
+// Fetch n_bytes that lie ahead of p, perhaps behind the end of the weights: then nothing happens. The pieces of a unit
+// that its blocks fetch in turn are equal parts of all of it, its scales included. The function is always inlined: GCC
+// drops calls of a function that does nothing but prefetch.
 EDGEDEC_INLINE void prefetch_ahead(const uint8_t *p, int n_bytes, Ahead ahead) {
   const uintptr_t at = (uintptr_t)p;
   if (ahead.l1 != 0)
@@ -160,7 +161,7 @@ struct K45 {  // Q4_K, Q5_K
   static inline void keep(uint8_t *to, Bytes x) { memcpy(to, &x, sizeof x); }
   inline void unpack(const uint8_t *unit, int sub, int part, Ahead ahead, Bytes *w) {
     const uint8_t *p = unit + STEP * sub;
-    prefetch_ahead(p, sub == 0 ? STEP + 64 : STEP + 32, ahead);
+    prefetch_ahead(unit + BYTES / SUBS * sub, BYTES / SUBS, ahead);
     load_nibbles(p + PART_BYTES * part, w);
     if constexpr (FIFTH) add_fifth_bits(p + 256 + PART_BYTES * part, w);
     scale = mul(d, load_u8(scales + 16 * sub + LANES * part));
@@ -185,7 +186,7 @@ struct K6 {  // Q6_K
   K6(const uint8_t *unit, int part) { d = load_halves(unit + 3328 + 2 * LANES * part); }
   inline void unpack(const uint8_t *unit, int sub, int part, Ahead ahead, Bytes *w) {
     const uint8_t *p = unit + 384 * sub;
-    prefetch_ahead(p, 384 + 36, ahead);
+    prefetch_ahead(unit + BYTES / SUBS * sub, BYTES / SUBS, ahead);
     load_nibbles(p + PART_BYTES * part, w);
     add_two_bits(p + 256 + PART_BYTES * part, w);
     first = mul(d, load_s8(unit + 3072 + 32 * sub + LANES * part));
@@ -264,7 +265,8 @@ void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
       const int n = row_end - i < MAX_ROWS ? (int)(row_end - i) : MAX_ROWS;
       const ActivationBlock *group = a.blocks + i / GROUP_ROWS * (a.n / 32);
       const TileProduct product = tile_product_of<Unit>(n, std::make_integer_sequence<int, MAX_ROWS>());
-      product(tile, n_units, group, (int)(i % GROUP_ROWS), i == row_begin ? ahead : Ahead{0, 0}, column + (i - row_begin) * stride, stride);
+      const Ahead now = i == row_begin ? ahead : Ahead{0, 0};
+      product(tile, n_units, group, (int)(i % GROUP_ROWS), now, column + (i - row_begin) * stride, stride);
     }
   }
 }

@@ -69,7 +69,7 @@ struct Coded {
   inline void unpack(const uint8_t *unit, int sub, int part, Ahead ahead, Bytes *w) {
     static constexpr Numbers<TYPE> numbers;
     const uint8_t *p = unit + STEP * sub;
-    prefetch_ahead(p, BYTES / SUBS, ahead);
+    prefetch_ahead(unit + BYTES / SUBS * sub, BYTES / SUBS, ahead);
     if constexpr (C.bits == 4) load_nibbles(p + PART_BYTES * part, w);
     else load_two_bits(p + PART_BYTES * part, w);
     if constexpr (C.bits == 3) add_third_bits(p + 128 + PART_BYTES * part, w);

@@ -67,7 +67,7 @@ void add_halves(const uint8_t *unit, int n_blocks, Rows a, Ahead ahead, Floats (
     UNROLL for (int m = 0; m < N; ++m) sums[part][m] = to[part][m];
   for (int b = 0; b < n_blocks; ++b, a.next()) {
     const uint8_t *block = unit + Type::BLOCK * b;
-    prefetch_ahead(block, Type::UNIT / PASS_BLOCKS, ahead);
+    prefetch_ahead(unit + Type::UNIT / PASS_BLOCKS * b, Type::UNIT / PASS_BLOCKS, ahead);
     Ints c[2][N];
     UNROLL for (int m = 0; m < N; ++m) c[0][m] = c[1][m] = Type::start(a, m);
     UNROLL for (int g = 0; g < 4; ++g) {  // nibbles of groups g and g + 4 lie together

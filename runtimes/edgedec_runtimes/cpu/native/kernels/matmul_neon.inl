@@ -219,7 +219,7 @@ void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *
       UNROLL for (int part = 0; part < AT_ONCE; ++part)
         UNROLL for (int v = 0; v < N; ++v) acc[part][v] = sums[pass + part][v];
       for (int i = 0; i < n_run; ++i) {
-        prefetch_ahead(unit + Type::STEP * i, Type::UNIT_BYTES / Type::UNIT_BLOCKS, now);
+        prefetch_ahead(unit + Type::UNIT_BYTES / Type::UNIT_BLOCKS * i, Type::UNIT_BYTES / Type::UNIT_BLOCKS, now);
         const ActivationBlock &a = group[begin + i], &after = group[begin + i + (N > GROUP_ROWS ? n_blocks : 0)];
         UNROLL for (int part = 0; part < AT_ONCE; ++part) {
           Bytes w[8];

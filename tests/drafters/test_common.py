@@ -11,8 +11,7 @@ from support.tiny_models import tiny_llama
 import edgedec
 from edgedec.draft import Verification
 from edgedec.drafter import DraftContext
-from edgedec.drafters.suffix.corpus import CommonDrafter
-from edgedec.drafters.suffix.corpus_text import CommonText, common_text
+from edgedec.drafters.suffix.common import CommonDrafter, CommonText, common_text
 from edgedec.errors import CancelledError
 from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, Progress
@@ -44,7 +43,7 @@ def test_without_a_text_it_proposes_nothing(make_context: MakeContext) -> None:
 @pytest.mark.slow
 def test_its_contexts_are_made_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No request waits for them; loading says so where it takes long, and can be cancelled there."""
-    monkeypatch.setattr("edgedec.drafters.reporting._PATIENCE_S", -1.0)
+    monkeypatch.setattr("edgedec.progress._PATIENCE_S", -1.0)
     path, told = tiny_llama(tmp_path / "m.gguf"), list[Progress]()
     with edgedec.load(path, cache_dir=tmp_path, runtime="reference", on_progress=told.append) as engine:
         monkeypatch.setattr(CommonText, "build", None)
@@ -63,7 +62,7 @@ def test_its_contexts_are_made_while_loading(tmp_path: Path, monkeypatch: pytest
 def test_what_is_made_quickly_is_not_reported(monkeypatch: pytest.MonkeyPatch, tick_s: float, shown: list[int]) -> None:
     """A tenth of a second is no progress worth a line; the third look, at item 1,024, may be beyond it."""
     ticks, told = count(), list[Progress]()
-    monkeypatch.setattr("edgedec.drafters.reporting.monotonic", lambda: tick_s * next(ticks))
+    monkeypatch.setattr("edgedec.progress.monotonic", lambda: tick_s * next(ticks))
     CommonText([1, 2] * 600).build(LoadOptions(on_progress=told.append))
     assert [progress.done for progress in told] == shown
 

@@ -1,20 +1,29 @@
-"""json_close: texts of a grammar that are whole within the tokens they may have.
+"""json_close: texts of a grammar are whole within the tokens that they may have.
 
 After each token of the text an end is known: tokens that make the text whole, as few as a short search finds. A token
 is taken only if an end behind it still fits into the tokens that are left. Where none fits, the end that was known
 before is written instead. So the text is, up to a point, the one that would have come without the limit, and from there
 the shortest end that was found. The end depends on the text, the grammar and the number of tokens left, never on
 drafts.
+
+Paper: none; a search for short ends
+Option: `--json-close`, with a JSON schema or a grammar
+For: JSON that a program reads, where max_tokens is small
+Measured: nothing yet
+Status: opt-in
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Constraint, GrammarState
-from edgedec.errors import RequestError, argument
+from edgedec.constraint import Constraint
+from edgedec.errors import OptionError, RequestError, argument
+from edgedec.grammar import GrammarState
+from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
 
 _NARROW, _WIDE = 1, 6  # texts that a search follows at once
@@ -73,6 +82,43 @@ class _Nesting:
 
 
 _Followed = tuple[tuple[int, ...], _Nesting, int]  # tokens behind the text, the nesting there, how many were chosen
+
+
+class JsonClose(TextMethod):
+    """The request option json_close; its tables of the vocabulary are made once for each model.
+
+    Args:
+        tokenizer: The model's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: ClosingTokens | None = None
+        self._lock = Lock()
+
+    def constraint(self, value: object, text: AskedText) -> Constraint | None:
+        """Return a constraint whose text is whole when its tokens are used up; None for the value False.
+
+        Raises:
+            RequestError: There is no grammar, or a function judges the texts, too.
+        """
+        if not isinstance(value, bool):
+            raise OptionError("json_close", value, "it must be True or False")
+        if not value:
+            return None
+        name = argument("json_close")
+        if text.state is None:
+            raise RequestError(f"{name} needs a JSON schema or a grammar, found neither; give one, or leave {name} out")
+        if "predicate" in text.request.methods:
+            raise RequestError(f"{name} can't close a text that a predicate judges; leave one out")
+        if text.state.predicate is not None:
+            raise RequestError(
+                f"{name} can't close the texts of this schema in time, as its uniqueItems is checked item by item; "
+                f"leave {name} or uniqueItems out"
+            )
+        with self._lock:
+            self._tokens = self._tokens or ClosingTokens(self._tokenizer)
+        return ClosingConstraint(text.state, self._tokens, text.request.sampling.logit_bias)
 
 
 class ClosingTokens:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgedec.model import Capabilities, Forward, Model
-from edgedec.sessions.invariance import RANGE_TOKENS, ExactRows, measured_invariance, measuring_s
+from edgedec_runtimes.shared.invariance import RANGE_TOKENS, ExactRows, measured_invariance, measuring_s
 
 N_VOCAB = 7
 Logits = Callable[[list[int], int, set[int]], float]

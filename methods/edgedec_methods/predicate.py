@@ -1,4 +1,4 @@
-"""Constraints that no mask can say: a function is asked about one text after the other until it takes one.
+"""AWRS: constraints that no mask can say; a function is asked about one text after the other until it takes one.
 
 Tokens are tried in the order of a draw without replacement, so the first one that is taken has the law of the model's
 distribution, renormalised over all that would be taken: AWRS (Lipkin et al. 2025, arXiv:2504.05410). The text is the
@@ -6,24 +6,69 @@ one that a mask of the same tokens would give. One test more gives an unbiased e
 tokens that would be taken: with p of the taken token, p_out of those that were refused, and the next token in order,
 
     Z ~ p + (1 - p_out - p) * (whether the next token is taken, too)
+
+Paper: AWRS, Lipkin et al. 2025, arXiv:2504.05410
+Option: Python only, the request option `predicate=FUNCTION`; schemas with uniqueItems need it
+For: what a program can check and no grammar says
+Measured: nothing yet
+Status: opt-in
 """
 
 import math
 from collections.abc import Sequence
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.constraint import Constraint, DrawPlace, GrammarState, Predicate
-from edgedec.errors import DeadEndError, RequestError
+from edgedec.constraint import Constraint, DrawPlace
+from edgedec.errors import DeadEndError, RequestError, argument
+from edgedec.grammar import GrammarState, Predicate
+from edgedec.sequence import COUPLED
+from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
 
 _MOST_TESTS = 20_000  # for one token
 _LEFT_OVER = 1e-9  # a smaller probability that is left is rounding, and not worth a test
 
 
+class ByPredicate(TextMethod):
+    """The request option predicate, and what a grammar's own predicate needs.
+
+    Args:
+        tokenizer: The model's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._any_text: AnyText | None = None
+        self._lock = Lock()
+
+    def constraint(self, value: Predicate | None, text: AskedText) -> Constraint | None:
+        """Return a constraint that asks a function beside the text's grammar, and the grammar's own where it has one.
+
+        Raises:
+            RequestError: The value is no function, or the request's rule of verification needs a mask.
+        """
+        state, rule = text.state, text.request.rule
+        if value is None:
+            own = None if state is None else state.predicate
+            return None if state is None or own is None else PredicateConstraint(state, own, self._tokenizer)
+        if rule != COUPLED:
+            raise RequestError(f"with a predicate, verify must be {COUPLED!r}, found {rule!r}: a predicate has no mask")
+        if not callable(value):
+            raise RequestError(
+                f"{argument('predicate')} is a {type(value).__name__}; it must be a function of a text and a bool"
+            )
+        if state is None:
+            with self._lock:
+                state = self._any_text = self._any_text or AnyText(self._tokenizer)
+        asked = value if state.predicate is None else both(state.predicate, value)
+        return PredicateConstraint(state, asked, self._tokenizer)
+
+
 class AnyText:
-    """The grammar of all texts: implements edgedec.constraint.GrammarState.
+    """The grammar of all texts: implements edgedec.grammar.GrammarState.
 
     Args:
         tokenizer: The model's.

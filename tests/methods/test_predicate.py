@@ -14,7 +14,6 @@ import edgedec
 from edgedec.constraint import Constraint, DrawPlace
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
-from edgedec.decoding.predicate import AnyText, PredicateConstraint
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import RequestError
@@ -25,6 +24,7 @@ from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
 from edgedec_methods.constrained import constrained
 from edgedec_methods.futures import Futures
+from edgedec_methods.predicate import AnyText, PredicateConstraint
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,8 @@ def test_a_predicate_gives_the_texts_of_the_mask(session: Session, grammars: Gra
         found = generated(session, params, seed, asked)
         assert (found.token_ids, found.is_whole) == (masked.token_ids, True)
         assert (found.constraint_logprob is None) == params.greedy
-        both = grammars.open_constraint(GRAMMAR, lambda text, is_end: "bd" not in text)
+        methods = {"predicate": lambda text, is_end: "bd" not in text}
+        both = grammars.open(GRAMMAR, Request(PROMPT, params, seed, methods=methods))
         mixed = generated(session, params, seed, both)
         assert WHOLE.fullmatch(mixed.text)
         assert "bd" not in mixed.text

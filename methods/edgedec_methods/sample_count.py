@@ -1,0 +1,75 @@
+"""TTSPM (the test-time scaling performance model): texts are written until another is expected to add too little.
+
+The model: after n texts the accuracy is F(n) = F_max (1 - (1 - p)^n), where p is the chance that one text is right, as
+far as n texts can be right at all. The next text then adds F_max p (1 - p)^n, which falls below eps at a certain n.
+
+Paper: arXiv:2505.20522
+Option: `--texts auto`, with `--choose vote`
+For: votes on prompts of which some are easy
+Measured: nothing yet (`python benchmarks/answers/better_answers.py table FILES` counts the texts)
+Status: opt-in
+"""
+
+import math
+from collections.abc import Sequence
+
+from edgedec.errors import OptionError
+
+
+def enough(p: float, eps: float, f_max: float = 1.0) -> int:
+    """Return the least number of texts, at least 1, after which another adds less than `eps` of accuracy.
+
+    Args:
+        p: The chance that one text is right, 0 to 1.
+        eps: What a text must add, above 0 and below 1.
+        f_max: The accuracy that any number of texts can't exceed, above 0 and at most 1.
+
+    Raises:
+        OptionError: A value is out of range.
+
+    >>> enough(0.5, 0.05), enough(0.9, 0.05), enough(0.01, 0.05), enough(1.0, 0.05)
+    (4, 2, 1, 1)
+    """
+    if not 0 <= p <= 1:
+        raise OptionError("p", p, "it must be from 0 to 1")
+    if not 0 < eps < 1:
+        raise OptionError("eps", eps, "it must be above 0 and below 1")
+    if not 0 < f_max <= 1:
+        raise OptionError("f_max", f_max, "it must be above 0 and at most 1")
+    if p == 1 or f_max * p < eps:
+        return 1
+    n = max(1, math.ceil(math.log(eps / (f_max * p)) / math.log1p(-p)))
+    while n > 1 and f_max * p * (1 - p) ** (n - 1) < eps:  # what rounding added
+        n -= 1
+    return n if f_max * p * (1 - p) ** n < eps else n + 1
+
+
+def another_is_wanted(n_right: int, n: int, eps: float, most: int) -> bool:
+    """Return whether to write another text after n texts, of which `n_right` were right or agreed with the majority.
+
+    The chance p is estimated as (n_right + 1) / (n + 2), Laplace's rule, so that it is never 0 or 1.
+
+    >>> another_is_wanted(4, 4, 0.05, 16), another_is_wanted(2, 4, 0.05, 16), another_is_wanted(2, 4, 0.01, 4)
+    (False, False, False)
+    >>> another_is_wanted(1, 2, 0.05, 16)
+    True
+    """
+    return n < most and enough((n_right + 1) / (n + 2), eps) > n
+
+
+def n_agreeing(answers: Sequence[str | None]) -> int:
+    """Return how many texts have the answer that most of them have; texts without an answer agree with none.
+
+    >>> n_agreeing(["4", "4", None, "5"]), n_agreeing([None])
+    (2, 0)
+    """
+    return max((answers.count(answer) for answer in set(answers) - {None}), default=0)
+
+
+def is_enough(answers: Sequence[str | None], eps: float, most: int) -> bool:
+    """Return whether no further text is wanted after texts that state these answers; see another_is_wanted().
+
+    >>> is_enough(["4", "4", "4", "4"], 0.05, 16), is_enough(["4", None, "5", "6"], 0.05, 16)
+    (True, False)
+    """
+    return not another_is_wanted(n_agreeing(answers), len(answers), eps, most)
