@@ -11,8 +11,6 @@ from edgedec.draft_constants import BUCKET, LOSS_SHARE, NEWEST, NEXT_TO_NOTHING,
 Cost = Callable[[int], float]
 """Seconds of a forward by the nodes of the draft in it."""
 
-_SHARE_DIGITS = 2  # shares of the weights that differ by less are timed together
-
 
 @dataclass(frozen=True, slots=True)
 class SharedForward:
@@ -237,7 +235,6 @@ class CostCurve:
         self.resuming = Resuming(resume_share if resume_share > NOTICED else 0.0)
         self._base = base
         self._buckets = {0: _Bucket(dict(base), max(base))} if base else {}
-        self._parts: dict[float, deque[float]] = {}
 
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
         """Take the measured seconds of one forward over `n_rows` rows after `n_past` tokens.
@@ -289,34 +286,6 @@ class CostCurve:
         """
         one, many = self.seconds(1), self.seconds(n_rows)
         return max(1.0, many / one) if one and many else 1.0
-
-    def observe_part(self, share: float, seconds: float, n_past: int = 0) -> None:
-        """Take the measured seconds of one row through half-layers that hold this share of the weights."""
-        whole = self.seconds(1, n_past)
-        if whole is not None and whole > 0:
-            ratios = self._parts.setdefault(round(share, _SHARE_DIGITS), deque(maxlen=SAMPLES))
-            ratios.append(min(seconds / whole, ODD * share))
-
-    def expect_part(self, share: float, ratio: float) -> None:
-        """Take the expected time of one row through this share of the weights, in whole rows, unless it was timed."""
-        self._parts.setdefault(round(share, _SHARE_DIGITS), deque([ratio], maxlen=SAMPLES))
-
-    def part(self, share: float) -> float:
-        """Return the time of one row through this share of the weights, in times of a whole row.
-
-        The time of a share that was never timed is interpolated between those that were, 0 and 1.
-
-        >>> curve = CostCurve({1: 0.010})
-        >>> curve.part(0.6)
-        0.6
-        >>> curve.observe_part(0.5, 0.006)
-        >>> curve.part(0.5), curve.part(0.25), curve.part(0.75)
-        (0.6, 0.3, 0.8)
-        """
-        known = sorted({0.0: 0.0, 1.0: 1.0, **{at: median(ratios) for at, ratios in self._parts.items()}}.items())
-        above = next(i for i, (at, _) in enumerate(known) if at >= share and i)
-        (low, low_ratio), (high, high_ratio) = known[above - 1], known[above]
-        return low_ratio + (high_ratio - low_ratio) * (share - low) / (high - low)
 
     def is_unknown(self, n_rows: int) -> bool:
         """Tell whether no forward of `n_rows` rows or more was ever timed."""

@@ -161,7 +161,7 @@ class DraftContext:
         learned: The user's own files in the target's tokens, or None.
         shape: How a drafter that evaluates a model branches, so that the rule verifies its drafts exactly.
         predicted: Tokens that the request expects the text to have; they may be wrong.
-        curve: What forwards of the target take; a drafter that runs a part of it notes there what that takes.
+        curve: What forwards of the target take.
         correction: What the drafter's own estimates were worth so far.
         token_s: Seconds that the draft model takes for a token, as timed at load; None where it was not timed.
         note_ahead: `(tokens drafted while the target verified, those of use)` notes these sums so far.

@@ -291,7 +291,6 @@ def test_a_kind_that_fails_is_passed_over(model: Path, cache: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("_echoes")
-@pytest.mark.slow
 def test_a_kind_and_a_runtime_of_another_package_draft(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,9 @@ from typing import Literal, Protocol, Unpack
 from edgedec import plugins
 from edgedec.api.requests import RequestOptions, SamplingOptions
 from edgedec.chat import Message
-from edgedec.choosing.asked_prompt import AskedPrompt, BranchingEngine
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
 from edgedec.choosing.choosers import require_logprobs
+from edgedec.choosing.partial_texts import AskedPrompt, BranchingEngine
 from edgedec.choosing.scorer import SCORER_S, Scorer, require_scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
 from edgedec.decoding.samples import Until

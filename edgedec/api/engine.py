@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeGuard, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from edgedec.sequence import Generation
 if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.api.async_api import AsyncSampleStream, AsyncTokenStream
     from edgedec.api.best_text import BestOf
-    from edgedec.api.embedding import Embedder
     from edgedec.choosing.choice import ChosenText
     from edgedec.choosing.search_by import SearchBy
     from edgedec.decoding.samples import SampleStream, Until
@@ -208,7 +207,7 @@ class Engine(LoadedModel):
         """
         from edgedec.api.best_text import BestOf, best_of, prompt_text
         from edgedec.api.search_text import searched
-        from edgedec.choosing.asked_prompt import AskedPrompt
+        from edgedec.choosing.partial_texts import AskedPrompt
         from edgedec.choosing.search_by import SearchBy
 
         ids: Sequence[int]
@@ -272,10 +271,8 @@ class Engine(LoadedModel):
         return cast(list[int], plugins.load_plugin(plugins.OWN, "infill")(self, before, after, files))
 
     @cached_property
-    def _embedder(self) -> "Embedder":
-        from edgedec.api.embedding import Embedder
-
-        return Embedder(self.pool, self.card, self._path)
+    def _embedder(self) -> Any:
+        return plugins.load_plugin(plugins.OWN, "embedder")(self.pool, self.card, self._path, self.prompt_ids)
 
     def embed(
         self,
@@ -304,12 +301,8 @@ class Engine(LoadedModel):
             CapabilityError: The runtime has no hidden states.
             CancelledError: `cancel` stopped the work.
         """
-        from edgedec.decoding.embedding import require_dimensions, require_pooling
-
-        chosen = require_pooling(self.card, pooling)
-        require_dimensions(self.card, dimensions)
-        all_ids = [self.prompt_ids(text) for text in texts]
-        return self._embedder.vectors(all_ids, chosen, dimensions, CancelToken() if cancel is None else cancel)
+        found = self._embedder.vectors(texts, pooling, dimensions, CancelToken() if cancel is None else cancel)
+        return cast(NDArray[np.float32], found)
 
     def record(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from edgedec import plugins
 from edgedec.api.requests import (
     ChatPrompts,
     Prompt,
@@ -314,10 +315,7 @@ class LoadedModel(Closeable):
             StorageError: The file can't be written, or another file has its name.
             CapabilityError: The session can't be saved.
         """
-        from edgedec.api.prompt_cache import cache_of, write_prompt_cache
-
-        with self.pool.all():
-            write_prompt_cache(Path(path), cache_of(self.pool.last))
+        plugins.load_plugin(plugins.OWN, "save_prompt_cache")(self, Path(path))
 
     def load_prompt_cache(self, path: str | os.PathLike[str]) -> int:
         """Restore the KV cache from a file of save_prompt_cache; return how many tokens it holds.
@@ -326,12 +324,7 @@ class LoadedModel(Closeable):
             ModelFormatError: The file is damaged, or was made with another model, release or options.
             StorageError: The file can't be read.
         """
-        from edgedec.api.prompt_cache import read_prompt_cache, restore_cache
-
-        cache = read_prompt_cache(Path(path), self.card.fingerprint)
-        with self.pool.all():
-            restore_cache(self.pool.last, cache)
-        return len(cache.token_ids)
+        return int(plugins.load_plugin(plugins.OWN, "load_prompt_cache")(self, Path(path)))
 
     def save_draft_store(self) -> None:
         """Write the file of load(draft_store=...) now, as close() does, if there is something new to write.

@@ -5,9 +5,8 @@ from typing import Any
 
 from edgedec.api.best_text import ManyTexts
 from edgedec.api.requests import RequestOptions
-from edgedec.choosing.asked_prompt import AskedPrompt
 from edgedec.choosing.choice import ChosenText
-from edgedec.choosing.partial_texts import PartialText, PartialTexts
+from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
 from edgedec.choosing.scorer import CallerScorer
 from edgedec.choosing.search_by import SearchBy, SearchRun
 from edgedec.choosing.vote import answer_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from edgedec.choosing.asked_prompt import AskedPrompt
+from edgedec.choosing.partial_texts import AskedPrompt
 from edgedec.choosing.vote import ANSWER, answer_of
 from edgedec.errors import OptionError, PluginError
 from edgedec.plugins import CHOOSERS, load_plugin, plugins

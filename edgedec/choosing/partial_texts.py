@@ -1,4 +1,4 @@
-"""Texts of one prompt that are being written side by side: they fork, grow by a token each, and are dropped.
+"""The prompt that choosers and searches are asked about, and its texts while a search writes them side by side.
 
 Every search moves texts through `PartialTexts`, so that one place counts what a search costs, looks at the
 cancel token, and frees the branches when the search ends, however it ends.
@@ -6,15 +6,19 @@ cancel token, and frees the branches when the search ends, however it ends.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.model import Closeable
+from edgedec.chat import Message
+from edgedec.decoding.branches import Branches
+from edgedec.model import Closeable, Model
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.sampling import log_probs
+from edgedec.tokenizer import Tokenizer
 
 Ended = Literal["stop", "length"]
 
@@ -225,3 +229,47 @@ def best_tokens(row: NDArray[Any], n: int) -> list[int]:
     border = np.partition(row, len(row) - n)[len(row) - n]
     ids = np.flatnonzero(row >= border)
     return [int(ids[i]) for i in np.argsort(-row[ids], kind="stable")][:n]
+
+
+class BranchingEngine(Protocol):
+    """What a chooser or a search may ask of the engine.
+
+    Attributes:
+        model: The runtime's model.
+    """
+
+    model: Model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    def branches(
+        self,
+        prompt: Sequence[int],
+        *,
+        most: int,
+        cancel: CancelToken | None,
+        on_progress: OnProgress | None = None,
+    ) -> AbstractContextManager[Branches]:
+        """Open branches of a prompt inside the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    """A prompt whose texts are chosen among or searched for.
+
+    Attributes:
+        engine: Has the model.
+        token_ids: The prompt.
+        prefix: The prompt as text, for the caller's scorer: of a chat its last message, of token ids nothing.
+        render: `(messages)` -> the prompt that the model's chat template makes of them, as text; None where the prompt
+            is no chat.
+        cancel: Stops the writing, the search and the scorer; None where nobody can cancel.
+    """
+
+    engine: BranchingEngine
+    token_ids: Sequence[int]
+    prefix: str
+    render: Callable[[Sequence[Message]], str] | None
+    cancel: CancelToken | None

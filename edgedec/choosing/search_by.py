@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edgedec.choosing.asked_prompt import AskedPrompt
 from edgedec.choosing.choice import installed
-from edgedec.choosing.partial_texts import PartialText, PartialTexts
+from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
 from edgedec.choosing.scorer import SCORER_S, Scorer, TextScorer, require_scorer
 from edgedec.choosing.vote import ANSWER, answer_pattern
 from edgedec.errors import OptionError, argument

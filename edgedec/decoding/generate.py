@@ -24,7 +24,7 @@ from edgedec.errors import (
     argument,
 )
 from edgedec.model import Session
-from edgedec.progress import CancelToken, OnProgress, Progress, report_progress
+from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sampling import Noise
 from edgedec.scheduler.drafter_set import open_policy
 from edgedec.sequence import COUPLED, Generation, Request, TextState, TokenOutput
@@ -140,11 +140,13 @@ def decoded(
 ) -> Generator[TokenOutput]:
     """Yield the tokens of a generation on a session; in the end note what happened to the session and the drafters."""
     try:
-        _begin_reading(slot, text.request, cancel)
+        if slot.prefixes is not None and not text.request.begun_ids:  # those come before the prompt is read
+            slot.prefixes.begin(slot, text.request.prompt_ids, cancel)
         with slot.session.generating(len(text.request.prompt_ids)):
             reuse_prefix(slot, text)
-            noted = _noting(slot, text.request.prompt_ids, on_progress)
-            run = open_run(slot, text, slot.session, slot.curve, constraint, on_progress=noted)
+            if slot.prefixes is not None:
+                on_progress = slot.prefixes.noting(slot, text.request.prompt_ids, on_progress)
+            run = open_run(slot, text, slot.session, slot.curve, constraint, on_progress=on_progress)
             try:
                 yield from _steps(slot, run, cancel, started)
             finally:
@@ -154,34 +156,6 @@ def decoded(
         slot.reading = ()
         text.stats.total_s = perf_counter() - started
         text.stats.n_generated_tokens = text.n_generated
-
-
-def _begin_reading(slot: SessionSlot, request: Request, cancel: CancelToken) -> None:
-    """Wait until a prefix that another slot reads can be taken over, and let others wait for this prompt.
-
-    They don't wait for a text that was begun earlier: it yields those tokens before its prompt is read.
-    """
-    if slot.prefixes is not None and not request.begun_ids:
-        slot.prefixes.begin(slot, request.prompt_ids, cancel)
-
-
-def _noting(slot: SessionSlot, prompt: tuple[int, ...], on_progress: OnProgress | None) -> OnProgress | None:
-    """Return what takes the progress of a prompt: it notes what is read, where others may take that over.
-
-    It does not matter there how a prompt is cut (Capabilities.prefill_chunk is 1).
-    """
-    if slot.prefixes is None:
-        return on_progress
-
-    def note(progress: Progress) -> None:
-        is_exact = slot.n_exact == len(slot.cached_ids)
-        slot.cached_ids = list(prompt[: progress.done])
-        if is_exact:
-            slot.n_exact = progress.done
-        if on_progress is not None:
-            on_progress(progress)
-
-    return note
 
 
 def _steps(slot: SessionSlot, run: TextRun, cancel: CancelToken, started: float) -> Iterator[TokenOutput]:

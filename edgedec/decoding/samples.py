@@ -60,7 +60,12 @@ class SampleStream(Stream[SampleOutput]):
 
         It can be read at any time. Texts that were forked off have the numbers behind the first n.
         """
-        return self._writing.generations
+        its = self._writing
+        if its.batch is not None:
+            return its.batch.generations
+        unbegun = range(len(its.alone), its.n)
+        texts = [*its.alone, *((begun(its.request.text(k), its.slot, None), []) for k in unbegun)]
+        return tuple(generation_of(state, outputs) for state, outputs in texts)
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -69,7 +74,10 @@ class SampleStream(Stream[SampleOutput]):
 
     def has_ended(self, text: int) -> bool:
         """Tell whether a text is complete, and its last token was read."""
-        return self._writing.has_ended(text)
+        its = self._writing
+        if its.batch is not None:
+            return text not in its.batch.unsettled and all(found.text != text for found in its.pending)
+        return text < len(its.alone) and its.alone[text][0].finish_reason is not None
 
     def stats(self, text: int) -> DecodeStats:
         """Return the statistics of a text, which grow while it is written (RequestError: no token of it was read)."""
@@ -165,21 +173,6 @@ class _Writing:
     ended: list[int] = field(default_factory=list)
     n_settled: int = 0
     forked_at: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def generations(self) -> tuple[Generation, ...]:
-        """What was generated so far, by the number of the text."""
-        if self.batch is not None:
-            return self.batch.generations
-        unbegun = range(len(self.alone), self.n)
-        texts = [*self.alone, *((begun(self.request.text(k), self.slot, None), []) for k in unbegun)]
-        return tuple(generation_of(state, outputs) for state, outputs in texts)
-
-    def has_ended(self, text: int) -> bool:
-        """Tell whether a text is complete, and its last token was read."""
-        if self.batch is not None:
-            return text not in self.batch.unsettled and all(found.text != text for found in self.pending)
-        return text < len(self.alone) and self.alone[text][0].finish_reason is not None
 
     def forget(self, dropped: Callable[[int], bool]) -> None:
         """Leave out the tokens of dropped texts that have not been read."""

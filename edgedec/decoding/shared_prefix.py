@@ -13,7 +13,7 @@ from typing import Protocol
 
 from edgedec.errors import EdgedecError, SessionError
 from edgedec.model import Session
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.sequence import n_common
 from edgedec.sessions.batching import BatchedSession
 from edgedec.sessions.text_pages import PAGE_TOKENS
@@ -75,6 +75,22 @@ class SharedPrefixes:
         held = max(n_common(holder.cached_ids, prompt, limit) for holder in self._holders)
         coming = max((n_common(holder.reading, prompt, limit) for holder in self._others(own)), default=0)
         return coming - held if coming - held >= _LEAST else 0
+
+    def noting(self, own: PrefixHolder, prompt: tuple[int, ...], on_progress: OnProgress | None) -> OnProgress:
+        """Return what takes the progress of a prompt, passes it on, and notes what is read, as others may take it over.
+
+        How the prompt is cut does not matter there (Capabilities.prefill_chunk is 1).
+        """
+
+        def note(progress: Progress) -> None:
+            is_exact = own.n_exact == len(own.cached_ids)
+            own.cached_ids = list(prompt[: progress.done])
+            if is_exact:
+                own.n_exact = progress.done
+            if on_progress is not None:
+                on_progress(progress)
+
+        return note
 
     def take(self, own: PrefixHolder, prompt: Sequence[int], *, exact: bool) -> None:
         """Let a session begin with the prefix of a prompt that another one holds, where it holds a page more of it.

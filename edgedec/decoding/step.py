@@ -97,10 +97,6 @@ class Prepared:
     draft: Draft
     draft_s: float
 
-    def without_draft(self) -> "Prepared":
-        """Return the plain step in its place, where there is no room for the rows of a draft."""
-        return replace(self, draft=EMPTY_DRAFT)
-
     def item(self) -> ForwardItem:
         """Return the rows: the last pending token's logits are wanted; with a draft, those of all rows.
 
@@ -150,7 +146,7 @@ def evaluated(
     except (ContextFullError, MemoryCapError):
         if not any(its.draft.tokens for its in steps):
             raise
-    steps = [its.without_draft() for its in steps]
+    steps = [replace(its, draft=EMPTY_DRAFT) for its in steps]
     return steps, forward(steps)
 
 

@@ -60,10 +60,6 @@ class Tally:
     n_right: int = 0
     why: str = ""
 
-    def memory_bytes(self) -> int:
-        """Return next to nothing."""
-        return 0
-
 
 class HeadDrafter:
     """Implements edgedec.drafter.Drafter.

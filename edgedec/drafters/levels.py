@@ -11,7 +11,6 @@ from edgedec.drafters.draft_builder import Level
 from edgedec.drafters.drawn_trees import TreePlace
 from edgedec.model import Forward
 from edgedec.sampling import Distribution, Noise, SamplingParams, distribution
-from edgedec.verification.rule_tools import sample, uniform_source
 
 if TYPE_CHECKING:
     from edgedec.drafters.drawn_trees import TreePlace
@@ -42,7 +41,7 @@ class LevelMaker:
     def __init__(self, context: DraftContext, n_vocab: int, label: int) -> None:
         self.draws = not context.coupled and not context.sampling.greedy
         self._params = cut(context.sampling) if self.draws else context.sampling
-        self._uniform = uniform_source(context.noise, label) if self.draws else None
+        self._label = label
         self._keys = Noise(context.noise.key(label) ^ _TREES)
         self._n_drawn = 0
         self._noise = context.noise
@@ -59,11 +58,13 @@ class LevelMaker:
         Raises:
             RequestError: As edgedec.sampling.distribution.
         """
-        if self._uniform is None:
+        if not self.draws:
             tokens, p = ranked(forward, row, self._params, text, self._noise, self._n_vocab)
             return Level(tokens[: self._width], p[: self._width])
+        from edgedec.verification.rule_tools import sample, uniform_source  # only opt-in rules draw
+
         q = self.law(forward, row, text)
-        token = sample(q, self._uniform(self._n_drawn))
+        token = sample(q, uniform_source(self._noise, self._label)(self._n_drawn))
         self._n_drawn += 1  # a position that is drafted again gets another number
         return Level([token], [agreement(q)], q)
 

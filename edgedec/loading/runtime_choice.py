@@ -219,7 +219,7 @@ def _instance(plugin: Any) -> Runtime:
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
+class Comparison:
     """What a comparison of two runtimes found, as it is kept.
 
     Attributes:
@@ -232,7 +232,7 @@ class _Comparison:
     reason: str
     is_faster: bool
     is_whole: bool
-    n_tries: int
+    n_tries: int = 1
 
 
 def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
@@ -246,16 +246,11 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
             other = _taking(rival, choice.path, options, {})
             if other is None:
                 return choice
-            from edgedec.loading.runtime_comparison import compare, is_faster
-
-            measured = compare(choice.path, first, other, options)
-        of_first, of_rival = measured[first.name], measured[other.name]
-        if of_first is None:
+            compared_runtimes = plugins.load_plugin(plugins.OWN, "compared_runtimes")
+            compared: Comparison | None = compared_runtimes(choice.path, first, other, options)
+        if compared is None:
             return choice
-        rest = f"{rival.name} took too long to load" if of_rival is None else of_rival.text(rival.name)
-        faster = of_rival is not None and is_faster(of_rival, of_first)
-        n_tries = 1 if found is None else found.n_tries + 1
-        found = _Comparison(f"{of_first.text(first.name)}; {rest}", faster, of_rival is not None, n_tries)
+        found = compared if found is None else replace(compared, n_tries=found.n_tries + 1)
         probe_cache.put(options.cache_dir, _KIND, key, asdict(found))
     other = _taking(rival, choice.path, options, {}) if found.is_faster else None
     if other is None:
@@ -263,13 +258,13 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
     return replace(choice, runtime=other, reason=found.reason, slower=first)
 
 
-def _known(options: LoadOptions, key: str) -> _Comparison | None:
+def _known(options: LoadOptions, key: str) -> Comparison | None:
     """Return what an earlier comparison found; None without one, and where what was kept is damaged."""
     found = probe_cache.get(options.cache_dir, _KIND, key)
-    hints = get_type_hints(_Comparison)
+    hints = get_type_hints(Comparison)
     if not isinstance(found, dict) or found.keys() != hints.keys():
         return None
-    return _Comparison(**found) if all(type(found[name]) is kind for name, kind in hints.items()) else None
+    return Comparison(**found) if all(type(found[name]) is kind for name, kind in hints.items()) else None
 
 
 def _key(path: Path, options: LoadOptions) -> str:

@@ -2,7 +2,8 @@
 
 Linux reports them in files below /proc and /sys/fs/cgroup (the kernel's Documentation: filesystems/proc.rst,
 accounting/psi.rst, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst); the functions take these folders as arguments.
-On macOS and Windows edgedec.memory.platform asks the system. A figure that can't be read, or makes no sense, is None.
+On macOS and Windows edgedec_runtimes.shared.other_systems asks the system. A figure that can't be read, or makes no
+sense, is None.
 """
 
 import ctypes
@@ -13,7 +14,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from edgedec import plugins
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 62  # version 1 writes a number just below 2^63 where there is no limit
@@ -43,21 +46,12 @@ _V2 = _Names(
 
 def resident_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes that this process holds in memory now, as the system counts them."""
-    if _is_linux(proc):
-        return _status(proc).get("VmRSS")
-    from edgedec.memory import platform
-
-    return platform.process().resident
+    return _status(proc).get("VmRSS") if _is_linux(proc) else _told("process").resident
 
 
 def peak_resident_bytes(proc: Path = PROC) -> int | None:
     """Return the most bytes that this process has held in memory so far."""
-    if _is_linux(proc):
-        peak = _status(proc).get("VmHWM")
-    else:
-        from edgedec.memory import platform
-
-        peak = platform.process().peak
+    peak = _status(proc).get("VmHWM") if _is_linux(proc) else _told("process").peak
     return _most_used() if peak is None and proc == PROC else peak
 
 
@@ -116,11 +110,7 @@ def resident_reader(proc: Path = PROC) -> Callable[[], int | None]:
 
 def total_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes of memory that the machine has."""
-    if _is_linux(proc):
-        return _meminfo(proc).get("MemTotal")
-    from edgedec.memory import platform
-
-    return platform.machine().total
+    return _meminfo(proc).get("MemTotal") if _is_linux(proc) else _told("machine").total
 
 
 def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
@@ -130,9 +120,8 @@ def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     limit less what the group holds; its page cache counts as free.
     """
     if not _is_linux(proc):
-        from edgedec.memory import platform
-
-        return platform.machine().available
+        told: int | None = _told("machine").available
+        return told
     names, folders = _groups(proc, cgroup)
     return _least([_meminfo(proc).get("MemAvailable"), *(_left(folder, names) for folder in folders)])
 
@@ -175,6 +164,11 @@ def glibc(name: str) -> Any:
 def _is_linux(proc: Path) -> bool:
     """Return whether the figures are in files: on Linux, and where the caller names a folder."""
     return sys.platform == "linux" or proc != PROC
+
+
+def _told(what: Literal["machine", "process"]) -> Any:
+    """Return the memory of the machine or of this process as macOS or Windows tells it."""
+    return plugins.load_plugin(plugins.OWN, f"{what}_memory")()
 
 
 def _status(proc: Path, process: str = "self") -> dict[str, int]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 from time import monotonic, perf_counter
 
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
-from edgedec.draft_constants import LOOKED_UP_SHARE, ODD, TRIAL_SHARE
-from edgedec.drafter import Closing, Drafter, DrafterNeeds, DrafterRestsError, ProposalLog
+from edgedec.draft_constants import LOOKED_UP_SHARE, NEWEST, ODD, TRIAL_SHARE
+from edgedec.drafter import Closing, Drafter, DrafterNeeds, DrafterRestsError, JointDrafter, ProposalLog
 from edgedec.drafter_traits import DraftCost, Following
 from edgedec.errors import PluginError
 from edgedec.scheduler.draft_tree import DraftTree, PolicyOptions
@@ -25,6 +26,7 @@ class ActiveDrafter:
         drafter: The drafter.
         record: What is known of it.
         cost: What each of its nodes takes.
+        greedy: Whether the text's tokens are drawn at temperature 0; what is known of sampled texts is kept apart.
         draft: What it proposed before this step.
         places: By node of `draft`, the node's index in the tree of all proposals.
         n_before: How many nodes that tree had before.
@@ -37,7 +39,7 @@ class ActiveDrafter:
         asked_s: Seconds that these drafts took.
         verified: Whether nodes of its latest draft were verified.
         n_used: How many of its drafts were verified and began with a right token.
-        price: Turns the seconds of a draft into those that count where generations draft together, or None.
+        part: Of the other texts that share the forward, how many drafted along lately.
         asked: Whether it was asked before this step.
         ask_s: Seconds that this took.
         taught_s: Mean seconds that teaching it takes.
@@ -51,6 +53,7 @@ class ActiveDrafter:
     drafter: Drafter
     record: DrafterRecord
     cost: DraftCost = DraftCost.NOTHING
+    greedy: bool = True
     draft: Draft = EMPTY_DRAFT
     places: list[int] = field(default_factory=list)
     n_before: int = 0
@@ -64,7 +67,7 @@ class ActiveDrafter:
     verified: bool = False
     n_used: int = 0
     hoped: float | None = None
-    price: Callable[[float], float] | None = None
+    part: float = 1.0
     asked: bool = False
     ask_s: float = 0.0
     taught_s: float = 0.0
@@ -82,19 +85,23 @@ class ActiveDrafter:
         """Whether it knows the text already as far as the target's session holds it."""
         return self.cost is DraftCost.CALLS
 
-    def is_due(self, worth: Worth, token_s: float, n_texts: int, *, among_others: bool = False) -> bool:
+    @property
+    def worth(self) -> Worth:
+        """What its drafts are worth in texts like this one."""
+        return self.record.worth[self.greedy]
+
+    def is_due(self, token_s: float, n_texts: int, *, among_others: bool = False) -> bool:
         """Tell whether it is asked before this step, as that pays or to find out; `tries` says which.
 
         Args:
-            worth: What its drafts are worth.
             token_s: Seconds that a token is worth.
             n_texts: Texts that share the forward.
             among_others: Whether other drafters proposed nodes that are worth verifying.
         """
         if self.idles:
             return False
-        worth.paid = worth.pays(token_s, among_others=among_others)
-        return self.may_ask(worth.paid, worth.price_s, n_texts)
+        self.worth.paid = self.worth.pays(token_s, among_others=among_others)
+        return self.may_ask(self.worth.paid, self.worth.price_s, n_texts)
 
     def may_ask(self, pays: bool, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
         """Tell whether to ask the drafter: where that pays, or to find out, where the loss fits its budget.
@@ -123,24 +130,23 @@ class ActiveDrafter:
         """
         return (TRIAL_SHARE if self.costly else LOOKED_UP_SHARE) / sqrt(n_texts)
 
-    def wait_s(self, greedy: bool, token_s: float, n_texts: int) -> float:
+    def wait_s(self, token_s: float, n_texts: int) -> float:
         """Return the seconds before the drafter may be asked, where no other one proposes anything; 0 for now."""
-        worth = self.record.worth[greedy]
         if self.idles:
             return inf
-        if (self.costly and not self.in_place) or self.drafter.needs.of_each_step:
-            return 0.0  # what it needs comes with each step
-        return 0.0 if worth.pays(token_s) else self.record.wait_s(worth.price_s, self.share(n_texts), n_texts)
+        if (self.costly and not self.in_place) or self.drafter.needs.of_each_step or self.worth.pays(token_s):
+            return 0.0  # what it needs may come with each step
+        return self.record.wait_s(self.worth.price_s, self.share(n_texts), n_texts)
 
-    def idle_if_dear(self, greedy: bool) -> None:
+    def idle_if_dear(self) -> None:
         """Leave the text alone where the record says so."""
-        if self.following is not None and self.record.goes_without(greedy):
+        if self.following is not None and self.record.goes_without(self.greedy):
             self.following.idle()
             self.idles = True
 
-    def count_following(self, greedy: bool) -> None:
+    def count_following(self) -> None:
         """Count at a text's end what following it took as lost, where drafts did not pay."""
-        if self.following is not None and not self.idles and not self.record.worth[greedy].paid:
+        if self.following is not None and not self.idles and not self.worth.paid:
             self.record.trials.lost_s += self.following.followed_s
 
     def catch_up(self) -> None:
@@ -149,21 +155,39 @@ class ActiveDrafter:
             token_ids, self.unlearned = tuple(self.unlearned), []
             self.drafter.learn(Verification((), token_ids), {})
 
-    def judge(self, worth: Worth, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
+    def judge(self, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
         """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""
         if self.tries:  # a prompt that was read first is no price, but lost time it is
-            spent_s = max(worth.believed(seconds), min(seconds, ODD * token_s))
+            spent_s = max(self.worth.believed(seconds), min(seconds, ODD * token_s))
             self.record.trials.lost_s += max(0.0, spent_s - gain * token_s)
-        worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
+        self.worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
 
-    def corrected_p(self, greedy: bool) -> list[float]:
+    def corrected_p(self) -> list[float]:
         """Return P(node accepted | parent accepted) of its draft's nodes, by what was observed of its estimates."""
-        calibration = self.record.calibration[greedy]
-        return [calibration.corrected(p) for p in self.draft.p_accept]
+        return [self.record.calibration[self.greedy].corrected(p) for p in self.draft.p_accept]
 
-    def share_s(self, seconds: float) -> float:
-        """Return what its latest draft cost its generation, where `seconds` passed."""
-        return seconds if self.price is None else self.price(seconds)
+    def share_s(self, seconds: float, curve: CostCurve) -> float:
+        """Return what its latest draft cost its generation, where `seconds` passed, waiting for others included.
+
+        Where the drafts of several generations call a model together, the others are expected to draft along as they
+        did lately, at first all of them. If each generation paid for the whole draft, none would begin where all of
+        them together would gain. What passes beside the calls is paid for by those that drafted: this generation's own
+        work, and waiting until the threads of the others had the interpreter. The next forward of all waits for that,
+        and it is most of the price where the model is small. `curve` is the cost curve of the target's session: a call
+        of n rows is taken to last as many times as long as one of a single row as a forward of the target does.
+        """
+        drafter, others = self.drafter, curve.others
+        if not others or not isinstance(drafter, JointDrafter) or not drafter.calls:
+            return seconds
+        n_along = sum(call.n_items - 1 for call in drafter.calls) / len(drafter.calls)
+        self.part += NEWEST * (min(1.0, n_along / others) - self.part)
+        n = 1 + round(others * self.part)
+        beside_s = seconds - sum(call.seconds for call in drafter.calls)
+        called_s = [
+            call.seconds / curve.growth(call.n_rows) * curve.growth(round(n * call.n_rows / call.n_items))
+            for call in drafter.calls
+        ]
+        return max(drafter.own_s, beside_s / (1 + n_along)) + sum(called_s) / n
 
 
 class ActiveDrafters:
@@ -227,7 +251,7 @@ class ActiveDrafters:
             self.drawn = draft if self.drawn is None else self.drawn
             active.n_before, active.places = 0, list(range(n))
         elif n:
-            p = draft.p_accept if self._options.always else active.corrected_p(self._options.greedy)
+            p = draft.p_accept if self._options.always else active.corrected_p()
             active.n_before = len(tree.tokens)
             active.places = tree.add(draft.tokens, draft.parents, p)
             if self._recorder is not None:
@@ -269,7 +293,7 @@ class ActiveDrafters:
         for active in self.all:
             with suppress(Exception):  # a drafter never ends the text
                 active.catch_up()
-                active.count_following(self._options.greedy)
+                active.count_following()
             close_drafter(active.drafter)
 
 

@@ -13,7 +13,7 @@ SHOWN = 4
 
 @dataclass(slots=True)
 class DecisionLog:
-    """What a generation decided, step by step, and what is said of it.
+    """The decisions of a generation so far.
 
     Attributes:
         n_steps: Steps in which a decision was made.

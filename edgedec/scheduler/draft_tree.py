@@ -119,14 +119,12 @@ class PolicyOptions:
 
     Attributes:
         n_max: Most nodes of a draft.
-        greedy: Whether tokens are drawn at temperature 0.
         always: Whether to verify what is proposed, whatever it costs.
         coupled: Whether the verification rule is the coupled one, which ignores q.
         trees: Whether trees may be verified; otherwise chains only.
     """
 
     n_max: int
-    greedy: bool = True
     always: bool = False
     coupled: bool = True
     trees: bool = True

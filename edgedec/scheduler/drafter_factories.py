@@ -11,7 +11,6 @@ from edgedec.drafter import DrafterFactory
 from edgedec.drafter_traits import Demands, Shedding
 from edgedec.errors import RequestError, argument
 from edgedec.model import Model
-from edgedec.scheduler.plugin_guard import GuardedFactory
 
 if TYPE_CHECKING:
     from edgedec.drafters.draft_model.model import DraftSource
@@ -39,7 +38,7 @@ def drafter_factories(
     if draft is None or draft == "off":
         return {}, False
     if not isinstance(draft, str):
-        return {getattr(draft, "__name__", "custom"): GuardedFactory(draft)}, True
+        return {getattr(draft, "__name__", "custom"): _guarded(draft)}, True
     second = [*([MODEL] if with_model else []), *([HEAD] if with_head else [])]
     names = [*AUTO, *second] if draft == "auto" else draft.split("+")
     for name in names:
@@ -127,4 +126,10 @@ def drafter_factory(name: str) -> DrafterFactory:
     Its drafters run in threads of their own, where being late or failing never holds up the text.
     """
     factory: DrafterFactory = plugins.load_plugin(plugins.DRAFTERS, name)
-    return factory if plugins.is_own(plugins.DRAFTERS, name) else GuardedFactory(factory)
+    return factory if plugins.is_own(plugins.DRAFTERS, name) else _guarded(factory)
+
+
+def _guarded(factory: DrafterFactory) -> DrafterFactory:
+    from edgedec.scheduler.plugin_guard import GuardedFactory
+
+    return GuardedFactory(factory)

@@ -149,10 +149,9 @@ class Worth:
     n_drafts: list[int] = field(default_factory=lambda: [0, 0])
     paid: bool = True
 
-    def at_first(self, price_s: float) -> "Worth":
-        """Return the same, with `price_s` as the seconds that a draft takes where nothing better is known."""
+    def at_first(self, price_s: float) -> None:
+        """Expect a draft to take `price_s` seconds where nothing better is known."""
         self.price_s = self.price_s or price_s
-        return self
 
     def pays(self, token_s: float, *, among_others: bool = False) -> bool:
         """Tell whether the next draft is expected to be worth its price, where a token is worth `token_s` seconds.
@@ -164,6 +163,7 @@ class Worth:
 
     def note(self, gain: float, price_s: float, *, among_others: bool = False, is_trial: bool) -> None:
         """Take a draft that was worth `gain` tokens and took `price_s` seconds."""
+        self.at_first(price_s)
         self.price_s += (1 - KEPT_OF_TRIALS) * (self.believed(price_s) - self.price_s)
         self.n_drafts[among_others] += 1
         new = max(1 / self.n_drafts[among_others], 1 - (KEPT_OF_TRIALS if is_trial else KEPT))

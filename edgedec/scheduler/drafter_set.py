@@ -13,7 +13,7 @@ from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import CHAIN, ONE_CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, JointDrafter, ModelFactory, SortedText
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, ModelFactory, SortedText
 from edgedec.drafter_traits import Declaring, DrafterTraits, Following, FollowingFactory
 from edgedec.drafters.suffix.common import CommonText
 from edgedec.errors import MemoryCapError, PluginError
@@ -25,7 +25,6 @@ from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_factories import PromisedGain, drafter_factory
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
-from edgedec.scheduler.shared_cost_curve import JointPrice
 from edgedec.sequence import COUPLED, TextState
 
 if TYPE_CHECKING:
@@ -184,13 +183,7 @@ def open_policy(
         notes = (*notes, *rule_notes(request.rule, shape, draws, greedy=greedy))
     for note in notes:
         stats.add_reason(note)
-    options = PolicyOptions(
-        drafting.n_max,
-        greedy=greedy,
-        always=drafting.always,
-        coupled=context.coupled,
-        trees=trees,
-    )
+    options = PolicyOptions(drafting.n_max, always=drafting.always, coupled=context.coupled, trees=trees)
     policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, request.record)
     drafting.policies.append(policy)
     return policy
@@ -206,27 +199,39 @@ def _shape(rule: str, wish: TreeShape | None, *, trees: bool, greedy: bool) -> t
 
 
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:
-    """Return the drafters of a generation that open and fit the memory; the statistics name the others."""
-    drafters, left, stats = list[ActiveDrafter](), drafting.budget_bytes, sequence.stats
+    """Return the drafters of a generation that open and fit the memory; the statistics name the others, and why."""
+    found, left, stats = list[ActiveDrafter](), drafting.budget_bytes, sequence.stats
+    greedy = context.sampling.greedy
     for name, factory in _with_prepared(drafting, context.curve).items():
         if name in drafting.off:
             stats.add_reason(drafting.off[name])
             continue
-        record = drafting.records.setdefault(name, DrafterRecord())
+        record, drafter = drafting.records.setdefault(name, DrafterRecord()), None
         own = replace(
             context,
-            correction=record.calibration[context.sampling.greedy],
+            correction=record.calibration[greedy],
             note_ahead=partial(stats.note_ahead, name),
             note_late=partial(note_late, stats, name),
         )
-        if (opened := _open(name, factory, own, sequence, left)) is not None:
-            drafter, held = opened
-            left = None if left is None else left - held
-            active = _active(name, drafter, record, context.curve)
-            if not drafting.always and context.recorder is None:
-                active.idle_if_dear(context.sampling.greedy)
-            drafters.append(active)
-    return drafters
+        try:
+            drafter = factory(own)
+            _check_needs(drafter.needs, context.target)
+            held = drafter.memory_bytes()
+            if left is not None and held > left:
+                raise MemoryCapError(f"it would hold {held} bytes where {left} are left; allow more memory")
+            drafter.begin(sequence.token_ids)
+        except Exception as error:  # a drafter never ends a generation
+            note_failure(stats, name, error)
+            close_drafter(drafter)
+            continue
+        left, traits = None if left is None else left - held, _traits(drafter)
+        record.expect(traits)
+        following = drafter if traits.follows and isinstance(drafter, Following) else None
+        active = ActiveDrafter(name, drafter, record, traits.cost, greedy, model=traits.about, following=following)
+        if not drafting.always and context.recorder is None:
+            active.idle_if_dear()
+        found.append(active)
+    return found
 
 
 def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:
@@ -236,28 +241,6 @@ def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:
             record = drafting.records.get(name)
             rests = record is not None and not drafting.always and record.goes_without(greedy)
             factory.begin_prompt(session, follows=not rests)
-
-
-def _open(
-    name: str, factory: DrafterFactory, context: DraftContext, sequence: TextState, most_bytes: int | None
-) -> tuple[Drafter, int] | None:
-    """Make a drafter, give it the prompt, and return it with the bytes that it holds; None where that fails.
-
-    The reason for a failure goes into the statistics. `most_bytes` is the most memory that the drafter may hold.
-    """
-    drafter = None
-    try:
-        drafter = factory(context)
-        _check_needs(drafter.needs, context.target)
-        held = drafter.memory_bytes()
-        if most_bytes is not None and held > most_bytes:
-            raise MemoryCapError(f"it would hold {held} bytes where {most_bytes} are left; allow more memory")
-        drafter.begin(sequence.token_ids)
-    except Exception as error:  # a drafter never ends a generation
-        note_failure(sequence.stats, name, error)
-        close_drafter(drafter)
-        return None
-    return drafter, held
 
 
 def _check_needs(needs: DrafterNeeds, session: Session) -> None:
@@ -284,18 +267,3 @@ def _with_prepared(drafting: Drafting, curve: CostCurve) -> dict[str, DrafterFac
 
 def _traits(drafter: Drafter) -> DrafterTraits:
     return drafter.traits if isinstance(drafter, Declaring) else DrafterTraits()
-
-
-def _active(name: str, drafter: Drafter, record: DrafterRecord, curve: CostCurve) -> ActiveDrafter:
-    """Return a drafter with what is known of it; what it declares counts until its drafts were timed and compared."""
-    traits = _traits(drafter)
-    record.expect(traits)
-    return ActiveDrafter(
-        name,
-        drafter,
-        record,
-        traits.cost,
-        model=traits.about,
-        price=JointPrice(drafter, curve).share_s if isinstance(drafter, JointDrafter) else None,
-        following=drafter if traits.follows and isinstance(drafter, Following) else None,
-    )

@@ -41,11 +41,18 @@ looked at in the meantime. To measure which rows are exact waits until drafts ha
 is at most twice the best possible (renting skis until they would have been paid for).
 
 **What is known.** T(n) comes from the cost curve, P from the drafter's estimates, as corrected by what came
-(`drafter_record.Calibration`). For a draft model g is the gain of the best length at the mean rate, as it has to read
-the text before it can be asked. A drafter that looks tokens up and a trained head may be asked before any step; what
-they bring differs from step to step, so their mean rate says little. So g and c are the means of their earlier drafts:
-`drafter_record.Worth`, apart for steps in which other drafters propose something. Here g is the tokens that a step
-gains by the draft less those that verifying it for longer costs.
+(`drafter_record.Calibration`). What g and c of a drafter are depends on the cost that it declares (`DraftCost`):
+
+| cost | g | c |
+|---|---|---|
+| NOTHING | mean of earlier drafts: own right tokens, less what verifying them took | mean: asking, teaching |
+| CALLS | mean of earlier drafts: what a step was expected to gain by them | mean: drafting |
+| TARGET | the best length of a chain at the mean rate a | l for each token, and T(n) |
+| MODEL | the same; before its first draft: over the rest of the text | the same, and reading what it missed |
+
+The means are `drafter_record.Worth`, apart for steps in which other drafters propose something: a drafter that may be
+asked before any step brings now more, now less, so its rate a says little. A model that has to read the text first is
+asked in several steps or not at all, and a trial of it takes TRIAL_STEPS steps.
 """
 
 from dataclasses import dataclass
@@ -85,7 +92,7 @@ def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> Draft
         choice: What is chosen of the other drafters' proposals.
     """
     record, cost, n_max, rate = active.record, choice.cost, choice.n_max, choice.expected.rate
-    p, level_s = record.rate(choice.options.greedy), _level_s(active, cost)
+    p, level_s = record.rate(active.greedy), _level_s(active, cost)
     if active.in_place:
         return _plan_known(active, p, level_s, choice, rate)
     always, others = choice.options.always, choice.curve.others
@@ -124,11 +131,11 @@ def _plan_known(active: ActiveDrafter, p: float, level_s: float, choice: Choice,
 
     Its chain ends by its own probabilities, the next of which is about its mean acceptance `p`.
     """
-    cost, n_max, n_texts, options = choice.cost, choice.n_max, choice.curve.n_texts, choice.options
-    if options.always:
+    cost, n_max, n_texts = choice.cost, choice.n_max, choice.curve.n_texts
+    if choice.options.always:
         return DraftPlan(n_max, level_s)
-    worth = active.record.worth[options.greedy].at_first(level_s)
-    if not active.is_due(worth, cost(0) / n_texts, n_texts, among_others=bool(choice.nodes)):
+    active.worth.at_first(level_s)
+    if not active.is_due(cost(0) / n_texts, n_texts, among_others=bool(choice.nodes)):
         return None
     length, gain = best_length(p, level_s, cost, n_max, rate, choice.curve.others)
     rate *= max(gain, 1.0)
@@ -187,8 +194,9 @@ def note_draft(
         _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
     active.missed = 0
     if active.in_place:
-        worth, token_s = record.worth[choice.options.greedy].at_first(plan.level_s), cost(0) / choice.curve.n_texts
-        active.judge(worth, gain_s / token_s, seconds, token_s, among_others=among_others)
+        active.worth.at_first(plan.level_s)
+        token_s = cost(0) / choice.curve.n_texts
+        active.judge(gain_s / token_s, seconds, token_s, among_others=among_others)
     elif active.tries:
         lost_s = seconds + cost(n) - cost(0)
         record.trials.lost_s += lost_s

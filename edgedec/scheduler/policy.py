@@ -134,8 +134,8 @@ class Policy:
         for active in self.drafters.all:
             active.draft = EMPTY_DRAFT
             if not active.costly:
-                worth = active.record.worth[self._options.greedy].at_first(NEXT_TO_NOTHING * self._plain_s)
-                active.asked = self._asks_all or active.is_due(worth, self._plain_s / n_texts, n_texts)
+                active.worth.at_first(NEXT_TO_NOTHING * self._plain_s)
+                active.asked = self._asks_all or active.is_due(self._plain_s / n_texts, n_texts)
                 if active.asked:
                     active.ask_s = self.drafters.ask(stats, active, choice.tree, min(choice.n_max, AT_ONCE))
         spent_s = perf_counter() - begun
@@ -187,8 +187,8 @@ class Policy:
 
     def _steps_to_wait(self, drafters: Sequence[ActiveDrafter], step_s: float) -> int:
         """Return how many steps of `step_s` seconds pass before one of some drafters may be asked; 0 for none."""
-        greedy, n_texts = self._options.greedy, self._curve.n_texts
-        waits_s = [active.wait_s(greedy, step_s / n_texts, n_texts) for active in drafters]
+        n_texts = self._curve.n_texts
+        waits_s = [active.wait_s(step_s / n_texts, n_texts) for active in drafters]
         return ceil(min([AT_ONCE + 1.0, *(wait_s / step_s for wait_s in waits_s)]))
 
     @property
@@ -239,23 +239,23 @@ class Policy:
 
     def _ask_costly(self, stats: DecodeStats, active: ActiveDrafter, choice: Choice) -> None:
         """Ask a costly drafter where that pays, and choose anew."""
-        begun, before, greedy = perf_counter(), choice.expected, self._options.greedy
+        begun, before = perf_counter(), choice.expected
         plan = plan_draft(active, self._log, choice)
         active.asked = plan is not None
         if plan is None:
             return
         self._floor.path_probability = plan.least_path
         asked_s = self.drafters.ask(stats, active, choice.tree, plan.n_max, plan.extra_s)
-        seconds = active.share_s(asked_s)
+        seconds = active.share_s(asked_s, self._curve)
         drawn = active.draft is self.drafters.drawn
         if active.draft.tokens:
             if not drawn and active.model is not None:
-                choice.tree.drop_improbable(active.draft, active.corrected_p(greedy))
+                choice.tree.drop_improbable(active.draft, active.corrected_p())
             choice.choose(choice.cost)
         found = choice.expected
         if drawn:  # it is verified whole, and alone
             tree = DraftTree()
-            tree.add(active.draft.tokens, active.draft.parents, active.corrected_p(greedy))
+            tree.add(active.draft.tokens, active.draft.parents, active.corrected_p())
             found = choice.expected_of(tree.paths(), len(active.draft))  # the tree is merged
         mean_rate = (1 + self._curve.others) * max(1 / choice.cost(0), self._log.tokens_per_s)  # of all requests alike
         beside_s = active.taught_s + perf_counter() - begun - asked_s
@@ -344,16 +344,15 @@ class Policy:
             active.taught_s += NEWEST * (taught_s - active.taught_s)
         else:
             token_s = max(self._plain_s / self._curve.n_texts, 1e-9)
-            worth = active.record.worth[self._options.greedy].at_first(NEXT_TO_NOTHING * self._plain_s)
-            active.judge(worth, n_gained - active.n_own * node_s / token_s, active.ask_s + taught_s, token_s)
+            active.worth.at_first(NEXT_TO_NOTHING * self._plain_s)
+            active.judge(n_gained - active.n_own * node_s / token_s, active.ask_s + taught_s, token_s)
             active.n_own = 0
 
     def _score(self, stats: DecodeStats, active: ActiveDrafter, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Score a drafter's proposal and return the nodes that were right, except for the step's last token."""
-        greedy = self._options.greedy
-        path, n_tried, depth = score(active.draft, token_ids, active.record.calibration[greedy])
+        path, n_tried, depth = score(active.draft, token_ids, active.record.calibration[active.greedy])
         if active.costly:
-            active.record.observe(len(path), depth, greedy=greedy, is_trial=active.tries)
+            active.record.observe(len(path), depth, greedy=active.greedy, is_trial=active.tries)
         stats.count_outcome(active.name, n_tried, len(path))
         active.n_used += active.verified and bool(path)
         return tuple(path[: len(token_ids) - 1])  # the step's last token is the target's own

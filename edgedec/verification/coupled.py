@@ -26,10 +26,9 @@ def verify_coupled(draft: Draft, choose_token: ChooseToken) -> Verification:
 
     Of a root 5 with the children 6 and 7, where the target says 5, 7, 9:
 
-    >>> import numpy as np
-    >>> tree = Draft(np.array([5, 6, 7], np.int32), np.array([-1, 0, 0], np.int32), np.ones(3, np.float32))
+    >>> tree = Draft.tree([5, 6, 7], [-1, 0, 0], [1.0, 1.0, 1.0])
     >>> verify_coupled(tree, lambda row, accepted: {0: 5, 1: 7, 3: 9}[row])
-    Verification(path=(0, 2), token_ids=(5, 7, 9))
+    Verification(path=(0, 2), token_ids=(5, 7, 9), candidates=None)
     """
     if not len(draft):
         return Verification((), (choose_token(0, ()),))

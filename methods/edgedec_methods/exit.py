@@ -174,7 +174,7 @@ class ExitDrafter(OwnLayersDrafter):
         whole = self.context.curve.up_to(n_max + 1, self.n_past)
         found: list[tuple[float, int, int]] = []
         for layer, rate in zip(self._agreement.exits, self._agreement.rates, strict=True):
-            part = self.context.curve.part(_share(layer, self._n_layer))
+            part = self.parts.ratio(_share(layer, self._n_layer))
             length, gain = best_length(rate, part, lambda n: whole[n] / whole[0], n_max, 1.0)
             found.append((gain, -layer, length))
         gain, minus_layer, length = max(found)

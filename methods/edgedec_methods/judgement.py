@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.chat import Message
-from edgedec.choosing.asked_prompt import AskedPrompt
 from edgedec.choosing.choice import Candidates, Chooser, ScoreTexts
-from edgedec.choosing.partial_texts import PartialText, PartialTexts, row_log_probs
+from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts, row_log_probs
 from edgedec.choosing.scorer import TextScorer
 from edgedec.choosing.search_by import SearchRun
 from edgedec.errors import RequestError

@@ -6,13 +6,16 @@ arXiv:2309.08168, and SWIFT, Xia et al. 2024, arXiv:2410.06161, copy or crop it)
 propose() only.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from time import monotonic, perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.draft_constants import ODD, SAMPLES
 from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.drafters.draft_builder import DraftBuilder, Level
@@ -22,6 +25,42 @@ from edgedec.model import Forward, LayerSet
 Hidden = Mapping[int, NDArray[np.float32]]
 
 _LEAST_LEAF = 0.05  # a leaf of a smaller path probability is left out: a row more takes about as much of a step
+_SHARE_DIGITS = 2  # shares of the weights that differ by less are timed together
+_STORED = "own layers"  # the key of these times in the drafters' store
+
+
+class PartTimes:
+    """The times of one row through shares of the weights, in times of a whole row; they outlive a text.
+
+    The time of a share that was never timed is interpolated between those that were, 0 and 1.
+
+    >>> parts = PartTimes()
+    >>> parts.ratio(0.6)
+    0.6
+    >>> parts.observe(0.5, 0.006, whole_s=0.010)
+    >>> parts.ratio(0.5), parts.ratio(0.25), parts.ratio(0.75)
+    (0.6, 0.3, 0.8)
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[float, deque[float]] = {}
+
+    def observe(self, share: float, seconds: float, whole_s: float | None) -> None:
+        """Take the measured seconds of one row through half-layers that hold this share, where a whole one is known."""
+        if whole_s is not None and whole_s > 0:
+            ratios = self._samples.setdefault(round(share, _SHARE_DIGITS), deque(maxlen=SAMPLES))
+            ratios.append(min(seconds / whole_s, ODD * share))
+
+    def expect(self, share: float, ratio: float) -> None:
+        """Take the expected time of one row through this share of the weights, unless it was timed."""
+        self._samples.setdefault(round(share, _SHARE_DIGITS), deque([ratio], maxlen=SAMPLES))
+
+    def ratio(self, share: float) -> float:
+        """Return the time of one row through this share of the weights."""
+        known = sorted({0.0: 0.0, 1.0: 1.0, **{at: median(ratios) for at, ratios in self._samples.items()}}.items())
+        above = next(i for i, (at, _) in enumerate(known) if at >= share and i)
+        (low, low_ratio), (high, high_ratio) = known[above - 1], known[above]
+        return low_ratio + (high_ratio - low_ratio) * (share - low) / (high - low)
 
 
 class OwnLayersDrafter:
@@ -34,6 +73,7 @@ class OwnLayersDrafter:
     Attributes:
         context: The generation's.
         ids: The text's tokens.
+        parts: What forwards through some of the layers take.
     """
 
     def __init__(self, context: DraftContext, label: int) -> None:
@@ -41,13 +81,14 @@ class OwnLayersDrafter:
 
         self.context = context
         self.ids: list[int] = []
+        with context.lock:
+            self.parts: PartTimes = context.store.setdefault(_STORED, PartTimes())
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, label)
 
     def traits_of(self, share: float, rate: float) -> DrafterTraits:
         """Return the traits of forwards of the target through this share of the weights, accepted at this rate."""
-        curve = self.context.curve
-        whole_s = curve.seconds(1)
-        level_s = None if whole_s is None else whole_s * curve.part(share)
+        whole_s = self.context.curve.seconds(1)
+        level_s = None if whole_s is None else whole_s * self.parts.ratio(share)
         return DrafterTraits(DraftCost.TARGET, Draws.CHAINS, rate, level_s)
 
     def begin(self, token_ids: Sequence[int]) -> None:
@@ -92,7 +133,7 @@ class OwnLayersDrafter:
         nodes.add_levels(
             self._levels_behind(layers, share, n_levels),
             deadline_s=deadline_s,
-            least_path=floor or self.context.curve.part(share),
+            least_path=floor or self.parts.ratio(share),
             least_leaf=max(_LEAST_LEAF, floor / 3),
             corrected=self.context.correction.corrected,
         )
@@ -114,7 +155,7 @@ class OwnLayersDrafter:
         """Evaluate one drafted token, and note how long that took."""
         started = perf_counter()
         forward = self.context.target.forward(np.array([token], np.int32), n_past=n_past, layers=layers, rows="last")
-        self.context.curve.observe_part(share, perf_counter() - started, self.n_past)
+        self.parts.observe(share, perf_counter() - started, self.context.curve.seconds(1, self.n_past))
         if self.context.recorder is not None:
             self.context.recorder.evaluated(1, layers)
         return forward

@@ -65,7 +65,7 @@ class SkipDrafter(OwnLayersDrafter):
             share = 1 - len(left_out(layers)) / (2 * card.n_layer)
             tuned = TunedSet(layers, share, share, _EXPECTED, 0)
         self._layers, self.share = tuned.layers, tuned.share
-        context.curve.expect_part(tuned.share, tuned.cost)
+        self.parts.expect(tuned.share, tuned.cost)
         self.traits = self.traits_of(tuned.share, tuned.agreement)
 
     def propose(self, n_max: int, deadline_s: float) -> Draft:

@@ -44,11 +44,6 @@ def seen(text: Generation) -> tuple[Any, ...]:
     )
 
 
-def futures_seen(futures: Futures) -> Any:
-    """Return what futures hold."""
-    return futures._roots
-
-
 @pytest.mark.parametrize("stop", [("cabcabca",), ("abda", "ca"), ("b",)])
 def test_a_stop_string_within_a_draft_ends_what_is_counted_and_learned(
     pair: tuple[edgedec.Engine, edgedec.Engine], stop: tuple[str, ...]

@@ -14,7 +14,7 @@ from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.model import Model
-from edgedec.scheduler import drafter_factories as draft_loading
+from edgedec.scheduler import plugin_guard
 from edgedec_apps.bench.recorder import Evaluated, Proposals, Recorder
 from edgedec_methods.exit import exits_of
 from edgedec_methods.overlapped import OverlappedModel
@@ -39,7 +39,7 @@ def equal(target: Path) -> Iterator[Model]:
 def opened(path: Path, draft: str | DrafterFactory, runtime: str) -> Engine:
     """Load a model with a pinned drafter, in this thread."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loading, "GuardedFactory", lambda factory: factory)
+        patch.setattr(plugin_guard, "GuardedFactory", lambda factory: factory)
         return edgedec.load(path, runtime=runtime, n_ctx=512, draft=draft, n_draft_max=8, n_threads=1)
 
 

@@ -13,14 +13,14 @@ import edgedec
 from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
 from edgedec.loading import runtime_choice as choosing
-from edgedec.loading import runtime_comparison as comparing
-from edgedec.loading.runtime_comparison import Measured, is_faster
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
 from edgedec.progress import CancelToken
 from edgedec.runtime import Runtime, RuntimeReport
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
+from edgedec_runtimes.shared import comparison as comparing
+from edgedec_runtimes.shared.comparison import Measured, is_faster
 
 
 @pytest.fixture

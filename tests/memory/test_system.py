@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from edgedec.memory import platform as platform_memory
 from edgedec.memory import system as system_memory
-from edgedec.memory.platform import Machine, Process
+from edgedec_runtimes.shared import other_systems as platform_memory
+from edgedec_runtimes.shared.other_systems import Machine, Process
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads this machine's own /proc")
 UNLIMITED = "9223372036854771712\n"  # what version 1 writes

@@ -82,10 +82,9 @@ def agreeing(model: Model, rates: dict[int, float], curve: CostCurve) -> ExitDra
 )
 def test_the_exit_with_the_most_tokens_per_second_is_taken(model: Model, rates: dict[int, float], layer: int) -> None:
     """The first of those that agree alike, and a later one only for more than it costs."""
-    curve = CostCurve({1: 1.0, 16: 1.01})
+    drafter = agreeing(model, rates, CostCurve({1: 1.0, 16: 1.01}))
     for share, cost in ((0.52, 0.4), (0.68, 0.5), (0.84, 0.8)):
-        curve.expect_part(share, cost)
-    drafter = agreeing(model, rates, curve)
+        drafter.parts.expect(share, cost)
     drafted = drafter.propose(8, 1e18)
     session = model.session(256)
     session.forward(np.array(PROMPT[:-1], np.int32), n_past=0)

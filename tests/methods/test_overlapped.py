@@ -20,7 +20,7 @@ from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelDr
 from edgedec.errors import SessionError
 from edgedec.model import Forward, Model
 from edgedec.sampling import Noise, SamplingParams
-from edgedec.scheduler import drafter_factories as draft_loading
+from edgedec.scheduler import plugin_guard
 from edgedec.sequence import Generation
 from edgedec_apps.cli.shown.explain import explained
 from edgedec_apps.conformance import check_drafter
@@ -101,7 +101,7 @@ def equal(target: Path) -> Iterator[Model]:
 def opened(path: Path, source: OverlappedModel | None, n_draft_max: int = 8) -> edgedec.Engine:
     """Load a target with this drafter pinned, made and asked in the thread that generates."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loading, "GuardedFactory", lambda factory: factory)
+        patch.setattr(plugin_guard, "GuardedFactory", lambda factory: factory)
         return edgedec.load(path, runtime="reference", n_ctx=512, draft=source, n_draft_max=n_draft_max)
 
 

@@ -22,7 +22,7 @@ from edgedec.errors import CancelledError, CapabilityError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, LayerSet, Model
 from edgedec.sampling import Noise, SamplingParams, distribution
-from edgedec.scheduler import drafter_factories as draft_loading
+from edgedec.scheduler import plugin_guard
 from edgedec.scheduler.drafter_factories import PromisedGain, promised_gains
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
@@ -82,7 +82,7 @@ def drafter_for(model: Model, layers: LayerSet, params: SamplingParams = GREEDY,
 def texts(path: Path, draft: DrafterFactory | None) -> list[tuple[int, ...]]:
     """Return what is generated after TEXT in every way to draw tokens, with a drafter pinned or without one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loading, "GuardedFactory", lambda factory: factory)
+        patch.setattr(plugin_guard, "GuardedFactory", lambda factory: factory)
         engine = edgedec.load(path, runtime="cpu", n_ctx=256, draft=draft, n_draft_max=8, n_threads=1)
     with engine:
         found = [engine.generate(TEXT, max_tokens=40, seed=5, ignore_end=True, **way) for way in SETTINGS.values()]
@@ -289,12 +289,12 @@ def test_the_policy_knows_what_a_draft_takes_and_is_likely_to_bring(model: Model
 
 
 def test_forwards_through_a_part_of_the_layers_are_timed(model: Model) -> None:
-    """A draft's forwards teach the curve what they take; others of about that share are reckoned by them."""
+    """A draft's forwards teach what they take; others of about that share are reckoned by them."""
     curve = CostCurve({1: 1e-6})
     drafter = drafter_for(model, HALF, curve=curve)
-    assert curve.part(0.01) == 0.01  # as the set claims
+    assert drafter.parts.ratio(0.01) == 0.01  # as the set claims
     drafter.propose(8, 1e18)
-    assert curve.part(0.01) == pytest.approx(0.04)  # cut at four times its share
+    assert drafter.parts.ratio(0.01) == pytest.approx(0.04)  # cut at four times its share
     assert 0.1 < part_cost(model.session(64), without(4, [(1, 0), (1, 1)])) < 10
 
 

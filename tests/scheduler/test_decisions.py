@@ -112,14 +112,13 @@ def simulate(case: Case, clock: Clock) -> Run:
     for i, (kind, p, says, level_s) in enumerate(case.of):
         oracle = kind(text, p, says, clock, level_s, floor=floor, rng=np.random.default_rng(i))
         cost = DraftCost.TARGET if kind is Layers else DraftCost.MODEL if level_s else DraftCost.NOTHING
-        active.append(ActiveDrafter(f"{kind.__name__} {i}", oracle, DrafterRecord(), cost))
+        active.append(ActiveDrafter(f"{kind.__name__} {i}", oracle, DrafterRecord(), cost, case.greedy))
     curve, recorder = CostCurve({n: CURVES[case.curve](n) for n in case.seen}), Recorder()
     policy = policy_of(
         active,
         curve,
         trees=case.trees,
         always=case.always,
-        greedy=case.greedy,
         coupled=case.coupled,
         recorder=recorder if case.records else None,
     )

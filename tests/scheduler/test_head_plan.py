@@ -21,7 +21,6 @@ from edgedec.scheduler.draft_tree import Choice, Expected, PolicyOptions
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
 from edgedec.scheduler.drafter_record import DrafterRecord, Worth
 from edgedec.scheduler.estimator import plan_draft
-from edgedec.scheduler.shared_cost_curve import JointPrice
 from edgedec_runtimes.cpu.runtime import Cpu
 
 
@@ -154,11 +153,11 @@ def test_what_passes_beside_the_calls_is_shared_like_the_calls() -> None:
     curve = CostCurve({1: 0.010, 4: 0.010})
     calls = [SharedForward(0.002, 4, 4)]
     drafter = cast(HeadDrafter, SimpleNamespace(calls=calls, own_s=0.0001))
-    price = JointPrice(drafter, curve)
-    assert price.share_s(0.010) == 0.010
+    price = active(drafter, DrafterRecord())
+    assert price.share_s(0.010, curve) == 0.010
     curve.others = 3.0
-    assert price.share_s(0.010) == pytest.approx(0.008 / 4 + 0.002 / 4)
+    assert price.share_s(0.010, curve) == pytest.approx(0.008 / 4 + 0.002 / 4)
     drafter.own_s = 0.005
-    assert price.share_s(0.010) == pytest.approx(0.005 + 0.002 / 4)
+    assert price.share_s(0.010, curve) == pytest.approx(0.005 + 0.002 / 4)
     calls[0] = SharedForward(0.002, 1, 1)
-    assert price.share_s(0.010) == pytest.approx(0.008 + 0.002 / 4)
+    assert price.share_s(0.010, curve) == pytest.approx(0.008 + 0.002 / 4)

@@ -419,11 +419,10 @@ def test_a_drafter_of_another_package_may_follow_texts() -> None:
     assert not first.idles  # nothing is known of it yet
     first.drafter.learn(Verification((), (7, 8)), {})
     assert len(first.drafter.propose(1, monotonic() + SECONDS)) == 1  # and so the step before was taken
-    worth = first.record.worth[True].at_first(0.002)
     for _ in range(20):
-        worth.note(0.0, 0.002, is_trial=True)
-    first.is_due(worth, 0.01, 1)
-    first.count_following(greedy=True)
+        first.worth.note(0.0, 0.002, is_trial=True)
+    first.is_due(0.01, 1)
+    first.count_following()
     assert first.record.trials.lost_s == 0.5
     second = following(reading := Reading())
     assert second.idles

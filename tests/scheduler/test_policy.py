@@ -206,7 +206,8 @@ def test_greedy_and_sampled_texts_are_judged_apart(greedy: bool, clock: Clock) -
     record, fresh, text = DrafterRecord(), DrafterRecord(), a_text(300)
     oracle = Oracle(text, 0.02, says=0.85, clock=clock, level_s=0.001)
     curve = curve_of("flat")
-    decode(policy_of([member(oracle, costly=True, record=record)], curve, greedy=greedy), text, curve, flat, clock)
+    written = member(oracle, costly=True, record=record, greedy=greedy)
+    decode(policy_of([written], curve), text, curve, flat, clock)
     assert record.rate(greedy) < 0.6
     assert record.rate(not greedy) == fresh.rate(not greedy)
     assert record.calibration[greedy].corrected(0.85) < 0.6

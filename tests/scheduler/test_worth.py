@@ -178,24 +178,25 @@ def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clo
     def opened() -> tuple[ActiveDrafter, Reader]:
         reader = Reader(TEXT, 0.5, clock=clock)
         active = ActiveDrafter("reader", reader, record, DraftCost.CALLS, following=reader)
-        active.idle_if_dear(greedy=False)
+        active.idle_if_dear()
         return active, reader
 
     first, _ = opened()
     assert not first.idles  # nothing is known of it yet
-    worth = record.worth[False].at_first(0.002)
+    worth = first.worth
+    worth.at_first(0.002)
     for _ in range(20):
         worth.note(0.0, 0.002, is_trial=True)
-    assert not first.is_due(worth, STEP_S, 1) or first.tries
-    first.count_following(greedy=False)
+    assert not first.is_due(STEP_S, 1) or first.tries
+    first.count_following()
     assert record.trials.lost_s >= 0.030
     second, reader = opened()
     assert second.idles
     assert reader.idled
-    assert not second.is_due(worth, STEP_S, 1)
-    assert second.wait_s(False, STEP_S, 1) == float("inf")
+    assert not second.is_due(STEP_S, 1)
+    assert second.wait_s(STEP_S, 1) == float("inf")
     lost_s = record.trials.lost_s
-    second.count_following(greedy=False)
+    second.count_following()
     assert record.trials.lost_s == lost_s
     record.trials.total_s = lost_s / 0.009  # time has passed: 1 % of it may be lost
     assert not opened()[0].idles
@@ -216,11 +217,18 @@ def test_a_token_is_worth_less_where_more_texts_wait() -> None:
     assert not worth.pays(0.010 / 8)
 
 
-def test_a_forward_that_several_sessions_shared_is_noted_once() -> None:
+def test_a_forward_that_several_sessions_shared_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them reports it, with the same rows and seconds."""
     common, shared, lock = CostCurve(), SharedForward(0.020, 2, 2), Lock()
     curves = [JoinedCurve(common, cast(BatchedSession, SimpleNamespace(shared=shared)), lock) for _ in range(2)]
+    noted, observe = list[int](), common.observe
+
+    def note(n_rows: int, seconds: float, n_past: int, keep_s: float | None) -> None:
+        noted.append(n_rows)
+        observe(n_rows, seconds, n_past, keep_s)
+
+    monkeypatch.setattr(common, "observe", note)
     for curve in curves:
         curve.observe(1, 0.020)
         assert curve.latest_s == pytest.approx(0.020)
-    assert sum(map(len, common._buckets[0]._samples.values())) == 1
+    assert noted == [2]

@@ -15,7 +15,7 @@ from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, Model, Session
-from edgedec.scheduler import drafter_factories as draft_loading
+from edgedec.scheduler import plugin_guard
 from edgedec.sequence import Generation
 from edgedec_runtimes.reference.runtime import Reference
 from support.tiny_models import tiny_llama
@@ -42,7 +42,7 @@ def loaded(path: Path) -> Model:
 def generate(path: Path, draft: DrafterFactory | None, n_tokens: int = 40, **options: Any) -> Generation:
     """Generate after TEXT on the reference runtime, with a drafter pinned or without one, in this thread."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_loading, "GuardedFactory", lambda factory: factory)
+        patch.setattr(plugin_guard, "GuardedFactory", lambda factory: factory)
         engine = edgedec.load(path, runtime="reference", n_ctx=512, draft=draft, n_draft_max=8)
     with engine:
         found = engine.generate(TEXT, max_tokens=n_tokens, seed=5, ignore_end=True, **options)

@@ -131,7 +131,6 @@ def policy_of(
     *,
     trees: bool = True,
     always: bool = False,
-    greedy: bool = True,
     coupled: bool = True,
     recorder: ProposalLog | None = None,
     n_max: int = N_MAX,
@@ -139,13 +138,16 @@ def policy_of(
 ) -> Policy:
     """Return a policy over so many tokens."""
     floor = next((one.drafter.floor for one in members if isinstance(one.drafter, Oracle)), Floor())
-    options = PolicyOptions(n_max, greedy=greedy, always=always, coupled=coupled, trees=trees)
+    options = PolicyOptions(n_max, always=always, coupled=coupled, trees=trees)
     return Policy(members, n_vocab, curve, options, floor, recorder)
 
 
-def member(drafter: Oracle, *, costly: bool = False, record: DrafterRecord | None = None) -> ActiveDrafter:
+def member(
+    drafter: Oracle, *, costly: bool = False, record: DrafterRecord | None = None, greedy: bool = True
+) -> ActiveDrafter:
     """Return an oracle as a policy's member."""
-    return ActiveDrafter("oracle", drafter, record or DrafterRecord(), DraftCost.MODEL if costly else DraftCost.NOTHING)
+    cost = DraftCost.MODEL if costly else DraftCost.NOTHING
+    return ActiveDrafter("oracle", drafter, record or DrafterRecord(), cost, greedy)
 
 
 def decode(

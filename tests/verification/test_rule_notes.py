@@ -11,7 +11,7 @@ from edgedec.draft import CHAIN, TreeShape
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.drawn_trees import parse_shape, shape_for
 from edgedec.errors import OptionError
-from edgedec.scheduler import drafter_factories
+from edgedec.scheduler import plugin_guard
 
 PROMPT = "the cat sat on the mat, the cat sat on the "
 
@@ -64,7 +64,7 @@ def test_a_shape_that_does_not_fit_the_rule_says_so(
     rule: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule's own shape is drafted instead."""
-    monkeypatch.setattr(drafter_factories, "GuardedFactory", lambda factory: factory)
+    monkeypatch.setattr(plugin_guard, "GuardedFactory", lambda factory: factory)
     found = reasons(tmp_path, rule, draft=DraftModel(loaded(tiny(tmp_path, 2))), drafting=DraftOptions(tree=shape))
     assert any(f"the shape {shape} is not used under the rule {rule}" in reason for reason in found)
     assert reasons(tmp_path, rule, draft=DraftModel(loaded(tiny(tmp_path, 2)))) == []

@@ -1,4 +1,4 @@
-"""Computes the table of edgedec/loading/runtime_comparison.py from recorded drafts.
+"""Computes the table of runtimes/edgedec_runtimes/shared/comparison.py from recorded drafts.
 
     edgedec bench MODEL --runtime cpu --rows ROWS.jsonl
     python -m edgedec_apps.bench.draft_yields ROWS.jsonl
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgedec.errors import RequestError
-from edgedec.loading.runtime_comparison import ROWS, Kind
 from edgedec_apps.bench.replay import n_accepted
 from edgedec_apps.bench.rows import Recorded, Recording, read_recording
+from edgedec_runtimes.shared.comparison import ROWS, Kind
 
 _PROMISES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # expected tokens of the best nodes, which separate the kinds of positions
 

@@ -67,7 +67,7 @@ def open_model(
     base = None if flags.memory is None else base_bytes()  # before the model's file is looked at
     with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
         if flags.prompt_cache is not None:
-            from edgedec.api.prompt_cache import require_prompt_cache
+            from edgedec_apps.prompt_cache import require_prompt_cache
 
             require_prompt_cache(flags.prompt_cache)
         options = engine_options(flags, on_progress, cancel, n_texts=n_texts, grammars=grammars)

@@ -148,8 +148,8 @@ class DrafterSubject(HeldSessions):
             drafter.begin(prompt)
             can = session.model.capabilities
             trees = can.trees and can.exact_trees  # other trees change bits, and with them the text
-            options = PolicyOptions(max(lengths), greedy=params.greedy, always=True, trees=trees)
-            active = ActiveDrafter("drafter", drafter, DrafterRecord())
+            options = PolicyOptions(max(lengths), always=True, trees=trees)
+            active = ActiveDrafter("drafter", drafter, DrafterRecord(), greedy=params.greedy)
             policy = Policy([active], session.model.card.n_vocab, CostCurve(), options, Floor())
         decoder = Decoder(session, Noise(SEED), CostCurve(), policy)
         for n_max in cycle(lengths):

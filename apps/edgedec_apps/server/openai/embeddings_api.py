@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from edgedec.api.engine import Engine
-from edgedec.decoding.embedding import require_dimensions, require_pooling
 from edgedec.errors import RequestError
 from edgedec.gguf.model_kinds import POOLINGS
+from edgedec_apps.embedding import require_dimensions, require_pooling
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields

@@ -10,7 +10,6 @@ from pathlib import Path
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_choice
 from edgedec.api.options import Application, EngineOptions
-from edgedec.api.prompt_cache import require_prompt_cache
 from edgedec.api.wishes import engine_wishes, find_model
 from edgedec.errors import EdgedecError, MemoryCapError, ModelFormatError
 from edgedec.gguf.file import FileState, file_states
@@ -26,6 +25,7 @@ from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.fit_first import require_fit
+from edgedec_apps.prompt_cache import require_prompt_cache
 from edgedec_apps.server.shelf.account import Account, planning_need
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from edgedec.errors import RequestError
-from edgedec.loading import runtime_comparison
-from edgedec.loading.runtime_comparison import KINDS, ROWS, Kind, seconds_per_token
 from edgedec_apps.bench.draft_yields import kinds_of, source_of
 from edgedec_apps.bench.recorder import Proposals
 from edgedec_apps.bench.rows import ModelSize, Recorded, Recording
+from edgedec_runtimes.shared import comparison
+from edgedec_runtimes.shared.comparison import KINDS, ROWS, Kind, seconds_per_token
 
 _NOTHING = Proposals((), (), (), 0.0)
 _CHAIN = Proposals((6, 7, 8), (-1, 0, 1), (0.9, 0.8, 0.7), 0.0)  # promises 2.4 tokens
@@ -38,7 +38,7 @@ def test_the_source_is_what_the_module_holds() -> None:
     source = source_of(Recording("m", size, None, True, (_TEXT,)))
     assert source.splitlines()[0] == "PROMPT_TOKENS = 2.00"
     assert "    Kind(0.5000, {1: 1.000, 2: 1.500, 4: 2.500, 8: 2.500})," in source.splitlines()
-    committed = Path(runtime_comparison.__file__).read_text(encoding="utf-8")
+    committed = Path(comparison.__file__).read_text(encoding="utf-8")
     assert re.search(r"^PROMPT_TOKENS = \d\.\d\d$", committed, re.M)
     assert len(
         re.findall(r"^    Kind\(0\.\d{4}, \{1: 1\.000, 2: \d\.\d{3}, 4: \d\.\d{3}, 8: \d\.\d{3}\}\),$", committed, re.M)

@@ -1,6 +1,9 @@
-"""Embeddings: one vector for a text, of the hidden states that a model has after its last layer."""
+"""Embeddings: one vector for a text, of the hidden states that a model has after its last layer.
 
-from collections.abc import Iterator
+`Engine.embed` finds this by the entry point `embedder` of `edgedec.own`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -9,16 +12,76 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.decoding.prompt_length import too_long
-from edgedec.decoding.session_pool import SessionSlot
-from edgedec.errors import CapabilityError, OptionError, RequestError, SessionError, argument
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError, SessionError, argument
 from edgedec.gguf.file import floats, read_header_of
 from edgedec.gguf.metadata import get_float, get_text
 from edgedec.gguf.model_kinds import POOLINGS, Pooling
 from edgedec.model import EncoderSession, ModelCard, Session
+from edgedec.progress import CancelToken
 
 _ROWS = 64  # of one forward: always the same cuts, so that a vector does not depend on what else is embedded
 _NO_ROWS = np.empty(0, np.int32)
 _NORM = "output_norm.weight"
+
+
+class Embedder:
+    """Makes vectors of texts with the hidden states of a model.
+
+    Args:
+        pool: The sessions, which requests for texts share.
+        card: The facts of the model.
+        path: The model's file, or None where there is none.
+        prompt_ids: `(text or ids)` -> token ids.
+    """
+
+    def __init__(
+        self,
+        pool: SessionPool[SessionSlot],
+        card: ModelCard,
+        path: Path | None,
+        prompt_ids: Callable[[str | Sequence[int]], tuple[int, ...]],
+    ) -> None:
+        self._pool = pool
+        self._prompt_ids = prompt_ids
+        self._card = card
+        self._path = path
+        self._norm: FinalNorm | None = None
+
+    def vectors(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        pooling: str | None,
+        dimensions: int | None,
+        cancel: CancelToken,
+    ) -> NDArray[np.float32]:
+        """Return f32[n_texts, n_dimensions]: for each text a vector of length 1 (raises what Engine.embed raises)."""
+        chosen = require_pooling(self._card, pooling)
+        require_dimensions(self._card, dimensions)
+        all_ids = [self._prompt_ids(text) for text in texts]
+        n_ctx = self._pool.slots[0].session.n_ctx
+        for i, ids in enumerate(all_ids):
+            require_embeddable(i, ids, self._card.n_vocab, n_ctx)
+        has_states = self._pool.slots[0].session.model.capabilities.final_states
+        norm = None if has_states else self._final_norm()
+        vectors = np.zeros((len(all_ids), self._card.n_embd), np.float32)
+        with self._pool.turn(cancel) as slot:
+            if slot is not None:
+                with cancel.calling(slot.session.cancel):
+                    for i, ids in enumerate(all_ids):
+                        if not cancel.cancelled:
+                            vectors[i] = embed_on(slot, ids, chosen, norm)
+        if cancel.cancelled:
+            raise CancelledError("the embedding was cancelled")
+        return unit_length(vectors, dimensions)
+
+    def _final_norm(self) -> "FinalNorm":
+        """Return the norm after the model's last layer; read once."""
+        if self._path is None:
+            raise CapabilityError("this engine has no file to read the model's final norm from; load the model by name")
+        if self._norm is None:
+            self._norm = read_final_norm(self._path)
+        return self._norm
 
 
 @dataclass(frozen=True, slots=True)

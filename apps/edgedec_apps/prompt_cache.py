@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedec.api.loaded_model import LoadedModel
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import ModelFormatError, SessionError, StorageError
 from edgedec.storage.whole_file import write_atomically
@@ -39,6 +40,20 @@ class PromptCache:
     token_ids: tuple[int, ...]
     n_exact: int
     payload: bytes
+
+
+def save_prompt_cache(engine: LoadedModel, path: Path) -> None:
+    """Write the KV cache of the last request to a file (LoadedModel.save_prompt_cache, which says what this raises)."""
+    with engine.pool.all():
+        write_prompt_cache(path, cache_of(engine.pool.last))
+
+
+def load_prompt_cache(engine: LoadedModel, path: Path) -> int:
+    """Restore the KV cache from a file; return how many tokens it holds (as LoadedModel.load_prompt_cache)."""
+    cache = read_prompt_cache(path, engine.card.fingerprint)
+    with engine.pool.all():
+        restore_cache(engine.pool.last, cache)
+    return len(cache.token_ids)
 
 
 def cache_of(slot: SessionSlot) -> PromptCache:

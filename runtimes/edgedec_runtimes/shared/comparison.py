@@ -24,6 +24,7 @@ import numpy as np
 
 from edgedec.errors import CancelledError, EdgedecError
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions
+from edgedec.loading.runtime_choice import Comparison
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Model
 from edgedec.progress import CancelToken
@@ -150,6 +151,22 @@ def _memory_factor(of_rival: Measured, of_first: Measured) -> float:
     if of_rival.n_bytes is None or of_first.n_bytes is None or of_rival.n_bytes <= of_first.n_bytes:
         return 1.0
     return float(_DOUBLED ** log2(of_rival.n_bytes / of_first.n_bytes))
+
+
+def compared_runtimes(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> Comparison | None:
+    """Return whether the second runtime is worth taking in place of the first; None where the first can't be measured.
+
+    Raises:
+        CancelledError: The options' `cancel` was cancelled.
+    """
+    measured = compare(path, first, rival, options)
+    of_first, of_rival = measured[first.name], measured[rival.name]
+    if of_first is None:
+        return None
+    told = of_first.text(first.name)
+    if of_rival is None:
+        return Comparison(f"{told}; {rival.name} took too long to load", is_faster=False, is_whole=False)
+    return Comparison(f"{told}; {of_rival.text(rival.name)}", is_faster(of_rival, of_first), is_whole=True)
 
 
 def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Measured | None]:
