@@ -1,10 +1,10 @@
-"""What a session offers where a trained draft head follows its text: chains that the head drafts behind the text.
+"""Drafts that models make for a session's text: calls of a model, and a trained head that follows the text.
 
-The head reads hidden states of the target, so what it knows of a text belongs to the target's session: it is dropped
+A head reads hidden states of the target, so what it knows of a text belongs to the target's session: it is dropped
 beyond n_past, kept, forked, saved and restored together with the KV cache.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -13,8 +13,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft_call import JoinedCalls
 from edgedec.logit_ops import LogitOps
+
+
+class DraftCall(Protocol):
+    """A call of a trained head or of a draft model for one session's text.
+
+    Calls for several texts are answered together where they are of one kind, so that each reading of the weights serves
+    all of them. Each call gets the bits that it would get alone.
+    """
+
+    @property
+    def kind(self) -> Hashable:
+        """Calls of one kind can be answered together."""
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows were evaluated, once the call was answered."""
+
+    def answer(self, others: Sequence["DraftCall"]) -> None:
+        """Answer this call, and calls of the same kind for other texts, together.
+
+        Raises:
+            EdgedecError: The weights are damaged, one of the sessions is closed, or a forward failed; no call counts as
+                answered then, and each can be answered again.
+        """
+
+
+JoinedCalls = Callable[[DraftCall], SharedForward]
+"""Answers a call, maybe together with other texts' calls, and returns what was answered together."""
 
 
 @dataclass(frozen=True, slots=True)

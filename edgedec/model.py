@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import Cost, SharedForward
-from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError
-from edgedec.head_state import HeadState
+from edgedec.head_state import DraftCall, HeadState
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import OnProgress

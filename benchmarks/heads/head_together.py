@@ -15,8 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft_call import DraftCall
-from edgedec.head_state import ChainRules, HeadState
+from edgedec.head_state import ChainRules, DraftCall, HeadState
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem
 from edgedec.storage.probe_cache import cache_folder

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft_call import DraftCall
 from edgedec.errors import CancelledError, SessionError
-from edgedec.head_state import HeadState
+from edgedec.head_state import DraftCall, HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sessions.joined_work import Result, Work, evaluated, groups, kind_of, n_rows_of

@@ -7,9 +7,8 @@ from dataclasses import replace
 from time import perf_counter
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
-from edgedec.head_state import HeadState
+from edgedec.head_state import DraftCall, HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.joined_work import JointCalls, groups, n_rows_of

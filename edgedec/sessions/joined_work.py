@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from threading import Condition
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft_call import DraftCall
 from edgedec.errors import CancelledError
+from edgedec.head_state import DraftCall
 from edgedec.model import Forward, ForwardItem, Model, Session
 
 Work = ForwardItem | DraftCall

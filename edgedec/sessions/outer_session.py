@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import Cost, SharedForward
-from edgedec.draft_call import DraftCall
 from edgedec.errors import CapabilityError, ModelFormatError, argument
-from edgedec.head_state import HeadState
+from edgedec.head_state import DraftCall, HeadState
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Closeable, Forward, ForwardItem, Model, ModelCard, Session
 from edgedec.progress import OnProgress

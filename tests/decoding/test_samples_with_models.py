@@ -12,9 +12,9 @@ from support.tiny_quantized import Tiny, write_tiny
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.draft_call import DraftCall
 from edgedec.drafters.draft_model.draft_text import DraftForward
 from edgedec.grammar import Grammar
+from edgedec.head_state import DraftCall
 from edgedec_runtimes.cpu.draft_head.state import CpuHeadCall
 
 pytestmark = pytest.mark.slow

@@ -117,7 +117,7 @@ def test_drafts_of_sessions_whose_forwards_are_joined_are_joined(
 
 @dataclass
 class Call:
-    """Implements edgedec.draft_call.DraftCall: notes what it is answered together with, or fails."""
+    """Implements edgedec.head_state.DraftCall: notes what it is answered together with, or fails."""
 
     kind: str
     log: list[list["Call"]]

@@ -423,7 +423,7 @@ def test_no_more_is_joined_than_one_forward_may_return(model: Model) -> None:
 
 
 class Drafting:
-    """A call of a head: implements edgedec.draft_call.DraftCall.
+    """A call of a head: implements edgedec.head_state.DraftCall.
 
     Args:
         log: Gets how many calls are answered together, each time.

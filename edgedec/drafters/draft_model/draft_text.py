@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft_call import DraftCall
 from edgedec.drafter import ForwardLog
+from edgedec.head_state import DraftCall
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.sessions.joined_work import groups, n_rows_of, own
 
@@ -86,7 +86,7 @@ class DraftText:
 
 
 class DraftForward:
-    """Implements edgedec.draft_call.DraftCall.
+    """Implements edgedec.head_state.DraftCall.
 
     Args:
         model: The draft model.

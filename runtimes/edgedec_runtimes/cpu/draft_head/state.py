@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft_call import DraftCall, JoinedCalls
 from edgedec.errors import ModelFormatError, SessionError, argument
-from edgedec.head_state import ChainRules, DraftedChain
+from edgedec.head_state import ChainRules, DraftCall, DraftedChain, JoinedCalls
 from edgedec.logit_ops import LogitOps
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.draft_head.acceptance import accepts_too_little
@@ -29,7 +28,7 @@ F32 = NDArray[np.float32]
 
 
 class CpuHeadCall:
-    """Implements edgedec.draft_call.DraftCall: a native function, and one of the texts that it is called for.
+    """Implements edgedec.head_state.DraftCall: a native function, and one of the texts that it is called for.
 
     Attributes:
         kind: The name of the native function.

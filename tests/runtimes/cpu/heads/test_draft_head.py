@@ -17,11 +17,10 @@ from support.tiny_models import N_VOCAB
 from support.tiny_quantized import Tiny, write_tiny
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft_call import DraftCall
 from edgedec.errors import ModelFormatError, RequestError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.head_state import ChainRules, DraftedChain, HeadState
+from edgedec.head_state import ChainRules, DraftCall, DraftedChain, HeadState
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model, Session
 from edgedec_export.block_types import quantize_q4_0
