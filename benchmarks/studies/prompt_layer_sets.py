@@ -22,12 +22,12 @@ from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet, Session
-from edgedec.storage.layer_sets import evenly_spaced, without
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.layer_judge import Judge
 from edgedec_apps.evaluation.layer_score import Score
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.layer_skip.layer_sets import evenly_spaced, without
 
 
 def scores_alone(judge: Judge, n_layer: int) -> list[Score]:

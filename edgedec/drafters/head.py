@@ -161,7 +161,7 @@ class HeadDrafter:
 
     def _tree(self, rules: ChainRules) -> Draft:
         """Return a tree of the context's shape, whose levels are a call of the head each."""
-        from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
+        from edgedec.drafters.drawn_trees import draw_tree, grow_ranked  # here, as most texts have chains
 
         known: list[Path] = []  # the paths to the nodes that were scored
         if not self._levels.draws:

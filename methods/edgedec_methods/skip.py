@@ -20,8 +20,8 @@ from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Demands
 from edgedec.model import Model
 from edgedec.scheduler.drafter_factories import PromisedGain
-from edgedec.storage.layer_sets import TunedSet, evenly_spaced, left_out, tuned_set
 from edgedec_methods.self_draft import OwnLayersDrafter
+from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, left_out, tuned_set
 
 _LEFT_OUT = 4  # one layer of so many is left out where no set was tuned
 _EXPECTED = 0.7  # the acceptance that is expected then

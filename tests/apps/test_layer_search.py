@@ -16,10 +16,10 @@ from edgedec.errors import CancelledError, CapabilityError, RequestError, Sessio
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions
 from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, Session
-from edgedec.storage.layer_sets import TunedSet, keep_tuned_set, left_out, tuned_set, without
 from edgedec_apps.evaluation.layer_judge import Judge
 from edgedec_apps.evaluation.layer_search import Effort, effort_for, first_layers, late_layers, search
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.layer_skip.layer_sets import TunedSet, keep_tuned_set, left_out, tuned_set, without
 
 N_LAYER = 5
 EFFORT = Effort(64, 3)

@@ -27,12 +27,12 @@ from edgedec.scheduler.drafter_factories import PromisedGain, promised_gains
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
-from edgedec.storage.layer_sets import TunedSet, keep_tuned_set, without
 from edgedec_apps.conformance import check_drafter
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_methods import exit as exit_drafter
 from edgedec_methods.skip import SkipDrafter
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.layer_skip.layer_sets import TunedSet, keep_tuned_set, without
 
 GREEDY = SamplingParams(temperature=0)
 PROMPT = [BOS, *byte_ids(TEXT)]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from edgedec.gguf.layer_bytes import LayerBytes
 from edgedec.model import LayerSet
-from edgedec.storage.layer_sets import Half, without
 from edgedec_apps.evaluation.layer_judge import Judge, Trace
 from edgedec_apps.evaluation.layer_score import Score
+from edgedec_runtimes.layer_skip.layer_sets import Half, without
 
 _FIRST_ROWS = 28  # rows of each window that half-layers are scored on alone
 _LEAST_WORTH = 0.005  # share of a token's bytes: a half-layer that saves less is not looked at

@@ -14,9 +14,9 @@ from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.loading.second_model import same_tokenizer
 from edgedec.model import LayerSet, Model
-from edgedec.storage.layer_sets import tuned_set
 from edgedec_apps.evaluation.evaluate import Lane
 from edgedec_runtimes.layer_skip.choose import choose_layers
+from edgedec_runtimes.layer_skip.layer_sets import tuned_set
 
 DEFAULT_KV_TYPE = "f16"
 ALL_LAYERS = "all"

@@ -21,7 +21,6 @@ from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
 from edgedec.sessions.cost_probe import cost_curve
-from edgedec.storage.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out
 from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable
@@ -36,6 +35,7 @@ from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip
+from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out
 
 _SEARCHED, _BLOCK = 64, 256  # tokens of a window to search on, and of a held-out one
 _HALVES = ("attn", "mlp")

@@ -17,7 +17,7 @@ from edgedec.gguf.file import read_header_of
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.gguf.model_info import describe
 from edgedec.model import LayerSet, Model
-from edgedec.storage.layer_sets import TunedSet, evenly_spaced, left_out, tuned_set
+from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, left_out, tuned_set
 from edgedec_runtimes.layer_skip.quality_table import MEASURED, Measured, Shape
 from edgedec_runtimes.layer_skip.skipping_model import LossyModel
 

@@ -14,7 +14,7 @@ from edgedec.errors import CapabilityError, SessionError, argument
 from edgedec.model import Forward, ForwardItem, LayerSet, Model, ModelCard
 from edgedec.progress import OnProgress
 from edgedec.sessions.outer_session import OuterModel, OuterSession
-from edgedec.storage.layer_sets import Half, left_out
+from edgedec_runtimes.layer_skip.layer_sets import Half, left_out
 
 
 class LossyModel(OuterModel):

@@ -21,7 +21,6 @@ from edgedec.errors import RequestError
 from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.model import Capabilities, Forward, LayerSet, Session
 from edgedec.progress import CancelToken, Progress
-from edgedec.storage.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, without
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.evaluation.evaluate import (
     DEFAULT_TEXT,
@@ -38,6 +37,7 @@ from edgedec_apps.evaluation.evaluate import (
 )
 from edgedec_apps.evaluation.plot import Point, points, text_plot
 from edgedec_apps.evaluation.settings import RunSetting, combine, layers_text, parse_layers
+from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, without
 
 TEXT = "The ferry left at ten past six, eleven minutes late."  # 52 tokens of the tiny models
 FIGURES = {"ppl", "kl_mean", "kl_p99", "top1", "n_positions", "tok_s", "kl_error", "top1_error", "tok_s_range"}

@@ -12,11 +12,11 @@ from support.processes.command_line import run_here
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft_constants import GAIN
-from edgedec.storage.layer_sets import TunedSet, without
 from edgedec_apps.bench import machine as bench_machine
 from edgedec_apps.bench.recorder import Evaluated, Proposals
 from edgedec_apps.bench.replay import replay
 from edgedec_apps.bench.rooflines import DEVICES, modelled
+from edgedec_runtimes.layer_skip.layer_sets import TunedSet, without
 
 HEAD = {"kind": "edgedec drafts 1", "model": "m", "n_bytes": 10**9, "n_params": 10**9}
 WITH_MODEL = HEAD | {"draft_model": {"n_bytes": 2 * 10**8, "n_params": 2 * 10**8}}

@@ -18,9 +18,9 @@ from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, LayerSet, Model
 from edgedec.sampling import Noise, SamplingParams, draw
-from edgedec.storage.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out, without
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip, require_measured
+from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out, without
 from edgedec_runtimes.layer_skip.quality_table import MEASURED, Measured
 from edgedec_runtimes.layer_skip.skipping_model import LossyModel, lossy_note, variant
 

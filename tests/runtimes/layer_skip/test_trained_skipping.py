@@ -12,10 +12,10 @@ from support.models.tiny_models import byte_ids, tiny_llama
 
 from edgedec.load_options import LoadOptions
 from edgedec.model import LayerSet, Model
-from edgedec.storage.layer_sets import left_out, without
 from edgedec_apps.evaluation.layer_judge import Judge
 from edgedec_apps.evaluation.layer_score import Score
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.layer_skip.layer_sets import left_out, without
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "studies"))
 
