@@ -10,8 +10,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from support.real_models import real_model
-from support.tiny_models import tiny_llama
+from support.models.real_models import real_model
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 

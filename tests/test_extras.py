@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
+from support.processes.command_line import run_here
 
 from edgedec.plugins import DISTRIBUTION, install_command
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.command_line import run_here
-from support.installed import with_plugin
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import tiny_llama
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
+from support.processes.installed import with_plugin
 
 import edgedec
 from edgedec import plugins

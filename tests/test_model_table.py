@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.gguf_writer import RawTensor, write_gguf
-from support.tiny_quantized import (
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.tiny_quantized import (
     ARCHITECTURES,
     EXPORTED_TYPES,
     TILE_TYPES,

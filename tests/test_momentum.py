@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.real_models import real_model
+from support.models.real_models import real_model
 
 import edgedec
 from edgedec.errors import OptionError

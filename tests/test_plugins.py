@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.installed import install_plugins, with_plugin
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.installed import install_plugins, with_plugin
 
 from edgedec import load, plugins
 from edgedec.chat import open_template

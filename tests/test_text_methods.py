@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.installed import with_plugin
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.installed import with_plugin
 
 import edgedec
 from edgedec.errors import PluginError, RequestError

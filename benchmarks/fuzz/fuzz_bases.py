@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from support.gguf_writer import RawTensor, Typed, tiny_text_model
-from support.real_models import models_dir
-from support.tiny_models import tiny_llama
+from support.models.gguf_writer import RawTensor, Typed, tiny_text_model
+from support.models.real_models import models_dir
+from support.models.tiny_models import tiny_llama
 
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
 

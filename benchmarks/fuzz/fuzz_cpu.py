@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from fuzz_bases import Source, loadable_sources
 from fuzz_gguf import Finding, save
 from fuzz_mutants import contradictory, damaged
-from support.gguf_writer import Built, RawTensor, build_gguf
-from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
+from support.models.gguf_writer import Built, RawTensor, build_gguf
+from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf.file import read_gguf

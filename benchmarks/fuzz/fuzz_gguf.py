@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from fuzz_bases import Source, header_sources, loadable_sources
 from fuzz_mutants import contradictory, damaged
-from support.gguf_writer import Built, build_gguf
+from support.models.gguf_writer import Built, build_gguf
 
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import GGUFArray, read_gguf

@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from fuzz_bases import Source
 from fuzz_mutants import damaged, other_values
-from support.gguf_writer import Built, build_gguf
-from support.head_mutants import mutant
-from support.reference_head import ReferenceHead
-from support.tiny_heads import TinyHead, head_weights
-from support.tiny_models import tiny_llama
+from support.heads.head_mutants import mutant
+from support.heads.reference_head import ReferenceHead
+from support.heads.tiny_heads import TinyHead, head_weights
+from support.models.gguf_writer import Built, build_gguf
+from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import EdgedecError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf

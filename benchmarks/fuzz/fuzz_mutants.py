@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from fuzz_bases import Source
-from support.gguf_writer import Built, RawTensor, Typed, build_gguf, typed
+from support.models.gguf_writer import Built, RawTensor, Typed, build_gguf, typed
 
 from edgedec.gguf.file import ValueType
 from edgedec.gguf.tensor_types import GGMLType

@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from support.reference_head import ReferenceHead
+from support.heads.reference_head import ReferenceHead
 
 from edgedec.gguf.file import read_gguf
 from edgedec_export.target_rows import embedding_rows, output_name, read_rows

@@ -20,7 +20,7 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from support.killed_training import PARTS, Training, kill, train
+from support.heads.killed_training import PARTS, Training, kill, train
 
 from edgedec.gguf.file import read_gguf
 

@@ -46,7 +46,7 @@ from edgedec_apps.bench.provenance import provenance
 from edgedec_models.folders import cache_folder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 _REAL = ("smollm2-135m", "gemma3-270m")
 _TINY = ("tiny-a", "tiny-b")

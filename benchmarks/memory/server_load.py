@@ -263,7 +263,7 @@ def started(model: str, arguments: list[str], cache: Path | None, log: Path) -> 
 def tiny(folder: Path) -> str:
     """Write a tiny random model and return its path."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-    from support.tiny_models import tiny_llama
+    from support.models.tiny_models import tiny_llama
 
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}<assistant>"
     return str(tiny_llama(folder / "tiny.gguf", chat_template=template, n_ctx_train=4096))

@@ -30,9 +30,9 @@ from edgedec_apps.bench.provenance import report
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from support.gguf_writer import RawTensor, write_gguf
-from support.random_blocks import random_blocks
-from support.tiny_models import vocabulary
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.random_blocks import random_blocks
+from support.models.tiny_models import vocabulary
 
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType

@@ -27,7 +27,7 @@ from edgedec_apps.bench.provenance import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from support.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.grammar import Grammar

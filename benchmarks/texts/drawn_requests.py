@@ -11,10 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from support.onnx_exports import export_tiny
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import N_VOCAB, tiny_llama
-from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.onnx_exports import export_tiny
+from support.models.tiny_models import N_VOCAB, tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
 from edgedec.api.options import Lossy
 from edgedec.grammar import Grammar

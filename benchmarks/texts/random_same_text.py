@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from drawn_requests import Asked, Config, Files, drawn
-from support.real_models import models_dir
+from support.models.real_models import models_dir
 
 import edgedec
 from edgedec.api.best_text import BestOf

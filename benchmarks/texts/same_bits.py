@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from support.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.load_options import LoadOptions

@@ -26,9 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from support.gguf_writer import write_gguf
-from support.token_oracle import differing_texts, differing_tokens, oracle
-from support.token_texts import SENTENCES, random_texts, spelled, written
+from support.models.gguf_writer import write_gguf
+from support.texts.token_oracle import differing_texts, differing_tokens, oracle
+from support.texts.token_texts import SENTENCES, random_texts, spelled, written
 
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.load_options import ResolveOptions

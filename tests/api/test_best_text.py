@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from support.real_models import real_model
+from support.models.real_models import real_model
 
 import edgedec
 from edgedec.api.best_text import EPS, MOST_AUTO, ROUND, BestOf

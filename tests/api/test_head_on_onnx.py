@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.real_models import real_model
+from support.models.real_models import real_model
 
 import edgedec
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import N_VOCAB
-from support.tiny_quantized import Tiny, write_tiny
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import Tiny, write_tiny
 
 import edgedec
 from edgedec.api.options import Lossy

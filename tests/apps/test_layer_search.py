@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.draft_models import TEXT
-from support.tiny_models import BOS, byte_ids, tiny_llama
+from support.decoding.draft_models import TEXT
+from support.models.tiny_models import BOS, byte_ids, tiny_llama
 
 from edgedec.errors import CancelledError, CapabilityError, RequestError, SessionError, StorageError
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
@@ -242,7 +242,7 @@ def test_bytes_are_those_of_the_files_tensors(target: Path) -> None:
 
 def test_a_file_without_layers_is_refused(tmp_path: Path) -> None:
     """Which half-layer reads what is unknown."""
-    from support.gguf_writer import write_gguf
+    from support.models.gguf_writer import write_gguf
 
     path = write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, {"a": np.zeros((2, 3), np.float32)})
     with pytest.raises(RequestError, match="blk"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.table_branches import letters, random_table, table_texts
+from support.decoding.table_branches import letters, random_table, table_texts
 
 from edgedec.choosing.partial_texts import best_tokens
 from edgedec.choosing.scorer import CallerScorer, Scorer, checked_scores

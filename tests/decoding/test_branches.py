@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 from edgedec.decoding.branches import Branches, branches_on
 from edgedec.decoding.session_pool import SessionPool, SessionSlot

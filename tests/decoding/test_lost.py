@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.decoding_loop import plugin, two_paths
-from support.hosted import hosted
-from support.tiny_models import tiny_llama
+from support.decoding.decoding_loop import plugin, two_paths
+from support.models.tiny_models import tiny_llama
+from support.processes.hosted import hosted
 
 from edgedec.decoding import generate
 from edgedec.decoding.generate import TokenStream

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.real_models import real_model
-from support.tiny_heads import TinyHead, write_head
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.real_models import real_model
 
 import edgedec
 from edgedec.cost_curve import CostCurve

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import N_VOCAB, tiny_llama
-from support.tiny_quantized import Tiny, write_tiny
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import N_VOCAB, tiny_llama
+from support.models.tiny_quantized import Tiny, write_tiny
 
 import edgedec
 from edgedec.api.options import DraftOptions

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.api.options import Lossy

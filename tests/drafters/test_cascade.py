@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded
-from support.real_models import real_model
-from support.tiny_models import BOS, byte_ids
+from support.decoding.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded
+from support.models.real_models import real_model
+from support.models.tiny_models import BOS, byte_ids
 
 import edgedec
 from edgedec.draft import Draft, Verification

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.draft import Verification

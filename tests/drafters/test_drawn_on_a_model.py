@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.decoding_loop import Text, exact, p_value
-from support.real_models import real_model
+from support.decoding.decoding_loop import Text, exact, p_value
+from support.models.real_models import real_model
 
 import edgedec
 import edgedec_models

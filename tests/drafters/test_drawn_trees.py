@@ -7,7 +7,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from support.tree_draws import check_drawn_tree
+from support.decoding.tree_draws import check_drawn_tree
 
 from edgedec.drafters.draft_builder import Level
 from edgedec.drafters.drawn_trees import TreePlace, drawn_without_replacement, grow_ranked

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.decoding_loop import exact, generated, p_value
-from support.hf_checkpoints import safetensors_bytes
-from support.tiny_heads import TinyHead, head_weights, stored_tensors, write_head
-from support.tiny_models import N_VOCAB
-from support.tiny_quantized import Tiny, write_tiny
+from support.decoding.decoding_loop import exact, generated, p_value
+from support.heads.tiny_heads import TinyHead, head_weights, stored_tensors, write_head
+from support.models.hf_checkpoints import safetensors_bytes
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import Tiny, write_tiny
 
 import edgedec
 from edgedec.api.options import Lossy

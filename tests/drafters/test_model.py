@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
-from support.tiny_models import BOS, byte_ids
+from support.decoding.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
+from support.models.tiny_models import BOS, byte_ids
 
 from edgedec.draft import Verification
 from edgedec.drafter import DraftContext, DrafterFactory, Floor, ModelFactory

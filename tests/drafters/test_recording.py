@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.draft_models import TEXT, counted, loaded
-from support.tiny_models import tiny_llama
+from support.decoding.draft_models import TEXT, counted, loaded
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.engine import Engine

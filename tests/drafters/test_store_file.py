@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.command_line import run_here
-from support.rights import as_anybody
-from support.simulation import a_text
-from support.tiny_models import tiny_llama
+from support.decoding.simulation import a_text
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
+from support.processes.rights import as_anybody
 
 import edgedec
 from edgedec.api.options import DraftOptions

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.simulation import a_text, context
-from support.tiny_models import tiny_llama
+from support.decoding.simulation import a_text, context
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.draft import Draft, Verification

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.command_line import PATIENCE_S, run_here
-from support.gguf_writer import RawTensor, write_gguf
-from support.installed import with_plugin
-from support.rights import as_anybody
-from support.tiny_models import tiny_llama
-from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.processes.command_line import PATIENCE_S, run_here
+from support.processes.installed import with_plugin
+from support.processes.rights import as_anybody
 
 from edgedec import __version__, plugins
 from edgedec.errors import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.hf_checkpoints import TinyHF, write_checkpoint
-from support.tiny_bert import TinyBert, bert_states, pooled, tiny_ids, tokenizer_json
+from support.models.hf_checkpoints import TinyHF, write_checkpoint
+from support.models.tiny_bert import TinyBert, bert_states, pooled, tiny_ids, tokenizer_json
 
 import edgedec
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError

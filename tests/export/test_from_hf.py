@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.hf_checkpoints import (
+from support.models.hf_checkpoints import (
     BEGIN,
     END,
     LLAMA3_ROPE,
@@ -27,7 +27,7 @@ from support.hf_checkpoints import (
     sentencepiece_tokenizer,
     write_checkpoint,
 )
-from support.token_oracle import differing_texts, differing_tokens, oracle
+from support.texts.token_oracle import differing_texts, differing_tokens, oracle
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf

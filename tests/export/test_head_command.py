@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import tiny_llama
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
 
 from edgedec.gguf.file import read_gguf
 from edgedec_runtimes.trained_heads.card import Promise

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
+from support.processes.command_line import run_here
 
 from edgedec.errors import CancelledError, OfflineError, RuntimeUnavailableError, StorageError
 from edgedec.progress import CancelToken, Progress

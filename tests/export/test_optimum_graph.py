@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.foreign_graphs import counting_graph, weight
-from support.tiny_models import N_VOCAB
+from support.models.foreign_graphs import counting_graph, weight
+from support.models.tiny_models import N_VOCAB
 
 from edgedec.errors import CancelledError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import DATA, GRAPH

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.onnx_exports import load
-from support.optimum_checkpoints import write_config
+from support.models.onnx_exports import load
+from support.models.optimum_checkpoints import write_config
 
 import edgedec
 from edgedec.gguf.file import DATA

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.gguf_writer import RawTensor, write_gguf
-from support.random_blocks import random_blocks
-from support.tiny_quantized import EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.random_blocks import random_blocks
+from support.models.tiny_quantized import EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.errors import (
     MemoryCapError,

@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.gguf_writer import RawTensor, write_gguf
-from support.random_blocks import random_blocks
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.random_blocks import random_blocks
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf

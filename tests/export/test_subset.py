@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gguf_writer import RawTensor, Typed, write_gguf
-from support.real_models import real_model
-from support.tiny_mamba import tiny_mamba
-from support.tiny_models import tiny_llama
-from support.tiny_quantized import ARCHITECTURES, UNIFORM, Tiny, tiny_metadata, tiny_tensors, write_tiny
-from support.tiny_runs import Bits, bits
+from support.models.gguf_writer import RawTensor, Typed, write_gguf
+from support.models.real_models import real_model
+from support.models.tiny_mamba import tiny_mamba
+from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, UNIFORM, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.models.tiny_runs import Bits, bits
 
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, StorageError, UnsupportedModelError
 from edgedec.gguf.file import GGMLType, GGUFArray, ValueType, read_gguf

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
 
 from edgedec_export.folder import new_folder
 from edgedec_export.gguf_writer import new_file

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.command_line import run_here
-from support.hf_checkpoints import TinyHF, write_checkpoint
-from support.tiny_quantized import Tiny, write_tiny
+from support.models.hf_checkpoints import TinyHF, write_checkpoint
+from support.models.tiny_quantized import Tiny, write_tiny
+from support.processes.command_line import run_here
 
 from edgedec.errors import (
     CancelledError,

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.exported_graph import ExportedGraph
-from support.tiny_models import byte_ids, tiny_llama
-from support.tiny_quantized import ARCHITECTURES, EXPORTED, EXPORTED_TYPES, Tiny, write_tiny
+from support.models.exported_graph import ExportedGraph
+from support.models.tiny_models import byte_ids, tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, EXPORTED, EXPORTED_TYPES, Tiny, write_tiny
 
 from edgedec.gguf.file import DATA
 from edgedec.load_options import LoadOptions

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.command_line import PATIENCE_S, run_here
-from support.foreign_graphs import counting_graph, counting_logits
-from support.hf_checkpoints import N_VOCAB
-from support.optimum_checkpoints import N_CTX, whole_tokenizer, write_config
+from support.models.foreign_graphs import counting_graph, counting_logits
+from support.models.hf_checkpoints import N_VOCAB
+from support.models.optimum_checkpoints import N_CTX, whole_tokenizer, write_config
+from support.processes.command_line import PATIENCE_S, run_here
 
 from edgedec.errors import (
     CancelledError,

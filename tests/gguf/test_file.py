@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
-from support.bounded_work import at_most_lines
-from support.gguf_writer import Claims, RawTensor, Typed, build_gguf, tiny_text_model, write_gguf
-from support.real_models import real_model
+from support.models.gguf_writer import Claims, RawTensor, Typed, build_gguf, tiny_text_model, write_gguf
+from support.models.real_models import real_model
+from support.processes.bounded_work import at_most_lines
 
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import GGUFArray, TensorInfo, ValueType, read_gguf

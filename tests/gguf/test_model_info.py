@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gguf_writer import RawTensor, Typed, tiny_text_model, write_gguf
-from support.real_models import real_model
+from support.models.gguf_writer import RawTensor, Typed, tiny_text_model, write_gguf
+from support.models.real_models import real_model
 
 from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, ValueType, read_gguf

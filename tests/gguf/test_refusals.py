@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.bounded_work import at_most_lines
-from support.gguf_writer import Claims, RawTensor, Typed, build_gguf, tiny_text_model, write_gguf
+from support.models.gguf_writer import Claims, RawTensor, Typed, build_gguf, tiny_text_model, write_gguf
+from support.processes.bounded_work import at_most_lines
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import run_here
-from support.gguf_writer import tiny_text_model, write_gguf
-from support.tiny_models import tiny_llama
+from support.models.gguf_writer import tiny_text_model, write_gguf
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
 
 import edgedec
 from edgedec.gguf.file import read_gguf

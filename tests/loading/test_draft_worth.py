@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_models import tiny_llama
-from support.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.api import open_drafters as opening_drafts

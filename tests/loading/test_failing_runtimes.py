@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gguf_writer import tiny_text_model, write_gguf
-from support.tiny_models import tiny_llama
+from support.models.gguf_writer import tiny_text_model, write_gguf
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec import plugins

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from support.rights import as_anybody
+from support.processes.rights import as_anybody
 
 from edgedec import plugins
 from edgedec.errors import ModelNotFoundError, StorageError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import run_here
-from support.draft_models import TEXT, loaded, tiny
-from support.installed import with_plugin
-from support.real_models import real_model
-from support.spelled import Spelled
+from support.decoding.draft_models import TEXT, loaded, tiny
+from support.models.real_models import real_model
+from support.models.spelled import Spelled
+from support.processes.command_line import run_here
+from support.processes.installed import with_plugin
 
 import edgedec
 from edgedec import plugins

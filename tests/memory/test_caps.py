@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import Result, run_process
+from support.processes.command_line import Result, run_process
 
 MB = 1_000_000
 REFUSED = 50

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
-from support.tiny_models import tiny_llama
-from support.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
+from support.processes.command_line import run_here
 
 import edgedec
 from edgedec.errors import PromptTooLongError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.real_models import real_model
+from support.models.real_models import real_model
 
 from edgedec.errors import MemoryCapError
 from edgedec.gguf.file import read_gguf

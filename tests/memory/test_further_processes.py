@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hosted import hosted
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.hosted import hosted
 
 from edgedec.load_options import LoadOptions
 from edgedec.memory.shedding import memory_watch

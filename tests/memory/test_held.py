@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import run_process
+from support.processes.command_line import run_process
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.command_line import PATIENCE_S, finish, start
-from support.running_server import CHAT
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import PATIENCE_S, finish, start
+from support.processes.running_server import CHAT
 
 MB = 1_000_000
 CAP_MB = 280

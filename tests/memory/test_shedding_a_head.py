@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import N_VOCAB
-from support.tiny_quantized import Tiny, write_tiny
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import Tiny, write_tiny
 
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.session_pool import SessionPool, SessionSlot

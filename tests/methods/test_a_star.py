@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from support.table_branches import random_table, table_texts
+from support.decoding.table_branches import random_table, table_texts
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.errors import OptionError

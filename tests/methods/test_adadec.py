@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.plain_texts import LENGTH, greedy, is_over, said, table_of
-from support.table_branches import Ids, Table, log_law, table_texts
+from support.decoding.plain_texts import LENGTH, greedy, is_over, said, table_of
+from support.decoding.table_branches import Ids, Table, log_law, table_texts
 
 from edgedec.errors import OptionError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from support.table_branches import END, Ids, random_table, table_texts, whole_texts
+from support.decoding.table_branches import END, Ids, random_table, table_texts, whole_texts
 
 from edgedec.errors import OptionError
 from edgedec_methods.beam import Beam, beam_search

@@ -1,8 +1,8 @@
 """Block verification keeps the distribution, and accepts as its theorem says."""
 
 import pytest
-from support.exact_distributions import integrate, paths
-from support.rule_checks import EVERY_RULE, RULES_OF_CHAINS, Check, block_length, models
+from support.decoding.exact_distributions import integrate, paths
+from support.decoding.rule_checks import EVERY_RULE, RULES_OF_CHAINS, Check, block_length, models
 
 from edgedec.verification.rules import find_rule
 

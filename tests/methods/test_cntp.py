@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from support.plain_texts import LENGTH, N_VOCAB, PARAMS, PROMPT, is_over, said, sampled, table_of
-from support.table_branches import Ids, Table, letters, log_law, table_texts
+from support.decoding.plain_texts import LENGTH, N_VOCAB, PARAMS, PROMPT, is_over, said, sampled, table_of
+from support.decoding.table_branches import Ids, Table, letters, log_law, table_texts
 
 from edgedec.errors import OptionError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of

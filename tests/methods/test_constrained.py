@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.table_branches import END, Ids, letters, log_law, random_table, table_texts
-from support.table_language import LanguageState, divergence, kept_law
+from support.decoding.table_branches import END, Ids, letters, log_law, random_table, table_texts
+from support.decoding.table_language import LanguageState, divergence, kept_law
 
 from edgedec.choosing.partial_texts import PartialText
 from edgedec.constraint import Constraint, DrawPlace

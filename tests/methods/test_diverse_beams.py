@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from support.table_branches import END, Ids, Table, log_law, random_table, table_texts
+from support.decoding.table_branches import END, Ids, Table, log_law, random_table, table_texts
 
 from edgedec.errors import OptionError
 from edgedec_methods.beam import Beam, beam_search

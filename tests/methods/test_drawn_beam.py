@@ -7,9 +7,9 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from support.exact_distributions import Drawing, Law, joint_of, sparse
-from support.rule_checks import check_exact, models
-from support.tree_draws import Evaluated
+from support.decoding.exact_distributions import Drawing, Law, joint_of, sparse
+from support.decoding.rule_checks import check_exact, models
+from support.decoding.tree_draws import Evaluated
 
 from edgedec.draft import Draft
 from edgedec.drafters.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape

@@ -1,7 +1,7 @@
 """Independent paths are verified exactly by the rules that take them."""
 
 import pytest
-from support.tree_draws import check_drawn_tree
+from support.decoding.tree_draws import check_drawn_tree
 
 
 @pytest.mark.slow

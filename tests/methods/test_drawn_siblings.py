@@ -1,7 +1,7 @@
 """Siblings drawn without replacement are verified exactly by recursive rejection."""
 
 import pytest
-from support.tree_draws import check_drawn_tree
+from support.decoding.tree_draws import check_drawn_tree
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.draft_models import SETTINGS, TEXT
-from support.tiny_models import BOS, byte_ids, tiny_llama
+from support.decoding.draft_models import SETTINGS, TEXT
+from support.models.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
 from edgedec.cost_curve import CostCurve

@@ -1,7 +1,7 @@
 """First Finish Search: the shortest text that ended by itself, and what the search spends on it."""
 
 import pytest
-from support.table_branches import random_table, table_texts
+from support.decoding.table_branches import random_table, table_texts
 
 from edgedec.sampling import SamplingParams
 from edgedec_methods.first_finish import first_finish, first_finished

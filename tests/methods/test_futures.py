@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 import pytest
-from support.table_branches import END, Ids, random_table
-from support.table_language import LanguageState, divergence, kept_law
+from support.decoding.table_branches import END, Ids, random_table
+from support.decoding.table_language import LanguageState, divergence, kept_law
 
 from edgedec.constraint import DrawPlace
 from edgedec.errors import DeadEndError, OptionError

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.schemas import CASES, closed
-from support.tiny_models import FIRST_BYTE
+from support.models.tiny_models import FIRST_BYTE
+from support.texts.schemas import CASES, closed
 
 import edgedec
 from edgedec.errors import RequestError

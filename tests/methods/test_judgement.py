@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.real_models import real_model
-from support.table_branches import random_table, table_texts
+from support.decoding.table_branches import random_table, table_texts
+from support.models.real_models import real_model
 
 import edgedec
 from edgedec.api.best_text import BestOf

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from support.exact_distributions import paths
-from support.rule_checks import EVERY_RULE, RULES_OF_PATHS, Check, check_exact, models, tree
+from support.decoding.exact_distributions import paths
+from support.decoding.rule_checks import EVERY_RULE, RULES_OF_PATHS, Check, check_exact, models, tree
 
 from edgedec.draft import Verification
 from edgedec.sampling import Distribution

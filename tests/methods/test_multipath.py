@@ -1,8 +1,8 @@
 """Greedy multi-path block verification keeps the distribution, and accepts more than one path."""
 
 import pytest
-from support.exact_distributions import integrate, paths
-from support.rule_checks import EVERY_RULE, RULES_OF_PATHS, Check, block_length, models
+from support.decoding.exact_distributions import integrate, paths
+from support.decoding.rule_checks import EVERY_RULE, RULES_OF_PATHS, Check, block_length, models
 
 from edgedec.verification.rules import find_rule
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.draft_models import SETTINGS, TEXT, Recorded, counted, depth, generate, loaded
-from support.tiny_models import BOS, byte_ids
+from support.decoding.draft_models import SETTINGS, TEXT, Recorded, counted, depth, generate, loaded
+from support.models.tiny_models import BOS, byte_ids
 
 import edgedec
 from edgedec.draft import Draft, Verification

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.options import DraftOptions

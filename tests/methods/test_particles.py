@@ -7,8 +7,8 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.decoding_loop import p_value
-from support.table_branches import Ids, Table, letters, random_table, table_texts
+from support.decoding.decoding_loop import p_value
+from support.decoding.table_branches import Ids, Table, letters, random_table, table_texts
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.errors import OptionError

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from support.plain_texts import LENGTH, greedy, said, table_of
-from support.table_branches import END, Ids, random_table, table_texts
+from support.decoding.plain_texts import LENGTH, greedy, said, table_of
+from support.decoding.table_branches import END, Ids, random_table, table_texts
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.errors import OptionError

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.decoding_loop import Text
-from support.tiny_models import BOS, EOS, byte_ids
+from support.decoding.decoding_loop import Text
+from support.models.tiny_models import BOS, EOS, byte_ids
 
 import edgedec
 from edgedec.constraint import Constraint, DrawPlace

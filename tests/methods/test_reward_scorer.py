@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from support.real_models import real_model
+from support.models.real_models import real_model
 
 import edgedec
 from edgedec.errors import RequestError

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from support.plain_texts import PARAMS, said, sampled, table_of
-from support.table_branches import END, table_texts
+from support.decoding.plain_texts import PARAMS, said, sampled, table_of
+from support.decoding.table_branches import END, table_texts
 
 from edgedec.errors import OptionError
 from edgedec_methods.judgement import Question, chance_yes

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.draft_models import SETTINGS, TEXT, Recorded, depth
-from support.installed import with_plugin
-from support.real_models import real_model
-from support.tiny_models import BOS, byte_ids, tiny_llama
+from support.decoding.draft_models import SETTINGS, TEXT, Recorded, depth
+from support.models.real_models import real_model
+from support.models.tiny_models import BOS, byte_ids, tiny_llama
+from support.processes.installed import with_plugin
 
 import edgedec
 from edgedec import plugins

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.stopped import Stopped
-from support.tiny_models import tiny_llama
+from support.decoding.stopped import Stopped
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.load import open_choice

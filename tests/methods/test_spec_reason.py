@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support.table_branches import END, Ids, Table, random_table, table_texts
+from support.decoding.table_branches import END, Ids, Table, random_table, table_texts
 
 from edgedec.errors import OptionError, RequestError
 from edgedec.sampling import Noise, SamplingParams, draw

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.command_line import run_here
-from support.stopped import Stopped
-from support.tiny_models import byte_ids, tiny_llama
+from support.decoding.stopped import Stopped
+from support.models.tiny_models import byte_ids, tiny_llama
+from support.processes.command_line import run_here
 
 import edgedec
 from edgedec.api.load import open_choice

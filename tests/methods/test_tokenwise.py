@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from support.exact_distributions import integrate, joint_of, paths
-from support.rule_checks import EVERY_RULE, RULES_OF_CHAINS, Check, models
+from support.decoding.exact_distributions import integrate, joint_of, paths
+from support.decoding.rule_checks import EVERY_RULE, RULES_OF_CHAINS, Check, models
 
 from edgedec.verification.rules import find_rule
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draft_models import SETTINGS, generate, loaded, tiny
-from support.real_models import real_model
-from support.spelled import END, Spelled, spelled_context
-from support.token_texts import CODE, SENTENCES
-from support.vocabularies import bpe, spm, write
+from support.decoding.draft_models import SETTINGS, generate, loaded, tiny
+from support.models.real_models import real_model
+from support.models.spelled import END, Spelled, spelled_context
+from support.models.vocabularies import bpe, spm, write
+from support.texts.token_texts import CODE, SENTENCES
 
 import edgedec
 from edgedec.drafters.draft_model.model import DraftModel

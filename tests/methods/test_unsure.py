@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.real_models import real_model
-from support.tiny_models import tiny_llama
+from support.models.real_models import real_model
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.cost_curve import CostCurve

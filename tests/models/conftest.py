@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.servers import StubServer
+from support.processes.servers import StubServer
 
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, Progress

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.servers import StubServer, add_repository, model_bytes
+from support.processes.servers import StubServer, add_repository, model_bytes
 
 from edgedec.errors import CancelledError, ModelNotFoundError, PullError, StorageError
 from edgedec.load_options import ResolveOptions

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.servers import StubServer, model_bytes, sha256
+from support.processes.servers import StubServer, model_bytes, sha256
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
 from edgedec.load_options import ResolveOptions

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
-from support.servers import StubServer, add_project, add_repository, sha256, wheel_bytes
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
+from support.processes.servers import StubServer, add_project, add_repository, sha256, wheel_bytes
 
 from edgedec.errors import EdgedecError, OfflineError, PullError
 from edgedec.gguf.file import read_gguf

@@ -1,7 +1,7 @@
 """A clock that stands still unless told, in place of the scheduler's."""
 
 import pytest
-from support.simulation import Clock
+from support.decoding.simulation import Clock
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.simulation import Clock, Oracle, a_text, member, policy_of
+from support.decoding.simulation import Clock, Oracle, a_text, member, policy_of
 
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from support.simulation import Clock, Oracle, Run, a_text, decode, policy_of
+from support.decoding.simulation import Clock, Oracle, Run, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, Verification

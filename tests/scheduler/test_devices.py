@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.simulation import Clock, Oracle, a_text, best_fixed, decode, policy_of
+from support.decoding.simulation import Clock, Oracle, a_text, best_fixed, decode, policy_of
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft

@@ -12,8 +12,8 @@ from typing import TypeAlias, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.real_models import real_model
-from support.simulation import Clock, context, decode, policy_of
+from support.decoding.simulation import Clock, context, decode, policy_of
+from support.models.real_models import real_model
 
 import edgedec
 from edgedec.cost_curve import CostCurve

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from support.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
+from support.decoding.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.simulation import GREEDY, a_text, decode, fake_session
+from support.decoding.simulation import GREEDY, a_text, decode, fake_session
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, Verification

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
+from support.decoding.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification

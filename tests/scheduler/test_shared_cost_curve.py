@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from support.simulation import Oracle, a_text, member, policy_of
+from support.decoding.simulation import Oracle, a_text, member, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.scheduler.shared_cost_curve import JoinedCurve

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.simulation import Clock, Oracle, policy_of
+from support.decoding.simulation import Clock, Oracle, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, Verification

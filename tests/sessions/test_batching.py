@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ContextFullError, RequestError, SessionError
 from edgedec.load_options import LoadOptions

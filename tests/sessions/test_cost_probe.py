@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.simulation import Clock
+from support.decoding.simulation import Clock
 
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import CancelledError, SessionError

@@ -10,10 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.decoding_loop import Hotter, Text, exact, generated, likely_alone, p_value, plugin, survival, two_paths
-from support.installed import with_plugin
-from support.real_models import real_model
-from support.tiny_models import BOS, byte_ids, tiny_llama
+from support.decoding.decoding_loop import (
+    Hotter,
+    Text,
+    exact,
+    generated,
+    likely_alone,
+    p_value,
+    plugin,
+    survival,
+    two_paths,
+)
+from support.models.real_models import real_model
+from support.models.tiny_models import BOS, byte_ids, tiny_llama
+from support.processes.installed import with_plugin
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, Verification

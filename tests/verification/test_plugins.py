@@ -4,9 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.draft_models import loaded, tiny
-from support.installed import with_plugin
-from support.rule_checks import (
+from support.decoding.draft_models import loaded, tiny
+from support.decoding.rule_checks import (
     Check,
     a_drawn_chain_keeps_the_distribution,
     a_greedy_target_says_its_text_under_any_looked_up_draft,
@@ -17,7 +16,8 @@ from support.rule_checks import (
     supports_that_differ_keep_the_distribution,
     where_a_path_ends_may_depend_on_its_tokens,
 )
-from support.tree_draws import check_drawn_tree
+from support.decoding.tree_draws import check_drawn_tree
+from support.processes.installed import with_plugin
 
 import edgedec
 from edgedec.api.options import DraftOptions

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.exact_distributions import Drawing, sparse, trees
-from support.rule_checks import (
+from support.decoding.exact_distributions import Drawing, sparse, trees
+from support.decoding.rule_checks import (
     EVERY_RULE,
     Check,
     check_exact,

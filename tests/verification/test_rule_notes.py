@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.draft_models import loaded, tiny
+from support.decoding.draft_models import loaded, tiny
 
 import edgedec
 from edgedec.api.options import DraftOptions

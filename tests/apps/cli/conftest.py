@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"

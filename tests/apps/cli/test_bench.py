@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.command_line import PATIENCE_S, run_here
+from support.processes.command_line import PATIENCE_S, run_here
 
 import edgedec
 from edgedec.api.engine import Engine

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
-from support.real_models import real_model
+from support.models.real_models import real_model
+from support.processes.command_line import run_here
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "boards.md"
 BLOCK = re.compile(r"```text\n\$ edgedec plan ([^\n]+)\n(.*?)\n```", re.DOTALL)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import Terminal, run_here, run_process
-from support.servers import StubServer
+from support.processes.command_line import Terminal, run_here, run_process
+from support.processes.servers import StubServer
 
 from edgedec.plugins import ARCHITECTURES, plugins
 from edgedec.storage import probe_cache

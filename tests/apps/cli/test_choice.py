@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
+from support.processes.command_line import run_here
 
 from edgedec.plugins import CHOOSERS, SEARCHES, load_plugin, plugins
 from edgedec_apps.cli.sampling_options import ChoiceFlags

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here, run_process
+from support.processes.command_line import run_here, run_process
 
 from edgedec.plugins import DRAFTERS, RUNTIMES, plugins
 from edgedec.verification.rules import rule_names

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command_line import run_here
-from support.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
+from support.models.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
+from support.processes.command_line import run_here
 
 pytest.importorskip("llama_cpp")
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.command_line import PATIENCE_S, run_here
-from support.tiny_models import BOS, byte_ids, tiny_llama
+from support.models.tiny_models import BOS, byte_ids, tiny_llama
+from support.processes.command_line import PATIENCE_S, run_here
 
 import edgedec
 from edgedec.errors import RequestError
@@ -408,7 +408,7 @@ def test_a_layer_skip_in_the_table(layered: Path, text: Path) -> None:
 def test_an_export_is_judged_against_its_source(tmp_path: Path, text: Path) -> None:
     """The baseline runs where its file runs: the export on its own runtime, the GGUF on ours."""
     pytest.importorskip("onnx")
-    from support.onnx_exports import export_tiny
+    from support.models.onnx_exports import export_tiny
 
     exported = export_tiny(tmp_path, "llama", ("Q8_0",), "f32", {})
     args = ("--text", text, "--window", "64", "--runtime", "onnx", "--against", exported.gguf, "-q")

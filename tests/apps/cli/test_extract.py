@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from support.command_line import run_here
+from support.processes.command_line import run_here
 
 PASSAGE = "b abc\nab cab"
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here, run_shell
+from support.processes.command_line import run_here, run_shell
 
 GREEDY = ("-t", "0", "-n", "8", "--ignore-end", "-q")
 FULL = Path("/dev/full")

@@ -12,7 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.command_line import ENDLESS, PATIENCE_S, TOO_LONG, finish, run_here, start, start_shell, wait_for_reader
+from support.processes.command_line import (
+    ENDLESS,
+    PATIENCE_S,
+    TOO_LONG,
+    finish,
+    run_here,
+    start,
+    start_shell,
+    wait_for_reader,
+)
 
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.cli.shown import progress as cli_progress

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import typer
-from support.command_line import run_here, run_process
+from support.processes.command_line import run_here, run_process
 
 from edgedec_apps.cli.app import app
 from edgedec_apps.cli.commands import SUMMARIES

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import typer
-from support.command_line import run_here
+from support.processes.command_line import run_here
 
 from edgedec_apps.cli.app import app
 from edgedec_apps.cli.commands import SUMMARIES

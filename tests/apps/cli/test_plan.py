@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import Result, run_here
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import Result, run_here
 
 pytestmark = pytest.mark.usefixtures("drafting")
 

@@ -8,8 +8,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from support.command_line import run_here
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
 
 from edgedec_apps.bench import plot as bench_plot
 from edgedec_apps.cli.reports.plan_plot import write_plot as write_plan

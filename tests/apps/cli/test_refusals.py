@@ -5,9 +5,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from support.command_line import run_here, run_process
-from support.gguf_writer import tiny_text_model, write_gguf
-from support.rights import as_anybody
+from support.models.gguf_writer import tiny_text_model, write_gguf
+from support.processes.command_line import run_here, run_process
+from support.processes.rights import as_anybody
 
 from edgedec_apps.cli.exit_codes import INTERNAL
 

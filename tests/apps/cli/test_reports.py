@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here, run_process
+from support.processes.command_line import run_here, run_process
 
 from edgedec_runtimes.cpu.tiles.huge_pages import HugePages
 

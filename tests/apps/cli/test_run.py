@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import Result, run_here
+from support.processes.command_line import Result, run_here
 
 GREEDY = ("-t", "0", "-n", "8", "--ignore-end")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.command_line import run_here
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft_constants import GAIN

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.command_line import run_here
+from support.processes.command_line import run_here
 
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.commands import uninstall

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.command_line import run_here
+from support.processes.command_line import run_here
 
 import edgedec
 from edgedec.api.options import DraftOptions, Lossy

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
-from support.installed import with_plugin
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.installed import with_plugin
 
 from edgedec import plugins
 from edgedec.draft import Draft, Verification

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ConformanceError, ModelFormatError
 from edgedec.load_options import LoadOptions

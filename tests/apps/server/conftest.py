@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.running_server import CHAT, Running, started
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.running_server import CHAT, Running, started
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.running_server import ENDLESS, PATIENCE_S, Running, messages, started, wait_until
+from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, started, wait_until
 
 HALF_HEADER = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 ASKED = json.dumps({"messages": messages("x"), "max_tokens": 3, "temperature": 0}).encode()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.running_server import Running, messages
+from support.processes.running_server import Running, messages
 
 from edgedec_apps.server.core.fields import IGNORED_HEADER, Fields
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.running_server import Running, started
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.running_server import Running, started
 
 pytestmark = pytest.mark.slow
 

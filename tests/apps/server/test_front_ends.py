@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.running_server import Running, messages, started
-from support.saying_model import saying_model
+from support.models.saying_model import saying_model
+from support.processes.running_server import Running, messages, started
 
 pytestmark = pytest.mark.slow
 

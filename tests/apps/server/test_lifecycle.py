@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.command_line import finish, run_here, start
-from support.running_server import ENDLESS, PATIENCE_S, started, wait_until
+from support.processes.command_line import finish, run_here, start
+from support.processes.running_server import ENDLESS, PATIENCE_S, started, wait_until
 
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.progress import CancelToken

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from support.running_server import CHAT, messages, started
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.running_server import CHAT, messages, started
 
 from edgedec.api.options import Lossy
 from edgedec_runtimes.layer_skip.skipping_model import lossy_note

@@ -7,8 +7,8 @@ from threading import Timer
 from typing import Any
 
 import pytest
-from support.rpc_servers import RpcServer, rpc_servers
-from support.running_server import Running, messages, started
+from support.processes.rpc_servers import RpcServer, rpc_servers
+from support.processes.running_server import Running, messages, started
 
 CHAT: dict[str, Any] = {"messages": messages("Tell me a story."), "max_tokens": 60, "temperature": 0.0, "seed": 1}
 

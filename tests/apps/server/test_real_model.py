@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import run_here
-from support.running_server import messages, started
+from support.processes.command_line import run_here
+from support.processes.running_server import messages, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.running_server import Running, messages, started
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.running_server import Running, messages, started
 
 from edgedec.errors import RequestError
 from edgedec_apps.server.core.settings import Settings

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from support.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.errors import CancelledError, RequestError

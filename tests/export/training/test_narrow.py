@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import OptionError, RequestError

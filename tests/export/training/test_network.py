@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from support.reference_head import ReferenceHead
+from support.heads.reference_head import ReferenceHead
 
 from edgedec_export.training.target_parts import TargetParts, card_of
 from edgedec_runtimes.trained_heads.card import HeadCard

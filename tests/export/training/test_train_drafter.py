@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from support.command_line import run_here
-from support.killed_training import Training, kill, train
-from support.tiny_quantized import ARCHITECTURES, write_tiny
+from support.heads.killed_training import Training, kill, train
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
+from support.processes.command_line import run_here
 
 import edgedec
 from edgedec.errors import RequestError, RuntimeUnavailableError

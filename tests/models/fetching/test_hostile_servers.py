@@ -10,8 +10,8 @@ from itertools import repeat
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
-from support.servers import StubServer, model_bytes
+from support.processes.command_line import run_here
+from support.processes.servers import StubServer, model_bytes
 
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, ModelNotFoundError, PullError, StorageError
 from edgedec.load_options import ResolveOptions

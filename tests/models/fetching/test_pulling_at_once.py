@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.servers import StubServer, model_bytes
+from support.processes.servers import StubServer, model_bytes
 
 from edgedec.errors import CancelledError
 from edgedec.load_options import ResolveOptions

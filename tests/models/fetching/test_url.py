@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.servers import StubServer, model_bytes, sha256
+from support.processes.servers import StubServer, model_bytes, sha256
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, StorageError
 from edgedec.load_options import ResolveOptions

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.servers import StubServer, add_repository, model_bytes, sha256
+from support.processes.servers import StubServer, add_repository, model_bytes, sha256
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, RequestError
 from edgedec.load_options import ResolveOptions

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
-from support.hf_checkpoints import safetensors_bytes
-from support.servers import StubServer, add_repository, model_bytes, sha256
-from support.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
-from support.tiny_models import N_VOCAB
-from support.tiny_quantized import Tiny, write_tiny
+from support.heads.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
+from support.models.hf_checkpoints import safetensors_bytes
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import Tiny, write_tiny
+from support.processes.command_line import run_here
+from support.processes.servers import StubServer, add_repository, model_bytes, sha256
 
 from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.gguf.file import read_gguf

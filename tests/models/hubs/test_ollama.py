@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.servers import model_bytes, sha256
+from support.processes.servers import model_bytes, sha256
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError
 from edgedec.load_options import ResolveOptions

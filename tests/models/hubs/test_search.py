@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.servers import Served, StubServer
+from support.processes.servers import Served, StubServer
 
 from edgedec.errors import OfflineError, PullError, RequestError
 from edgedec.load_options import ResolveOptions

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.gguf_writer import RawTensor, write_gguf
-from support.installed import with_plugin
-from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.processes.installed import with_plugin
 
 from edgedec import plugins
 from edgedec.errors import PluginError, UnsupportedModelError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.gguf_writer import RawTensor, write_gguf
-from support.installed import with_plugin
-from support.tiny_quantized import TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.tiny_quantized import TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
+from support.processes.installed import with_plugin
 
 from edgedec import plugins
 from edgedec.gguf.tensor_types import GGMLType

@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from support.real_models import real_model
+from support.models.real_models import real_model
 
 from edgedec.errors import CancelledError, RequestError, TemplateError
 from edgedec.gguf.file import read_gguf

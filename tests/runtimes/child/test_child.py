@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.hosted import child_of_a_killed_parent, hosted
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.hosted import child_of_a_killed_parent, hosted
 
 from edgedec.errors import CancelledError, OptionError, RuntimeLostError, SessionError
 from edgedec.load_options import LoadOptions

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from support.tile_maker import Maker
-from support.tiny_models import tiny_llama
+from support.models.tile_maker import Maker
+from support.models.tiny_models import tiny_llama
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.gguf_writer import RawTensor, write_gguf
-from support.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, OptionError, StorageError
 from edgedec.load_options import LoadOptions

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
-from support.tiny_runs import Bits, Tokens, bits, extend, one_by_one, paths
+from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
+from support.models.tiny_runs import Bits, Tokens, bits, extend, one_by_one, paths
 
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, Model, Session

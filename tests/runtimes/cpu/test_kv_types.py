@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.gguf_writer import RawTensor, write_gguf
-from support.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
 
 import edgedec
 from edgedec.gguf.file import read_gguf

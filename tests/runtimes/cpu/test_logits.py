@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, WINDOWED_EXAONE4, Tiny, write_tiny
+from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, WINDOWED_EXAONE4, Tiny, write_tiny
 
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
-from support.tiny_runs import extend, one_by_one
+from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
+from support.models.tiny_runs import extend, one_by_one
 
 from edgedec.errors import CancelledError, OptionError, SessionError
 from edgedec.gguf.tensor_types import GGMLType

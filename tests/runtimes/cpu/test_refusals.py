@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gguf_writer import RawTensor, write_gguf
-from support.tiny_quantized import Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.tiny_quantized import Tiny, tiny_metadata, tiny_tensors, write_tiny
 
 from edgedec.errors import (
     EdgedecError,

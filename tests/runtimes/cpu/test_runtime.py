@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
-from support.tiny_runs import bits
+from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
+from support.models.tiny_runs import bits
 
 from edgedec.errors import (
     CancelledError,

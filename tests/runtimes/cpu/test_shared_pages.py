@@ -8,8 +8,8 @@ from typing import cast
 
 import numpy as np
 import pytest
-from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
-from support.tiny_runs import Bits, Tokens, bits
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
+from support.models.tiny_runs import Bits, Tokens, bits
 
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, LayerSet, Model, Session

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_models import N_VOCAB
-from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
-from support.tiny_runs import Bits, Tokens, bits, extend, paths
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
+from support.models.tiny_runs import Bits, Tokens, bits, extend, paths
 
 from edgedec.errors import CancelledError, ModelFormatError, SessionError
 from edgedec.gguf.file import read_gguf

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.one_processor import busy, logits_on_one_processor
-from support.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
-from support.tiny_runs import extend, one_by_one
+from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
+from support.models.tiny_runs import extend, one_by_one
+from support.processes.one_processor import busy, logits_on_one_processor
 
 from edgedec.errors import SessionError
 from edgedec.load_options import LoadOptions

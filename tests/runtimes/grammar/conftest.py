@@ -1,5 +1,5 @@
 """Fixtures: a tiny model whose tokens are bytes, and grammars for its vocabulary."""
 
-from support.byte_models import byte_model as byte_model
-from support.byte_models import byte_path as byte_path
-from support.byte_models import grammars as grammars
+from support.models.byte_models import byte_model as byte_model
+from support.models.byte_models import byte_path as byte_path
+from support.models.byte_models import grammars as grammars

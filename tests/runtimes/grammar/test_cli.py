@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
+from support.processes.command_line import run_here
 
 COMMON = ("--runtime", "cpu", "-t", "0", "-n", "40", "-c", "128", "--draft", "off", "-q")
 

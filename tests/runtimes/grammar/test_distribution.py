@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.decoding_loop import Text, p_value, plugin, two_paths
-from support.tiny_models import BOS, EOS, byte_ids
+from support.decoding.decoding_loop import Text, p_value, plugin, two_paths
+from support.models.tiny_models import BOS, EOS, byte_ids
 
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars

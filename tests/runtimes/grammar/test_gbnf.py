@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from support.tiny_models import byte_ids
+from support.models.tiny_models import byte_ids
 
 from edgedec.errors import RequestError
 from edgedec.grammar import MAX_SOURCE_BYTES, Grammar

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.tiny_models import FIRST_BYTE
+from support.models.tiny_models import FIRST_BYTE
 
 from edgedec.decoding.grammars import Grammars
 from edgedec.errors import RequestError

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from support.command_line import PATIENCE_S, finish, start
-from support.large_grammars import LARGE, NASTY, followed, forget_peak, measured
-from support.real_models import real_model
+from support.models.real_models import real_model
+from support.processes.command_line import PATIENCE_S, finish, start
+from support.texts.large_grammars import LARGE, NASTY, followed, forget_peak, measured
 
 import edgedec
 from edgedec.gguf.file import read_gguf

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.real_models import real_model
-from support.schemas import CASES, closed
+from support.models.real_models import real_model
+from support.texts.schemas import CASES, closed
 
 import edgedec
 from edgedec.grammar import Grammar

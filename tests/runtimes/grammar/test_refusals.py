@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from support.tiny_models import FIRST_BYTE
+from support.models.tiny_models import FIRST_BYTE
 
 import edgedec
 from edgedec.decoding.grammars import Grammars

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.schemas import CASES
-from support.tiny_models import EOS, byte_ids
+from support.models.tiny_models import EOS, byte_ids
+from support.texts.schemas import CASES
 
 import edgedec
 from edgedec.api.options import DraftOptions

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_models import BOS, EOS, FIRST_BYTE, SPACE, UNK, byte_ids
+from support.models.tiny_models import BOS, EOS, FIRST_BYTE, SPACE, UNK, byte_ids
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.command_line import run_here
-from support.tiny_models import BOS, byte_ids, tiny_llama
+from support.models.tiny_models import BOS, byte_ids, tiny_llama
+from support.processes.command_line import run_here
 
 import edgedec
 from edgedec.api.options import DraftOptions, Lossy
@@ -348,7 +348,7 @@ def test_a_store_without_layers_left_out_is_as_before(model: Model, tmp_path: Pa
 def test_an_export_leaves_out_layers_too(tmp_path: Path) -> None:
     """Its header has no tensors: shares are counted in weights, and forwards by hand give the same text."""
     pytest.importorskip("onnx")
-    from support.onnx_exports import export_tiny, load
+    from support.models.onnx_exports import export_tiny, load
 
     exported = export_tiny(tmp_path, "llama", ("F32",), "f32", {"n_layer": 5})
     theirs, ours = layer_bytes(exported.gguf), layer_bytes(exported.folder)

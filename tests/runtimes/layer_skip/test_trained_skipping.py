@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_models import byte_ids, tiny_llama
+from support.models.tiny_models import byte_ids, tiny_llama
 
 from edgedec.load_options import LoadOptions
 from edgedec.model import LayerSet, Model

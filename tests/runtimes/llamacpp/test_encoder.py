@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
+from support.models.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
 
 import edgedec
 from edgedec.errors import (

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_mamba import tiny_mamba
-from support.tiny_models import tiny_llama
+from support.models.tiny_mamba import tiny_mamba
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.options import DraftOptions

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cut_files import cut_in_a_forward
-from support.tiny_models import tiny_llama
+from support.models.cut_files import cut_in_a_forward
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import ModelFormatError

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.command_line import finish, run_process, start
-from support.rpc_servers import RpcServer, rpc_servers
+from support.processes.command_line import finish, run_process, start
+from support.processes.rpc_servers import RpcServer, rpc_servers
 
 import edgedec
 from edgedec.errors import OptionError, RequestError, RuntimeLostError, RuntimeUnavailableError

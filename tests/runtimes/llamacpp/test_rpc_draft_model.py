@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rpc_servers import RpcServer, rpc_servers
+from support.processes.rpc_servers import RpcServer, rpc_servers
 
 import edgedec
 from edgedec.api.options import DraftOptions, Lossy

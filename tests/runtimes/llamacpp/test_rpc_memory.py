@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import Result, finish, run_process, start
-from support.rpc_servers import rpc_servers
+from support.processes.command_line import Result, finish, run_process, start
+from support.processes.rpc_servers import rpc_servers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "memory"))
 

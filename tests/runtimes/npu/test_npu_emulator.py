@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_runs import extend, one_by_one
+from support.models.tiny_runs import extend, one_by_one
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.load_options import LoadOptions

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support.tiny_mamba import tiny_mamba
-from support.tiny_models import tiny_llama
+from support.models.tiny_mamba import tiny_mamba
+from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.cut_files import cut_in_a_forward
-from support.tiny_quantized import ARCHITECTURES, write_tiny
-from support.tiny_runs import extend, one_by_one
+from support.models.cut_files import cut_in_a_forward
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_runs import extend, one_by_one
 
 from edgedec.api.load import open_choice
 from edgedec.api.options import EngineOptions

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.onnx_exports import Exported, Exporter, export_tiny
+from support.models.onnx_exports import Exported, Exporter, export_tiny
 
 
 @pytest.fixture(scope="session")

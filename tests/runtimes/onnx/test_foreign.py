@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.command_line import run_here
-from support.foreign_graphs import N_CTX, counting_graph, counting_logits, write_foreign
-from support.onnx_exports import copied, load, manifest, rewritten
+from support.models.foreign_graphs import N_CTX, counting_graph, counting_logits, write_foreign
+from support.models.onnx_exports import copied, load, manifest, rewritten
+from support.processes.command_line import run_here
 
 import edgedec
 from edgedec.errors import CancelledError, CapabilityError, ModelFormatError, RequestError, UnsupportedModelError

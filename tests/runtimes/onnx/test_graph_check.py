@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.onnx_exports import Exporter
+from support.models.onnx_exports import Exporter
 
 from edgedec.errors import ModelFormatError
 from edgedec_runtimes.onnx.graph_check import External, check_graph

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cut_files import cut_in_a_forward
-from support.onnx_exports import DATA, Exporter, copied
+from support.models.cut_files import cut_in_a_forward
+from support.models.onnx_exports import DATA, Exporter, copied
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.onnx_exports import DATA, GRAPH, Exporter, copied, load, manifest, rewritten
+from support.models.onnx_exports import DATA, GRAPH, Exporter, copied, load, manifest, rewritten
 
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.load_options import LoadOptions

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.onnx_exports import Exported, Exporter, copied, load, rewritten
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import N_VOCAB
-from support.tiny_quantized import Tiny, write_tiny
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.onnx_exports import Exported, Exporter, copied, load, rewritten
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import Tiny, write_tiny
 
 import edgedec
 from edgedec.api.options import LIBRARY, EngineOptions

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.onnx_exports import Exporter, copied, load, rewritten
-from support.tiny_quantized import EXPORTED
-from support.tiny_runs import bits, one_by_one
+from support.models.onnx_exports import Exporter, copied, load, rewritten
+from support.models.tiny_quantized import EXPORTED
+from support.models.tiny_runs import bits, one_by_one
 
 import edgedec
 from edgedec.api.options import DraftOptions, Numerics

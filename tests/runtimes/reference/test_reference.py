@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.gguf_writer import RawTensor, write_gguf
-from support.tiny_models import BOS, EOS, N_VOCAB, SPACE, byte_ids, tiny_llama
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.tiny_models import BOS, EOS, N_VOCAB, SPACE, byte_ids, tiny_llama
 
 from edgedec.errors import (
     CancelledError,

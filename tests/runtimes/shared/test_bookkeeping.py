@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_models import N_VOCAB, tiny_llama
+from support.models.tiny_models import N_VOCAB, tiny_llama
 
 from edgedec.errors import CancelledError, RequestError, SessionError
 from edgedec.load_options import LoadOptions

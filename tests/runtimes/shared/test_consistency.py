@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gguf_writer import tiny_text_model, write_gguf
-from support.real_models import real_model
-from support.tiny_models import tiny_llama
-from support.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.gguf_writer import tiny_text_model, write_gguf
+from support.models.real_models import real_model
+from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import GGUF, GGUFArray, TensorInfo, ValueType, read_gguf

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command_line import run_here
-from support.real_models import real_model
-from support.servers import StubServer
-from support.tiny_quantized import Tiny, write_tiny
+from support.models.real_models import real_model
+from support.models.tiny_quantized import Tiny, write_tiny
+from support.processes.command_line import run_here
+from support.processes.servers import StubServer
 
 import edgedec
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, StorageError

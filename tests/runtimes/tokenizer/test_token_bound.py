@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.real_models import real_model
-from support.token_oracle import oracle
-from support.token_texts import random_texts, spelled, written
-from support.vocabularies import CONTROL, SPACE, USER_DEFINED, bpe, spm, types, write
+from support.models.real_models import real_model
+from support.models.vocabularies import CONTROL, SPACE, USER_DEFINED, bpe, spm, types, write
+from support.texts.token_oracle import oracle
+from support.texts.token_texts import random_texts, spelled, written
 
 from edgedec.gguf.file import read_gguf
 from edgedec.tokenizer import Tokenizer

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gguf_writer import Typed
-from support.token_texts import written
-from support.vocabularies import CONTROL, USER_DEFINED, bpe, spm, types, write
+from support.models.gguf_writer import Typed
+from support.models.vocabularies import CONTROL, USER_DEFINED, bpe, spm, types, write
+from support.texts.token_texts import written
 
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf

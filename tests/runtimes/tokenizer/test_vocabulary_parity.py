@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.real_models import real_model
-from support.token_oracle import differing_texts, differing_tokens, oracle
-from support.token_texts import CODE, SENTENCES, random_texts, spelled, written
-from support.vocabularies import CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED, bpe, spm, write
+from support.models.real_models import real_model
+from support.models.vocabularies import CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED, bpe, spm, write
+from support.texts.token_oracle import differing_texts, differing_tokens, oracle
+from support.texts.token_texts import CODE, SENTENCES, random_texts, spelled, written
 
 from edgedec.gguf.file import read_gguf
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.reference_head import ReferenceHead
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import tiny_llama
+from support.heads.reference_head import ReferenceHead
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import tiny_llama
 
 from edgedec.gguf.file import read_gguf
 from edgedec_export.head_to_gguf import write_head_gguf
@@ -16,7 +16,7 @@ from edgedec_runtimes.trained_heads.load import load_head
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacpp`, is not installed")
 
-from support.llama_head import LlamaHead
+from support.heads.llama_head import LlamaHead
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.hf_checkpoints import safetensors_bytes
-from support.tiny_heads import KINDS, TinyHead, head_config, head_weights, stored_tensors, write_head
+from support.heads.tiny_heads import KINDS, TinyHead, head_config, head_weights, stored_tensors, write_head
+from support.models.hf_checkpoints import safetensors_bytes
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec_runtimes.trained_heads.card import Promise, Target

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.head_mutants import KINDS, mutant, sound_files
+from support.heads.head_mutants import KINDS, mutant, sound_files
 
 from edgedec.errors import EdgedecError
 from edgedec_runtimes.trained_heads.load import load_head

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gguf_writer import Typed, write_gguf
-from support.tiny_heads import TinyHead, head_weights, write_head
-from support.tiny_models import tiny_llama
+from support.heads.tiny_heads import TinyHead, head_weights, write_head
+from support.models.gguf_writer import Typed, write_gguf
+from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import ValueType, read_gguf

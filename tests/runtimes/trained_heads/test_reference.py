@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.reference_head import ReferenceHead
-from support.tiny_heads import KINDS, TinyHead, oracle_logits, write_head
+from support.heads.reference_head import ReferenceHead
+from support.heads.tiny_heads import KINDS, TinyHead, oracle_logits, write_head
 
 from edgedec_runtimes.trained_heads.load import load_head
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import tiny_llama
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf

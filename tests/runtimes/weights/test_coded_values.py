@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
-from support.random_blocks import random_blocks
+from support.models.random_blocks import random_blocks
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.tensor_types import GGMLType

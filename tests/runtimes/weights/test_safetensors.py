@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.hf_checkpoints import TinyHF, safetensors_bytes, write_checkpoint
+from support.models.hf_checkpoints import TinyHF, safetensors_bytes, write_checkpoint
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError
 from edgedec_runtimes.weights.safetensors import open_checkpoint, read_header

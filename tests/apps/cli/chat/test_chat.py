@@ -6,8 +6,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.command_line import rename_model, run_here
-from support.pdf_files import pdf_of
+from support.processes.command_line import rename_model, run_here
+from support.texts.pdf_files import pdf_of
 
 from edgedec.errors import ModelFormatError, PromptTooLongError, RequestError, StorageError
 from edgedec_apps.cli.chat.files import load_messages, save_messages

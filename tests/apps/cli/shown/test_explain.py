@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from support.command_line import run_here
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
 
 from edgedec.sequence import Generation
 from edgedec.stats import DecodeStats

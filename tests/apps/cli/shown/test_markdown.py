@@ -4,7 +4,7 @@ import re
 from random import Random
 
 import pytest
-from support.screen import Screen
+from support.processes.screen import Screen
 
 from edgedec_apps.cli.shown import live_text
 from edgedec_apps.cli.shown.live_text import LiveMarkdown

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from support.command_line import PATIENCE_S, run_here
+from support.processes.command_line import PATIENCE_S, run_here
 
 import edgedec
 from edgedec.load_options import LoadOptions

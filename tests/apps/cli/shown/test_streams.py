@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.command_line import ENDLESS, SAY_WORD, finish, run_process, run_shell, start, teach_word
+from support.processes.command_line import ENDLESS, SAY_WORD, finish, run_process, run_shell, start, teach_word
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="sh and POSIX pipes")]
 

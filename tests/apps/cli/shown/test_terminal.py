@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.command_line import (
+from support.processes.command_line import (
     ENDLESS,
     SAY_WORD,
     TOO_LONG,

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.running_server import Running, messages, started
-from support.saying_model import saying_model
+from support.models.saying_model import saying_model
+from support.processes.running_server import Running, messages, started
 
 from edgedec_apps.server.core.fields import IGNORED_HEADER
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.running_server import PATIENCE_S, Running, messages, started, wait_until
+from support.processes.running_server import PATIENCE_S, Running, messages, started, wait_until
 
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core.errors import ApiError

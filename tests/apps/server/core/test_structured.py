@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from support.running_server import Running, messages
+from support.processes.running_server import Running, messages
 
 from edgedec_apps.server.core.parts import Splitter
 

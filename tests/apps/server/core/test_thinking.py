@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.running_server import Running, messages, started
-from support.saying_model import saying_model
+from support.models.saying_model import saying_model
+from support.processes.running_server import Running, messages, started
 
 from edgedec.errors import RequestError
 from edgedec.sequence import Generation, TokenOutput

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.real_models import real_model
-from support.running_server import Running, started
-from support.saying_model import saying_model
+from support.models.real_models import real_model
+from support.models.saying_model import saying_model
+from support.processes.running_server import Running, started
 
 from edgedec.errors import PromptTooLongError, RequestError
 from edgedec_apps.server.core.fields import IGNORED_HEADER

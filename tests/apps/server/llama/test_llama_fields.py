@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support import running_server
-from support.running_server import CHAT, PATIENCE_S, Running, messages, started, wait_until
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes import running_server
+from support.processes.running_server import CHAT, PATIENCE_S, Running, messages, started, wait_until
 
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core.fields import IGNORED_HEADER

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.running_server import Running, messages, started
-from support.servers import StubServer, model_bytes, sha256
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.running_server import Running, messages, started
+from support.processes.servers import StubServer, model_bytes, sha256
 
 ollama = pytest.importorskip("ollama")
 

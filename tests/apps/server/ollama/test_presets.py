@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import run_here
-from support.running_server import CHAT, Running, messages, started
-from support.servers import StubServer, sha256
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
+from support.processes.running_server import CHAT, Running, messages, started
+from support.processes.servers import StubServer, sha256
 
 ollama = pytest.importorskip("ollama")
 

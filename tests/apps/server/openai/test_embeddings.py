@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.running_server import Running, started
-from support.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
-from support.tiny_models import tiny_llama
+from support.models.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
+from support.models.tiny_models import tiny_llama
+from support.processes.running_server import Running, started
 
 openai = pytest.importorskip("openai")
 ollama = pytest.importorskip("ollama")

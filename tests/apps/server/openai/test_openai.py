@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from support.command_line import run_here
-from support.running_server import Running, messages, started, wait_until
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
+from support.processes.running_server import Running, messages, started, wait_until
 
 openai = pytest.importorskip("openai")
 
@@ -242,7 +242,7 @@ def test_the_clients_own_parsing(client: Any) -> None:
 
 def test_per_request_drafting(chat_path: Path) -> None:
     """Drafting can be switched off for a request; the text is the same, and the reply tells of both."""
-    from support.running_server import started
+    from support.processes.running_server import started
 
     asked = {"messages": messages("abcabcabcabc"), "max_tokens": 40, "temperature": 0, "ignore_end": True}
     with started(chat_path, load_options={"draft": "suffix"}) as running:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from support.running_server import Running, started
-from support.saying_model import saying_model
+from support.models.saying_model import saying_model
+from support.processes.running_server import Running, started
 
 from edgedec_apps.server.core.fields import IGNORED_HEADER
 from edgedec_apps.server.core.room import Room

@@ -2,7 +2,7 @@
 
 import re
 
-from support.running_server import Running
+from support.processes.running_server import Running
 
 from edgedec_apps.server.app import STATIC
 

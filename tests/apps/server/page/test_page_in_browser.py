@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import Browser, browser
-from support.pdf_files import pdf_of
-from support.running_server import CHAT, PATIENCE_S, Running, started
-from support.saying_model import saying_model
-from support.tiny_models import tiny_llama
+from support.models.saying_model import saying_model
+from support.models.tiny_models import tiny_llama
+from support.processes.browser import Browser, browser
+from support.processes.running_server import CHAT, PATIENCE_S, Running, started
+from support.texts.pdf_files import pdf_of
 
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken

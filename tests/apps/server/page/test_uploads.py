@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.pdf_files import pdf_of, swelling
-from support.running_server import PATIENCE_S, Running, started, wait_until
+from support.processes.running_server import PATIENCE_S, Running, started, wait_until
+from support.texts.pdf_files import pdf_of, swelling
 
 from edgedec_apps.server.page import pdf_text, uploads
 

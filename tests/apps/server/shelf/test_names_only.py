@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.running_server import CHAT, Running, messages, started
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import N_VOCAB, tiny_llama
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import N_VOCAB, tiny_llama
+from support.processes.running_server import CHAT, Running, messages, started
 
 from edgedec.gguf.file import read_gguf
 from edgedec_export.head_to_gguf import write_head_gguf

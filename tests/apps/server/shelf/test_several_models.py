@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from support.running_server import CHAT, ENDLESS, PATIENCE_S, Running, messages, started, wait_until
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
+from support.processes.running_server import CHAT, ENDLESS, PATIENCE_S, Running, messages, started, wait_until
 
 import edgedec
 from edgedec.errors import CancelledError, MemoryCapError

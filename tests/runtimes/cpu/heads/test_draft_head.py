@@ -10,11 +10,11 @@ from threading import Barrier
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.random_blocks import random_blocks
-from support.reference_head import ReferenceHead
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import N_VOCAB
-from support.tiny_quantized import Tiny, write_tiny
+from support.heads.reference_head import ReferenceHead
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.random_blocks import random_blocks
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import Tiny, write_tiny
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import ModelFormatError, RequestError, SessionError, UnsupportedModelError

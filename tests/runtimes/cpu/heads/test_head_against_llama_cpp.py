@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.tiny_heads import TinyHead, write_head
-from support.tiny_models import N_VOCAB
-from support.tiny_quantized import Tiny, write_tiny
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import Tiny, write_tiny
 
 from edgedec.gguf.file import read_gguf
 from edgedec.head_kinds import usable_head
@@ -21,7 +21,7 @@ from edgedec_runtimes.trained_heads.load import load_head
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacpp`, is not installed")
 
-from support.llama_head import LlamaHead, LlamaPair
+from support.heads.llama_head import LlamaHead, LlamaPair
 
 pytestmark = [
     pytest.mark.slow,

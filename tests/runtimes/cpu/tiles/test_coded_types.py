@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
-from support.gguf_writer import RawTensor, write_gguf
-from support.random_blocks import random_blocks
-from support.tiny_models import N_VOCAB
-from support.tiny_quantized import Tiny, tiny_metadata, tiny_tensors
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.random_blocks import random_blocks
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions

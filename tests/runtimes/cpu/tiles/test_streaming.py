@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
-from support.tiny_runs import bits, one_by_one
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
+from support.models.tiny_runs import bits, one_by_one
 
 from edgedec.errors import CancelledError, RequestError, SessionError, StorageError
 from edgedec.gguf.file import read_gguf

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gguf_writer import write_gguf
-from support.tile_maker import LAYOUT, Maker, contents, names, until_seen
-from support.tiny_models import tiny_llama
+from support.models.gguf_writer import write_gguf
+from support.models.tile_maker import LAYOUT, Maker, contents, names, until_seen
+from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import read_gguf

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tile_maker import LAYOUT, Maker
-from support.tiny_models import tiny_llama
+from support.models.tile_maker import LAYOUT, Maker
+from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import StorageError
 from edgedec.memory_plan import format_bytes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.tile_maker import LAYOUT, Maker, contents
+from support.models.tile_maker import LAYOUT, Maker, contents
 
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken, Progress

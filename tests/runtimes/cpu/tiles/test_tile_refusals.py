@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.tile_maker import Maker, contents, until_seen
+from support.models.tile_maker import Maker, contents, until_seen
 
 from edgedec_runtimes.cpu.tiles import cache as tile_cache
 

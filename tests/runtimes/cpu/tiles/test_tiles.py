@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.coded_tiles import BYTES, canonical, rebuilt
-from support.tiny_quantized import FILE_SIZED, TILE_TYPES, WIDER
+from support.models.coded_tiles import BYTES, canonical, rebuilt
+from support.models.tiny_quantized import FILE_SIZED, TILE_TYPES, WIDER
 
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType

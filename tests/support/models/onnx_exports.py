@@ -11,7 +11,7 @@ from typing import Any
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
 from edgedec_runtimes.onnx.runtime import Onnx
-from support.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 

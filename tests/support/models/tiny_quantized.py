@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from edgedec.gguf.file import FLOATS
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.weights.levels import LEVELS
-from support.gguf_writer import RawTensor, write_gguf
-from support.random_blocks import random_blocks
-from support.tiny_models import N_VOCAB, vocabulary
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.random_blocks import random_blocks
+from support.models.tiny_models import N_VOCAB, vocabulary
 
 FILE_SIZED = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),

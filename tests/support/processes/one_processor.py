@@ -12,7 +12,7 @@ import numpy as np
 
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
-from support.tiny_runs import Bits, Tokens, extend
+from support.models.tiny_runs import Bits, Tokens, extend
 
 _SPAWN = multiprocessing.get_context("spawn")
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.gguf.file import ValueType
-from support.gguf_writer import Typed, write_gguf
+from support.models.gguf_writer import Typed, write_gguf
 
 UNK, BOS, EOS, SPACE, FIRST_BYTE = 0, 1, 2, 3, 4
 N_VOCAB = FIRST_BYTE + 256

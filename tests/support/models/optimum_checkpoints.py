@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.hf_checkpoints import BEGIN, END, N_VOCAB, TOOL, byte_level_tokenizer
+from support.models.hf_checkpoints import BEGIN, END, N_VOCAB, TOOL, byte_level_tokenizer
 
 N_CTX = 512
 

@@ -18,7 +18,7 @@ from edgedec.model import Forward, Model, Session
 from edgedec.scheduler import plugin_guard
 from edgedec.sequence import Generation
 from edgedec_runtimes.reference.runtime import Reference
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 TEXT = "the cat sat on the mat, the dog sat on the log, the cat sat on the "
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from support.hf_checkpoints import safetensors_bytes
+from support.models.hf_checkpoints import safetensors_bytes
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

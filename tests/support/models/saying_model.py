@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.gguf.file import ValueType
-from support.gguf_writer import Typed, write_gguf
-from support.tiny_models import EOS, FIRST_BYTE, N_VOCAB, SPACE, vocabulary
+from support.models.gguf_writer import Typed, write_gguf
+from support.models.tiny_models import EOS, FIRST_BYTE, N_VOCAB, SPACE, vocabulary
 
 N_EMBD, N_HEAD, N_FF = 384, 4, 32
 _USER_DEFINED = 4

@@ -4,7 +4,7 @@ import numpy as np
 
 from edgedec.choosing.partial_texts import PartialText
 from edgedec.sampling import Noise, SamplingParams, draw
-from support.table_branches import END, Ids, Table, random_table
+from support.decoding.table_branches import END, Ids, Table, random_table
 
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 N_VOCAB, LENGTH = 5, 6

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from edgedec.gguf.file import ValueType
-from support.gguf_writer import Typed, write_gguf
-from support.token_texts import written
+from support.models.gguf_writer import Typed, write_gguf
+from support.texts.token_texts import written
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"

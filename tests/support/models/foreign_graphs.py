@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.gguf.file import read_gguf
-from support.tiny_models import N_VOCAB, tiny_llama
+from support.models.tiny_models import N_VOCAB, tiny_llama
 
 F32 = NDArray[np.float32]
 N_LAYER, N_HEAD_KV, HEAD_DIM = 2, 2, 2

@@ -7,8 +7,8 @@ import numpy as np
 from edgedec.drafters.drawn_trees import TreePlace, draw_tree, parse_shape
 from edgedec.drafters.levels import agreement
 from edgedec.sampling import Distribution
-from support.exact_distributions import Drawing, Law, sparse
-from support.rule_checks import check_exact, models
+from support.decoding.exact_distributions import Drawing, Law, sparse
+from support.decoding.rule_checks import check_exact, models
 
 
 class Evaluated:

@@ -1,4 +1,4 @@
-"""A grammar of a few texts of tokens, for models of a few tokens: support.table_branches has such models."""
+"""A grammar of a few texts of tokens, for models of a few tokens: support.decoding.table_branches has such models."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import DeadEndError
 from edgedec.grammar import Predicate
-from support.table_branches import END, Ids, Table, log_law
+from support.decoding.table_branches import END, Ids, Table, log_law
 
 
 class LanguageState:

@@ -9,8 +9,8 @@ from typing import Any
 
 from edgedec_runtimes.trained_heads.card import Promise, Target
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
-from support.hf_checkpoints import safetensors_bytes
-from support.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
+from support.heads.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
+from support.models.hf_checkpoints import safetensors_bytes
 
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, 2, 3, -1, 64, 2**24, 2**31, 2**63, 10**30, 0.5, -0.5, 1e-300, 1e300),

@@ -7,7 +7,7 @@ import pytest
 
 from edgedec.drafters.draft_model import draft_text
 from edgedec.model import Model
-from support.draft_models import loaded, tiny
+from support.decoding.draft_models import loaded, tiny
 
 
 @pytest.fixture

@@ -23,13 +23,15 @@ def _nothing() -> None:
 
 def hosted(path: Path, options: LoadOptions, prepare: Callable[[], None] = _nothing) -> ChildModel:
     """Load a model on the reference runtime in a child; `prepare` is called before a child is started."""
-    return ChildModel(Hosting("support.hosted:load_reference", path, options, lambda _n_ctx, _n_rows: (), prepare))
+    return ChildModel(
+        Hosting("support.processes.hosted:load_reference", path, options, lambda _n_ctx, _n_rows: (), prepare)
+    )
 
 
 def child_of_a_killed_parent(path: Path) -> int:
     """Load a model in a process of its own, which kills itself; return the number of the child that it started."""
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom support.hosted import hosted\n"
+        "import os, sys\nfrom pathlib import Path\nfrom support.processes.hosted import hosted\n"
         "from edgedec.load_options import LoadOptions\n"
         "model = hosted(Path(sys.argv[1]), LoadOptions(n_ctx=16))\n"
         "print(model.child.pid, flush=True)\nos.kill(os.getpid(), 9)"

@@ -9,7 +9,7 @@ from edgedec.decoding.grammars import Grammars
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
 from edgedec_runtimes.cpu.runtime import Cpu
-from support.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama
 
 
 @pytest.fixture(scope="session")

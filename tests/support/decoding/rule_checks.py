@@ -17,7 +17,7 @@ from edgedec.errors import PluginError
 from edgedec.sampling import Distribution, Noise
 from edgedec.verification.rule_tools import uniform_source
 from edgedec.verification.rules import find_rule
-from support.exact_distributions import (
+from support.decoding.exact_distributions import (
     Drawing,
     Law,
     integrate,

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from support.gguf_writer import write_gguf
-from support.tiny_models import N_VOCAB, vocabulary
+from support.models.gguf_writer import write_gguf
+from support.models.tiny_models import N_VOCAB, vocabulary
 
 _N_EMBD, _D_INNER, _D_STATE, _D_CONV, _DT_RANK = 32, 64, 16, 4, 2
 

@@ -1,0 +1,1 @@
+"""What tests of drafting and choosing compare with: known laws, simulated texts, exact sums."""
