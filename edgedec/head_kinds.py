@@ -50,8 +50,8 @@ class HeadDescription:
 class HeadKind:
     """A kind of trained draft heads, as an entry point of `edgedec.head_kinds` names one.
 
-    A head may be a file, a folder, or a part of its model's file; in each case a path stands for it. Which kinds follow
-    its texts, a runtime says (edgedec.runtime.Runtime), and loads a head by LoadOptions.draft_head.
+    A head may be a file, a folder, or a part of its model's file; in each case a path stands for it. A runtime names
+    the kinds that it can load (edgedec.runtime.Runtime), and loads a head by LoadOptions.draft_head.
 
     Attributes:
         is_head: Returns whether a path is that of a head of this kind; False where it can't be read.
@@ -79,7 +79,7 @@ def kind_of(path: Path) -> HeadKind | None:
 
 
 def require_fit(head: Path, model: Path) -> None:
-    """Check that a head can be read and fits a model. Of what is no head, edgedec's first kind says what is wrong.
+    """Check that a head can be read and fits a model; the first kind says what is wrong with what is no head.
 
     Raises:
         ModelError, StorageError, MemoryCapError: It can't, or does not; the message says why.
@@ -131,7 +131,9 @@ def _kinds() -> dict[str, HeadKind]:
     found: dict[str, HeadKind] = {}
     for name, plugin in plugins.plugins(plugins.HEAD_KINDS).items():
         with suppress(EdgedecError):  # edgedec doctor tells of a plug-in that does not import
-            found[name] = plugin.load()
+            kind = plugin.load()
+            if isinstance(kind, HeadKind):
+                found[name] = kind
     return found
 
 

@@ -238,9 +238,10 @@ def test_what_is_no_head_is_passed_over(model: Path, cache: Path) -> None:
 
 @pytest.fixture
 def _echoes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a package with a kind of heads, and one whose kind does not import."""
+    """Install a package with a kind of heads, one whose kind does not import, and one that names something else."""
     with_plugin(monkeypatch, tmp_path, plugins.HEAD_KINDS, "echo", f"{__name__}:STRANGER")
     with_plugin(monkeypatch, tmp_path, plugins.HEAD_KINDS, "gone", "no_such_module:GONE")
+    with_plugin(monkeypatch, tmp_path, plugins.HEAD_KINDS, "other", f"{__name__}:ECHO")
 
 
 @pytest.mark.usefixtures("_echoes")

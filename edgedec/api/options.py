@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from edgedec.companion import companion_of
 from edgedec.drafter import STORE_BYTES, DrafterFactory
-from edgedec.errors import OptionError
+from edgedec.errors import OptionError, RequestError, argument
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
@@ -91,6 +91,8 @@ class Lossy:
     methods: Mapping[str, Mapping[str, object]] | None = None
 
     def __post_init__(self) -> None:
+        if self.methods and "slide" in self.methods:
+            raise RequestError(f"the method slide is asked for by {argument('slide')}; leave it out of methods")
         companion_of(self.methods)
 
     def __repr__(self) -> str:

@@ -80,6 +80,7 @@ class Policy:
         self._loss = Budget()  # of this text's drafts, beyond plain steps; of as many plain steps as it has tokens
         self._forward_s = self._plain_s = 0.0  # what the latest step's forward, and a plain one, were expected to take
         self._promised_s = 0.0  # seconds that the latest draft promised to save
+        self._n_nodes = 0  # of the latest draft; the step may have left it out since
         self._n_skips = self._n_skipped = 0  # steps to pass before a drafter may be due; of these, the steps made
         self._own_s = 0.0  # this text's part of the steps that the drafters' records have not counted yet
         self._is_rest = self.skips = False
@@ -88,13 +89,17 @@ class Policy:
     def propose(self, stats: DecodeStats, n_past: int, room: int) -> Draft:
         """Return the nodes that are worth verifying after `n_past` cached tokens and the last one; often none.
 
-        `room` is the most nodes that the session and the text have room for. A drafter that fails is dropped.
+        `room` is the most nodes that the session and the text have room for; below 1, nobody is asked. A drafter that
+        fails is dropped.
         """
         if self.rests:
             return self.rest()
         known_s, self._trials.trial, self._curve.latest_s = self._curve.latest_s, None, None
         self.skips, n_max = False, min(room, self._options.n_max)
-        if not self.drafters.all or n_max < 1 or self._begin_rest(known_s or self._plain_s):
+        if not self.drafters.all or n_max < 1:
+            self._ask_nobody()
+            return EMPTY_DRAFT
+        if self._begin_rest(known_s or self._plain_s):
             return EMPTY_DRAFT
         begun, drafters = perf_counter(), self.drafters
         choice = Choice(self._curve, self._options, self._curve.cost(n_past), n_max, room)
@@ -122,7 +127,8 @@ class Policy:
         self._log.count(choice.paths, len(choice.nodes), choice.cost)
         if plain and drafters.drawn is None:
             choice.nodes = []
-        forward_s = self._forward_s = choice.cost(len(choice.nodes))
+        self._n_nodes = len(choice.nodes)
+        forward_s = self._forward_s = choice.cost(self._n_nodes)
         self._promised_s = max(0.0, choice.rate * plain_s - 1) * forward_s
         self._log.spent_s += perf_counter() - begun
         self._count_step(len(choice.nodes), forward_s)
@@ -176,14 +182,18 @@ class Policy:
         self._n_skips, self._n_skipped, self._is_rest = max(0, min(AT_ONCE, n_waits - 1)), 0, n_waits > 0
         if not self._is_rest:
             return False
-        for active in self.drafters.all:
-            active.draft, active.asked = EMPTY_DRAFT, False
-        self.drafters.drawn = None
+        self._ask_nobody()
         self._forward_s = self._plain_s = step_s
-        self._promised_s = 0.0
         self._log.count_rest()
         self._count_step(0, step_s)
         return True
+
+    def _ask_nobody(self) -> None:
+        """Note that no drafter proposes anything for the next step, so that none is judged by an earlier draft."""
+        for active in self.drafters.all:
+            active.draft, active.asked = EMPTY_DRAFT, False
+        self.drafters.drawn = None
+        self._promised_s, self._n_nodes = 0.0, 0
 
     def _steps_to_wait(self, drafters: Sequence[ActiveDrafter], step_s: float) -> int:
         """Return how many steps of `step_s` seconds pass before one of some drafters may be asked; 0 for none."""
@@ -265,10 +275,11 @@ class Policy:
     def _draft(self, tree: DraftTree, nodes: list[int]) -> Draft:
         """Return the nodes to verify as a draft and note whose they are; a whole draft is returned as it was made."""
         used, drawn = self.drafters.all, self.drafters.drawn
-        draft = used[0].draft if drawn is None else drawn
         if drawn is not None:
-            used = tuple(active for active in used if active.draft is drawn)
-        elif not self._options.always or len(used) > 1 or not (self._options.trees or draft.is_chain):
+            used, draft = tuple(active for active in used if active.draft is drawn), drawn
+        elif self._options.always and len(used) == 1 and (self._options.trees or used[0].draft.is_chain):
+            draft = used[0].draft
+        else:  # also where another request's thread has just shed the last drafter
             chosen = set(nodes)
             used = tuple(active for active in used if len(active.draft) and not chosen.isdisjoint(active.places))
             draft = tree.draft(nodes)
@@ -301,6 +312,8 @@ class Policy:
         node_s = 0.0  # that each node made the forward longer; a trial is made to time rows, whoever proposed them
         if draft.tokens and not is_trial:
             node_s = (((latest_s if alone else None) or self._forward_s) - self._plain_s) / len(draft.tokens)
+        elif self._n_nodes and not draft.tokens:  # the step had to leave the draft out: it counts as it was expected
+            node_s = (self._forward_s - self._plain_s) / self._n_nodes
         if draft.tokens and latest_s is not None and alone:
             self._loss.lost_s += latest_s - plain_s
         if self._log.n_steps and latest_s is not None and not alone:

@@ -54,4 +54,6 @@ def test_an_unknown_keyword_is_refused(tmp_path: Path) -> None:
         edgedec.load("m.gguf", n_contexts=4)  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="draft_numerics is 'exact'; it must be strict, padded or loose"):
         EngineOptions(drafting=DraftOptions(numerics="exact"))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="the method slide is asked for by slide"):
+        Lossy(methods={"slide": {}})
     edgedec.load(model=tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu").close()

@@ -1,6 +1,7 @@
 """The scheduler, in simulated generations: near the best fixed choice, never far below plain, always the same text."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -443,3 +444,33 @@ def test_a_costly_drafter_learns_every_token_in_order_asked_or_not(clock: Clock)
     policy.drafters.close()
     assert drafter.n_asked > 0
     assert drafter.learned == text
+
+
+def test_without_room_nobody_is_asked_and_nobody_is_judged(clock: Clock) -> None:
+    """The last step of a text, or a context in which no two rows have the bits of single steps."""
+    text, stats = a_text(60), DecodeStats()
+    active = member(Oracle(text, 0.9, clock=clock))
+    policy = policy_of([active], curve_of("flat"))
+    policy.learn(stats, policy.propose(stats, 0, 15), Verification((), (text[0],)), {})
+    assert active.asked
+    known, n_asked = deepcopy(active.worth), active.n_asked
+    for i in range(1, 20):
+        draft = policy.propose(stats, i, 0)
+        assert not draft.tokens
+        assert not active.asked
+        policy.learn(stats, draft, Verification((), (text[i],)), {})
+    assert active.worth == known
+    assert active.n_asked == n_asked
+    assert active.record.trials.lost_s == 0.0
+
+
+def test_a_draft_that_a_step_leaves_out_counts_at_the_price_that_was_expected(clock: Clock) -> None:
+    """Its rows are not known to be exact, say: right or wrong, it is no free draft."""
+    text, stats, curve = a_text(60), DecodeStats(), curve_of("flat")
+    active = member(Oracle(text, 0.9, clock=clock))
+    policy = policy_of([active], curve)
+    draft = policy.propose(stats, 0, 15)
+    n_nodes = len(draft.tokens)
+    assert n_nodes > 1
+    policy.learn(stats, EMPTY_DRAFT, Verification((), (text[0],)), {})
+    assert active.worth.gains[0] == pytest.approx(1 - (flat(1 + n_nodes) / flat(1)))

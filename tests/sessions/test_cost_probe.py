@@ -78,13 +78,16 @@ def test_two_seconds_are_enough(clock: Clock, token_s: float) -> None:
 
 
 def test_what_was_measured_is_remembered(clock: Clock, tmp_path: Path) -> None:
-    """The second load evaluates nothing; another number of threads is another key."""
+    """The second load evaluates nothing; another number of threads, or option of the runtime, is another key."""
     first = curve_of(Timed(clock, lambda call, n: 0.001 * n), tmp_path)
     session = Timed(clock, lambda call, n: 1.0)
     assert curve_of(session, tmp_path).table() == first.table()
     assert session.calls == []
     curve_of(session, tmp_path, n_threads=7)
     assert session.calls
+    other = Timed(clock, lambda call, n: 1.0)
+    curve_of(other, tmp_path, runtime_options={"prefetch": "off"})
+    assert other.calls
 
 
 def test_reading_the_weights_from_a_cold_disk_takes_no_time_from_it(clock: Clock, tmp_path: Path) -> None:
