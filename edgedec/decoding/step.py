@@ -168,7 +168,7 @@ def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification
     text, decoder, draft = prepared.text, prepared.decoder, prepared.draft
     stats, n_past = text.stats, text.n_cached
     n_generated = len(text.token_ids) - len(text.request.prompt_ids)
-    evaluated, alone = perf_counter(), thread_time()  # of this thread, as others' steps go on meanwhile
+    begun, thread_s = perf_counter(), thread_time()  # of this thread, as others' steps go on meanwhile
     skips = decoder.policy is not None and decoder.policy.skips and not draft.tokens
     curve = None if skips else decoder.curve  # a step that is not looked at is not timed, either
     verification, keep_s = _accept(text, decoder, draft, forward)
@@ -183,9 +183,9 @@ def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification
             curve.observe(len(prepared.pending) + len(draft.tokens), forward_s, n_past, keep_s)
     _learn(text, decoder, draft, forward, verification)
     if n_generated and curve is not None:
-        beside_s = thread_time() - alone - (keep_s or 0.0)  # below 0 where keep() waited for others
+        beside_s = thread_time() - thread_s - (keep_s or 0.0)  # below 0 where keep() waited for others
         curve.observe_beside(1 + len(draft.tokens), max(0.0, beside_s))
-    stats.verify_s += accepted - evaluated
+    stats.verify_s += accepted - begun
     draft_s = prepared.draft_s + perf_counter() - accepted
     stats.draft_s += draft_s
     if n_generated and decoder.policy is not None:

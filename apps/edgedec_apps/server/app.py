@@ -1,4 +1,4 @@
-"""The web application: the routes of both interfaces, the state of the server, and the web chat."""
+"""The web application: the routes of all interfaces, the state of the server, and the web chat."""
 
 import mimetypes
 from pathlib import Path
