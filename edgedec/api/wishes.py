@@ -67,8 +67,8 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
         measure: Whether two runtimes may be compared by their speed, as load's `runtime` describes.
 
     Raises:
-        EdgedecError: The draft store can't be used, the model or the draft head is not found, the head does not fit the
-            model, or no runtime takes it.
+        EdgedecError: The draft store can't be used, a drafter, the model or the draft head is not found, the head does
+            not fit the model, or no runtime takes it.
     """
     load_options = options.load_options(planning_bytes)
     has_head = options.draft_head not in (None, OFF) and options.draft not in (None, OFF)
@@ -76,7 +76,8 @@ def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | N
     if elsewhere is not None:
         elsewhere.require_no_layers_here(layer_skip=options.lossy.layer_skip is not None, draft_head=has_head)
         load_options = replace(load_options, machines=elsewhere.machines)
-    _draft_store(options)  # before a download
+    _draft_store(options)  # these two before a download
+    drafter_factories(options.draft, with_model=True, with_head=True)
     path = resolve(model, options.resolving)
     if has_head:
         # Only some runtimes take a head. It is checked first, as the others' refusals would hide what is wrong with it.

@@ -361,6 +361,8 @@ def test_unknown_names_are_told(tiny_path: Path) -> None:
         edgedec.load(tiny_path, runtime="no-such-runtime")
     with pytest.raises(PluginError, match="no drafter"):
         edgedec.load(tiny_path, draft="no-such-drafter")
+    with pytest.raises(PluginError, match="no drafter"):  # before the model is looked for, as it may be a long download
+        edgedec.load("no-such-model-at-all", draft="no-such-drafter", offline=True)
 
 
 @pytest.mark.slow
