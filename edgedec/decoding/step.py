@@ -228,8 +228,10 @@ def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
         if exact is None:
             text.stats.add_reason(_INEXACT.format(runtime=session.model.card.runtime))
         room = min(room, (exact or 1) - 1)
-    draft = policy.propose(text.stats, n_past, room)
-    if decoder.forced is not None and room >= 1:
+    draft = policy.propose(text.stats, n_past, room)  # also without room, so that the policy knows of the step
+    if room < 1:
+        return EMPTY_DRAFT
+    if decoder.forced is not None:
         draft = decoder.forced.add_to(draft, text.stats, n_past, room)
     n = len(draft.tokens)
     if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n, measure=False):
