@@ -148,8 +148,8 @@ class Predicate(Protocol):
         The same arguments must always give the same answer.
 
         Args:
-            text: The text from its beginning. A character of which only some bytes are there is a U+FFFD at the end: a
-                function that does not take it allows only characters that are one token.
+            text: The text from its beginning. Where only some bytes of its last character are there, a U+FFFD stands
+                for that character. A function that refuses U+FFFD allows only characters that are one token.
             is_end: Whether the text ends here.
         """
 

@@ -179,7 +179,8 @@ class Span:
 
     Attributes:
         text: Its text.
-        start, end: Its first character, and the one behind its last; of equal stretches the first one's.
+        start, end: The positions in the passage of its first character and of the character behind its last one. Where
+            the same text stands several times, these are those of its first place.
         logprob: The log-probability that the model answers with this and ends.
         token_ids: Its tokens.
     """

@@ -62,7 +62,7 @@ class EarlyEnd(Protocol):
 
 
 class TextMethod:
-    """What an option of a request brings to the texts of one model; the methods do nothing here, so override some.
+    """What an option of a request brings to the texts of one model; each function does nothing until it is overridden.
 
     An entry point of `edgedec.text_methods` names a factory `(Tokenizer) -> TextMethod`. A request asks for it by
     `methods={NAME: value}`; edgedec's own options json_close, predicate, futures and stop_unsure are short for that.

@@ -202,7 +202,7 @@ def _left(factories: Factories, planned: Planned) -> Factories:
 def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
     """Return the most nodes of a draft: in strict numerics, those whose verification has the bits of single steps.
 
-    None where the model can't go back (most recurrent ones), as a rejected draft could not be forgotten.
+    The result is 0 where the model can't go back, as most recurrent ones: a rejected draft could not be forgotten.
     """
     limit = min(n_draft_max, model.capabilities.max_rows - 1) if model.capabilities.rollback else 0
     if numerics == "loose":

@@ -132,7 +132,7 @@ class PromptRead:
 def prompt_read(
     pool: SessionPool[SessionSlot], request: Request, cancel: CancelToken, on_progress: OnProgress | None
 ) -> Iterator[PromptRead]:
-    """Wait for a session of a pool, read a request's prompt on it, and hold it inside the block.
+    """Wait for a session of a pool, read a request's prompt on it, and keep the session until the block ends.
 
     Raises:
         CancelledError: `cancel` was cancelled before the prompt was read.

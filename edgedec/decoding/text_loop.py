@@ -158,7 +158,9 @@ class TextLoop:
         self._started = started
 
     def stepped(self) -> list[tuple[TextRun, Iterator[TokenOutput]]]:
-        """Make a step of every text, and return each text with its new tokens, of which it holds those that are read.
+        """Make a step of every text, and return each text with an iterator of its new tokens.
+
+        A text holds those of its tokens that were read from its iterator.
 
         Raises:
             EdgedecError: The runtime failed, a grammar's limits were met, or there is no room for a first token.

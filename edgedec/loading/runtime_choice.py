@@ -274,5 +274,4 @@ def _key(path: Path, options: LoadOptions) -> str:
     """
     from edgedec import __version__
 
-    forward = f"{options.kv_type} {sorted(options.runtime_options.items())}"
-    return f"{__version__} {read_gguf(path).header_hash} {machine_key(options)} {forward}"
+    return f"{__version__} {read_gguf(path).header_hash} {machine_key(options)} {options.kv_type}"

@@ -49,7 +49,7 @@ class Shedder:
 
     Attributes:
         name: The part's name, for a person ("the suffix store").
-        held: Returns the bytes that shedding the part would free; 0 once it is shed.
+        held: Returns the bytes that shedding the part would free; 0 once the part is shed.
         shed: Drops the part, for good.
     """
 

@@ -77,7 +77,7 @@ class ActiveDrafter:
 
     @property
     def costly(self) -> bool:
-        """Whether each of its nodes takes time worth counting."""
+        """Whether a node that the drafter drafts takes enough time to be counted."""
         return self.cost is not DraftCost.NOTHING
 
     @property

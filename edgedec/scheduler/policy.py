@@ -147,7 +147,7 @@ class Policy:
         spent_s = perf_counter() - begun
         choice.rate = (1 + self._curve.others) / (self._plain_s + spent_s)
         if choice.tree.tokens:  # most steps of a text that does not repeat itself have no proposal
-            choice.choose(self._asked(choice.cost), spent_s)
+            choice.choose(self._with_caution(choice.cost), spent_s)
 
     def _price_choice(self, seconds: float) -> None:
         """Add what a step took beside its drafters to the price of those that looked tokens up.
@@ -233,8 +233,8 @@ class Policy:
         trials.promised_s = 0.0
         return True
 
-    def _asked(self, cost: Cost) -> Cost:
-        """Return what drafts count as where nodes are chosen: more than they cost where the text can't bear their loss.
+    def _with_caution(self, cost: Cost) -> Cost:
+        """Return the cost by which nodes are chosen: more than they take where the text can't bear their loss.
 
         A text can bear what its drafts have gained, and a little beyond: so few drafts that fail never make it slow.
         """
@@ -319,7 +319,8 @@ class Policy:
         if self._log.n_steps and latest_s is not None and not alone:
             # The others' drafts take time that is not in what the forward was expected to take.
             self._log.spent_s += latest_s - self._forward_s
-        own_s, self._own_s = self._own_s, 0.0  # behind the forward: all of its texts are asked by the same figures
+        # Counted behind the forward, so that all texts of that forward are asked by the same figures.
+        own_s, self._own_s = self._own_s, 0.0
         needs = self.drafters.needs
         for active in self.drafters.all:
             active.record.trials.total_s += own_s

@@ -58,8 +58,8 @@ def cost_curve(
 
 
 def _key(session: Session, options: LoadOptions) -> str:
-    card, own = session.model.card, sorted(options.runtime_options.items())
-    return f"{card.fingerprint} {card.runtime} {machine_key(options)}{f' {own}' if own else ''}"
+    card = session.model.card
+    return f"{card.fingerprint} {card.runtime} {machine_key(options)}"
 
 
 def _as_curve(found: object) -> CostCurve | None:

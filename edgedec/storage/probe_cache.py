@@ -42,11 +42,16 @@ def put(cache_dir: Path | None, kind: str, key: str, value: Any) -> None:
 
 
 def machine_key(options: LoadOptions) -> str:
-    """Return a key of all that a measured time depends on besides the model: the machine, the threads, the device."""
+    """Return a key of all that a measured time depends on besides the model.
+
+    That is the machine, the threads, the device, and the runtime's own options.
+    """
     machine = f"{platform.machine()} {cpu_name()} {os.cpu_count()}"
     key = f"{machine} {options.n_threads} {options.n_gpu_layers} {options.device}"
     if options.layer_split is not None:
         key = f"{key} {options.layer_split} {options.machines}"
+    if options.runtime_options:
+        key = f"{key} {sorted(options.runtime_options.items())}"
     return key if options.resident_bytes is None else f"{key} {options.resident_bytes}"
 
 

@@ -32,5 +32,6 @@ def test_another_cpu_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """A home folder that moves to another machine brings no times along."""
     here = machine_key(LoadOptions())
     assert machine_key(LoadOptions()) == here
+    assert machine_key(LoadOptions(runtime_options={"huge_pages": "on"})) != here
     monkeypatch.setattr("edgedec.storage.probe_cache.cpu_name", lambda: "Another CPU")
     assert machine_key(LoadOptions()) != here

@@ -12,10 +12,10 @@ from pathlib import Path
 from time import monotonic
 
 from edgedec import __version__
-from edgedec.errors import OptionError
+from edgedec.errors import OptionError, counted
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.progress import stage
+from edgedec.progress import check_cancelled, stage
 from edgedec.storage import probe_cache
 from edgedec_runtimes.cpu.library import check, native
 from edgedec_runtimes.cpu.network import TILE_TYPES
@@ -33,6 +33,7 @@ _PIECE_BYTES = 16 << 20  # of weights, for one measurement
 _REGION_BYTES = 128 << 20  # of weights, that measurements go around in: more than a cache holds
 _ROUNDS, _LEAST_ROUNDS = 24, 3
 _GAIN = 0.95  # the part of the usual time that another setting must stay below
+_WHAT = "how far ahead weights are fetched"  # as reports and errors call it
 _WITHOUT = frozenset({"portable"})  # instruction sets that can't fetch
 
 
@@ -132,8 +133,12 @@ def set_up(
     settings = known(options.cache_dir, instruction_set, n_threads)
     new = [kind for kind, n_bytes in bytes_of.items() if n_bytes >= LEAST_BYTES and kind not in settings]
     if new and sum(bytes_of[kind] for kind in new) >= LEAST_TOGETHER:
-        with stage(options.on_progress, "measuring", "how far ahead weights are fetched"):
-            settings |= measure(new, Products(handle, bytes_of), check_cancel=lambda: _check_cancel(options))
+        with stage(options.on_progress, "measuring", _WHAT):
+            settings |= measure(
+                new,
+                Products(handle, bytes_of),
+                check_cancel=lambda: check_cancelled(options.cancel, f"measuring {_WHAT}"),
+            )
         kept = {kind.name: {str(n): [ahead.l1, ahead.l2] for n, ahead in of.items()} for kind, of in settings.items()}
         probe_cache.put(options.cache_dir, KIND, key(instruction_set, n_threads), kept)
     _apply(handle, settings)
@@ -204,7 +209,7 @@ def described(settings: Settings) -> str:
     for kind, by_rows in settings.items():
         aheads = list(by_rows.values())
         most = max(aheads, key=aheads.count)
-        others = [f"{n} {'row' if n == 1 else 'rows'}: {ahead}" for n, ahead in by_rows.items() if ahead != most]
+        others = [f"{counted(n, 'row')}: {ahead}" for n, ahead in by_rows.items() if ahead != most]
         found.append(f"{kind.name} {most}" + (f" ({', '.join(others)})" if others else ""))
     return f"weights are fetched ahead as measured: {', '.join(found)}"
 
@@ -231,8 +236,3 @@ def _apply(handle: ctypes.c_void_p, settings: Settings) -> None:
 
 def _set(handle: ctypes.c_void_p, kind: GGMLType, n: int, ahead: Ahead) -> None:
     check(native().ec_model_set_ahead(handle, kind, n, ahead.l1, ahead.l2), f"fetching {kind.name} ahead")
-
-
-def _check_cancel(options: LoadOptions) -> None:
-    if options.cancel is not None:
-        options.cancel.check("measuring how far ahead weights are fetched")
