@@ -81,7 +81,7 @@ def main() -> None:
             cells = "  ".join(f"T({n}) {middle:.1f} ({least:.1f})" for n, (middle, least) in ms.items())
             print(f"{each['n_threads']} threads, {setting:8} {cells} ms")
         print(each["known"])
-    line = json.dumps({"benchmark": "prefetch", "model": args.model, "found": found, **provenance()})
+    line = json.dumps({"benchmark": "prefetch", "model": path.stem, "found": found, **provenance()})
     print(line)
     if args.json_out is not None:
         args.json_out.write_text(line + "\n", encoding="utf-8")
