@@ -3,8 +3,8 @@
 z-lab's and SpecForge's files keep some settings in `dflash_config`; DeepSpec's are flat; LiquidAI's are both; those of
 speculators keep the layers' settings in `transformer_layer_config`. The same thing is said in different ways:
 
-- taps: `target_layer_ids` are layers whose OUTPUT is tapped, `aux_hidden_state_layer_ids` (speculators) layers that the
-  taps ENTER. Both count from 0.
+- taps: `target_layer_ids` are layers whose OUTPUT is tapped (-1: what enters the first), `aux_hidden_state_layer_ids`
+  (speculators) layers that the taps ENTER. Both count from 0.
 - `sample_from_anchor`: row j predicts the token behind it. Absent, a file of the name DSpark means yes, DFlash no.
 - windows: speculators count features before the anchor; the others count rows, the row itself included, so that rows
   behind the first would see fewer features. They see as many as the first one here.
@@ -275,7 +275,7 @@ def _taps(values: ConfigValues, n_layer: int) -> tuple[int, ...]:
     """Return the layers that the taps enter."""
     if (entered := layer_ids(values, "aux_hidden_state_layer_ids")) is not None:
         taps = entered
-    elif (left := layer_ids(values, "target_layer_ids")) is not None:
+    elif (left := layer_ids(values, "target_layer_ids", least=-1)) is not None:
         taps = tuple(i + 1 for i in left)
     else:
         taps = _default_taps(values.whole("num_target_layers", most=MOST_VALUES), n_layer)

@@ -13,6 +13,7 @@ _READERS: Mapping[str, Callable[[GGUF], Head]] = {
     gguf_block.ARCHITECTURE: gguf_block.read_dflash,
     gguf_block.IK_ARCHITECTURE: gguf_block.read_dflash_draft,
 }
+ARCHITECTURES = tuple(_READERS)
 
 
 def is_head(gguf: GGUF) -> bool:
