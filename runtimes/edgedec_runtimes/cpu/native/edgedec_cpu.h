@@ -335,7 +335,7 @@ enum {
   EC_DRAFT_HEAD_MASK, /* the embedding of masked rows, where mask_token is -1 */
   EC_DRAFT_HEAD_MARKOV_GATE_BIAS,
   EC_DRAFT_HEAD_MARKOV_JOINT_BIAS,
-  EC_DRAFT_HEAD_CONFIDENCE, /* [n_embd + rank] or [n_embd]; absent where the head has none */
+  EC_DRAFT_HEAD_CONFIDENCE, /* [n_embd + rank]; absent where the head has none */
   EC_DRAFT_HEAD_CONFIDENCE_BIAS,
   EC_DRAFT_HEAD_N_VECTORS
 };

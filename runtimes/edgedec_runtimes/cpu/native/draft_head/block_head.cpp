@@ -64,11 +64,8 @@ BlockHead::BlockHead(ec_draft_head &head) : head_(head), w_(head.of_block), k_(*
   require_vector(w_.mask, "mask", c.mask_token < 0 ? d : 0);
   require_vector(w_.markov_gate_bias, "markov_gate_bias", gated ? rank : 0);
   require_vector(w_.markov_joint_bias, "markov_joint_bias", rnn ? 3 * rank : 0);
-  if (is_confident()) {
-    require((int64_t)w_.confidence.size() == d || (int64_t)w_.confidence.size() == d + rank,
-            "the head's vector confidence has another length");
-    require_vector(w_.confidence_bias, "confidence_bias", 1);
-  }
+  require_vector(w_.confidence_bias, "confidence_bias", is_confident() ? 1 : 0);
+  require_vector(w_.confidence, "confidence", is_confident() ? d + rank : 0);
   for (Layer &layer : head.net.layers)
     for (int which : {EC_K, EC_V}) keys_and_values_.push_back(&layer.matrices[which]);
   context_ = buffer_for(keys_and_values_, head.net.max_rows);
@@ -171,9 +168,9 @@ void BlockHead::score(const std::vector<Slot> &slots) {
 
 // Return the confidence: the chance that a row's draft is accepted where all before it are.
 float BlockHead::chance(const Slot &slot, const float *embedding) const {
-  const int64_t d = config().n_embd, n = (int64_t)w_.confidence.size();
-  const double sum = dot(w_.confidence.data(), slot.hidden, d) + dot(w_.confidence.data() + d, embedding, n - d);
-  return sigmoid(sum + w_.confidence_bias[0]);
+  const int64_t d = config().n_embd;
+  const float *weights = w_.confidence.data();
+  return sigmoid(dot(weights, slot.hidden, d) + dot(weights + d, embedding, config().rank) + w_.confidence_bias[0]);
 }
 
 // Multiply what is in joined_ with a matrix, and add its bias.
