@@ -42,7 +42,7 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.head_state import ChainRules
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.trained_heads.gguf_head import TENSORS
+from edgedec_runtimes.trained_heads.gguf_eagle3 import TENSORS
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.target import fit
 
