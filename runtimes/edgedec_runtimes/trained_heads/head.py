@@ -122,3 +122,12 @@ class Head:
     def n_bytes(self) -> int:
         """Bytes of the tensors as they are stored."""
         return sum(tensor.data.nbytes for tensor in self.tensors.values())
+
+
+def to_halves(tensor: HeadTensor, n_heads: int) -> HeadTensor:
+    """Reorder the rows of q or k from pairs of neighbours to halves of a head; a row keeps its bytes.
+
+    A norm's vector is a tensor of one head, whose rows are its numbers.
+    """
+    rows = tensor.data.reshape(n_heads, tensor.shape[0] // n_heads // 2, 2, -1)
+    return HeadTensor(tensor.shape, tensor.type, np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1))

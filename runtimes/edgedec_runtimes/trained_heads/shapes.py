@@ -84,6 +84,8 @@ def checked_head(
         ModelFormatError: A tensor is missing, has another shape than the card says, holds numbers that are not finite,
             or `d2t` names a token twice or one that the target does not have.
     """
+    if card.block is not None:
+        _check_block(path, card, card.block)
     shapes = expected_shapes(card, n_taps=n_taps)
     if "rope_divisors" in tensors:
         shapes["rope_divisors"] = (card.head_dim // 2,)
@@ -99,6 +101,16 @@ def checked_head(
     if "rope_divisors" in tensors and not (tensors["rope_divisors"].floats() > 0).all():
         _fail(path, "its rope_divisors are not all above 0")
     return Head(card, dict(tensors), checked_d2t(path, d2t, card))
+
+
+def _check_block(path: Path, card: HeadCard, block: BlockShape) -> None:
+    """Refuse what no block head can be."""
+    if block.n_drafts < 1:
+        _fail(path, f"a block of {block.size} rows drafts nothing")
+    if block.mask_token >= card.n_vocab_target:
+        _fail(path, f"its mask is token {block.mask_token}, but the target has {card.n_vocab_target}")
+    if block.windows and len(block.windows) != block.n_layer:
+        _fail(path, f"it has {len(block.windows)} windows for {block.n_layer} layers")
 
 
 def checked_d2t(path: Path, d2t: NDArray[np.int64], card: HeadCard) -> NDArray[np.int32]:
