@@ -116,7 +116,9 @@ class BlockSettings:
 
 def is_block_config(raw: Mapping[str, Any]) -> bool:
     """Return whether what config.json holds is of a block head rather than of an EAGLE-3 head or a model."""
-    return bool(_WORDS & raw.keys()) or raw.get("speculators_model_type") in _EXPECTED["speculators_model_type"]
+    if raw.get("speculators_model_type") is not None:
+        return raw["speculators_model_type"] in _EXPECTED["speculators_model_type"]
+    return bool(_WORDS & raw.keys())
 
 
 def read_block_settings(path: Path, raw: Mapping[str, Any]) -> BlockSettings:

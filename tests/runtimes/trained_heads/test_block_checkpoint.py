@@ -191,7 +191,7 @@ def test_a_record_says_what_the_format_cannot(tmp_path: Path) -> None:
         ),
         ({"projector_type": "domino"}, "Domino has a recurrent network"),
         ({"projector_type": "other"}, "projector_type is other"),
-        ({"speculators_model_type": "peagle"}, "speculators_model_type is peagle"),
+        ({"speculators_model_type": "peagle"}, "speculators_model_type is peagle, expected eagle3"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"architectures": ["Lfm2DSparkDraftModel"], "partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25"),
