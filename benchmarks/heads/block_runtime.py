@@ -15,8 +15,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules
@@ -96,7 +98,7 @@ def beside(card: HeadCard) -> HeadBeside:
     return HeadBeside(Fitted(head, ()), target, os.cpu_count() or 1)
 
 
-def _none(ids: object) -> "HeadTensor":  # type: ignore[misc]
+def _none(ids: object) -> NoReturn:
     raise AssertionError(f"the heads have rows {ids} of their own")
 
 
@@ -118,7 +120,9 @@ def timed(ways: list[Way], heads: list[HeadBeside]) -> list[dict[int, list[float
     return found
 
 
-def _draft(way: Way, text: TextBeside, n_past: int, ids: np.ndarray, states: np.ndarray, length: int) -> float:
+def _draft(
+    way: Way, text: TextBeside, n_past: int, ids: NDArray[np.int32], states: NDArray[np.float32], length: int
+) -> float:
     """Return the seconds of a draft behind rows that were taken just before, of which N_NEW are not read."""
     state, taps = text.state(nullcontext, NUMPY_ROW_OPS), len(way.card.taps)
     first = N_TOKENS - N_NEW * N_ROUNDS - N_NEW
