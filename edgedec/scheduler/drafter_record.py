@@ -105,30 +105,26 @@ class DraftSeconds:
         price: That line.
     """
 
-    __slots__ = ("_declared", "_products", "_seconds", "_squares", "_sum", "_weight", "price")
+    __slots__ = ("_declared", "_sums", "price")
 
     def __init__(self, price: DraftPrice) -> None:
         """Expect a price, as if PRIOR drafts had taken that."""
         self._declared = self.price = price
-        self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
+        self._sums = [0.0] * 5  # of the weights, and weighted: levels, their squares, seconds, levels times seconds
 
     def _add(self, n: int, seconds: float, weight: float) -> None:
         added = (1.0, n, n * n, seconds, n * seconds)
-        sums = (self._weight, self._sum, self._squares, self._seconds, self._products)
-        self._weight, self._sum, self._squares, self._seconds, self._products = (
-            KEPT * known + weight * new for known, new in zip(sums, added, strict=True)
-        )
+        self._sums = [KEPT * known + weight * new for known, new in zip(self._sums, added, strict=True)]
 
     def note(self, n_levels: int, seconds: float) -> None:
         """Take a draft of so many levels; one that took far longer than expected counts as a few times as long."""
         expected = self.price.of(n_levels)
-        if not self._weight:
+        if not self._sums[0]:
             self._add(n_levels, expected, PRIOR)
         self._add(n_levels, min(seconds, ODD * expected), 1.0)
-        n, mean_s = self._sum / self._weight, self._seconds / self._weight
+        n, squares, mean_s, products = (total / self._sums[0] for total in self._sums[1:])
         declared = self._declared.times(mean_s / self._declared.of(n))
-        spread, rise = self._squares / self._weight - n * n, self._products / self._weight - n * mean_s
-        level = (rise + NEXT_TO_NOTHING * declared.level) / (spread + NEXT_TO_NOTHING)
+        level = (products - n * mean_s + NEXT_TO_NOTHING * declared.level) / (squares - n * n + NEXT_TO_NOTHING)
         level = min(max(level, NOTICED * mean_s / n), mean_s / n)
         self.price = DraftPrice(level, mean_s - n * level)
 
