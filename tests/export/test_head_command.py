@@ -103,6 +103,7 @@ def test_a_block_head_is_exported_and_shown(target: Path, tmp_path: Path, form: 
     lines = {
         "confidence": (
             "kind a trained draft head (DSpark)",
+            "types Q8_0 fc markov_w1 markov_w2 q k v o gate up down; F32 confidence layers",
             "layers 2 of width 64, 4 heads of 16",
             "block 5 rows, the newest token and 4 masks; a row sees all of them",
             "Markov head by the token before, of rank 32",

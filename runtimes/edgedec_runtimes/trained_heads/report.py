@@ -99,15 +99,15 @@ def _matrices(document: dict[str, Any]) -> str:
 
 
 def _types(tensors: dict[str, dict[str, Any]]) -> str:
-    """Return the types of the matrices, each with the names of those that have it.
+    """Return the types of the matrices, each with the names of those that have it, whatever their layer.
 
     >>> _types({"fc": {"shape": [2, 4], "type": "Q8_0"}, "q": {"shape": [2, 4], "type": "Q4_0"}})
     'Q8_0 fc; Q4_0 q'
     """
-    by_type: dict[str, list[str]] = {}
+    by_type: dict[str, dict[str, None]] = {}
     for name, tensor in tensors.items():
         if len(tensor["shape"]) == 2:
-            by_type.setdefault(tensor["type"], []).append(name)
+            by_type.setdefault(tensor["type"], {})[name.rpartition(".")[2]] = None
     return "; ".join(f"{kind} {' '.join(names)}" for kind, names in by_type.items())
 
 

@@ -66,3 +66,21 @@ def test_llama_cpp_computes_the_same(tmp_path: Path, shape: dict[str, Any], chan
     assert tuple(head.d2t[scores.argmax(axis=1)].tolist()) == expected.tokens
     if expected.sure is not None:
         np.testing.assert_allclose(sure[first:], expected.sure, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"mask_token": 7, "markov": "gated", "rank": 32},
+        {"mask_token": 7, "markov": "rnn", "rank": 32},
+        {"mask_token": 7, "confidence": True},
+    ],
+    ids=["mask", "gated", "rnn", "confidence"],
+)
+def test_llama_cpp_refuses_what_it_cannot_run(tmp_path: Path, shape: dict[str, Any]) -> None:
+    """A tensor that llama.cpp has no place for keeps it from drafting wrongly."""
+    target = read_gguf(tiny_llama(tmp_path / "target.gguf", n_layer=6))
+    path = write_head_gguf(tiny_block(block_card(shape, **SIZES)), target, tmp_path / "head.gguf", types="F32")
+    with pytest.raises(AssertionError, match="does not load"):
+        LlamaBlock(path, causal=False)
