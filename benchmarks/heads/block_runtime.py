@@ -3,9 +3,9 @@
     python benchmarks/heads/block_runtime.py [135m | 0.5b | 1.5b] ...
 
 A line is a kind of head and a list: the least and the median milliseconds of drafts of some tokens behind the four rows
-that a step has left, of all kinds in turn. Before each draft, the processor's caches are filled with something else, as a step of the target
-does. No model is loaded: the heads have embeddings and output rows of their own, and the text
-is random. Random heads draft rubbish, and take the time that trained ones take.
+that a step has left, of all kinds in turn. Before each draft, the processor's caches are filled with something else, as
+a step of the target does. No model is loaded: the heads have embeddings and output rows of their own, and the text is
+random. Random heads draft rubbish, and take the time that trained ones take.
 """
 
 import os
