@@ -18,7 +18,7 @@ from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")
 if True:  # after the skip
-    from edgedec_export.training.block.initial import first_attention
+    from edgedec_export.training.block.initial import first_attention, markov_table
     from edgedec_export.training.block.learning import Scorer, loss_of
     from edgedec_export.training.block.network import MARKOV_TABLE, finished, new_weights, states_of
     from edgedec_export.training.block.student import BlockStudent
@@ -207,6 +207,19 @@ def test_a_new_drafters_first_layer_looks_at_the_last_tokens(parts: TargetParts,
         scores = queries[head] @ keys[head // groups].T
         back = [float(scores.diagonal(-i).mean()) for i in range(1, 7)]
         assert int(np.argmax(back)) == head % groups, back
+
+
+def test_tokens_that_are_alike_begin_alike(parts: TargetParts) -> None:
+    """The Markov embeddings of a list are the main components of the embeddings; a token off the list has none."""
+    _, weights = some_drafter(parts)
+    arrays = {name: values.numpy() for name, values in weights.items()}
+    embeddings = parts.embeddings(TOKEN_IDS)
+    embeddings[3] = embeddings[5]
+    markov_table(arrays, embeddings, 1e-5)
+    table = arrays[MARKOV_TABLE]
+    assert_array_equal(table[3], table[5])
+    assert_allclose(table[:-1].T @ table[:-1], N_LIST * np.eye(8), atol=1e-3)
+    assert not table[-1].any()
 
 
 def heads_at(rows: Any, matrix: Any, card: HeadCard) -> Any:

@@ -1,9 +1,10 @@
-"""How a block drafter begins: its first layer copies the features of the last tokens before the block.
+"""How a block drafter begins: it sees the last tokens before the block, and knows which tokens are alike.
 
 Only attention brings features into a block, and one whose queries and keys begin at random finds the last token late.
 So each head of the first layer begins with a query that all rows of a block share, nearly, and a key that all features
 share: how they turn with their positions alone decides what is seen, and it is made to be one, two, three ... tokens
-before. Values are the main components of the features, and are added to the rows as they are.
+before. Values are the main components of the features, and are added to the rows as they are. The Markov head's
+embedding of a token is the main components of the target's.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ def first_attention(card: HeadCard, arrays: dict[str, F32], lessons: Sequence[Le
     asks = _fitted(rows, np.ones(len(rows), np.float32))
     is_feature = np.arange(len(features) + len(rows)) < len(features)
     answers = _fitted(np.concatenate([features, rows]), is_feature.astype(np.float32))
-    main = np.linalg.eigh(np.cov(features, rowvar=False))[1].T[::-1]
+    main = _components(features)
     d, groups = card.head_dim, card.n_head // card.n_head_kv
     layer = {name: arrays[f"layers.0.{name}"] for name in ("q", "k", "v", "o", "q_norm")}
     layer["q_norm"] *= _SHARPNESS
@@ -53,6 +54,27 @@ def first_attention(card: HeadCard, arrays: dict[str, F32], lessons: Sequence[Le
             head = slice((kv * groups + group) * d, (kv * groups + group + 1) * d)
             layer["q"][head] += _SHARED * np.outer(_direction(card, 1 + group), asks)
             layer["o"][:, head] += weight / 2**group * copied.T
+
+
+def markov_table(arrays: dict[str, F32], embeddings: F32, epsilon: float) -> None:
+    """Set the rows of `markov_w1`, that of the tokens off the list to zeros.
+
+    Args:
+        arrays: The drafter's tensors; changed in place.
+        embeddings: float32[n_vocab_draft, n_embd], those of the tokens that can be drafted.
+        epsilon: Of norms.
+    """
+    table, normed = arrays["markov_w1"], _normed(embeddings, epsilon)
+    rank = min(table.shape[1], normed.shape[1], len(normed) - 1)
+    found = (normed - normed.mean(axis=0)) @ _components(normed)[:rank].T
+    table[:-1, :rank] = found / found.std(axis=0)
+    table[-1] = 0
+
+
+def _components(vectors: F32) -> F32:
+    """Return float32[n_embd, n_embd], the vectors' main components, the largest first."""
+    found: F32 = np.linalg.eigh(np.cov(vectors, rowvar=False))[1].T[::-1].astype(np.float32)
+    return found
 
 
 def _direction(card: HeadCard, back: int) -> F32:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgedec_export.training.batches import grouped_by_length, tap_scale
 from edgedec_export.training.block.blocks import Blocks, Cuts, blocks_of
-from edgedec_export.training.block.initial import first_attention
+from edgedec_export.training.block.initial import first_attention, markov_table
 from edgedec_export.training.block.learning import Scorer, distance_share, loss_of
 from edgedec_export.training.block.network import MARKOV_TABLE, new_weights, shape_of, states_of
 from edgedec_export.training.learning import Borrowed
@@ -50,11 +50,13 @@ class BlockStudent:
     ) -> None:
         self._card, self._shape, self._seed = card, shape_of(card), seed
         self._borrowed = Borrowed.of(parts, token_ids, device)
-        usual = parts.embeddings(token_ids).mean(axis=0)
-        weights = new_weights(card, parts.output_norm, tap_scale(lessons), usual, seed)
+        known = parts.embeddings(token_ids)
+        weights = new_weights(card, parts.output_norm, tap_scale(lessons), known.mean(axis=0), seed)
         written = np.concatenate([lesson.token_ids[lesson.n_prompt :] for lesson in lessons])
         arrays = {name: values.numpy() for name, values in weights.items()}  # of the same memory
         first_attention(card, arrays, lessons, parts.embeddings(written))
+        if self._shape.rank:
+            markov_table(arrays, known, card.rms_epsilon)
         self.weights: Weights = {name: values.to(device) for name, values in weights.items()}
         for name in weights.keys() - {TAP_SCALE}:
             self.weights[name].requires_grad_()
