@@ -8,7 +8,6 @@ import numpy as np
 
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import Level
-from edgedec.drafters.drawn_trees import TreePlace
 from edgedec.model import Forward
 from edgedec.sampling import Distribution, Noise, SamplingParams, distribution
 
