@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.heads.loaded_blocks import INTEGERS, of_integers
+from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, head_config, head_weights, stored_tensors, write_head
 from support.models.hf_checkpoints import safetensors_bytes
 from support.models.tiny_models import N_VOCAB
@@ -22,7 +24,7 @@ from edgedec_models.cache import list_models, remove_model
 from edgedec_models.catalogue import load_catalogue
 from edgedec_models.model_heads import bring_head
 from edgedec_models.resolve import pull, resolve
-from edgedec_runtimes.trained_heads.kind import NAME as EAGLE3
+from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.target import target_of
 
@@ -98,8 +100,8 @@ def test_a_small_head_comes_with_its_model(
     path, beside = resolve("tiny", ResolveOptions()), root / "models" / "tiny.head.gguf"
     assert path == root / "models" / "tiny.gguf"
     assert beside.read_bytes() == head.read_bytes()
-    assert find_head(path, [EAGLE3], root) == beside
-    assert find_head(model, [EAGLE3], root) == beside
+    assert find_head(path, [TRAINED], root) == beside
+    assert find_head(model, [TRAINED], root) == beside
     n_seen = len(server.seen)
     assert resolve("tiny", ResolveOptions(offline=True)) == path
     assert pull("tiny", ResolveOptions()) == path
@@ -138,7 +140,7 @@ def test_a_wrong_head_is_not_used(
     catalogue(_entry(server, model, text))
     path = resolve("tiny", ResolveOptions())
     assert path is not None
-    assert find_head(path, [EAGLE3], root) is None
+    assert find_head(path, [TRAINED], root) is None
     assert not (root / "models" / "tiny.head.gguf").exists()
 
 
@@ -156,6 +158,27 @@ def test_a_head_that_is_there_already_is_not_fetched(
     assert len(server.seen) == n_seen
 
 
+@pytest.mark.slow
+def test_a_published_block_head_drafts(
+    server: StubServer, catalogue: WriteCatalogue, root: Path, tmp_path: Path
+) -> None:
+    """Asked for with its model, it is what a start of the model uses, offline and without a word."""
+    model = write_tiny(tmp_path / "block.gguf", INTEGERS)
+    write_block(tmp_path / "head", tiny_block(of_integers({"markov": "vanilla", "rank": 32})))
+    add_repository(server, "someone/head", {path.name: path.read_bytes() for path in (tmp_path / "head").iterdir()})
+    catalogue(_entry(server, model, REPOSITORY.replace("eagle3", "dspark")))
+    assert " drafted block reads " in run_here("pull", "tiny").err
+    told = run_here("pull", "tiny", "--head", "-q")
+    assert told.code == 0, told.err
+    options = ["-n", "24", "--temperature", "0", "--offline", "--draft", "head", "--json"]
+    told = run_here("run", "tiny", "aa bb aa bb", *options)
+    assert told.code == 0, told.err
+    stats = json.loads(told.out)["stats"]
+    assert stats["drafters"]["head"]["nodes"] > 0
+    plain = json.loads(run_here("run", "tiny", "aa bb aa bb", *options, "--draft", "off").out)
+    assert json.loads(told.out)["text"] == plain["text"]
+
+
 def test_a_published_head_is_told_of_and_fetched_when_asked_for(
     server: StubServer, catalogue: WriteCatalogue, root: Path, model: Path
 ) -> None:
@@ -171,13 +194,13 @@ def test_a_published_head_is_told_of_and_fetched_when_asked_for(
         f"reads {100 * 140_625 / model.stat().st_size:.0f} % of what a step reads; edgedec pull tiny --head fetches"
     ) in " ".join(told.err.split())
     assert not any("safetensors" in seen.path for seen in server.seen)
-    assert find_head(model, [EAGLE3], root) is None
+    assert find_head(model, [TRAINED], root) is None
 
     told = run_here("pull", "tiny", "--head", "--json", "-q")
     assert told.code == 0, told.err
     made = root / "models" / "tiny.head.gguf"
     assert json.loads(told.out)["head"] == str(made)
-    assert find_head(model, [EAGLE3], root) == made
+    assert find_head(model, [TRAINED], root) == made
     assert load_head(made).card.target == target_of(read_gguf(model))
     assert [found.name for found in list_models()] == ["tiny", "tiny.head"]
     n_seen, n_bytes = len(server.seen), made.stat().st_size + model.stat().st_size
