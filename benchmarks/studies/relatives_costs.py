@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import CostCurve
 from edgedec_export.training.kinds import bytes_per_step
 from edgedec_export.training.network import Weights
-from edgedec_export.training.simulation import Drafted, Outcome, best_outcome
+from edgedec_export.training.simulation import Drafted, Outcome, replay
 from edgedec_export.training.target_parts import TargetParts
 
 BYTES_PER_WEIGHT = 1.0625
@@ -94,7 +94,7 @@ class ByBytes:
 
     def best(self, drafted: Sequence[Drafted], curve: CostCurve) -> Priced:
         """Return the fastest way."""
-        return _cheapest(drafted, self.bytes, self.step_bytes, curve, "")
+        return _cheapest(drafted, self.bytes, self.step_bytes, curve)
 
     def chains(self, drafted: Sequence[Drafted]) -> list[Drafted]:
         """Return the drafts as they are."""
@@ -102,10 +102,20 @@ class ByBytes:
 
 
 def _cheapest(
-    drafted: Sequence[Drafted], draft_bytes: DraftBytes, step_bytes: int, curve: CostCurve, prefix: str
+    drafted: Sequence[Drafted], draft_bytes: DraftBytes, step_bytes: int, curve: CostCurve, prefix: str = ""
 ) -> Priced:
-    seconds = curve.up_to(1 + drafted[0].right.shape[1])
-    best = best_outcome(drafted, lambda n: seconds[n] / seconds[0] + draft_bytes.of(n) / step_bytes)
+    """Return the fastest way over lengths and thresholds; the token that ends a draft too soon is paid for as well."""
+    n_longest = drafted[0].right.shape[1]
+    seconds = curve.up_to(1 + n_longest)
+
+    def outcome(n_most: int, least_sure: float) -> Outcome:
+        def costs(n_tokens: int) -> float:
+            return seconds[n_tokens] / seconds[0] + draft_bytes.of(min(n_tokens + 1, n_most)) / step_bytes
+
+        return replay(drafted, costs, n_most, least_sure)
+
+    ways = (outcome(n_most, least) for n_most in range(1, n_longest + 1) for least in _THRESHOLDS)
+    best = max((Outcome(0, 0.0, 1.0, 0.0, 1.0), *ways), key=lambda found: found.speed)
     way = f"{prefix}up to {best.n_most} tokens, probability {best.least_sure}"
     return Priced(best, 1 + best.drafted_per_step, draft_bytes, way)
 

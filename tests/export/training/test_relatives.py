@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="training needs torch, which is not 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "studies"))
 if True:  # after the skip
     import relatives
-    from relatives_costs import ByExits, ByRows, DraftBytes, best_placed, by_bytes, replay_placed, row_bytes
+    from relatives_costs import ByBytes, ByExits, ByRows, DraftBytes, best_placed, replay_placed, row_bytes
     from relatives_heads import Heads
     from relatives_learning import unit
     from relatives_llama import TorchLlama, agreement
@@ -308,8 +308,18 @@ def test_bytes_of_drafts(given: Given) -> None:
     assert (medusa.of(0), hydra.of(0)) == (0, 0)
     assert medusa.of(2) == pytest.approx(2 * 2 * n * n * 1.0625 + rows)
     assert hydra.of(2) == pytest.approx((2 * n * 2 * n + 2 * n * 3 * n) * 1.0625 + 2 * rows)
-    priced = by_bytes(DraftBytes(1000.0, (100.0, 300.0)), parts).best(
-        [Drafted("a", np.ones((4, 2), np.bool_), np.ones((4, 2), np.float32))], CostCurve({1: 1.0, 2: 1.0, 4: 1.0})
-    )
-    assert priced.bytes.token == 200
+    assert DraftBytes(1000.0, (100.0, 300.0)).token == 200
     assert METHODS["clover"].price(given).bytes.of(1) > METHODS["eagle3"].price(given).bytes.of(1)  # type: ignore[attr-defined]
+
+
+def test_a_draft_that_ends_too_soon_pays_for_the_token_that_ended_it() -> None:
+    """By hand: at a threshold only every second draft has a token, but all were begun."""
+    right = np.array([[1], [0], [0], [1]], np.bool_)
+    sure = np.array([[0.9], [0.9], [0.1], [0.9]], np.float32)
+    curve = CostCurve({1: 1.0, 2: 1.1, 4: 1.2})
+    priced = ByBytes(DraftBytes(10.0, (10.0,)), 100).best([Drafted("a", right, sure)], curve)
+    # Two tokens in 1.1, one in 1, one in 1.1 as it ends the text; each step with 0.2 for the draft.
+    assert priced.way == "up to 1 tokens, probability 0.15"
+    assert priced.outcome.speed == pytest.approx(4 / (1.3 + 1.2 + 1.3))
+    dear = ByBytes(DraftBytes(50.0, (50.0,)), 100).best([Drafted("a", right, sure)], curve)
+    assert (dear.outcome.speed, dear.way) == (1.0, "up to 0 tokens, probability 0.0")
