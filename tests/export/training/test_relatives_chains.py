@@ -55,7 +55,7 @@ class OneByOne:
 
     def heads(self, name: str, normed: F64, position: int | None = None) -> F64:
         """Return [heads, head_dim], turned to a position if given."""
-        x = (self.w[name] @ normed).reshape(-1, self.card.head_dim)
+        x: F64 = (self.w[name] @ normed).reshape(-1, self.card.head_dim)
         if position is None:
             return x
         half = self.card.head_dim // 2
@@ -86,7 +86,8 @@ class OneByOne:
 
 
 def _silu(x: F64) -> F64:
-    return x / (1 + np.exp(-x))
+    found: F64 = x / (1 + np.exp(-x))
+    return found
 
 
 def _unit(x: F64) -> F64:
@@ -102,7 +103,8 @@ def clover(d: OneByOne, k: int) -> F64:
         q = (d.w[f"{cell}_q"] @ d.norm(state, f"{cell}_norm")).reshape(shape)
         keys = (d.w[f"{cell}_k"] @ _unit(token)).reshape(shape)
         alike = (q * keys).sum(1) / np.linalg.norm(q, axis=1) / np.linalg.norm(keys, axis=1)
-        return state + ((d.w[f"{cell}_v"] @ _unit(token)).reshape(shape) * alike[:, None]).ravel()
+        found: F64 = state + ((d.w[f"{cell}_v"] @ _unit(token)).reshape(shape) * alike[:, None]).ravel()
+        return found
 
     rows = [taken(d.features[i], d.tokens[i + 1], "first") for i in range(d.newest + 1)]
     normed = [d.norm(row, "input_norm") for row in rows]
