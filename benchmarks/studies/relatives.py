@@ -10,8 +10,8 @@ target's layers draft the tokens of one short list. Whatever stops `train`, it g
 again, from the last checkpoint, at most a minute old. Torch uses one thread.
 
 `report` prints a table: tokens a step with the longest chains, what a draft reads once a round and for each token, and
-the speed that this machine's measured cost curve makes of it. Drafts of a head or a draft model cost their share of
-the bytes that a plain step reads; rows in the target's layers cost rows of its forward.
+the speed that this machine's measured cost curve makes of it, or an earlier table's (--curve). Drafts of a head or a
+draft model cost their share of the bytes that a plain step reads; rows in the target's layers cost rows of its forward.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from time import monotonic, strftime
 import numpy as np
 import torch
 from relatives_methods import METHODS, Given
-from relatives_report import report
+from relatives_report import curve_of, measured_curve, report
 
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import ResolveOptions
@@ -123,6 +123,7 @@ def main() -> int:
     training.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many (default: never)")
     reporting.add_argument("--head", type=Path, help="the folder of a finished EAGLE-3 head, for a row of its own")
     reporting.add_argument("--json-out", type=Path, help="write the table there as JSON")
+    reporting.add_argument("--curve", type=Path, help="a table whose cost curve is taken; default: this machine's")
     reporting.add_argument("--cache-dir", type=Path, help="where measurements are kept; an empty one measures anew")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -145,7 +146,8 @@ def main() -> int:
             )
             else 1
         )
-    found = report(model, given, options.work, options.head, options.cache_dir)
+    curve = measured_curve(model, options.cache_dir) if options.curve is None else curve_of(options.curve)
+    found = report(given, options.work, options.head, curve)
     if options.json_out is not None:
         options.json_out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -120,17 +120,16 @@ class Row:
         }
 
 
-def report(model: Path, given: Given, work: Path, head: Path | None, cache: Path | None) -> dict[str, Any]:
+def report(given: Given, work: Path, head: Path | None, curve: CostCurve) -> dict[str, Any]:
     """Print the table of all that is trained in `work`, and return it as plain JSON types.
 
     Args:
-        model: The target's file.
         given: What the methods were given.
         work: The folder of `relatives.py train`.
         head: A finished EAGLE-3 head, for a row of its own; None for none.
-        cache: As in `edgedec.load`.
+        curve: The seconds of the target's forwards by their rows.
     """
-    curve, rows = measured_curve(model, cache), []
+    rows = []
     paths = sorted(work.glob("*/*/drafted.npz"), key=lambda path: (int(path.parts[-3]), path.parts[-2]))
     for path in paths:
         name = path.parent.name
@@ -142,7 +141,7 @@ def report(model: Path, given: Given, work: Path, head: Path | None, cache: Path
     same = agreement(TorchLlama.of(given.parts), held[:_CHECKED])
     print(f"the target in torch: the lessons' most probable token at {same:.3f} of the places")
     return {
-        "model": model.name,
+        "model": given.parts.gguf.paths[0].name,
         "tokens_measured_on": sum(lesson.n_answer - 1 for lesson in held),
         "vocabulary": given.n_vocabulary,
         "curve_s": {str(n): seconds for n, seconds in curve.table().items()},
@@ -175,6 +174,12 @@ def print_table(rows: Sequence[Row]) -> None:
         cells += [f"{row.tokens_per_step[kind]:.3f}" for kind in ("all", *kinds)]
         cells += [", ".join(f"{chance:.2f}" for chance in row.reach[:3]), f"{row.speed:.3f}", row.way]
         print("| " + " | ".join(cells) + " |")
+
+
+def curve_of(path: Path) -> CostCurve:
+    """Return the cost curve of an earlier table."""
+    found = json.loads(path.read_text(encoding="utf-8"))["curve_s"]
+    return CostCurve({int(n): seconds for n, seconds in found.items()})
 
 
 def measured_curve(model: Path, cache: Path | None) -> CostCurve:

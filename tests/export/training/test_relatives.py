@@ -1,5 +1,6 @@
 """The comparison of EAGLE-3's relatives: how each method drafts, learns and is priced, and that a training can stop."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ if True:  # after the skip
     from relatives_llama import TorchLlama, agreement
     from relatives_methods import METHODS, Given
     from relatives_narrow import variation
-    from relatives_report import Kept
+    from relatives_report import Kept, curve_of, report
     from relatives_report import Row as TableRow
     from relatives_rows import N_ROWS, Prompts, RowsLearner, Transfer
 
@@ -95,15 +96,16 @@ def test_every_tensor_learns_and_the_loss_falls(name: str, given: Given) -> None
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_training_that_was_stopped_ends_as_one_that_was_not(name: str, given: Given, tmp_path: Path) -> None:
+def test_a_training_that_was_stopped_ends_as_one_that_was_not(
+    name: str, given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the stops, a method drafts the same at the end; and its row of the table counts these drafts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relatives, "_ROWS", 100)
-        assert relatives.train(name, given, tmp_path / "whole", 250, float("inf"))
-        n_runs = 1
-        while not relatives.train(name, given, tmp_path / "parts", 250, 0.0):
-            n_runs += 1
-            assert n_runs < 100
+    monkeypatch.setattr(relatives, "_ROWS", 100)
+    assert relatives.train(name, given, tmp_path / "whole", 250, float("inf"))
+    n_runs = 1
+    while not relatives.train(name, given, tmp_path / "parts", 250, 0.0):
+        n_runs += 1
+        assert n_runs < 100
     whole, again = (Kept.read(tmp_path / folder / relatives.DRAFTED) for folder in ("whole", "parts"))
     assert n_runs > 2
     assert whole.n_seen == again.n_seen >= 250
@@ -323,3 +325,19 @@ def test_a_draft_that_ends_too_soon_pays_for_the_token_that_ended_it() -> None:
     assert priced.outcome.speed == pytest.approx(4 / (1.3 + 1.2 + 1.3))
     dear = ByBytes(DraftBytes(50.0, (50.0,)), 100).best([Drafted("a", right, sure)], curve)
     assert (dear.outcome.speed, dear.way) == (1.0, "up to 0 tokens, probability 0.0")
+
+
+def test_the_table_has_a_row_for_each_method_and_length(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shorter trainings come first; an earlier table's curve prices them as the curve itself does."""
+    monkeypatch.setattr(relatives, "_ROWS", 100)
+    for n_tokens, name in ((200, "medusa"), (100, "medusa"), (100, "clover")):
+        assert relatives.train(name, given, tmp_path / str(n_tokens) / name, n_tokens, float("inf"))
+    found = report(given, tmp_path, None, CostCurve(CURVE))
+    rows = [(row["method"], row["tokens_learned"] // 100) for row in found["rows"]]
+    assert [name for name, _ in rows] == ["clover", "medusa", "medusa"]
+    assert rows[1][1] < rows[2][1]
+    assert found["tokens_measured_on"] == 19 + 13 + 8
+    (tmp_path / "table.json").write_text(json.dumps(found), encoding="utf-8")
+    assert report(given, tmp_path, None, curve_of(tmp_path / "table.json"))["rows"] == found["rows"]
