@@ -238,10 +238,3 @@ def _ways(n_most: int) -> Iterator[tuple[int, ...]]:
 def by_bytes(draft_bytes: DraftBytes, parts: TargetParts) -> ByBytes:
     """Return the price of drafts for a target."""
     return ByBytes(draft_bytes, bytes_per_step(parts))
-
-
-def row_bytes(parts: TargetParts) -> float:
-    """Return the bytes of a row of the target's output matrix."""
-    tensors = parts.gguf.tensors
-    output = tensors.get("output.weight", tensors["token_embd.weight"])
-    return output.n_bytes / output.shape[1]

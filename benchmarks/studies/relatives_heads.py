@@ -15,10 +15,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from relatives_costs import DraftBytes, bytes_of
-from relatives_learning import FIRST_OUTPUT, Step, embeddings_of, unit
+from relatives_learning import Step, embeddings_of, unit
 
 from edgedec_export.training.batches import Batch
-from edgedec_export.training.network import Tensor, Weights
+from edgedec_export.training.network import FIRST_OUTPUT, Tensor, Weights
 from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_export.training.target_parts import TargetParts
 

@@ -25,9 +25,6 @@ from edgedec_export.training.target_parts import TargetParts
 
 STEP_WEIGHT = 0.8
 """Of each further token of a draft in the loss, as Medusa and EAGLE-3 have it."""
-FIRST_OUTPUT = 0.3
-"""Of the target's output norm: how long the outputs of a network are that has learned nothing."""
-
 _ROWS = 4096
 
 

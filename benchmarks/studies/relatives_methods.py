@@ -1,14 +1,19 @@
-"""The methods of the comparison of EAGLE-3's relatives: what each is made of, and what its drafts cost."""
+"""The methods of the comparison of EAGLE-3's relatives: what each is made of, and what its drafts cost.
+
+"block" is the drafter of `edgedec train-drafter --kind block`; "deer" is the same without its Markov head, so that the
+laws of a block's tokens are independent of each other, as a diffusion model's are after one step (DEER). "narrow" is
+the draft model that "narrow-tvd" and "s2d" change.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from relatives_chains import Chimera, Clover, Fspad, draft_bytes
-from relatives_costs import ByRows, Price, by_bytes, row_bytes
+from relatives_costs import ByRows, DraftBytes, Price, by_bytes
 from relatives_heads import Heads
 from relatives_learning import Learner, Network
 from relatives_llama import TorchLlama
@@ -16,8 +21,11 @@ from relatives_narrow import Narrow, narrow_price, variation
 from relatives_rows import N_ROWS, Prompts, RowsLearner, Transfer
 
 from edgedec_export.training.batches import tap_scale
+from edgedec_export.training.block.network import shape_of
+from edgedec_export.training.block.shape import block_card, block_shape, price_of
+from edgedec_export.training.block.student import BlockStudent
 from edgedec_export.training.head_student import HeadStudent
-from edgedec_export.training.kinds import bytes_per_step
+from edgedec_export.training.kinds import bytes_per_step, row_bytes
 from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
 from edgedec_export.training.network import Weights, cross_entropy, new_weights
@@ -176,6 +184,23 @@ def _narrow(paper: str, exits: Sequence[int], loss: Any = cross_entropy) -> Rela
     return Relative(paper, new, lambda given: narrow_price(given.borrowed, exits))
 
 
+def _block(paper: str, *, markov: bool) -> Relative:
+    def card(given: Given) -> HeadCard:
+        shape = block_shape(given.parts.network.n_embd, None, None, None)
+        kept = shape if markov else replace(shape, markov="none", rank=0)
+        return block_card(given.parts, kept, len(given.borrowed.token_ids), None)
+
+    def new(given: Given) -> Method:
+        ids = given.borrowed.token_ids
+        return BlockStudent(given.parts, card(given), ids, given.first_lessons(), seed=0, device="cpu")
+
+    def price(given: Given) -> Price:
+        read = price_of(card(given), 1, row_bytes(given.parts))
+        return by_bytes(DraftBytes(read.once, (read.level,) * shape_of(card(given)).size), given.parts)
+
+    return Relative(paper, new, price)
+
+
 METHODS: Mapping[str, Relative] = {
     "eagle3": Relative("2503.01840", _eagle3, lambda given: eagle3_price(given, given.card)),
     "medusa": _heads("2401.10774", reads_drafts=False),
@@ -183,6 +208,8 @@ METHODS: Mapping[str, Relative] = {
     "clover": _chain("2408.00264", Clover),
     "chimera": _chain("2402.15758", Chimera),
     "fspad": _chain("2408.15562", Fspad),
+    "block": _block("2602.06036", markov=True),
+    "deer": _block("2512.15176", markov=False),
     "narrow": _narrow("", (4,)),
     "narrow-tvd": _narrow("2403.00858", (4,), variation),
     "s2d": _narrow("2407.01955", (1, 2, 4)),

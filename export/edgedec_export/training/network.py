@@ -25,8 +25,8 @@ Weights = dict[str, Tensor]
 TAP_SCALE = "tap_scale"
 """The one entry of Weights that is not learned, and not part of a finished head."""
 
-_ROWS_AT_ONCE = 256  # of logits: what is in the processor's cache need not be read from memory
-_FIRST_OUTPUT = 0.3  # of the target's output norm: a head that knows nothing should not be sure of anything
+ROWS_AT_ONCE = 256  # of logits: what is in the processor's cache need not be read from memory
+FIRST_OUTPUT = 0.3  # of the target's output norm: a head that knows nothing should not be sure of anything
 _STEP_WEIGHT = 0.8  # of each further draft step in the loss
 
 
@@ -60,7 +60,7 @@ def new_weights(card: HeadCard, output_norm: Any, tap_scale: Any, seed: int) -> 
         "down": random(n, card.n_ff, narrow),
     }
     norms = {name: torch.ones(n) for name in ("input_norm", "hidden_norm", "post_attention_norm")}
-    given = {"output_norm": _FIRST_OUTPUT * output_norm, TAP_SCALE: tap_scale}
+    given = {"output_norm": FIRST_OUTPUT * output_norm, TAP_SCALE: tap_scale}
     return weights | norms | {name: torch.from_numpy(np.array(values, np.float32)) for name, values in given.items()}
 
 
@@ -153,10 +153,19 @@ def rms(x: Tensor, weight: Tensor, card: HeadCard) -> Tensor:
 
 def rotate(x: Tensor, first: int, base: float) -> Tensor:
     """Return [..., T, head_dim] turned to the positions first, first + 1, ...: element i with i + head_dim / 2."""
-    n_rows, d = x.shape[-2:]
-    speeds = base ** (-torch.arange(0, d, 2, device=x.device, dtype=torch.float64) / d)
-    angles = torch.arange(first, first + n_rows, device=x.device, dtype=torch.float64)[:, None] * speeds
-    cos, sin = angles.cos().float(), angles.sin().float()
+    positions = torch.arange(first, first + x.shape[-2], device=x.device)
+    return turned(x, *turns(positions, x.shape[-1], base))
+
+
+def turns(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines, each f32[..., head_dim / 2], by which vectors at integer positions [...] turn."""
+    speeds = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim)
+    angles = positions.double()[..., None] * speeds
+    return angles.cos().float(), angles.sin().float()
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return vectors [..., head_dim] turned, in their type: element i with i + head_dim / 2."""
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
@@ -171,7 +180,7 @@ def target_shares(last: Tensor, norm: Tensor, rows: Tensor, epsilon: float) -> T
         epsilon: Of the norm.
     """
     pieces = []
-    for part in last.split(_ROWS_AT_ONCE):
+    for part in last.split(ROWS_AT_ONCE):
         wide = part.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * norm
         logits = F.linear(normed.to(rows.dtype), rows).float()
@@ -192,7 +201,7 @@ def cross_entropy(outputs: Tensor, shares: Tensor, which: Tensor, rows: Tensor) 
     """
     total, gradients = torch.zeros((), device=outputs.device), []
     with torch.no_grad():
-        for y, index in zip(outputs.split(_ROWS_AT_ONCE), which.split(_ROWS_AT_ONCE), strict=True):
+        for y, index in zip(outputs.split(ROWS_AT_ONCE), which.split(ROWS_AT_ONCE), strict=True):
             logs = F.linear(y.to(rows.dtype), rows).float().log_softmax(-1)
             p = shares[index].float()
             total -= (p * logs).sum()

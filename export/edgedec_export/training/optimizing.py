@@ -23,13 +23,15 @@ class Optimizers:
         weights: The tensors by name. Matrices and vectors that require a gradient learn.
         matrix_rate: The highest learning rate of matrices.
         vector_rate: The highest learning rate of vectors.
+        table: The name of a matrix whose rows are read one by one, which learn as vectors do; "" where there is none.
     """
 
-    def __init__(self, weights: Weights, matrix_rate: float, vector_rate: float) -> None:
+    def __init__(self, weights: Weights, matrix_rate: float, vector_rate: float, table: str = "") -> None:
         self._weights = weights
-        self._tensors = [values for values in weights.values() if values.requires_grad]
-        matrices = [values for values in self._tensors if values.ndim == 2]
-        vectors = [values for values in self._tensors if values.ndim == 1]
+        learned = {name: values for name, values in weights.items() if values.requires_grad}
+        self._tensors = list(learned.values())
+        matrices = [values for name, values in learned.items() if values.ndim == 2 and name != table]
+        vectors = [values for name, values in learned.items() if values.ndim == 1 or name == table]
         self._optimizers: list[tuple[Any, float]] = []
         if matrices:
             muon = torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="training needs torch, which is not 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "studies"))
 if True:  # after the skip
     import relatives
-    from relatives_costs import ByBytes, ByExits, ByRows, DraftBytes, best_placed, replay_placed, row_bytes
+    from relatives_costs import ByBytes, ByExits, ByRows, DraftBytes, best_placed, replay_placed
     from relatives_heads import Heads
     from relatives_learning import unit
     from relatives_llama import TorchLlama, agreement
@@ -32,6 +32,7 @@ if True:  # after the skip
     from relatives_rows import N_ROWS, Prompts, RowsLearner, Transfer
 
     from edgedec_export.training.batches import batch_of
+    from edgedec_export.training.kinds import row_bytes
     from edgedec_export.training.network import cross_entropy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,7 +118,7 @@ def test_a_training_that_was_stopped_ends_as_one_that_was_not(
     row = TableRow.of(name, whole, price, CostCurve(CURVE))
     chains = price.chains(whole.drafted)
     assert row.tokens_per_step["all"] == replay(chains, lambda n: 1.0, N_MOST).tokens_per_step
-    assert (row.token_bytes == 0) == (name in ("ppd", "transfer"))
+    assert (row.round_bytes + row.token_bytes == 0) == (name in ("ppd", "transfer"))
     assert len(chains) == len(given.held_back()) == 3
 
 
@@ -310,6 +311,9 @@ def test_bytes_of_drafts(given: Given) -> None:
     assert (medusa.of(0), hydra.of(0)) == (0, 0)
     assert medusa.of(2) == pytest.approx(2 * 2 * n * n * 1.0625 + rows)
     assert hydra.of(2) == pytest.approx((2 * n * 2 * n + 2 * n * 3 * n) * 1.0625 + 2 * rows)
+    block, deer = (METHODS[name].price(given).bytes for name in ("block", "deer"))  # type: ignore[attr-defined]
+    assert (block.round, deer.token) == (deer.round, 0)
+    assert block.token == pytest.approx(1.0625 * 40 * 64)
     assert DraftBytes(1000.0, (100.0, 300.0)).token == 200
     assert METHODS["clover"].price(given).bytes.of(1) > METHODS["eagle3"].price(given).bytes.of(1)  # type: ignore[attr-defined]
 
