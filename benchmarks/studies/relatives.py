@@ -24,7 +24,7 @@ from time import monotonic, strftime
 import numpy as np
 import torch
 from relatives_methods import METHODS, Given
-from relatives_report import curve_of, measured_curve, report
+from relatives_report import MeasuredCurve, report
 
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import ResolveOptions
@@ -146,8 +146,11 @@ def main() -> int:
             )
             else 1
         )
-    curve = measured_curve(model, options.cache_dir) if options.curve is None else curve_of(options.curve)
-    found = report(given, options.work, options.head, curve)
+    if options.curve is None:
+        measured = MeasuredCurve.here(model, options.cache_dir)
+    else:
+        measured = MeasuredCurve.of_table(options.curve)
+    found = report(given, options.work, options.head, measured)
     if options.json_out is not None:
         options.json_out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0

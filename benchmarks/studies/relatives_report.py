@@ -120,16 +120,47 @@ class Row:
         }
 
 
-def report(given: Given, work: Path, head: Path | None, curve: CostCurve) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class MeasuredCurve:
+    """The cost of the target's forwards.
+
+    Attributes:
+        curve: Their seconds by their rows.
+        where: What names the machine and the code that it was measured with.
+    """
+
+    curve: CostCurve
+    where: dict[str, Any]
+
+    @classmethod
+    def of_table(cls, path: Path) -> "MeasuredCurve":
+        """Return the curve of an earlier table."""
+        table = json.loads(path.read_text(encoding="utf-8"))
+        curve = CostCurve({int(n): seconds for n, seconds in table["curve_s"].items()})
+        return cls(curve, table.get("curve_measured", {key: table[key] for key in ("commit", "cpu")}))
+
+    @classmethod
+    def here(cls, model: Path, cache: Path | None) -> "MeasuredCurve":
+        """Return this machine's; measured, where the cache holds none."""
+        with edgedec.load(model, runtime="cpu", draft="off", cache_dir=cache, offline=True) as engine:
+            session = engine.session()
+            try:
+                curve = cost_curve(session, LoadOptions(cache_dir=cache))
+            finally:
+                session.close()
+        return cls(curve, {key: provenance()[key] for key in ("commit", "cpu")})
+
+
+def report(given: Given, work: Path, head: Path | None, measured: MeasuredCurve) -> dict[str, Any]:
     """Print the table of all that is trained in `work`, and return it as plain JSON types.
 
     Args:
         given: What the methods were given.
         work: The folder of `relatives.py train`.
         head: A finished EAGLE-3 head, for a row of its own; None for none.
-        curve: The seconds of the target's forwards by their rows.
+        measured: The cost of the target's forwards.
     """
-    rows = []
+    rows, curve = [], measured.curve
     paths = sorted(work.glob("*/*/drafted.npz"), key=lambda path: (int(path.parts[-3]), path.parts[-2]))
     for path in paths:
         name = path.parent.name
@@ -145,6 +176,7 @@ def report(given: Given, work: Path, head: Path | None, curve: CostCurve) -> dic
         "tokens_measured_on": sum(lesson.n_answer - 1 for lesson in held),
         "vocabulary": given.n_vocabulary,
         "curve_s": {str(n): seconds for n, seconds in curve.table().items()},
+        "curve_measured": measured.where,
         "step_bytes": bytes_per_step(given.parts),
         "torch_agreement": round(same, 4),
         "rows": [row.as_json() for row in rows],
@@ -174,19 +206,3 @@ def print_table(rows: Sequence[Row]) -> None:
         cells += [f"{row.tokens_per_step[kind]:.3f}" for kind in ("all", *kinds)]
         cells += [", ".join(f"{chance:.2f}" for chance in row.reach[:3]), f"{row.speed:.3f}", row.way]
         print("| " + " | ".join(cells) + " |")
-
-
-def curve_of(path: Path) -> CostCurve:
-    """Return the cost curve of an earlier table."""
-    found = json.loads(path.read_text(encoding="utf-8"))["curve_s"]
-    return CostCurve({int(n): seconds for n, seconds in found.items()})
-
-
-def measured_curve(model: Path, cache: Path | None) -> CostCurve:
-    """Return the cost curve of the target on this machine; measured, where the cache holds none."""
-    with edgedec.load(model, runtime="cpu", draft="off", cache_dir=cache, offline=True) as engine:
-        session = engine.session()
-        try:
-            return cost_curve(session, LoadOptions(cache_dir=cache))
-        finally:
-            session.close()

@@ -27,7 +27,7 @@ if True:  # after the skip
     from relatives_llama import TorchLlama, agreement
     from relatives_methods import METHODS, Given
     from relatives_narrow import variation
-    from relatives_report import Kept, curve_of, report
+    from relatives_report import Kept, MeasuredCurve, report
     from relatives_report import Row as TableRow
     from relatives_rows import N_ROWS, Prompts, RowsLearner, Transfer
 
@@ -338,10 +338,12 @@ def test_the_table_has_a_row_for_each_method_and_length(
     monkeypatch.setattr(relatives, "_ROWS", 100)
     for n_tokens, name in ((200, "medusa"), (100, "medusa"), (100, "clover")):
         assert relatives.train(name, given, tmp_path / str(n_tokens) / name, n_tokens, float("inf"))
-    found = report(given, tmp_path, None, CostCurve(CURVE))
+    measured = MeasuredCurve(CostCurve(CURVE), {"commit": "abc", "cpu": "a machine"})
+    found = report(given, tmp_path, None, measured)
     rows = [(row["method"], row["tokens_learned"] // 100) for row in found["rows"]]
     assert [name for name, _ in rows] == ["clover", "medusa", "medusa"]
     assert rows[1][1] < rows[2][1]
     assert found["tokens_measured_on"] == 19 + 13 + 8
     (tmp_path / "table.json").write_text(json.dumps(found), encoding="utf-8")
-    assert report(given, tmp_path, None, curve_of(tmp_path / "table.json"))["rows"] == found["rows"]
+    again = report(given, tmp_path, None, MeasuredCurve.of_table(tmp_path / "table.json"))
+    assert (again["rows"], again["curve_measured"]) == (found["rows"], measured.where)
