@@ -140,7 +140,7 @@ class HeadKind:
 
     def price(self, n_tokens: int) -> DraftPrice:
         """Return what a draft costs, in plain steps."""
-        return DraftPrice(drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), _row_bytes(self.parts)))
+        return DraftPrice(drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts)))
 
     def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
         """Write the head's folder, and note in the cache where it is."""
@@ -191,7 +191,7 @@ class BlockKind:
 
     def price(self, n_tokens: int) -> DraftPrice:
         """Return what a draft costs, in plain steps: most of it once."""
-        return price_of(self._card(n_tokens), bytes_per_step(self.parts), _row_bytes(self.parts))
+        return price_of(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts))
 
     def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
         """Write the drafter's folder, and note in the cache where it is."""
@@ -281,7 +281,7 @@ def _some_lessons(files: "Files") -> list[Lesson]:
     return [lesson for lesson in files[0].read() if lesson.n_answer > 1]
 
 
-def _row_bytes(parts: TargetParts) -> float:
+def row_bytes(parts: TargetParts) -> float:
     """Return the bytes of a row of the target's output matrix."""
     tensor = parts.gguf.tensors[output_name(parts.gguf)]
     return tensor.n_bytes / tensor.shape[1]

@@ -6,7 +6,7 @@ to the target's features and to its own states of the same row.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,27 +108,40 @@ class Unroll:
 
     def _attention(self, pair: Tensor) -> Tensor:
         """Return [B, T, n_head * head_dim]: each row sees step 0 up to itself, and its own later steps."""
-        c, w, (n_batch, n_rows, _) = self.card, self.weights, pair.shape
-        groups, d = c.n_head // c.n_head_kv, c.head_dim
+        c, w = self.card, self.weights
+        q, k = (heads_of(pair, w[name], c, self.n_steps) for name in ("q", "k"))
+        self._keys.append((k, heads_of(pair, w["v"], c)))
+        return attend(q, self._keys[0], self._keys[1:])
 
-        def heads(name: str, *, turned: bool) -> Tensor:
-            found = F.linear(pair, w[name]).view(n_batch, n_rows, -1, d).transpose(1, 2)
-            return rotate(found, self.n_steps, c.rope_base) if turned else found
 
-        q = heads("q", turned=True).reshape(n_batch, c.n_head_kv, groups, n_rows, d) / math.sqrt(d)
-        self._keys.append((heads("k", turned=True), heads("v", turned=False)))
-        keys, values = self._keys[0]
-        scores = q.flatten(2, 3) @ keys.transpose(2, 3)
-        scores = scores.view(n_batch, c.n_head_kv, groups, n_rows, n_rows)
-        hidden = torch.ones(n_rows, n_rows, dtype=torch.bool, device=pair.device).triu(1)
-        scores = scores.masked_fill(hidden, -math.inf)
-        own = [(q * k[:, :, None]).sum(-1, keepdim=True).to(scores.dtype) for k, _ in self._keys[1:]]
-        share = torch.cat([scores, *own], -1).softmax(-1).to(values.dtype)
-        out = share[..., :n_rows].flatten(2, 3) @ values
-        out = out.view(n_batch, c.n_head_kv, groups, n_rows, d)
-        for i, (_, v) in enumerate(self._keys[1:]):
-            out = out + share[..., n_rows + i, None] * v[:, :, None]
-        return out.flatten(1, 2).transpose(1, 2).reshape(n_batch, n_rows, -1)
+def heads_of(x: Tensor, matrix: Tensor, card: HeadCard, first: int | None = None) -> Tensor:
+    """Return [B, heads, T, head_dim], rows times a matrix, turned to the positions first, first + 1, ... if given."""
+    found = F.linear(x, matrix).view(*x.shape[:2], -1, card.head_dim).transpose(1, 2)
+    return found if first is None else rotate(found, first, card.rope_base)
+
+
+def attend(q: Tensor, seen: tuple[Tensor, Tensor], own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return [B, T, n_head * head_dim]: row t sees the rows of `seen` up to row t, and row t of each of `own`.
+
+    Args:
+        q: [B, n_head, T, head_dim].
+        seen: Keys and values, each [B, n_head_kv, T, head_dim].
+        own: More of them.
+    """
+    (n_batch, n_head, n_rows, d), (keys, values) = q.shape, seen
+    n_kv, groups = keys.shape[1], n_head // keys.shape[1]
+    q = q.reshape(n_batch, n_kv, groups, n_rows, d) / math.sqrt(d)
+    scores = q.flatten(2, 3) @ keys.transpose(2, 3)
+    scores = scores.view(n_batch, n_kv, groups, n_rows, n_rows)
+    hidden = torch.ones(n_rows, n_rows, dtype=torch.bool, device=q.device).triu(1)
+    scores = scores.masked_fill(hidden, -math.inf)
+    alone = [(q * k[:, :, None]).sum(-1, keepdim=True).to(scores.dtype) for k, _ in own]
+    share = torch.cat([scores, *alone], -1).softmax(-1).to(values.dtype)
+    out = share[..., :n_rows].flatten(2, 3) @ values
+    out = out.view(n_batch, n_kv, groups, n_rows, d)
+    for i, (_, v) in enumerate(own):
+        out = out + share[..., n_rows + i, None] * v[:, :, None]
+    return out.flatten(1, 2).transpose(1, 2).reshape(n_batch, n_rows, -1)
 
 
 def rms(x: Tensor, weight: Tensor, card: HeadCard) -> Tensor:
