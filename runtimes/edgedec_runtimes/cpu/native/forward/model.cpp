@@ -77,7 +77,7 @@ ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Ke
 
 Ahead *ec_model::ahead_of(int32_t type) {
   const auto [place, is_new] = ahead.try_emplace(type);
-  if (is_new) place->second.fill({USUAL_AHEAD, 0});
+  if (is_new) place->second.fill({USUAL_AHEAD, 0, 0});
   return place->second.data();
 }
 
