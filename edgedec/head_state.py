@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import DraftPrice, SharedForward
 from edgedec.logit_ops import LogitOps
 
 
@@ -73,12 +73,14 @@ class DraftedChain:
         p: The head's probability of each, given the tokens before it.
         second_tokens: The second most probable token at each place; -1 where the head knows no other token.
         second_p: Its probability.
+        sure: The chance that each is accepted if all before it are, by the head's confidence; p where it has none.
     """
 
     tokens: tuple[int, ...]
     p: tuple[float, ...]
     second_tokens: tuple[int, ...]
     second_p: tuple[float, ...]
+    sure: tuple[float, ...]
 
 
 class HeadState(Protocol):
@@ -110,6 +112,10 @@ class HeadState(Protocol):
 
     def judge(self, n_drafts: int, n_right: int) -> str | None:
         """Return a sentence where so few of `n_drafts` first tokens were right that something is wrong, else None."""
+
+    @property
+    def price(self) -> DraftPrice:
+        """What a draft is expected to take, in forwards of the target over one row, by the bytes that each reads."""
 
     @property
     def read_s(self) -> float:

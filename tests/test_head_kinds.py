@@ -15,7 +15,7 @@ from support.processes.installed import with_plugin
 
 import edgedec
 from edgedec import plugins
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import DraftPrice, SharedForward
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_kinds import HeadDescription, HeadKind, Kinship, find_head, kind_of, require_fit, usable_head
@@ -29,7 +29,7 @@ from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_models.draft_heads import remember_head
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.trained_heads.card import Target
-from edgedec_runtimes.trained_heads.kind import EAGLE3, NAME
+from edgedec_runtimes.trained_heads.kind import NAME, TRAINED
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 from edgedec_runtimes.trained_heads.target import target_of
@@ -78,6 +78,7 @@ class EchoState:
 
     reach, notes, gone, read_s, n_bytes, held_bytes = (0.5, 0.25), ("it echoes",), False, 0.0, 0, 0
     ops, summary, shared, evaluated = NUMPY_ROW_OPS, "the echo head", SharedForward(), ((2, 0.5),)
+    price = DraftPrice(0.5)
 
     def __init__(self, n_vocab: int) -> None:
         self.token_ids = np.arange(n_vocab, dtype=np.int32)
@@ -97,7 +98,7 @@ class EchoState:
     def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
         """Draft the last token again, as often as there is room."""
         n = rules.n_max
-        return DraftedChain((token,) * n, (0.9,) * n, (-1,) * n, (0.0,) * n)
+        return DraftedChain((token,) * n, (0.9,) * n, (-1,) * n, (0.0,) * n, (0.9,) * n)
 
 
 class EchoSession(OuterSession):
@@ -232,7 +233,7 @@ def test_what_is_no_head_is_passed_over(model: Path, cache: Path) -> None:
     (folder / "d").mkdir()
     (folder / "e").mkdir()
     (folder / "e" / RECORD_FILE).write_text("{")
-    assert [EAGLE3.trained_for(path) for path in sorted(folder.iterdir())] == [None] * 5
+    assert [TRAINED.trained_for(path) for path in sorted(folder.iterdir())] == [None] * 5
     assert find_head(model, [NAME], cache) is None
 
 

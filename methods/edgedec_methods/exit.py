@@ -24,11 +24,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import best_length
+from edgedec.cost_curve import DraftPrice, best_length
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Demands
-from edgedec.drafters.levels import ranked
 from edgedec.errors import CancelledError
 from edgedec.model import LayerSet
 from edgedec_methods.self_draft import Hidden, OwnLayersDrafter
@@ -174,7 +173,7 @@ class ExitDrafter(OwnLayersDrafter):
         whole = self.context.curve.up_to(n_max + 1, self.n_past)
         found: list[tuple[float, int, int]] = []
         for layer, rate in zip(self._agreement.exits, self._agreement.rates, strict=True):
-            part = self.parts.ratio(_share(layer, self._n_layer))
+            part = DraftPrice(self.parts.ratio(_share(layer, self._n_layer)))
             length, gain = best_length(rate, part, lambda n: whole[n] / whole[0], n_max, 1.0)
             found.append((gain, -layer, length))
         gain, minus_layer, length = max(found)
@@ -202,12 +201,8 @@ class ExitDrafter(OwnLayersDrafter):
         forward = target.forward(hidden=sample, resume_after=self._n_layer - 1, n_past=n_past, rows="all")
         if self.context.recorder is not None:
             self.context.recorder.evaluated(len(sample), LayerSet.of(self._n_layer, ()))
-        text, token, card = self.ids[:-1], self.ids[-1], target.model.card
-        drawn = [
-            ranked(forward, row, self.context.sampling, text, self.context.noise, card.n_vocab)[0][0]
-            for row in range(len(sample))
-        ]
-        self._agreement.observe([found == token for found in drawn])
+        drawn = [self._levels.ranked(forward, row, self.ids[:-1])[0][0] for row in range(len(sample))]
+        self._agreement.observe([found == self.ids[-1] for found in drawn])
         return True
 
     def memory_bytes(self) -> int:

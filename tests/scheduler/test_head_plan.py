@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from support.decoding.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
-from edgedec.cost_curve import CostCurve, SharedForward
+from edgedec.cost_curve import CostCurve, DraftPrice, SharedForward
 from edgedec.draft import Draft
 from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost
@@ -19,7 +19,7 @@ from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
 from edgedec.scheduler.draft_tree import Choice, Expected, PolicyOptions
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
-from edgedec.scheduler.drafter_record import DrafterRecord, Worth
+from edgedec.scheduler.drafter_record import DrafterRecord, DraftSeconds, Worth
 from edgedec.scheduler.estimator import plan_draft
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -68,12 +68,38 @@ class Sure(Oracle):
 
 def test_the_chain_ends_where_the_next_token_is_not_expected_to_pay() -> None:
     """A token more must gain, with the chance of its path and its own, what drafting and verifying it takes."""
-    record = DrafterRecord(level_s=0.05, offered=[100.0, 100.0], accepted=[50.0, 50.0])
+    record = DrafterRecord(price=DraftPrice(0.05), offered=[100.0, 100.0], accepted=[50.0, 50.0])
     choice = Choice(CostCurve(), PolicyOptions(8), cost, 8, 100)
     plan = plan_draft(active(Oracle([], 0.5), record), DecisionLog(), choice)
     assert plan is not None
     gain = max(sum(0.5**i for i in range(n + 1)) / (1 + 0.3 * n) for n in range(1, 9))
     assert plan.least_path == pytest.approx((0.05 + 0.25) * gain / 0.5)
+
+
+def test_what_a_block_takes_once_does_not_end_its_chain() -> None:
+    """A token more must gain what that token takes; what was paid for the block makes the chain longer, not shorter."""
+    found, choice = [], Choice(CostCurve(), PolicyOptions(8), cost, 8, 100)
+    for price in (DraftPrice(0.01), DraftPrice(0.01, once=0.3), DraftPrice(0.01 + 0.3 / 5)):
+        record = DrafterRecord(price=price, offered=[100.0, 100.0], accepted=[80.0, 80.0])
+        plan = plan_draft(active(Oracle([], 0.8), record), DecisionLog(), choice)
+        assert plan is not None
+        found.append(plan.least_path)
+    chain_s = [cost(n) + 0.3 + 0.01 * n for n in range(1, 9)]
+    gain = max(sum(0.8**i for i in range(n + 1)) / chain_s[n - 1] for n in range(1, 9))
+    assert found[1] == pytest.approx((0.01 + 0.25) * gain / 0.8)
+    assert found[1] < found[0] < found[2]
+
+
+def test_what_drafts_take_is_learned_in_two_parts() -> None:
+    """Drafts that all have as many levels scale what was expected; a line through others tells the two parts apart."""
+    seconds = DraftSeconds(DraftPrice(0.002, once=0.016))
+    for _ in range(200):
+        seconds.note(7, 0.060)
+    assert seconds.price.of(7) == pytest.approx(0.060, rel=1e-3)
+    assert seconds.price.once / seconds.price.level == pytest.approx(8.0)
+    for n in range(400):
+        seconds.note(1 + n % 7, 0.020 + 0.001 * (1 + n % 7))
+    assert (seconds.price.once, seconds.price.level) == pytest.approx((0.020, 0.001), rel=0.1)
 
 
 @pytest.mark.slow
@@ -82,7 +108,7 @@ def test_a_head_that_is_sure_now_and_then_is_asked_at_every_step(first_s: float,
     """Its mean acceptance would not pay for a node; a first call that takes forty times as long changes nothing."""
     text, curve = a_text(3000), a_curve()
     sure = Sure(text, 0.36, clock=clock, level_s=0.05, first_s=first_s)
-    run = decode(policy_of([active(sure, DrafterRecord(level_s=0.05))], curve), text, curve, seconds, clock)
+    run = decode(policy_of([active(sure, DrafterRecord(price=DraftPrice(0.05)))], curve), text, curve, seconds, clock)
     assert sure.n_asked >= 0.97 * len(run.drafted)
     assert run.rate > 1.15
     assert set(run.drafted) <= {0, 1, 2}
@@ -90,7 +116,7 @@ def test_a_head_that_is_sure_now_and_then_is_asked_at_every_step(first_s: float,
 
 def test_a_head_that_accepts_next_to_nothing_is_tried_only(clock: Clock) -> None:
     """Where nothing is gained, a head is asked in trials, whose share of the time is bounded."""
-    text, curve, record = a_text(4000), a_curve(), DrafterRecord(level_s=0.1)
+    text, curve, record = a_text(4000), a_curve(), DrafterRecord(price=DraftPrice(0.1))
     poor = Oracle(text, 0.02, says=0.3, clock=clock, level_s=0.1)
     run = decode(policy_of([active(poor, record)], curve), text, curve, seconds, clock)
     assert 10 < poor.n_asked < 0.12 * len(run.drafted)
@@ -109,7 +135,9 @@ def test_a_head_is_taken_up_again_when_it_begins_to_pay(clock: Clock) -> None:
 
     text, curve = a_text(4000), a_curve()
     run = decode(
-        policy_of([active(Improving(text, 0.02, clock=clock, level_s=0.1), DrafterRecord(level_s=0.1))], curve),
+        policy_of(
+            [active(Improving(text, 0.02, clock=clock, level_s=0.1), DrafterRecord(price=DraftPrice(0.1)))], curve
+        ),
         text,
         curve,
         seconds,
