@@ -410,6 +410,30 @@ def test_nodes_of_a_tree_have_the_scores_of_chains(files: tuple[Path, Path]) -> 
                 head.branches(tree, above_them, n_new)
 
 
+@pytest.mark.parametrize("coupled", [True, False])
+@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"top_p": 1.0}, {"min_p": 0.01}])
+def test_rows_over_the_heads_own_tokens_draft_as_rows_over_all(
+    options: dict[str, float], coupled: bool, files: tuple[Path, Path]
+) -> None:
+    """Where an option names another token, rows have all of the target's tokens: drafts and their q are the same."""
+    with load(files) as model:
+        unknown = min(set(range(N_VOCAB)) - set(drafter(model).state.token_ids.tolist()))
+        for shape in ("chain", "grow"):
+            few, all_of_them = (
+                drafter(model, SamplingParams(**options, logit_bias=bias), coupled=coupled, shape=parse_shape(shape))  # type: ignore[arg-type]
+                for bias in ({}, {unknown: 0.0})
+            )
+            one, other = (made.propose(8, np.inf) for made in (few, all_of_them))
+            assert (one.tokens, one.parents) == (other.tokens, other.parents)
+            assert one.p_accept == pytest.approx(other.p_accept)
+            assert few.memory_bytes() < all_of_them.memory_bytes()
+            for law, same in zip(one.q or (), other.q or (), strict=True):
+                assert law is not None
+                assert same is not None
+                assert law.token_ids.tolist() == same.token_ids.tolist()
+                np.testing.assert_array_equal(law.probs, same.probs)
+
+
 @pytest.mark.parametrize("shape", ["chain", "siblings:2"])
 def test_no_clock_decides_what_is_drawn(shape: str, files: tuple[Path, Path]) -> None:
     """A drawn draft is the same after its deadline, as another draft would lead to another text."""
