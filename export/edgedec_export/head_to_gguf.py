@@ -46,6 +46,7 @@ from edgedec_runtimes.trained_heads.target import fit
 MATRICES = (
     *("fc", "q", "k", "v", "o", "gate", "up", "down", "embedding", "output"),
     *("markov_w1", "markov_w2", "markov_gate", "markov_joint"),
+    *("attention_conv_proj", "mlp_conv_proj", "selector_predecessor", "selector_successor", "selector_hidden"),
 )
 DEFAULT_TYPES = "Q4_0,fc=Q8_0"
 """What docs/heads.md measured to cost little acceptance; fc feeds every draft, and is small."""
@@ -244,5 +245,11 @@ def _block_entries(block: BlockShape) -> dict[str, bytes]:
         values[f"{name}.attention.sliding_window_pattern"] = array_of(ValueType.BOOL, len(slides), slides)
     if block.softcap:
         values[f"{name}.final_logit_softcapping"] = real_number(block.softcap)
+    if block.markov == "selector":
+        values[f"{name}.selector_rank"] = whole_number(block.rank)
+        values[f"{name}.selector_top_k"] = whole_number(block.top_k)
+    if block.conv_length:
+        values[f"{name}.conv_kernel_size"] = whole_number(block.conv_length)
+        values[f"{name}.conv_group_size"] = whole_number(block.conv_group)
     scales = {"logit_scale": block.logit_scale, "embedding_scale": block.embedding_scale}
     return values | {f"{name}.{key}": real_number(value) for key, value in scales.items() if value != 1.0}

@@ -93,9 +93,11 @@ def test_a_trained_head_changes_nothing(tmp_path: Path) -> None:
     sizes |= {"n_embd_target": 576, "n_vocab_draft": 2000, "n_vocab_target": 49152, "taps": (2, 15, 27)}
     write_head(tmp_path / "pairs", TinyHead(**sizes))
     blocks = {"n_layer": 2, "size": 8, "markov": "vanilla", "rank": 64, "confidence": True}
+    selecting = {"markov": "selector", "rank": 64, "top_k": 16, "shifted": False, "conv_length": 2, "conv_group": 16}
     write_block(tmp_path / "block", tiny_block(block_card(blocks, **sizes)))
+    write_block(tmp_path / "selecting", tiny_block(block_card({"size": 8} | selecting, **sizes)))
     if not _plain:
         _plain.extend(generated("off", 15))
     for draft, n_draft_max in (("head", 6), ("suffix+head", 9), ("auto", 15)):
-        for head in ("pairs", "block"):
+        for head in ("pairs", "block", "selecting"):
             assert generated(draft, n_draft_max, draft_head=tmp_path / head) == _plain

@@ -39,8 +39,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "a head": {"draft": "head"},
     "a head and two requests": {"draft": "head+suffix", "n_parallel": 2},
     "a block head": {"draft": "head+suffix"},
+    "a block head that selects": {"draft": "head+suffix"},
 }
 BLOCK = of_floats({"n_layer": 2, "size": 5, "markov": "gated", "rank": 6, "causal": True, "windows": (40, 0)})
+SELECTING = of_floats(
+    {"size": 5, "shifted": False, "markov": "selector", "rank": 6, "top_k": 9, "conv_length": 2, "conv_group": 8}
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +53,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("samples")
     write_head(folder / "head", HEAD)
     write_block(folder / "block", tiny_block(BLOCK))
+    write_block(folder / "selects", tiny_block(SELECTING))
     small = tiny_llama(folder / "small.gguf", seed=2, n_ctx_train=1024)
-    heads = {"head": folder / "head", "block": folder / "block"}
+    heads = {name: folder / name for name in ("head", "block", "selects")}
     return {"target": write_tiny(folder / "m.gguf", SHAPE), "model": small, **heads}
 
 
@@ -80,7 +85,7 @@ def test_each_text_is_that_of_its_seed_alone(
     files: dict[str, Path], plain: edgedec.Engine, together: Counter[int], way: str
 ) -> None:
     """Text k == the text of seed + k without drafts, log-probabilities too; drafts are made for all four at once."""
-    head = files["block" if "block" in way else "head"]
+    head = files["selects" if "selects" in way else "block" if "block" in way else "head"]
     second: dict[str, Any] = {"draft_head": head} if "head" in way else {"draft_model": files["model"]}
     with edgedec.load(files["target"], runtime="cpu", n_ctx=256, **WAYS[way], **second) as engine:
         for name, options in OPTIONS.items():

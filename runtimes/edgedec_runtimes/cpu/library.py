@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.plugins import DISTRIBUTION
 
-ABI_VERSION = 24
+ABI_VERSION = 25
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -93,7 +93,8 @@ class DraftHeadConfig(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "n_head", "n_head_kv", "head_dim", "n_ff")),
         *((name, c_int32) for name in ("n_taps", "fc_norm", "norm_before_residual", "feeds_back_normed")),
-        *((name, c_int32) for name in ("block_size", "block_shifted", "block_causal", "markov", "rank", "mask_token")),
+        *((name, c_int32) for name in ("block_size", "block_shifted", "block_causal", "markov", "rank", "top_k")),
+        *((name, c_int32) for name in ("conv_length", "conv_group", "mask_token")),
         *((name, c_float) for name in ("rms_epsilon", "rope_base", "embedding_scale", "logit_scale", "logit_softcap")),
     )
 

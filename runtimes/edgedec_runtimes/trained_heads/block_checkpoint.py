@@ -41,11 +41,21 @@ OUTER = {
     "markov_head.gate_proj.bias": "markov_gate_bias",
     "markov_head.joint_proj.weight": "markov_joint",
     "markov_head.joint_proj.bias": "markov_joint_bias",
+    "candidate_selector.predecessor_codebook": "selector_predecessor",
+    "candidate_selector.successor_codebook": "selector_successor",
+    "candidate_selector.hidden_projection.weight": "selector_hidden",
     "confidence_head.proj.weight": "confidence",
     "confidence_head.proj.bias": "confidence_bias",
 }
 """The names of a head's tensors by those of a checkpoint; `mask` is edgedec's own."""
-IN_LAYER = LAYER | {"self_attn.q_norm.weight": "q_norm", "self_attn.k_norm.weight": "k_norm"}
+IN_LAYER = LAYER | {
+    "self_attn.q_norm.weight": "q_norm",
+    "self_attn.k_norm.weight": "k_norm",
+    "attention_conv.base_kernel": "attention_conv_base",
+    "attention_conv.kernel_projection.weight": "attention_conv_proj",
+    "mlp_conv.base_kernel": "mlp_conv_base",
+    "mlp_conv.kernel_projection.weight": "mlp_conv_proj",
+}
 """The names of a layer's tensors by those of a checkpoint, behind `layers.0.`."""
 _LAYER_NAME = re.compile(r"layers\.(\d{1,3})\.(.+)", re.ASCII)
 _BEFORE = re.compile(r"(model\.)?(logit_head\.)?")

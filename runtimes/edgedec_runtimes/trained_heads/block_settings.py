@@ -36,13 +36,12 @@ _REMEDY = "edgedec does not run such a head; take one that is trained without it
 _DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
 # Whether rows predict the token behind them where the file does not say it, by its class.
 _SHIFTED = {
-    **dict.fromkeys(("DFlashDraftModel", "DFlashSpeculator"), False),
+    **dict.fromkeys(("DFlashDraftModel", "DFlashSpeculator", "DFlash2DraftModel", "Qwen3DFlash2Model"), False),
     **dict.fromkeys(("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "LingDSparkModel"), True),
     "Lfm2DSparkDraftModel": True,
 }
 # Relatives with another forward, by a part of their class's or model's name.
 _RELATIVES = {
-    "dflash2": "DFlash2, with convolutions and a selector",
     "laguna": "Laguna's form, with gates and a norm for each tap",
     "deepseek": "DeepSeek-V4's form, with experts",
     "gemma4": "Gemma 4's form, with norms of its own",
@@ -67,6 +66,7 @@ _KNOWN = frozenset(
     {
         *("_name_or_path", "architectures", "attention_dropout", "attention_mode", "attn_output_gate", "auto_map"),
         *("aux_hidden_state_layer_ids", "block_size", "bos_token_id", "causal", "chunk_size_feed_forward"),
+        *("conv_group_size", "conv_kernel_size", "selector_rank", "selector_top_k"),
         *("confidence_head_alpha", "confidence_head_with_markov", "dflash_config", "draft_vocab_size", "dtype"),
         *("enable_confidence_head", "eos_token_id", "final_logit_softcapping", "full_attention_interval"),
         *("has_no_defaults_at_init", "head_dim", "hidden_size", "id2label", "initializer_range"),
@@ -178,8 +178,6 @@ def _refuse_relatives(values: ConfigValues) -> None:
     for part, form in _RELATIVES.items():
         if any(part in word for word in words) or part in str(values.values.get("model_type", "")).lower():
             values.refuse("architectures", f"which is {form}")
-    if "conv_kernel_size" in values.values or "selector_rank" in values.values:
-        values.refuse("architectures", f"with conv_kernel_size: that is {_RELATIVES['dflash2']}")
     if values.values.get("projector_type") == "domino":
         values.refuse("projector_type", "expected dspark, as Domino has a recurrent network over the prefix")
 
@@ -197,13 +195,8 @@ def _check_known(values: ConfigValues) -> None:
 
 
 def _shape(values: ConfigValues, n_layer: int, windows: tuple[int, ...]) -> BlockShape:
-    rank = values.values.get("markov_rank", 0)
-    if type(rank) is not int or not 0 <= rank <= MOST_VALUES:
-        values.fail(f"markov_rank is {rank!r:.80}, expected a whole number from 0 to {MOST_VALUES}")
-    markov: Markov = "none" if rank == 0 else values.values.get("markov_head_type", "vanilla")
-    if markov not in get_args(Markov):
-        values.refuse("markov_head_type", f"expected {', '.join(get_args(Markov)[1:])}")
-    shifted = _is_shifted(values, rank)
+    rank, markov = _markov(values)
+    shifted = _is_shifted(values, rank if markov != "selector" else 0)
     if markov == "rnn" and not shifted:
         values.refuse("markov_head_type", "expected vanilla or gated where sample_from_anchor is false")
     mask = values.values.get("mask_token_id", -1)
@@ -217,11 +210,30 @@ def _shape(values: ConfigValues, n_layer: int, windows: tuple[int, ...]) -> Bloc
         windows=windows,
         markov=markov,
         rank=rank,
+        top_k=optional(values, "selector_top_k") or 0,
+        conv_length=optional(values, "conv_kernel_size") or 0,
+        conv_group=optional(values, "conv_group_size") or 0,
         logit_scale=values.number("output_multiplier", 1.0),
         softcap=values.number("final_logit_softcapping") if values.values.get("final_logit_softcapping") else 0.0,
         embedding_scale=values.number("input_embedding_scale", 1.0),
         mask_token=mask,
     )
+
+
+def _markov(values: ConfigValues) -> tuple[int, Markov]:
+    """Return BlockShape's rank and markov."""
+    rank = values.values.get("markov_rank", 0)
+    if type(rank) is not int or not 0 <= rank <= MOST_VALUES:
+        values.fail(f"markov_rank is {rank!r:.80}, expected a whole number from 0 to {MOST_VALUES}")
+    markov: Markov = "none" if rank == 0 else values.values.get("markov_head_type", "vanilla")
+    if markov not in get_args(Markov)[:4]:
+        values.refuse("markov_head_type", f"expected {', '.join(get_args(Markov)[1:4])}")
+    selected = optional(values, "selector_rank")
+    if selected is None:
+        return rank, markov
+    if rank:
+        values.refuse("markov_rank", "expected none beside selector_rank")
+    return selected, "selector"
 
 
 def _is_shifted(values: ConfigValues, rank: int) -> bool:
@@ -266,6 +278,8 @@ def _is_causal(values: ConfigValues, n_layer: int) -> bool:
     if values.flag("is_causal", values.flag("causal", False)):
         return True
     sliding = _sliding(values, n_layer)
+    if any(sliding) and "selector_rank" in values.values and not {"is_causal", "causal"} & values.values.keys():
+        values.refuse("layer_types", "with windows and a selector, but without is_causal: other readers disagree there")
     if "speculators_model_type" in values.values:
         in_windows = not values.flag("sliding_window_non_causal", False)
     else:

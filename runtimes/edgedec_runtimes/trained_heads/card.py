@@ -5,8 +5,8 @@ Between them stands
 
 - in an EAGLE-3 head (arXiv:2503.01840), one decoder layer that reads pairs of a feature and a token's embedding, and
   drafts token after token;
-- in a block head (DFlash, arXiv:2602.06036; DSpark, arXiv:2607.05147), one or more decoder layers that read the newest
-  token and masks behind it, and draft all tokens in one forward. The features are seen by attention alone.
+- in a block head (DFlash, arXiv:2602.06036; DSpark, arXiv:2607.05147; DFlash2), one or more decoder layers that read
+  the newest token and masks behind it, and draft all tokens in one forward. The features are seen by attention alone.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FcNorm = Literal["none", "joined", "each"]
-Markov = Literal["none", "vanilla", "gated", "rnn"]
+Markov = Literal["none", "vanilla", "gated", "rnn", "selector"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,13 @@ class BlockShape:
         windows: For each layer how many features before the anchor its rows see; 0 for all. Empty where all layers
             see all.
         markov: How a row's scores depend on the token before: not at all, by a matrix product of that token's
-            embedding e ("vanilla"), of e times a gate ("gated"), or of a recurrent state ("rnn").
+            embedding e ("vanilla"), of e times a gate ("gated"), or of a recurrent state ("rnn"). A "selector" scores
+            the row's `top_k` best tokens alone, and adds the product of e times a gate with an embedding of each.
         rank: Length of e; 0 where there is no e.
+        top_k: How many tokens a selector scores; else 0.
+        conv_length: Convolutions stand before and behind each layer's attention, and before and behind its gate, up and
+            down. They go over so many rows of the block, the row itself and those before it; 0 where there are none.
+        conv_group: So many neighbours of a row share what is added to the base of their kernels; else 0.
         confidence: The head says how likely a drafted token is accepted, given that all before it were.
         logit_scale: Multiplies what the output matrix makes.
         softcap: If not 0, scores x so scaled become softcap * tanh(x / softcap), before the token before is heeded.
@@ -79,6 +84,9 @@ class BlockShape:
     windows: tuple[int, ...] = ()
     markov: Markov = "none"
     rank: int = 0
+    top_k: int = 0
+    conv_length: int = 0
+    conv_group: int = 0
     confidence: bool = False
     logit_scale: float = 1.0
     softcap: float = 0.0

@@ -60,7 +60,7 @@ def head_name(folder: Path) -> str:
 
 def weight(tensor: Tensor) -> HeadTensor:
     """Return a matrix or vector of floats, as it is stored (raises UnsupportedModelError for another tensor)."""
-    if tensor.dtype not in _FLOAT_NAMES or len(tensor.shape) not in (1, 2) or not tensor.n_bytes:
+    if tensor.dtype not in _FLOAT_NAMES or len(tensor.shape) not in (1, 2, 3) or not tensor.n_bytes:
         raise UnsupportedModelError(
             f"{tensor.path}: tensor {tensor.name[:80]!r} is {tensor.dtype} of shape {tensor.shape}, expected a matrix "
             f"or vector of {', '.join(_FLOAT_NAMES)}; take the checkpoint that is not quantized"

@@ -5,7 +5,7 @@ head. What llama.cpp has no place for are tensors of edgedec's own, so that llam
 wrongly: `edgedec.mask` (the embedding of masked rows), and the matrices of a gated or a recurrent Markov head.
 
 - `dflash`: target_layers are layers that the taps enter. Without sample_from_anchor, rows are shifted beside a Markov
-  head, as llama.cpp reads them.
+  head, as llama.cpp reads them; beside a selector they are not.
 - `dflash-draft`: dflash.target_layer_ids are layers whose output is tapped. Rows are shifted beside a Markov head.
 - A window counts rows, the row itself included. All rows of a block see the features that its first one sees.
 """
@@ -40,6 +40,9 @@ _OUTER = {
     "markov_gate_bias": "edgedec.markov_gate.bias",
     "markov_joint": "edgedec.markov_joint.weight",
     "markov_joint_bias": "edgedec.markov_joint.bias",
+    "selector_predecessor": "selector_predecessor.weight",
+    "selector_successor": "selector_successor.weight",
+    "selector_hidden": "selector_hidden.weight",
     "confidence": "conf_proj.weight",
     "confidence_bias": "conf_proj.bias",
 }
@@ -55,11 +58,13 @@ _IN_LAYER = {
     "post_attention_norm": "ffn_norm.weight",
     "q_norm": "attn_q_norm.weight",
     "k_norm": "attn_k_norm.weight",
+    "attention_conv_base": "attn_conv_base",
+    "attention_conv_proj": "attn_conv_proj.weight",
+    "mlp_conv_base": "ffn_conv_base",
+    "mlp_conv_proj": "ffn_conv_proj.weight",
 }
 # Parts of names of tensors and settings that another form of drafter has.
 _RELATIVES = {
-    "conv_": "DFlash2, with convolutions and a selector",
-    "selector_": "DFlash2, with convolutions and a selector",
     "hyper_connection": "DeepSeek-V4's form, with experts",
     "laguna": "Laguna's form, with gates and a norm for each tap",
     "attn_sinks": "a form with attention sinks",
@@ -71,10 +76,18 @@ _KEYS = frozenset(
     {
         *(*_SIZES, "attention.causal", "attention.layer_norm_rms_epsilon", "attention.scale"),
         *("attention.sliding_window", "attention.sliding_window_pattern", "attention.value_scale", "block_count"),
-        *("block_size", "context_length", "embedding_length", "embedding_scale", "feed_forward_length"),
+        *(
+            "block_size",
+            "context_length",
+            "conv_group_size",
+            "conv_kernel_size",
+            "embedding_length",
+            "embedding_scale",
+            "feed_forward_length",
+        ),
         *("final_logit_softcapping", "has_confidence_head", "hidden_act", "logit_scale", "rope.dimension_count"),
         *("rope.dimension_sections", "rope.freq_base", "rope.scaling.factor", "rope.scaling.type"),
-        *("sample_from_anchor", "target_layers", "vocab_size"),
+        *("sample_from_anchor", "selector_rank", "selector_top_k", "target_layers", "vocab_size"),
         *("dflash.backbone_rotary_base", "dflash.block_size", "dflash.laguna", "dflash.mask_token_id"),
         *("dflash.n_target_features", "dflash.target_layer_ids"),
     }
@@ -182,6 +195,9 @@ def _shape(file: HeadFile, dialect: _Dialect, tensors: Mapping[str, HeadTensor],
         markov = "gated"
     elif "markov_joint" in tensors:
         markov = "rnn"
+    elif "selector_predecessor" in tensors:
+        markov = "selector"
+    table = tensors.get("markov_w1") or tensors.get("selector_predecessor")
     mask = get_int(file.gguf, dialect.mask, at_most=MOST_VALUES)
     softcap = get_float(file.gguf, f"{file.architecture}.final_logit_softcapping") or 0.0
     if not 0 <= softcap < 1e30:
@@ -189,11 +205,14 @@ def _shape(file: HeadFile, dialect: _Dialect, tensors: Mapping[str, HeadTensor],
     return BlockShape(
         n_layer=n_layer,
         size=file.whole(dialect.size, most=MOST_ROWS),
-        shifted=file.flag("sample_from_anchor", markov != "none"),
+        shifted=file.flag("sample_from_anchor", markov not in ("none", "selector")),
         causal=file.flag("attention.causal", False),
         windows=_windows(file, n_layer),
         markov=markov,
-        rank=tensors["markov_w1"].shape[-1] if "markov_w1" in tensors else 0,
+        rank=0 if table is None else table.shape[-1],
+        top_k=file.counted("selector_top_k"),
+        conv_length=file.counted("conv_kernel_size"),
+        conv_group=file.counted("conv_group_size"),
         confidence="confidence" in tensors,
         logit_scale=file.positive("logit_scale") or 1.0,
         softcap=softcap,
@@ -216,7 +235,7 @@ def _windows(file: HeadFile, n_layer: int) -> tuple[int, ...]:
 
 def _complete(file: HeadFile, tensors: dict[str, HeadTensor], names: Mapping[str, str], rank: int) -> None:
     """Refuse a file without its first matrices, and bring confidence and a tied output matrix to one form."""
-    for short in ("fc", "layers.0.gate", "embedding", "output", "markov_w1", "markov_w2"):
+    for short in ("fc", "layers.0.gate", "embedding", "output", "markov_w1", "markov_w2", "selector_predecessor"):
         if short in tensors and len(tensors[short].shape) != 2:
             file.fail(f"its tensor {names[short]!r} is no matrix")
     if "fc" not in tensors:

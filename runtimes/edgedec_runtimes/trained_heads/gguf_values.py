@@ -48,6 +48,10 @@ class HeadFile:
             self.fail(f"the metadata has no {self.architecture}.{key}")
         return default if found is None else found  # type: ignore[return-value]  # fail does not return
 
+    def counted(self, key: str) -> int:
+        """Return an integer of at least 0, which an absent one is."""
+        return get_int(self.gguf, f"{self.architecture}.{key}", at_most=MOST_VALUES) or 0
+
     def positive(self, key: str) -> float | None:
         """Return a positive number; None where the key is absent."""
         found = get_float(self.gguf, f"{self.architecture}.{key}")
@@ -101,8 +105,8 @@ class HeadFile:
                 f"{self.path}: tensor {tensor.name!r} is {tensor.type.name}, expected one of {known}; take the head in "
                 "another quantization"
             )
-        if len(tensor.shape) not in (1, 2):
-            self.fail(f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, expected 1 or 2")
+        if len(tensor.shape) not in (1, 2, 3):
+            self.fail(f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, expected 1 to 3")
         data = np.frombuffer(self.gguf.read_tensor_bytes(tensor.name), np.uint8)
         return HeadTensor(tensor.shape[::-1], tensor.type, data)
 

@@ -31,18 +31,25 @@ counts its layers from 0:
 | layers.i.down | n_embd, n_ff |
 | layers.i.input_norm, layers.i.post_attention_norm | n_embd |
 | layers.i.q_norm, layers.i.k_norm | head_dim |
-| markov_w1 | n_vocab_target, rank: row t is e after token t; only where the card's markov is not "none" |
+| layers.i.attention_conv_base, layers.i.mlp_conv_base | 2, conv_length, n_embd: before the block, behind it |
+| layers.i.attention_conv_proj, layers.i.mlp_conv_proj | 2 * conv_length * n_embd / conv_group, n_embd: likewise |
+| markov_w1 | n_vocab_target, rank: row t is e after token t; where markov is "vanilla", "gated" or "rnn" |
 | markov_w2 | n_vocab_draft, rank; likewise |
 | markov_gate | rank, n_embd + rank: the columns are the state's, then e's; only where markov is "gated" |
 | markov_gate_bias | rank; likewise |
 | markov_joint | 3 * rank, 2 * rank + n_embd: update gate, candidate, output of recurrent state, e, state; for "rnn" |
 | markov_joint_bias | 3 * rank; likewise |
+| selector_predecessor | n_vocab_target, rank: row t is e after token t; only where the card's markov is "selector" |
+| selector_successor | n_vocab_target, rank: row t is what e is multiplied with for token t; likewise |
+| selector_hidden | rank, n_embd: what the state makes of e; likewise |
 | confidence | 1, n_embd + rank: the columns are the state's, then e's; only where the card's confidence says so |
 | confidence_bias | 1; likewise |
 
-The state here is that of a row after output_norm.
+The state here is that of a row after output_norm. A convolution's kernels are its base, and what its proj makes of the
+row that enters the block, after the norm.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -74,18 +81,20 @@ class HeadTensor:
 
     def floats(self) -> NDArray[np.float32]:
         """Return the numbers, float32[shape]."""
-        n_rows = self.shape[0] if len(self.shape) == 2 else 1
-        return dequantize(self.type, self.data.reshape(n_rows, -1)).reshape(self.shape)
+        return dequantize(self.type, self._rows()).reshape(self.shape)
 
     def is_finite(self) -> bool:
         """Return whether all numbers are finite."""
         if self.type is GGMLType.F16 or self.type in _SCALED:
             halves = self.data.view("<u2")[:: self.type.block_bytes // 2]
             return not bool((halves & _HALF_EXPONENT == _HALF_EXPONENT).any())
-        rows = self.data.reshape(self.shape[0] if len(self.shape) == 2 else 1, -1)
+        rows = self._rows()
         step = max(1, _NUMBERS_AT_ONCE // self.shape[-1])
         parts = (rows[begin : begin + step] for begin in range(0, len(rows), step))
         return all(np.isfinite(dequantize(self.type, part)).all() for part in parts)
+
+    def _rows(self) -> NDArray[np.uint8]:
+        return self.data.reshape(math.prod(self.shape[:-1]), -1)
 
     @classmethod
     def of(cls, values: NDArray[np.float32]) -> "HeadTensor":

@@ -53,6 +53,8 @@ def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
 def _form(block: dict[str, Any] | None) -> str:
     if block is None:
         return "EAGLE-3"
+    if block["markov"] == "selector" or block["conv_length"]:
+        return "DFlash2"
     return "DFlash" if block["markov"] == "none" else "DSpark"
 
 
@@ -72,9 +74,13 @@ def _block(block: dict[str, Any]) -> list[tuple[str, str]]:
         "vanilla": f"by the token before, of rank {block['rank']}",
         "gated": f"by the token before and the row, of rank {block['rank']}",
         "rnn": f"by all tokens before, of rank {block['rank']}",
+        "selector": f"by the token before, among the {block['top_k']} best tokens of a row, of rank {block['rank']}",
     }[block["markov"]]
+    length, group = block["conv_length"], block["conv_group"]
+    convolutions = [("convolutions", f"over {length} rows, with kernels for {group} neighbours")] if length else []
     return [
         ("block", f"{block['size']} rows, {first} and {n_masks} masks; a row sees {sight}"),
+        *convolutions,
         ("Markov head", markov),
         ("confidence", "says how likely each token is accepted" if block["confidence"] else "none"),
     ]

@@ -25,6 +25,9 @@ def expected_shapes(card: HeadCard, *, n_taps: int) -> dict[str, tuple[int, ...]
     else:
         for i in range(card.block.n_layer):
             layer = _layer_shapes(card, n_columns=n) | {"q_norm": (card.head_dim,), "k_norm": (card.head_dim,)}
+            for part in ("attention", "mlp") if card.block.conv_length else ():
+                layer[f"{part}_conv_base"] = (2, card.block.conv_length, n)
+                layer[f"{part}_conv_proj"] = (2 * card.block.conv_length * (n // card.block.conv_group), n)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
         shapes |= _block_shapes(card, card.block)
     if card.norms_output:
@@ -60,7 +63,10 @@ def _block_shapes(card: HeadCard, block: BlockShape) -> dict[str, tuple[int, ...
     shapes: dict[str, tuple[int, ...]] = {}
     if block.mask_token < 0:
         shapes["mask"] = (n,)
-    if block.markov != "none":
+    if block.markov == "selector":
+        both = dict.fromkeys(("selector_predecessor", "selector_successor"), (card.n_vocab_target, rank))
+        shapes |= both | {"selector_hidden": (rank, n)}
+    elif block.markov != "none":
         shapes |= {"markov_w1": (card.n_vocab_target, rank), "markov_w2": (card.n_vocab_draft, rank)}
     if block.markov == "gated":
         shapes |= {"markov_gate": (rank, n + rank), "markov_gate_bias": (rank,)}
@@ -131,6 +137,12 @@ def _check_block(path: Path, card: HeadCard, block: BlockShape) -> None:
         _fail(path, f"its mask is token {block.mask_token}, but the target has {card.n_vocab_target}")
     if block.windows and len(block.windows) != block.n_layer:
         _fail(path, f"it has {len(block.windows)} windows for {block.n_layer} layers")
+    if (block.markov == "selector") != (block.top_k > 0):
+        _fail(path, f"its selector scores {block.top_k} tokens")
+    if block.markov == "selector" and block.shifted:
+        _fail(path, "its rows predict the token behind them, expected the one at their position beside a selector")
+    if block.conv_length and (block.conv_group < 1 or card.n_embd % block.conv_group):
+        _fail(path, f"its convolutions have groups of {block.conv_group}, expected a divisor of {card.n_embd}")
 
 
 def checked_d2t(path: Path, d2t: NDArray[np.int64], card: HeadCard) -> NDArray[np.int32]:

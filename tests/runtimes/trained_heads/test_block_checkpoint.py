@@ -1,5 +1,6 @@
 """Block checkpoints are read in every dialect, and what edgedec does not run is refused by name."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -63,6 +64,20 @@ def test_the_order_of_rows_without_a_word(
     block = load_head(tmp_path).card.block
     assert block is not None
     assert block.shifted == shifted
+
+
+@pytest.mark.parametrize("name", ["DFlash2DraftModel", "Qwen3DFlash2Model"])
+def test_dflash2_is_read(tmp_path: Path, name: str) -> None:
+    """Rows predict the token at their own position; the settings may stand in dflash_config."""
+    card = CARDS["dflash2"]
+    config = block_config(card, "z-lab")
+    own = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    nested = config["dflash_config"] | {key: config.pop(key) for key in own if key in config}
+    write_block(tmp_path / "tiny block", tiny_block(card), "z-lab", sample_from_anchor=None)
+    changed = {key: value for key, value in config.items() if key != "sample_from_anchor"}
+    changed |= {"architectures": [name], "dflash_config": nested}
+    (tmp_path / "tiny block" / "config.json").write_text(json.dumps(changed))
+    assert load_head(tmp_path / "tiny block").card == card
 
 
 def test_interleaved_rows_are_reordered(tmp_path: Path) -> None:
@@ -177,8 +192,12 @@ def test_a_record_says_what_the_format_cannot(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"architectures": ["DFlash2DraftModel"]}, "DFlash2, with convolutions"),
-        ({"conv_kernel_size": 2, "conv_group_size": 16}, "DFlash2, with convolutions"),
+        ({"selector_rank": 6, "selector_top_k": 4, "markov_rank": 6}, "expected none beside selector_rank"),
+        (
+            {"selector_rank": 6, "layer_types": ["sliding_attention"], "use_sliding_window": True, "sliding_window": 4}
+            | {"is_causal": None},
+            "without is_causal",
+        ),
         ({"architectures": ["DFlashLagunaForCausalLM"]}, "Laguna's form"),
         ({"architectures": ["Gemma4DSparkModel"]}, "Gemma 4's form"),
         ({"model_type": "gemma4_text"}, "Gemma 4's form"),
@@ -237,6 +256,12 @@ def test_layers_of_two_kinds_are_named(tmp_path: Path) -> None:
         ({"enable_confidence_head": True}, "no confidence_head.proj.weight"),
         ({"head_dim": 16}, "'layers.0.q' has the shape"),
         ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 layers, expected 1"),
+        ({"selector_top_k": 4}, "its selector scores 4 tokens"),
+        ({"selector_rank": 6}, "its selector scores 0 tokens"),
+        ({"selector_rank": 6, "selector_top_k": 4}, "the one at their position beside a selector"),
+        ({"conv_kernel_size": 2}, "groups of 0, expected a divisor of 32"),
+        ({"conv_kernel_size": 2, "conv_group_size": 5}, "groups of 5, expected a divisor of 32"),
+        ({"conv_kernel_size": 2, "conv_group_size": 8}, "no tensor for 'layers.0.attention_conv_base'"),
     ],
 )
 def test_settings_that_contradict_are_named(tmp_path: Path, config: dict[str, Any], named: str) -> None:

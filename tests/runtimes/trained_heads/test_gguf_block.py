@@ -45,6 +45,7 @@ def _sized(card: HeadCard, **changes: Any) -> HeadCard:
     [
         *("plain", "unshifted", "causal", "two layers", "vanilla, unshifted", "gated", "rnn", "confidence"),
         *("confidence alone", "windows", "one row", "full vocabulary", "own output", "mask token", "scales"),
+        *("convolutions", "selector", "dflash2"),
     ],
 )
 def test_a_head_survives_the_format(tmp_path: Path, target_path: Path, name: str) -> None:
@@ -109,6 +110,9 @@ def _parts(head: Head) -> tuple[dict[str, Any], dict[str, Any]]:
         "dflash.target_layers": Typed(ValueType.ARRAY, list(card.taps), ValueType.INT32),
         "tokenizer.ggml.mask_token_id": 3,
     }
+    if shape.conv_length:
+        metadata |= {"dflash.conv_kernel_size": shape.conv_length, "dflash.conv_group_size": shape.conv_group}
+        metadata |= {"dflash.selector_rank": shape.rank, "dflash.selector_top_k": shape.top_k}
     tensors: dict[str, Any] = {tensor_name(name): tensor.floats() for name, tensor in head.tensors.items()}
     if card.own_output:
         tensors["d2t"] = head.d2t.astype(np.int64)
@@ -116,10 +120,17 @@ def _parts(head: Head) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 DSPARK = tiny_block(block_card({"markov": "vanilla", "rank": 6, "confidence": True, "mask_token": 3}, own_output=True))
+DFLASH2 = tiny_block(
+    block_card(
+        {"shifted": False, "mask_token": 3, "markov": "selector", "rank": 6, "top_k": 4}
+        | {"conv_length": 2, "conv_group": 16},
+        own_output=True,
+    )
+)
 DFLASH = tiny_block(block_card({"shifted": False, "mask_token": 3, "n_layer": 2}, own_output=True))
 
 
-@pytest.mark.parametrize("head", [DSPARK, DFLASH], ids=["DSpark", "DFlash"])
+@pytest.mark.parametrize("head", [DSPARK, DFLASH, DFLASH2], ids=["DSpark", "DFlash", "DFlash2"])
 def test_files_of_llama_cpp_are_read(tmp_path: Path, head: Head) -> None:
     """Without sample_from_anchor, rows are shifted beside a Markov head only."""
     write_gguf(tmp_path / "h.gguf", *_parts(head))
@@ -194,7 +205,8 @@ def test_a_tied_output_matrix_is_the_embedding(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "named"),
     [
-        ({"dflash.conv_kernel_size": 2}, UnsupportedModelError, "DFlash2, with convolutions"),
+        ({"dflash.conv_kernel_size": 2}, ModelFormatError, "groups of 0, expected a divisor"),
+        ({"dflash.selector_top_k": 4}, ModelFormatError, "its selector scores 4 tokens"),
         ({"dflash.hyper_connection_count": 4}, UnsupportedModelError, "DeepSeek-V4's form"),
         ({"dflash.dflash.laguna": True}, UnsupportedModelError, "Laguna's form"),
         ({"dflash.attention.scale": 1.0}, UnsupportedModelError, "attention.scale is 1"),
@@ -242,7 +254,8 @@ def test_wrong_metadata_is_named(tmp_path: Path, change: dict[str, Any], error: 
     [
         ({"blk.0.attn_sinks.weight": np.ones(4, np.float32)}, UnsupportedModelError, "attention sinks"),
         ({"blk.0.layer_output_scale": np.ones(1, np.float32)}, UnsupportedModelError, "Gemma 4's form"),
-        ({"selector_hidden.weight": np.ones((6, 32), np.float32)}, UnsupportedModelError, "DFlash2"),
+        ({"selector_hidden.weight": np.ones((6, 32), np.float32)}, ModelFormatError, "settings do not use"),
+        ({"selector_predecessor.weight": np.ones(6, np.float32)}, ModelFormatError, "is no matrix"),
         ({"fc.scale": np.ones(1, np.float32)}, UnsupportedModelError, "fc.scale"),
         ({"fc.weight": None}, ModelFormatError, "no tensor 'fc.weight'"),
         ({"blk.0.attn_v.weight": None}, ModelFormatError, "no tensor for 'layers.0.v'"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.heads.reference_block import ReferenceBlock
+from support.heads.reference_block import NOT_SELECTED, ReferenceBlock
 from support.heads.tiny_blocks import CARDS, block_card, tiny_block
 
 from edgedec_runtimes.trained_heads.card import HeadCard
@@ -54,6 +54,34 @@ def test_a_block_needs_no_text() -> None:
     assert len(_opened(CARDS["plain"], n_text=0).draft(5, 5).tokens) == 5
 
 
+def test_convolutions_read_rows_before_their_own() -> None:
+    """Of a causal block with convolutions, the first two rows are those of a block of two; the kernels are heeded."""
+    shape = {"causal": True, "conv_length": 3, "conv_group": 4}
+    reference, plain = _opened(block_card(shape)), _opened(block_card({"causal": True}))
+    short, whole = reference.draft(5, 2, n_rows=2).logits, reference.draft(5, 2).logits
+    assert np.allclose(short, whole, rtol=0, atol=1e-12)
+    for part in ("attention", "mlp"):
+        base = np.zeros((2, 3, 32))
+        base[:, 0] = 1  # each row as it is
+        reference.weights[f"layers.0.{part}_conv_base"] = base
+        reference.weights[f"layers.0.{part}_conv_proj"] *= 0
+    plain.weights |= {name: values for name, values in reference.weights.items() if "_conv_" not in name}
+    assert np.allclose(reference.block(5).states, plain.block(5).states, rtol=0, atol=1e-12)
+
+
+def test_a_selector_scores_the_best_tokens_alone() -> None:
+    """What the output matrix makes of these and how they follow the token before are added."""
+    reference = _opened(CARDS["selector"])
+    block = reference.block(5)
+    best = np.sort(np.argsort(-block.scores[1])[:7])
+    row, w = reference.logits(block, [11]), reference.weights
+    assert (np.flatnonzero(row > NOT_SELECTED) == best).all()
+    gate = w["selector_hidden"] @ block.states[1]
+    for i in best:
+        follows = (w["selector_predecessor"][11] * gate * w["selector_successor"][reference.head.d2t[i]]).sum()
+        assert row[i] == pytest.approx(block.scores[1][i] + follows, abs=1e-12)
+
+
 @pytest.mark.parametrize(("causal", "same"), [(True, True), (False, False)])
 def test_rows_of_a_causal_block_do_not_see_later_rows(causal: bool, same: bool) -> None:
     """The first two rows of a block of five are those of a block of two, if and only if the block is causal."""
@@ -72,10 +100,14 @@ def test_a_window_counts_features_before_the_anchor(window: int, changed: int, s
     assert (after == before).all() if same else (after != before).any(axis=1).all()
 
 
-@pytest.mark.parametrize(("markov", "depths"), [("none", ()), ("vanilla", (2,)), ("gated", (2,)), ("rnn", (0, 1, 2))])
+@pytest.mark.parametrize(
+    ("markov", "depths"),
+    [("none", ()), ("vanilla", (2,)), ("gated", (2,)), ("rnn", (0, 1, 2)), ("selector", (2,))],
+)
 def test_scores_depend_on_the_path_as_the_markov_head_says(markov: Any, depths: tuple[int, ...]) -> None:
     """Behind a path of two tokens: on the last token alone, on all from the newest on, or on none."""
-    reference = _opened(block_card({"markov": markov, "rank": 0 if markov == "none" else 6}))
+    top_k = 7 if markov == "selector" else 0
+    reference = _opened(block_card({"markov": markov, "rank": 0 if markov == "none" else 6, "top_k": top_k}))
     path = [11, 12, 13]
     block = reference.block(path[0])
     scores = reference.logits(block, path[1:])

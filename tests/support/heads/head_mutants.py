@@ -25,9 +25,11 @@ KEYS = (
     *("hidden_size", "head_dim", "rope_scaling", "rope_parameters", "norm_output", "fc_norm", "layer_types", "unknown"),
     *("eagle_config", "speculators_config", "transformer_layer_config", "num_aux_hidden_states", "vocab_size"),
     *("dflash_config", "sample_from_anchor", "use_sliding_window", "sliding_window", "is_causal", "mask_token_id"),
+    *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
 )
 _BASE = TinyHead(n_head=2, n_head_kv=1, head_dim=16)
 _SIZES: dict[str, Any] = {"n_head": 2, "n_head_kv": 1, "head_dim": 16}
+_DFLASH2 = {"shifted": False, "markov": "selector", "rank": 6, "top_k": 4, "conv_length": 2, "conv_group": 16}
 _VANILLA = {"markov": "vanilla", "rank": 6, "confidence": True}
 PAIRS = (
     _BASE,
@@ -41,6 +43,7 @@ BLOCKS: tuple[tuple[HeadCard, Dialect], ...] = (
     (block_card({"markov": "gated", "rank": 6, "mask_token": 3}, **_SIZES, own_output=True), "speculators"),
     (block_card({"markov": "rnn", "rank": 6, "causal": True}, **_SIZES), "specforge"),
     (block_card({"shifted": False, "windows": (7,), "mask_token": 3}, **_SIZES), "z-lab"),
+    (block_card(_DFLASH2, **_SIZES, own_output=True), "z-lab"),
 )
 """Block heads, of which mutants are made, and the dialects that they are written in."""
 

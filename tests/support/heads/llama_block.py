@@ -39,8 +39,8 @@ class LlamaBlock(LlamaHead):
         """Evaluate the rows of a block, which are forgotten again.
 
         Returns:
-            float32[n, n_vocab], the scores (-inf for tokens that can't be drafted), and float32[n], the confidences
-            (where the head has any).
+            float32[n, n_vocab], the scores (-inf for tokens that can't be drafted), and float32[n, n_embd]: each row's
+            confidence again and again, or a selector's tokens and scores (where the head has such).
         """
         self._clear()
         for i, token in enumerate(tokens):
@@ -48,10 +48,10 @@ class LlamaBlock(LlamaHead):
         assert self._api.llama_process(self._ctx, _DECODE, self._batch) == 0
         n = len(tokens)
         scores = np.ctypeslib.as_array(self._api.llama_get_logits(self._ctx), (n, self.n_vocab)).copy()
-        sure = np.ctypeslib.as_array(self._get(self._ctx), (n, self.n_embd))[:, 0].copy()
+        beside = np.ctypeslib.as_array(self._get(self._ctx), (n, self.n_embd)).copy()
         memory = self._api.llama_get_memory(self._ctx)
         self._api.llama_memory_seq_rm(memory, 0, position, -1)
-        return scores, sure
+        return scores, beside
 
     def _clear(self) -> None:
         self._api.llama_batch_ext_clear(self._batch)

@@ -19,6 +19,8 @@ from edgedec_runtimes.trained_heads.card import BlockShape
 from edgedec_runtimes.trained_heads.head import Head
 
 F64 = NDArray[np.float64]
+NOT_SELECTED = float(np.float32(-1e30))
+"""What a selector gives to all tokens but a row's best ones."""
 Rows = Callable[[NDArray[np.int32]], NDArray[np.floating]]
 
 
@@ -102,10 +104,11 @@ class ReferenceBlock:
         x = shape.embedding_scale * np.concatenate((newest, masks.repeat(n_rows - 1, 0))).astype(np.float64)
         for i in range(shape.n_layer):
             layer = f"layers.{i}."
-            x = x + self._attend(self._norm(x, layer + "input_norm"), i) @ w[layer + "o"].T
-            m = self._norm(x, layer + "post_attention_norm")
+            y, kernels = self._entering(self._norm(x, layer + "input_norm"), layer + "attention")
+            x = x + _convolved(self._attend(y, i) @ w[layer + "o"].T, kernels)
+            m, kernels = self._entering(self._norm(x, layer + "post_attention_norm"), layer + "mlp")
             gate = m @ w[layer + "gate"].T
-            x = x + (gate / (1 + np.exp(-gate)) * (m @ w[layer + "up"].T)) @ w[layer + "down"].T
+            x = x + _convolved((gate / (1 + np.exp(-gate)) * (m @ w[layer + "up"].T)) @ w[layer + "down"].T, kernels)
         states = self._norm(x, "output_norm")[0 if shape.shifted else 1 :]
         scores = shape.logit_scale * states @ self.output.astype(np.float64).T
         if shape.softcap:
@@ -119,6 +122,8 @@ class ReferenceBlock:
         scores: F64 = block.scores[len(path)]
         if shape.markov == "none":
             return scores
+        if shape.markov == "selector":
+            return self._selected(scores, block.states[len(path)], (block.token, *path)[-1])
         state, latent = np.zeros(shape.rank), np.zeros(shape.rank)
         for depth, token in enumerate((block.token, *path)):
             e, h = w["markov_w1"][token], block.states[depth]
@@ -133,9 +138,26 @@ class ReferenceBlock:
                 latent = np.tanh(output)
         return scores + w["markov_w2"] @ latent
 
+    def _selected(self, scores: F64, h: F64, token: int) -> F64:
+        """Return the scores of the row's best tokens after a token; NOT_SELECTED for all others."""
+        w, best = self.weights, np.argsort(-scores, kind="stable")[: self.shape.top_k]
+        gated = w["selector_predecessor"][token] * (w["selector_hidden"] @ h)
+        selected = np.full(len(scores), NOT_SELECTED)
+        selected[best] = scores[best] + w["selector_successor"][self.head.d2t[best]] @ gated
+        return selected
+
+    def _entering(self, y: F64, part: str) -> tuple[F64, F64 | None]:
+        """Return what enters a part of a layer, and the kernels behind it, float64[n_rows, conv_length, n_embd]."""
+        if not self.shape.conv_length:
+            return y, None
+        added = (y @ self.weights[part + "_conv_proj"].T).reshape(len(y), 2, self.shape.conv_length, -1)
+        kernels = self.weights[part + "_conv_base"] + added.repeat(self.shape.conv_group, axis=-1)
+        return _convolved(y, kernels[:, 0]), kernels[:, 1]
+
     def confidence(self, block: Block, path: Sequence[int]) -> float:
         """Return the chance that what is drafted behind `path` is accepted, given that `path` was."""
-        e = self.weights["markov_w1"][(block.token, *path)[-1]] if self.shape.rank else np.zeros(0)
+        table = "selector_predecessor" if self.shape.markov == "selector" else "markov_w1"
+        e = self.weights[table][(block.token, *path)[-1]] if self.shape.rank else np.zeros(0)
         inputs = np.concatenate((block.states[len(path)], e))
         return float(_sigmoid(self.weights["confidence"][0] @ inputs + self.weights["confidence_bias"][0]))
 
@@ -191,6 +213,16 @@ class ReferenceBlock:
         mean = np.mean(np.square(x), axis=-1, keepdims=True)
         normed: F64 = x / np.sqrt(mean + self.head.card.rms_epsilon) * self.weights[name]
         return normed
+
+
+def _convolved(x: F64, kernels: F64 | None) -> F64:
+    """Return rows convolved with the rows before them; without kernels the rows as they are."""
+    if kernels is None:
+        return x
+    out = np.zeros_like(x)
+    for back in range(min(len(x), kernels.shape[1])):
+        out[back:] += kernels[back:, back] * x[: len(x) - back]
+    return out
 
 
 def _sigmoid(x: F64) -> F64:

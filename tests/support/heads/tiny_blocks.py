@@ -48,6 +48,7 @@ def shape_of(card: HeadCard) -> BlockShape:
     return card.block
 
 
+_DFLASH2 = {"markov": "selector", "rank": 6, "top_k": 4, "conv_length": 3, "conv_group": 8}
 _VANILLA = {"markov": "vanilla", "rank": 6}
 CARDS = {
     "plain": block_card(),
@@ -66,6 +67,9 @@ CARDS = {
     "other sizes": block_card(n_embd=24, n_head=2, head_dim=16, own_embedding=True, own_output=True),
     "mask token": block_card({"mask_token": 3}),
     "scales": block_card({"logit_scale": 0.5, "softcap": 2.0, "embedding_scale": 3.0} | _VANILLA),
+    "convolutions": block_card({"n_layer": 2, "conv_length": 2, "conv_group": 4}),
+    "selector": block_card({"shifted": False, "markov": "selector", "rank": 6, "top_k": 7}),
+    "dflash2": block_card({"n_layer": 2, "shifted": False, "softcap": 9.0} | _DFLASH2),
     "five taps": block_card(taps=(1, 2, 3, 4, 6)),
 }
 """Cards that differ in one of the settings each, by name."""
@@ -118,10 +122,14 @@ def block_config(card: HeadCard, dialect: Dialect = "deepspec", **config: Any) -
         ],
     }
     markov: dict[str, Any] = {"markov_rank": shape.rank, "enable_confidence_head": shape.confidence}
-    if shape.rank:
+    if shape.markov == "selector":
+        markov = {"selector_rank": shape.rank, "selector_top_k": shape.top_k}
+    elif shape.rank:
         markov["markov_head_type"] = shape.markov
     scales = {"output_multiplier": shape.logit_scale, "final_logit_softcapping": shape.softcap}
     scales["input_embedding_scale"] = shape.embedding_scale
+    if shape.conv_length:
+        scales |= {"conv_kernel_size": shape.conv_length, "conv_group_size": shape.conv_group}
     where = {"mask_token_id": None if shape.mask_token < 0 else shape.mask_token}
     left = [i - 1 for i in card.taps]
     outer: dict[str, Any] = {"block_size": shape.size, "draft_vocab_size": card.n_vocab_draft}

@@ -11,7 +11,7 @@ from edgedec_runtimes.trained_heads.head import Head
 _MOST = {"n_vocab_draft": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 _MULTIPLE = 16
 _MOST_TAPS = 16
-_MOST_OF_BLOCK = {"n_layer": 64, "size": 128, "rank": 2**14}
+_MOST_OF_BLOCK = {"n_layer": 64, "size": 128, "rank": 2**14, "conv_length": 16}
 
 
 def require_runnable(head: Head) -> None:

@@ -68,6 +68,8 @@ def head_terms(facts: HeadFacts, n_output: int, n_ctx: int, n_parallel: int) -> 
     of_session = _KEPT_ROWS * (width + row) + card.n_vocab_draft
     if block is not None:
         row = card.n_embd + 2 * n_layer * n_kv + card.head_dim
+        if block.conv_length:
+            row += card.n_embd + 2 * block.conv_length * (card.n_embd // block.conv_group)
         of_session = _KEPT_ROWS * width + block.n_drafts * (2 * card.n_vocab_draft + card.n_embd)
     activations = KERNEL_ROWS * (4 * (floats + row) + quantized * _BLOCK_BYTES)
     prompt = 4 * KERNEL_ROWS * width

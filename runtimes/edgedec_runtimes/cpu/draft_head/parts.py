@@ -6,20 +6,26 @@ from edgedec_runtimes.cpu.library import DraftHeadConfig
 from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
 
 _MATRICES = (
-    *("q", "k", "v", "o", "gate", "up", "down"),
+    *("q", "k", "v", "o", "gate", "up", "down", "attention_conv_proj", "mlp_conv_proj"),
     *("fc", "output", "embedding", "markov_w1", "markov_w2", "markov_gate", "markov_joint"),
 )
 _VECTORS = (
-    *("embedding_norm", "attn_norm", "post_attention_norm", "q_norm", "k_norm"),
+    *("embedding_norm", "attn_norm", "post_attention_norm", "q_norm", "k_norm", "attention_conv_base", "mlp_conv_base"),
     *("output_norm", "fc_norm", "feature_norm", "rope_divisors", "mask"),
     *("markov_gate_bias", "markov_joint_bias", "confidence", "confidence_bias"),
 )
 _OF_PAIRS = {"input_norm": "embedding_norm", "hidden_norm": "attn_norm"}
-_OF_BLOCKS = {"input_norm": "attn_norm", "hidden_norm": "feature_norm"}
+_OF_BLOCKS = {
+    "input_norm": "attn_norm",
+    "hidden_norm": "feature_norm",
+    "selector_predecessor": "markov_w1",
+    "selector_successor": "markov_w2",
+    "selector_hidden": "markov_gate",
+}
 _FC_NORMS = {"none": 0, "joined": 1, "each": 2}
-_MARKOV = {"none": 0, "vanilla": 1, "gated": 2, "rnn": 3}
-_ONE_ROW = ("embedding", "markov_w1")
-_OF_A_TOKEN = ("markov_w2", "markov_gate", "markov_joint")
+_MARKOV = {"none": 0, "vanilla": 1, "gated": 2, "rnn": 3, "selector": 4}
+_FEW_ROWS = ("embedding", "markov_w1", "selector_predecessor", "selector_successor")
+_OF_A_TOKEN = ("markov_w2", "markov_gate", "markov_joint", "selector_hidden")
 
 
 class Place(NamedTuple):
@@ -40,15 +46,15 @@ def place_of(name: str, card: HeadCard) -> Place:
     """Return where a tensor of a head goes, by its name in edgedec_runtimes.trained_heads.head."""
     *layer, part = name.split(".")[1:] if name.startswith("layers.") else [name]
     number = int(layer[0]) if layer else 0
-    if part in _MATRICES:
-        return Place(_MATRICES.index(part), number, True)
     renamed = _OF_PAIRS if card.block is None else _OF_BLOCKS
-    return Place(_VECTORS.index(renamed.get(part, part)), number, False)
+    part = renamed.get(part, part)
+    is_matrix = part in _MATRICES
+    return Place((_MATRICES if is_matrix else _VECTORS).index(part), number, is_matrix)
 
 
 def is_read_once(name: str, card: HeadCard) -> bool:
     """Return whether a draft of a head reads a matrix once, however many tokens it has: all but a block's bias."""
-    return card.block is not None and name not in (*_ONE_ROW, *_OF_A_TOKEN)
+    return card.block is not None and name not in (*_FEW_ROWS, *_OF_A_TOKEN)
 
 
 def is_read_by_tokens(name: str, card: HeadCard) -> bool:
@@ -56,7 +62,7 @@ def is_read_by_tokens(name: str, card: HeadCard) -> bool:
 
     A head that reads pairs reads `fc` once for all tokens that stand since the last draft, which is left out.
     """
-    return name in _OF_A_TOKEN if card.block is not None else name not in (*_ONE_ROW, "fc")
+    return name in _OF_A_TOKEN if card.block is not None else name not in (*_FEW_ROWS, "fc")
 
 
 def first_rows(block: BlockShape | None, n_drafts: int) -> int:
@@ -79,6 +85,7 @@ def native_config(card: HeadCard) -> DraftHeadConfig:
     if (block := card.block) is not None:
         config.n_layer, config.block_size, config.block_shifted = block.n_layer, block.size, block.shifted
         config.block_causal, config.markov, config.rank = block.causal, _MARKOV[block.markov], block.rank
+        config.top_k, config.conv_length, config.conv_group = block.top_k, block.conv_length, block.conv_group
         config.mask_token, config.embedding_scale = block.mask_token, block.embedding_scale
         config.logit_scale, config.logit_softcap = block.logit_scale, block.softcap
     return config

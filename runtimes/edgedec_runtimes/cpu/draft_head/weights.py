@@ -19,9 +19,23 @@ from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.target import Fitted
 
-_HASHED = ("fc", "q", "o", "down", "output_norm", "layers.0.q", "layers.0.o", "layers.0.down", "markov_w2")
+_HASHED = (
+    "fc",
+    "q",
+    "o",
+    "down",
+    "output_norm",
+    "layers.0.q",
+    "layers.0.o",
+    "layers.0.down",
+    "markov_w2",
+    "selector_hidden",
+)
 _FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-_EXACT = ("fc", "embedding", "markov_w1", "markov_gate", "markov_joint")
+_EXACT = (
+    *("fc", "embedding", "markov_w1", "markov_gate", "markov_joint", "attention_conv_proj", "mlp_conv_proj"),
+    *("selector_predecessor", "selector_successor", "selector_hidden"),
+)
 _BLOCK = 32
 _WIDEST = 256  # columns of the largest blocks
 _PIECE_BYTES = 8 << 20
@@ -166,7 +180,7 @@ def _stored_type(name: str, type: GGMLType, n_cols: int, borrowed: bool) -> GGML
     whole, is_large = n_cols % _BLOCK == 0, _row_bytes(type, _WIDEST) > _row_bytes(GGMLType.Q4_0, _WIDEST)
     if not whole or not (type in _FLOATS or (borrowed and is_large)):
         return type
-    return GGMLType.Q8_0 if name in _EXACT else GGMLType.Q4_0
+    return GGMLType.Q8_0 if name.rpartition(".")[2] in _EXACT else GGMLType.Q4_0
 
 
 def _row_bytes(type: GGMLType, n_cols: int) -> int:

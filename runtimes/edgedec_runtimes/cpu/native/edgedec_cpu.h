@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 24
+#define EC_ABI_VERSION 25
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -310,14 +310,18 @@ enum {
   EC_DRAFT_HEAD_GATE,
   EC_DRAFT_HEAD_UP,
   EC_DRAFT_HEAD_DOWN,
+  /* [2 * conv_length * n_embd / conv_group, n_embd], where conv_length is not 0: the kernels around the attention, and
+   * around the feed-forward block */
+  EC_DRAFT_HEAD_ATTN_KERNELS,
+  EC_DRAFT_HEAD_FFN_KERNELS,
   EC_DRAFT_HEAD_N_LAYER_MATRICES,
   /* of the head */
   EC_DRAFT_HEAD_FC = EC_DRAFT_HEAD_N_LAYER_MATRICES,
   EC_DRAFT_HEAD_OUTPUT,
   EC_DRAFT_HEAD_EMBEDDING,
   EC_DRAFT_HEAD_MARKOV_W1,    /* [n_vocab of the target, rank] */
-  EC_DRAFT_HEAD_MARKOV_W2,    /* [n_vocab, rank] */
-  EC_DRAFT_HEAD_MARKOV_GATE,  /* [rank, n_embd + rank], of EC_MARKOV_GATED */
+  EC_DRAFT_HEAD_MARKOV_W2,    /* [n_vocab, rank]; [n_vocab of the target, rank] of EC_MARKOV_SELECTOR */
+  EC_DRAFT_HEAD_MARKOV_GATE,  /* [rank, n_embd + rank] of EC_MARKOV_GATED, [rank, n_embd] of EC_MARKOV_SELECTOR */
   EC_DRAFT_HEAD_MARKOV_JOINT, /* [3 * rank, 2 * rank + n_embd], of EC_MARKOV_RNN */
   EC_DRAFT_HEAD_N_MATRICES
 };
@@ -328,6 +332,8 @@ enum {
   EC_DRAFT_HEAD_FFN_NORM,
   EC_DRAFT_HEAD_Q_NORM, /* [head_dim], absent where heads are not normed */
   EC_DRAFT_HEAD_K_NORM,
+  EC_DRAFT_HEAD_ATTN_KERNELS_BASE, /* [2][conv_length][n_embd], what is added to the kernels: before, behind the block */
+  EC_DRAFT_HEAD_FFN_KERNELS_BASE,
   EC_DRAFT_HEAD_N_LAYER_VECTORS,
   /* of the head */
   EC_DRAFT_HEAD_OUTPUT_NORM = EC_DRAFT_HEAD_N_LAYER_VECTORS, /* absent where no norm stands before the output matrix */
@@ -344,8 +350,10 @@ enum {
 /* The norm before fc: none, one over all taps together, or one over each tap. */
 enum { EC_FC_NORM_NONE, EC_FC_NORM_JOINED, EC_FC_NORM_EACH };
 /* How the scores of a row of a block depend on the token before: not at all, by the product of W2 and its row of W1
- * alone, with a gate, or with a recurrent state. */
-enum { EC_MARKOV_NONE, EC_MARKOV_VANILLA, EC_MARKOV_GATED, EC_MARKOV_RNN };
+ * alone, with a gate, or with a recurrent state. A selector scores the best tokens of the row alone, each by its own row
+ * of W2 times the gated row of W1. All others score EC_NOT_SELECTED, so that softmax makes 0 of it. */
+enum { EC_MARKOV_NONE, EC_MARKOV_VANILLA, EC_MARKOV_GATED, EC_MARKOV_RNN, EC_MARKOV_SELECTOR };
+#define EC_NOT_SELECTED -1e30f
 enum { EC_MOST_BLOCK = 128 };
 
 typedef struct ec_draft_head_config {
@@ -366,6 +374,9 @@ typedef struct ec_draft_head_config {
   int32_t block_causal;  /* a row sees the rows before it (1), or all rows of the block (0) */
   int32_t markov;        /* EC_MARKOV_... */
   int32_t rank;
+  int32_t top_k;         /* tokens that EC_MARKOV_SELECTOR scores in a row; else 0 */
+  int32_t conv_length;   /* rows that the convolutions before and behind the layers' blocks go over; 0: there are none */
+  int32_t conv_group;    /* elements that share what is added to their kernels */
   int32_t mask_token;    /* whose embedding masked rows have; -1: EC_DRAFT_HEAD_MASK */
   float rms_epsilon;
   float rope_base;

@@ -31,6 +31,9 @@ pytestmark = pytest.mark.slow
 N = 90
 RULES = ChainRules(4)
 FLOAT_HEAD = tiny_block(of_floats({"markov": "gated", "rank": 6, "mask_token": 5, "embedding_scale": 2.0}))
+SELECTING = tiny_block(
+    of_floats({"shifted": False, "markov": "selector", "rank": 6, "top_k": 4, "conv_length": 2, "conv_group": 8})
+)
 INTEGER_HEAD = tiny_block(of_integers({"markov": "rnn", "rank": 32, "n_layer": 2, "confidence": True}))
 
 
@@ -43,7 +46,7 @@ def beside(path: Path, head: Head) -> HeadBeside:
     return HeadBeside(Fitted(head, ()), target, 2)
 
 
-@pytest.mark.parametrize(("tiny", "head"), [(FLOATS, FLOAT_HEAD), (INTEGERS, INTEGER_HEAD)])
+@pytest.mark.parametrize(("tiny", "head"), [(FLOATS, FLOAT_HEAD), (FLOATS, SELECTING), (INTEGERS, INTEGER_HEAD)])
 def test_it_drafts_what_the_cpu_runtime_drafts(tiny: Tiny, head: Head, tmp_path: Path) -> None:
     """Chains and branches are equal, to the last bit, behind rows that were handed over in parts."""
     with loaded(tmp_path, tiny, head) as model:
@@ -72,6 +75,7 @@ def test_it_drafts_what_the_cpu_runtime_drafts(tiny: Tiny, head: Head, tmp_path:
     [
         ({"size": 129}, "its block's size is 129, expected at most 128"),
         ({"n_layer": 65}, "its block's n_layer is 65, expected at most 64"),
+        ({"conv_length": 17}, "its block's conv_length is 17, expected at most 16"),
         ({"rank": 2**14 + 1}, "its block's rank is 16385, expected at most 16384"),
     ],
 )
@@ -115,25 +119,35 @@ def test_the_native_interface_refuses_sizes(changes: dict[str, int], tmp_path: P
 
 @pytest.mark.parametrize(
     "wrong",
-    ["markov_w1", "markov_w2", "markov_gate", "markov_gate_bias", "hidden_norm", "layers.0.k", "fc"],
+    [
+        *("markov_w1", "markov_w2", "markov_gate", "markov_gate_bias", "hidden_norm", "layers.0.k", "fc"),
+        *("selector_predecessor", "selector_successor", "selector_hidden"),
+        *("layers.0.attention_conv_base", "layers.0.mlp_conv_proj"),
+    ],
 )
 def test_the_native_interface_refuses_tensors(wrong: str, tmp_path: Path) -> None:
     """A tensor of another shape, and one that is missing."""
-    path, tensors = write_tiny(tmp_path / "m.gguf", FLOATS), dict(FLOAT_HEAD.tensors)
+    head = FLOAT_HEAD if wrong in FLOAT_HEAD.tensors else SELECTING
+    path, tensors = write_tiny(tmp_path / "m.gguf", FLOATS), dict(head.tensors)
     tensor = tensors.pop(wrong)
     longer = {wrong: HeadTensor.of(np.concatenate([tensor.floats(), tensor.floats()]))}
     for found in (tensors, tensors | longer):
         with pytest.raises(SessionError):
-            beside(path, replace(FLOAT_HEAD, tensors=found))
+            beside(path, replace(head, tensors=found))
 
 
 def test_the_native_interface_refuses_what_a_head_does_not_use(tmp_path: Path) -> None:
-    """A mask beside a mask token, a confidence of another length, a window below 0."""
+    """A mask beside a mask token, a confidence of another length, sizes of convolutions, a window below 0."""
     path = write_tiny(tmp_path / "m.gguf", FLOATS)
     for name, n in (("mask", 48), ("confidence", 48), ("confidence_bias", 1)):
         extra = HeadTensor.of(np.ones(n, np.float32))
         with pytest.raises(SessionError):
             beside(path, replace(FLOAT_HEAD, tensors={**FLOAT_HEAD.tensors, name: extra}))
+    for shape in ({"top_k": 0}, {"conv_group": 7}, {"conv_group": 0}, {"conv_length": -1}):
+        assert SELECTING.card.block is not None
+        block = replace(SELECTING.card.block, **shape)
+        with pytest.raises(SessionError):
+            beside(path, replace(SELECTING, card=replace(SELECTING.card, block=block)))
     card: HeadCard = of_floats({"windows": (-1,)})
     with pytest.raises(SessionError, match="window"):
         beside(path, tiny_block(card))

@@ -23,6 +23,7 @@ void check_which(const ec_draft_head *head, int32_t which, int32_t n_which, int3
 
 Matrix &matrix_of(ec_draft_head *head, int32_t which, int32_t layer) {
   check_which(head, which, EC_DRAFT_HEAD_N_MATRICES, layer);
+  Layer &in_layer = head->net.layers[(size_t)layer];
   static constexpr int32_t of_layer[] = {EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN};
   switch (which) {
     case EC_DRAFT_HEAD_FC: return head->fc;
@@ -32,12 +33,15 @@ Matrix &matrix_of(ec_draft_head *head, int32_t which, int32_t layer) {
     case EC_DRAFT_HEAD_MARKOV_W2: return head->of_block.markov_w2;
     case EC_DRAFT_HEAD_MARKOV_GATE: return head->of_block.markov_gate;
     case EC_DRAFT_HEAD_MARKOV_JOINT: return head->of_block.markov_joint;
-    default: return head->net.layers[(size_t)layer].matrices[of_layer[which]];
+    case EC_DRAFT_HEAD_ATTN_KERNELS: return in_layer.around_attention.kernels;
+    case EC_DRAFT_HEAD_FFN_KERNELS: return in_layer.around_ffn.kernels;
+    default: return in_layer.matrices[of_layer[which]];
   }
 }
 
 std::vector<float> &vector_of(ec_draft_head *head, int32_t which, int32_t layer) {
   check_which(head, which, EC_DRAFT_HEAD_N_VECTORS, layer);
+  Layer &in_layer = head->net.layers[(size_t)layer];
   static constexpr int32_t of_layer[] = {EC_EMBEDDING_NORM, EC_ATTN_NORM, EC_FFN_NORM, EC_Q_NORM, EC_K_NORM};
   switch (which) {
     case EC_DRAFT_HEAD_OUTPUT_NORM: return head->net.output_norm;
@@ -49,7 +53,9 @@ std::vector<float> &vector_of(ec_draft_head *head, int32_t which, int32_t layer)
     case EC_DRAFT_HEAD_MARKOV_JOINT_BIAS: return head->of_block.markov_joint_bias;
     case EC_DRAFT_HEAD_CONFIDENCE: return head->of_block.confidence;
     case EC_DRAFT_HEAD_CONFIDENCE_BIAS: return head->of_block.confidence_bias;
-    default: return head->net.layers[(size_t)layer].vectors[of_layer[which]];
+    case EC_DRAFT_HEAD_ATTN_KERNELS_BASE: return in_layer.around_attention.base;
+    case EC_DRAFT_HEAD_FFN_KERNELS_BASE: return in_layer.around_ffn.base;
+    default: return in_layer.vectors[of_layer[which]];
   }
 }
 

@@ -49,16 +49,18 @@ double dot(const float *x, const float *y, int64_t n) {
 BlockHead::BlockHead(ec_draft_head &head) : head_(head), w_(head.of_block), k_(*head.net.kernels) {
   const ec_draft_head_config &c = config();
   const int64_t d = c.n_embd, rank = c.rank, n_target = head.target.config.n_vocab;
-  require(c.markov >= EC_MARKOV_NONE && c.markov <= EC_MARKOV_RNN, "no such form of the scores");
-  const bool biased = c.markov != EC_MARKOV_NONE, gated = c.markov == EC_MARKOV_GATED, rnn = c.markov == EC_MARKOV_RNN;
-  require(biased ? rank >= 1 && rank <= MOST_RANK : rank == 0, "the rank is out of range");
+  require(c.markov >= EC_MARKOV_NONE && c.markov <= EC_MARKOV_SELECTOR, "no such form of the scores");
+  const bool selects = c.markov == EC_MARKOV_SELECTOR, gated = c.markov == EC_MARKOV_GATED,
+             rnn = c.markov == EC_MARKOV_RNN, looks_back = c.markov != EC_MARKOV_NONE;
+  require(looks_back ? rank >= 1 && rank <= MOST_RANK : rank == 0, "the rank is out of range");
+  require(selects ? c.top_k >= 1 : c.top_k == 0, "the tokens to select are out of range");
   require(c.mask_token >= -1 && c.mask_token < n_target, "the mask is no token");
   require(n_drafts() >= 1, "the block drafts nothing");
   require(isfinite(c.embedding_scale) && c.embedding_scale > 0, "the factor of embeddings is not a positive number");
   require(head.net.max_rows >= c.block_size, "a forward takes fewer rows than a block has");
-  require_matrix(w_.markov_w1, "markov_w1", biased ? n_target : 0, rank);
-  require_matrix(w_.markov_w2, "markov_w2", biased ? c.n_vocab : 0, rank);
-  require_matrix(w_.markov_gate, "markov_gate", gated ? rank : 0, d + rank);
+  require_matrix(w_.markov_w1, "markov_w1", looks_back ? n_target : 0, rank);
+  require_matrix(w_.markov_w2, "markov_w2", selects ? n_target : looks_back ? c.n_vocab : 0, rank);
+  require_matrix(w_.markov_gate, "markov_gate", gated || selects ? rank : 0, gated ? d + rank : d);
   require_matrix(w_.markov_joint, "markov_joint", rnn ? 3 * rank : 0, 2 * rank + d);
   require_vector(w_.feature_norm, "hidden_norm", d);
   require_vector(w_.mask, "mask", c.mask_token < 0 ? d : 0);
@@ -69,12 +71,12 @@ BlockHead::BlockHead(ec_draft_head &head) : head_(head), w_(head.of_block), k_(*
   for (Layer &layer : head.net.layers)
     for (int which : {EC_K, EC_V}) keys_and_values_.push_back(&layer.matrices[which]);
   context_ = buffer_for(keys_and_values_, head.net.max_rows);
-  if (gated || rnn) joined_ = buffer_for({gated ? &w_.markov_gate : &w_.markov_joint}, head.net.max_rows);
-  if (biased) biases_ = buffer_for({&w_.markov_w2}, head.net.max_rows);
+  if (gated || selects || rnn) joined_ = buffer_for({rnn ? &w_.markov_joint : &w_.markov_gate}, head.net.max_rows);
+  if (looks_back && !selects) biases_ = buffer_for({&w_.markov_w2}, head.net.max_rows);
 }
 
 bool BlockHead::reads_hidden() const {
-  return is_confident() || config().markov == EC_MARKOV_GATED || config().markov == EC_MARKOV_RNN;
+  return is_confident() || config().markov >= EC_MARKOV_GATED;
 }
 
 const float *BlockHead::mask() {
@@ -148,6 +150,7 @@ void BlockHead::score(const std::vector<Slot> &slots) {
     if (rank > 0) tile_row(w_.markov_w1.type, rank, w_.markov_w1.tiles, slot.token, embedding);
     if (is_confident() && slot.sure != nullptr) *slot.sure = chance(slot, embedding);
   }
+  if (config().markov == EC_MARKOV_SELECTOR) return select(slots);
   if (config().markov == EC_MARKOV_GATED) gate(slots);
   if (config().markov == EC_MARKOV_RNN) carry_on(slots);
   if (config().markov == EC_MARKOV_NONE) {
@@ -173,13 +176,14 @@ float BlockHead::chance(const Slot &slot, const float *embedding) const {
   return sigmoid(dot(weights, slot.hidden, d) + dot(weights + d, embedding, config().rank) + w_.confidence_bias[0]);
 }
 
-// Multiply what is in joined_ with a matrix, and add its bias.
+// Multiply what is in joined_ with a matrix, and add its bias, if it has one.
 void BlockHead::join(const std::vector<Slot> &slots, const Matrix &matrix, const std::vector<float> &bias) {
-  mixed_.resize(slots.size() * bias.size());
+  mixed_.resize(slots.size() * (size_t)matrix.n_rows);
   multiply(head_.net.pool, k_, {&matrix}, joined_.view(), (int64_t)slots.size(),
            [&](size_t, int64_t row, int64_t column, const float *products, int64_t count) {
              for (int64_t i = column; i < column + count; ++i)
-               mixed_[(size_t)(row * (int64_t)bias.size() + i)] = products[i - column] + bias[(size_t)i];
+               mixed_[(size_t)(row * matrix.n_rows + i)] =
+                   products[i - column] + (bias.empty() ? 0.0f : bias[(size_t)i]);
            });
 }
 
@@ -194,6 +198,29 @@ void BlockHead::gate(const std::vector<Slot> &slots) {
   }
   join(slots, w_.markov_gate, w_.markov_gate_bias);
   for (size_t i = 0; i < embeddings_.size(); ++i) embeddings_[i] *= sigmoid(mixed_[i]);
+}
+
+// Score the best tokens of each row: what the output matrix made of them, and how they follow the token before.
+void BlockHead::select(const std::vector<Slot> &slots) {
+  const int64_t rank = config().rank, n_vocab = config().n_vocab, top_k = std::min<int64_t>(config().top_k, n_vocab);
+  for (size_t i = 0; i < slots.size(); ++i)
+    k_.quantize(joined_.view(), (int64_t)i, 0, config().n_embd, slots[i].hidden);
+  join(slots, w_.markov_gate);
+  for (size_t i = 0; i < embeddings_.size(); ++i) embeddings_[i] *= mixed_[i];
+  std::atomic<bool> finite{true};
+  each(head_.net.pool, (int64_t)slots.size(), [&](int64_t i) {
+    const Slot &slot = slots[(size_t)i];
+    std::vector<int64_t> best((size_t)top_k);
+    std::vector<float> successor((size_t)rank);
+    row_top_k(k_, slot.made, n_vocab, top_k, best.data());
+    std::fill_n(slot.scores, n_vocab, EC_NOT_SELECTED);
+    for (int64_t id : best) {
+      tile_row(w_.markov_w2.type, rank, w_.markov_w2.tiles, head_.tokens[(size_t)id], successor.data());
+      slot.scores[id] = slot.made[id] + (float)dot(embeddings_.data() + i * rank, successor.data(), rank);
+      if (!all_finite(slot.scores + id, 1)) finite.store(false, std::memory_order_relaxed);
+    }
+  });
+  if (!finite) throw NotFinite("the draft head's scores are not finite");
 }
 
 // Replace embeddings by what [carried; embedding; hidden] makes of them, and carry on.

@@ -52,8 +52,9 @@ class BlockHead {
                   int32_t head, float *memory);
   float chance(const Slot &slot, const float *embedding) const;
   void gate(const std::vector<Slot> &slots);
+  void select(const std::vector<Slot> &slots);
   void carry_on(const std::vector<Slot> &slots);
-  void join(const std::vector<Slot> &slots, const Matrix &matrix, const std::vector<float> &bias);
+  void join(const std::vector<Slot> &slots, const Matrix &matrix, const std::vector<float> &bias = {});
 
   ec_draft_head &head_;
   const BlockWeights &w_;

@@ -44,6 +44,7 @@ ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, con
   net.of_head = true;
   net.paired = c.block_size == 0;
   net.normed_residual = c.norm_before_residual != 0;
+  if (c.block_size > 0) net.row_conv_length = c.conv_length, net.row_conv_group = c.conv_group;
   require(model.finished, "the head's target is not finished");
   require(c.n_taps >= 1 && c.n_taps <= 16, "the number of taps is out of range");
   require(c.fc_norm >= EC_FC_NORM_NONE && c.fc_norm <= EC_FC_NORM_EACH, "no such norm before fc");

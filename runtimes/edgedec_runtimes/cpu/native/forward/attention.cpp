@@ -41,7 +41,7 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
   const Activations &mixed = layer.convolves() ? m_.convolved.view() : m_.attended.view();
   add_product(thread, EC_OP_ATTN_OUT, mixed, attending, layer.matrices[EC_ATTN_OUT],
-              layer.vectors[EC_POST_ATTN_NORM], memory);
+              layer.vectors[EC_POST_ATTN_NORM], layer.around_attention, memory);
   add_output_bias(thread, layer, attending);
   release(thread, EC_PART_ATTN_OUT, l);
   return true;

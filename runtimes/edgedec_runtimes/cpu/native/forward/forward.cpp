@@ -73,8 +73,8 @@ void Run::operator()(int thread) {
 
 // Return at least the number of pieces of any stage that is cut into pieces of two parts.
 int64_t Run::most_pieces() const {
-  const int64_t widest =
-      std::max<int64_t>({c_.n_vocab, c_.n_ff, c_.n_ff_shared, c_.n_expert, c_.n_embd, m_.n_q() + 2 * m_.n_kv()});
+  const int64_t widest = std::max<int64_t>({c_.n_vocab, c_.n_ff, c_.n_ff_shared, c_.n_expert, c_.n_embd,
+                                            m_.n_q() + 2 * m_.n_kv(), m_.n_row_kernels()});
   const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
   return std::max((widest / PANEL_ROWS + 3) * bands, most_expert_pieces());
 }
@@ -143,7 +143,7 @@ const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const
 // Normalize what a layer's attention reads: rows of x, or, of a draft head, the embedding and the feature of each pair.
 const Activations &Run::attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows,
                                         float *memory) {
-  if (!m_.paired) return norm(thread, rows, layer.vectors[EC_ATTN_NORM], memory);
+  if (!m_.paired) return block_input(thread, layer.around_attention, rows, layer.vectors[EC_ATTN_NORM], memory);
   const int64_t n = c_.n_embd;
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     const RowInfo &row = plan_.rows[(size_t)rows[(size_t)i]];
@@ -229,11 +229,12 @@ void Run::finish_logits(float *logits, int64_t n) const {
   if (c_.logit_softcap != 0.0f) k_.softcap(logits, c_.logit_softcap, n);
 }
 
-// Add the product of a matrix to x, after a norm where the architecture has one.
+// Add the product of a matrix to x, after a norm or a convolution where the architecture has one.
 void Run::add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
-                      const Matrix &w, const std::vector<float> &post_norm, float *memory) {
+                      const Matrix &w, const std::vector<float> &post_norm, const RowConvolution &behind,
+                      float *memory) {
   const int64_t n = (int64_t)rows.size();
-  if (post_norm.empty()) {
+  if (post_norm.empty() && !behind.is_used()) {
     const Target target = {&w, m_.x.data(), c_.n_embd};
     products(thread, operation, a, n, &target, 1, memory, &rows);
     return;
@@ -241,7 +242,8 @@ void Run::add_product(int thread, int operation, const Activations &a, const std
   const Target target = {&w, m_.branch.data(), c_.n_embd};
   products(thread, operation, a, n, &target, 1, memory);
   stages_.each(thread, n, [&](int64_t i) {
-    k_.rms_norm(m_.branch.data() + i * c_.n_embd, post_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
+    if (behind.is_used()) convolve_row(behind, 1, rows, i, m_.branch.data(), memory);
+    else k_.rms_norm(m_.branch.data() + i * c_.n_embd, post_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
     k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, memory, c_.residual_scale, c_.n_embd);
   });
   end_stage(thread, EC_OP_NORM);
@@ -260,7 +262,7 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   if (!fetch(thread, EC_PART_GATE_UP, l)) return false;
   const Layer &layer = m_.layers[(size_t)l];
   if (!goes_on(thread)) return false;
-  const Activations &normed = norm(thread, rows, layer.vectors[EC_FFN_NORM], memory);
+  const Activations &normed = block_input(thread, layer.around_ffn, rows, layer.vectors[EC_FFN_NORM], memory);
   const Matrix &down = layer.matrices[EC_DOWN];
   if (layer.has_experts()) {
     route(thread, l, normed, (int64_t)rows.size(), memory);
@@ -270,7 +272,8 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   release(thread, EC_PART_GATE_UP, l);
   if (!fetch(thread, EC_PART_DOWN, l)) return false;
   if (layer.has_experts()) add_mixed(thread, l, rows, memory);
-  else add_product(thread, EC_OP_DOWN, gated(down), rows, down, layer.vectors[EC_POST_FFN_NORM], memory);
+  else
+    add_product(thread, EC_OP_DOWN, gated(down), rows, down, layer.vectors[EC_POST_FFN_NORM], layer.around_ffn, memory);
   release(thread, EC_PART_DOWN, l);
   return true;
 }
@@ -354,7 +357,7 @@ void Run::find_best(int thread) {
 }
 
 Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel) {
-  plan.end_early(model.config.n_layer);
+  if (model.row_conv_length == 0) plan.end_early(model.config.n_layer);
   plan.group_rows();
   const int64_t wide = model.config.wide_norms ? model.n_q() : 0;
   const size_t panel = 2 * BAND * PANEL_ROWS;

@@ -122,6 +122,15 @@ void ec_model::finish_convolution(Layer &layer) {
   kernels.swap(by_place);
 }
 
+// Check the convolutions around a block of a layer.
+void ec_model::check_row_convolution(const RowConvolution &convolution) const {
+  const int64_t n = config.n_embd, length = row_conv_length;
+  require(length >= 0 && length <= MAX_CONVOLUTION, "the convolutions over rows are too long");
+  require(length == 0 || (row_conv_group > 0 && n % row_conv_group == 0), "n_embd is no multiple of conv_group");
+  require((int64_t)convolution.base.size() == 2 * length * n, "the base of kernels is missing or has another length");
+  if (length != 0) require_matrix(convolution.kernels, "kernels", n_row_kernels(), n);
+}
+
 ColumnShape ec_model::columns() const {
   const int32_t n =
       (int32_t)std::count_if(layers.begin(), layers.end(), [](const Layer &layer) { return layer.convolves(); });
@@ -168,6 +177,10 @@ void ec_model::finish() {
     for (int i : {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(0, m[i]);
     for (int i : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(4, m[i]);
     note(layer.convolves() ? 6 : 1, m[EC_ATTN_OUT]);
+    for (const RowConvolution *convolution : {&layer.around_attention, &layer.around_ffn}) {
+      check_row_convolution(*convolution);
+      note(0, convolution->kernels);
+    }
     note(2, m[EC_DOWN]);
     note(5, m[EC_DOWN_EXPERTS]);
     const std::vector<float> *v = layer.vectors;
@@ -191,6 +204,8 @@ void ec_model::finish() {
   const size_t rows = (size_t)max_rows;
   x.resize(rows * (size_t)c.n_embd);
   branch.resize(rows * (size_t)c.n_embd);
+  if (row_conv_length != 0) entering.resize(rows * (size_t)c.n_embd);
+  kernels_of_rows.resize(rows * (size_t)n_row_kernels());
   qkv.resize(rows * (size_t)std::max<int64_t>(n_q() + 2 * n_kv(), n_of_kind[1] > 0 ? 3 * c.n_embd : 0));
   attention.resize(rows * (size_t)n_q());
   for (int i = 0; i < 2; ++i) cos_sin[i].resize(2 * rows * rope[i].frequencies.size());

@@ -67,11 +67,20 @@ struct Rope {
   void fill(float *cos_sin, int32_t position) const;
 };
 
+// Convolutions over the rows of an item before and behind a block of a layer (DFlash2). A row's kernels are a base, and
+// what a matrix makes of the row that enters the block: one number for a group of elements.
+struct RowConvolution {
+  Matrix kernels{};         // [2 * length * groups][n_embd]: before and behind the block, by distance, by group
+  std::vector<float> base;  // [2][length][n_embd]
+  bool is_used() const { return !base.empty(); }
+};
+
 constexpr int MAX_CONVOLUTION = 16;  // the most tokens that a convolution goes over
 
 struct Layer {
   Matrix matrices[EC_N_MATRICES];
   std::vector<float> vectors[EC_N_VECTORS];
+  RowConvolution around_attention, around_ffn;
   bool slides = false, unrotated = false;
   int32_t window = 0;  // tokens that it sees; 0: all
   bool has_experts() const { return matrices[EC_ROUTER].n_rows != 0; }
@@ -103,6 +112,8 @@ struct ec_model {
   // is the residual stream, normed where normed_residual is true, and the attention reads both, each after a norm of
   // its own.
   bool paired = false, normed_residual = false;
+  // Of layers with convolutions over rows: how many rows they go over, and the elements that share a kernel.
+  int32_t row_conv_length = 0, row_conv_group = 0;
   edgedec::Streamer streamer;  // of weights that are read in each forward
   edgedec::ExpertStore experts;  // those of streamed weights
   edgedec::RowFile row_file;   // reads rows of token_embd, where they are not looked up in memory
@@ -117,7 +128,8 @@ struct ec_model {
   std::vector<float> qkv;               // [rows][n_head * head_dim + 2 * n_kv]
   std::vector<float> attention;         // [rows][n_head * head_dim]
   std::vector<float> kept;              // attention's results by spans, where several threads compute one result
-  std::vector<float> branch;            // [rows][n_embd], a block's output before its norm
+  std::vector<float> branch;            // [rows][n_embd], a block's output before its norm or convolution
+  std::vector<float> entering, kernels_of_rows;  // [rows][n_embd], [rows][n_row_kernels()], of convolutions over rows
   std::vector<float> cos_sin[2];        // [rows][n_rot], of each rope
   edgedec::ActivationBuffer normed, attended, convolved, gated;
   std::vector<edgedec::ActivationBuffer> own_normed;  // of each thread, for one group of rows
@@ -139,12 +151,16 @@ struct ec_model {
   // Which of the ropes a layer has.
   int rope_of(const edgedec::Layer &layer) const { return layer.slides && !rope[1].frequencies.empty() ? 1 : 0; }
   int32_t convolution_length = 0;  // of the layers with convolutions, where there are any
+  int64_t n_row_kernels() const {
+    return row_conv_length == 0 ? 0 : 2 * (int64_t)row_conv_length * (config.n_embd / row_conv_group);
+  }
   int64_t n_input() const { return (paired ? 2 : 1) * (int64_t)config.n_embd; }
   void finish();
 
  private:
   void check_experts(const edgedec::Layer &layer) const;
   void finish_convolution(edgedec::Layer &layer);
+  void check_row_convolution(const edgedec::RowConvolution &convolution) const;
 };
 
 namespace edgedec {

@@ -93,7 +93,7 @@ class Run {
   void each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write);
   void finish_logits(float *logits, int64_t n) const;
   void add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
-                   const std::vector<float> &post_norm, float *memory);
+                   const std::vector<float> &post_norm, const RowConvolution &behind, float *memory);
   Activations gated(const Matrix &down) const;
   bool mlp_block(int thread, int32_t l, float *memory);
   void activate(float *gates, float *ups, int64_t n) const;
@@ -146,6 +146,12 @@ class Run {
   Spans set_queries(AttentionWork &w, int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece);
   AttentionWork work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const;
   void attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory);
+
+  // --- row_convolution.cpp ---
+  const Activations &block_input(int thread, const RowConvolution &before, const std::vector<int32_t> &rows,
+                                 const std::vector<float> &weight, float *memory);
+  void convolve_row(const RowConvolution &convolution, int side, const std::vector<int32_t> &rows, int64_t i,
+                    const float *from, float *out) const;
 
   // --- short_conv_stages.cpp ---
   void write_columns(int thread, const Layer &layer, const std::vector<int32_t> &rows);
