@@ -13,6 +13,31 @@ Cost = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
+class DraftPrice:
+    """What a draft takes, in seconds or in plain steps: a part for each level of it, and a part whatever its levels.
+
+    Attributes:
+        level: For each token deeper.
+        once: For the draft: a block drafter evaluates all of its levels at once.
+    """
+
+    level: float
+    once: float = 0.0
+
+    def of(self, n_levels: float) -> float:
+        """Return what a draft of so many levels takes.
+
+        >>> DraftPrice(1.0, once=5.0).of(3)
+        8.0
+        """
+        return self.once + n_levels * self.level
+
+    def times(self, factor: float) -> "DraftPrice":
+        """Return the price in another unit, of which there are `factor` in one of this."""
+        return DraftPrice(self.level * factor, self.once * factor)
+
+
+@dataclass(frozen=True, slots=True)
 class SharedForward:
     """A forward that several sessions may have had rows in.
 
@@ -326,15 +351,15 @@ class CostCurve:
 
 
 def best_length(
-    rate: float, level_s: float, cost: Cost, n_max: int, plain_rate: float, others: float = 0.0
+    rate: float, price: DraftPrice, cost: Cost, n_max: int, plain_rate: float, others: float = 0.0
 ) -> tuple[int, float]:
     """Return the best length of a chain, 1 to `n_max`, and how many times as fast as `plain_rate` it makes the text.
 
-    Each node is accepted with P = `rate` and takes `level_s` seconds to draft; `cost(n)` is the seconds of a forward
-    with n nodes, `plain_rate` the tokens per second without the chain, those of other requests included that share the
-    forward and gain `others` tokens by it.
+    Each node is accepted with P = `rate`; `price` is the seconds of drafting, `cost(n)` those of a forward with n
+    nodes, `plain_rate` the tokens per second without the chain, those of other requests included that share the forward
+    and gain `others` tokens by it.
 
-    >>> best_length(0.8, 0.01, lambda n: 0.05, 8, 1 / 0.05)[0]
+    >>> best_length(0.8, DraftPrice(0.01), lambda n: 0.05, 8, 1 / 0.05)[0]
     4
     """
     best, gain = 1, 0.0
@@ -342,7 +367,7 @@ def best_length(
     for n in range(1, n_max + 1):
         path *= rate
         expected += path
-        found = expected / (n * level_s + cost(n)) / max(plain_rate, 1e-9)
+        found = expected / (price.of(n) + cost(n)) / max(plain_rate, 1e-9)
         if found > gain:
             best, gain = n, found
         if path * rate < NEXT_TO_NOTHING * (1 - rate):  # what all further nodes together would add

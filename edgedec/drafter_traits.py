@@ -35,6 +35,7 @@ class DrafterTraits:
         draws: What is drawn.
         rate: P(a node is accepted | its parent was accepted), as expected.
         level_s: Seconds that a draft is expected to take for each token deeper; None where that is not known.
+        once_s: Seconds that it is expected to take beside that, whatever its depth.
         about: Returns the name and the memory of the model that the drafter uses, for a person; None without one.
         follows: Whether the drafter reads each text along with the target; it then has what `Following` says.
     """
@@ -43,6 +44,7 @@ class DrafterTraits:
     draws: Draws = Draws.NOTHING
     rate: float = 0.7
     level_s: float | None = None
+    once_s: float = 0.0
     about: Callable[[], str] | None = None
     follows: bool = False
 

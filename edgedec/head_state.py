@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import DraftPrice, SharedForward
 from edgedec.logit_ops import LogitOps
 
 
@@ -110,6 +110,10 @@ class HeadState(Protocol):
 
     def judge(self, n_drafts: int, n_right: int) -> str | None:
         """Return a sentence where so few of `n_drafts` first tokens were right that something is wrong, else None."""
+
+    @property
+    def price(self) -> DraftPrice:
+        """What a draft is expected to take, in forwards of the target over one row, by the bytes that each reads."""
 
     @property
     def read_s(self) -> float:

@@ -40,7 +40,6 @@ Made = Callable[[Scores, Sequence[int], int], T | None]
 NAME = "head"
 SHED = "the draft head was shed when memory ran short; load again to have it"
 """The reason why a head that was freed drafts no more."""
-_SHARE = 0.07  # of a plain step: what a drafted token is expected to take before one was timed
 _LEAST_LEAF = 0.05  # a second best token of a smaller path probability is left out
 _DRAWS = 0x4472616674486561  # sets the drawn numbers apart from those of other drafters
 _IMPOSSIBLE = np.float32(-1e30)  # the score of a token that the head can't draft
@@ -317,8 +316,10 @@ def _levels_of(chain: DraftedChain) -> Iterator[Level]:
 
 
 def _traits(state: HeadState, context: DraftContext) -> DrafterTraits:
-    rate, whole_s = DrafterTraits().rate, context.curve.seconds(1)
+    traits, whole_s = DrafterTraits(DraftCost.CALLS, Draws.SHAPES, follows=True), context.curve.seconds(1)
     if state.reach:
-        rate = sum(state.reach) / (1 + sum(state.reach[:-1]))
-    level_s = None if whole_s is None else _SHARE * whole_s
-    return DrafterTraits(DraftCost.CALLS, Draws.SHAPES, rate, level_s, follows=True)
+        traits = replace(traits, rate=sum(state.reach) / (1 + sum(state.reach[:-1])))
+    if whole_s is not None:
+        price = state.price.times(whole_s)
+        traits = replace(traits, level_s=price.level, once_s=price.once)
+    return traits

@@ -96,8 +96,8 @@ def summary(active: ActiveDrafter) -> str:
         return f"{what} was not asked: no gain was expected of it"
     if active.hoped is None:
         return f"{what} was not asked: the text was too short to find out whether reading it pays"
-    level_s = active.record.level_s
-    cost = "" if level_s is None else f", {1000 * level_s:.1f} ms for each token"
+    price = active.record.price
+    cost = "" if price is None else f", {1000 * price.level:.1f} ms for each token"
     return (
         f"{what} was not asked: its drafts were expected to be {active.hoped:.2f} times as fast as decoding without "
         f"them{cost}, which does not repay reading the text"

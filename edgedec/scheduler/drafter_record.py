@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgedec.cost_curve import Budget
+from edgedec.cost_curve import Budget, DraftPrice
 from edgedec.draft import Draft
 from edgedec.draft_constants import (
     CLEAR_GAIN,
@@ -89,23 +89,28 @@ def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> t
 class DraftSeconds:
     """The seconds of a draft by its levels: a line through the drafts that were timed, later ones counting more.
 
-    The first level takes longer than the others, as its weights come from memory, and theirs from the cache.
+    What passes once is the forward of a block drafter; the first level of another head takes longer than the next ones,
+    as its weights come from memory, and theirs from the cache.
 
-    >>> seconds = DraftSeconds(1.0)
+    >>> seconds = DraftSeconds(DraftPrice(1.0))
     >>> for _ in range(300):
     ...     seconds.note(1, 3.0)
     ...     seconds.note(3, 4.0)
-    >>> round(seconds.level_s, 2)
-    0.5
+    >>> round(seconds.price.level, 2), round(seconds.price.once, 2)
+    (0.5, 2.5)
+
+    Attributes:
+        price: That line.
     """
 
-    __slots__ = ("_products", "_seconds", "_squares", "_sum", "_weight")
+    __slots__ = ("_products", "_seconds", "_squares", "_sum", "_weight", "price")
 
-    def __init__(self, level_s: float) -> None:
-        """Expect `level_s` seconds for each level, as if PRIOR drafts of one level or of four had taken that."""
+    def __init__(self, price: DraftPrice) -> None:
+        """Expect a price, as if PRIOR drafts of one level or of four had taken that."""
         self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
+        self.price = price
         for n in (1.0, 4.0):
-            self._add(n, n * level_s, PRIOR / 2)
+            self._add(n, price.of(n), PRIOR / 2)
 
     def _add(self, n: float, seconds: float, weight: float) -> None:
         self._weight += weight
@@ -116,21 +121,18 @@ class DraftSeconds:
 
     def note(self, n_levels: int, seconds: float) -> None:
         """Take a draft of so many levels; one that took far longer than expected counts as a few times as long."""
-        expected = self._seconds / self._weight + self.level_s * (n_levels - self._sum / self._weight)
-        seconds = min(seconds, ODD * max(expected, self.level_s * n_levels))
+        seconds = min(seconds, ODD * self.price.of(n_levels))
         self._weight, self._sum, self._squares, self._seconds, self._products = (
             KEPT * value for value in (self._weight, self._sum, self._squares, self._seconds, self._products)
         )
         self._add(n_levels, seconds, 1.0)
-
-    @property
-    def level_s(self) -> float:
-        """Seconds that one level more takes."""
         spread = self._weight * self._squares - self._sum * self._sum
+        if spread < 1e-3 * self._weight * self._weight:  # all drafts had as many levels: both parts are in proportion
+            self.price = self.price.times(self._seconds / (self._weight * self.price.of(self._sum / self._weight)))
+            return
         least = NOTICED * self._seconds / self._sum
-        if spread < 1e-3 * self._weight * self._weight:  # all drafts had as many levels
-            return self._seconds / self._sum
-        return max(least, (self._weight * self._products - self._sum * self._seconds) / spread)
+        level = max(least, (self._weight * self._products - self._sum * self._seconds) / spread)
+        self.price = DraftPrice(level, max(0.0, (self._seconds - level * self._sum) / self._weight))
 
 
 @dataclass(slots=True)
@@ -180,7 +182,7 @@ class DrafterRecord:
 
     Attributes:
         calibration: What the drafter's estimates are worth, [sampling, greedy].
-        level_s: Seconds that a costly drafter takes to draft one token deeper; None before it was timed.
+        price: Seconds that a costly drafter's drafts take; None before one was timed.
         offered: Depth down to which its drafts were compared with the text, summed and slowly forgotten,
             [sampling, greedy].
         accepted: Depth down to which they were right, in the same way.
@@ -194,7 +196,7 @@ class DrafterRecord:
     """
 
     calibration: tuple[Calibration, Calibration] = field(default_factory=lambda: (Calibration(), Calibration()))
-    level_s: float | None = None
+    price: DraftPrice | None = None
     offered: list[float] = field(default_factory=lambda: [PRIOR] * 2)
     accepted: list[float] = field(default_factory=lambda: [PRIOR * DrafterTraits().rate] * 2)
     trials: Budget = field(default_factory=Budget)
@@ -210,8 +212,8 @@ class DrafterRecord:
         """Take what a drafter declares, as far as nothing better is known."""
         if self.is_new:
             self.accepted = [traits.rate * offered for offered in self.offered]
-        if self.level_s is None:
-            self.level_s = traits.level_s
+        if self.price is None and traits.level_s is not None:
+            self.price = DraftPrice(traits.level_s, traits.once_s)
         self.is_new = False
 
     def rate(self, greedy: bool) -> float:

@@ -6,9 +6,9 @@ tokens by the same forward. It takes s seconds of drafting and T(n) seconds of f
     rate(n) = (m + E) / (s + T(n))        n = 0 is the plain step, with E = 1
 
 over the sets of nodes (`draft_tree.best_part`) or, where nothing is drafted yet, over the lengths of a chain whose
-tokens are accepted with the mean rate a, at l seconds a token (`cost_curve.best_length`):
+tokens are accepted with the mean rate a, at o seconds a draft and l a token (`cost_curve.best_length`):
 
-    rate(n) = (m + 1 + a + ... + a^n) / (n l + T(n))
+    rate(n) = (m + 1 + a + ... + a^n) / (o + n l + T(n))
 
 **The worth.** Whatever may be done (ask a drafter, verify more rows, take a plain step among drafts) is expected to
 gain g tokens and to take c seconds more. A token is worth w seconds: those of a plain step, divided by the texts that
@@ -47,7 +47,7 @@ is at most twice the best possible (renting skis until they would have been paid
 |---|---|---|
 | NOTHING | mean of earlier drafts: own right tokens, less what verifying them took | mean: asking, teaching |
 | CALLS | mean of earlier drafts: what a step was expected to gain by them | mean: drafting |
-| TARGET | the best length of a chain at the mean rate a | l for each token, and T(n) |
+| TARGET | the best length of a chain at the mean rate a | o, l for each token, and T(n) |
 | MODEL | the same; before its first draft: over the rest of the text | the same, and reading what it missed |
 
 The means are `drafter_record.Worth`, apart for steps in which other drafters propose something: a drafter that may be
@@ -57,7 +57,7 @@ asked in several steps or not at all, and a trial of it takes TRIAL_STEPS steps.
 
 from dataclasses import dataclass
 
-from edgedec.cost_curve import Cost, best_length
+from edgedec.cost_curve import Cost, DraftPrice, best_length
 from edgedec.draft_constants import AT_ONCE, BUCKET, CAUTION, FIRST, GAIN, TRIAL_STEPS
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
@@ -72,13 +72,13 @@ class DraftPlan:
 
     Attributes:
         n_max: Most nodes.
-        level_s: Seconds that one token deeper is expected to take.
+        price: Seconds that the draft is expected to take.
         least_path: Path probability below which a node does not pay.
         extra_s: Seconds that the drafter may take beyond the usual deadline.
     """
 
     n_max: int
-    level_s: float
+    price: DraftPrice
     least_path: float = 0.0
     extra_s: float = 0.0
 
@@ -92,60 +92,60 @@ def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> Draft
         choice: What is chosen of the other drafters' proposals.
     """
     record, cost, n_max, rate = active.record, choice.cost, choice.n_max, choice.expected.rate
-    p, level_s = record.rate(active.greedy), _level_s(active, cost)
+    p, price = record.rate(active.greedy), _price(active, cost)
     if active.in_place:
-        return _plan_known(active, p, level_s, choice, rate)
+        return _plan_known(active, p, price, choice, rate)
     always, others = choice.options.always, choice.curve.others
     if active.cost is DraftCost.TARGET:
         active.missed = 0
-    if active.missed is None and not always and not _pays_to_read(active, log, p, level_s, choice):
+    if active.missed is None and not always and not _pays_to_read(active, log, p, price, choice):
         return None
-    length, gain = best_length(p, level_s, cost, n_max, rate, others)
+    length, gain = best_length(p, price, cost, n_max, rate, others)
     pays = always or gain >= GAIN
     if not pays:
         length = min(2, n_max)
-    step_s = length * level_s + cost(length) - cost(0)
+    step_s = price.of(length) + cost(length) - cost(0)
     loss_s = TRIAL_STEPS * step_s + record.read_s * (active.missed or 0)
     if not active.may_ask(pays, loss_s, choice.curve.n_texts, TRIAL_STEPS):
         return None
-    extra_s = 2 * length * level_s if active.cost is DraftCost.TARGET else 0.0
+    extra_s = 2 * price.of(length) if active.cost is DraftCost.TARGET else 0.0
     if always:
-        return DraftPlan(n_max, level_s, extra_s=extra_s)
-    marginal = _least_gain(level_s, cost, length, rate * max(gain, 1.0))
+        return DraftPlan(n_max, price, extra_s=extra_s)
+    marginal = _least_gain(price, cost, length, rate * max(gain, 1.0))
     least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
-    return DraftPlan(min(n_max, 2 * length), level_s, least_path, extra_s)
+    return DraftPlan(min(n_max, 2 * length), price, least_path, extra_s)
 
 
-def _level_s(active: ActiveDrafter, cost: Cost) -> float:
-    """Return the seconds that a drafter is expected to take for each level; a quarter of a step where nothing says."""
+def _price(active: ActiveDrafter, cost: Cost) -> DraftPrice:
+    """Return what a drafter's drafts are expected to take; a quarter of a step for each level where nothing says."""
     record = active.record
-    level_s = record.level_s if record.level_s is not None else cost(0) / 4
+    price = record.price or DraftPrice(cost(0) / 4)
     if not active.in_place:
-        return level_s
-    record.known = record.known or DraftSeconds(level_s)
-    return record.known.level_s
+        return price
+    record.known = record.known or DraftSeconds(price)
+    return record.known.price
 
 
-def _plan_known(active: ActiveDrafter, p: float, level_s: float, choice: Choice, rate: float) -> DraftPlan | None:
+def _plan_known(active: ActiveDrafter, p: float, price: DraftPrice, choice: Choice, rate: float) -> DraftPlan | None:
     """Return how to ask a drafter that has read the text already, where `rate` tokens a second come without it.
 
     Its chain ends by its own probabilities, the next of which is about its mean acceptance `p`.
     """
     cost, n_max, n_texts = choice.cost, choice.n_max, choice.curve.n_texts
     if choice.options.always:
-        return DraftPlan(n_max, level_s)
-    active.worth.at_first(level_s)
+        return DraftPlan(n_max, price)
+    active.worth.at_first(price.of(1))
     if not active.is_due(cost(0) / n_texts, n_texts, among_others=bool(choice.nodes)):
         return None
-    length, gain = best_length(p, level_s, cost, n_max, rate, choice.curve.others)
+    length, gain = best_length(p, price, cost, n_max, rate, choice.curve.others)
     rate *= max(gain, 1.0)
-    least = max(_least_gain(level_s, cost, length, rate), (level_s + _row_behind(cost, length, n_max)) * rate)
-    return DraftPlan(n_max, level_s, min(1.0, least / max(p, 0.01)))
+    least = max(_least_gain(price, cost, length, rate), (price.level + _row_behind(cost, length, n_max)) * rate)
+    return DraftPlan(n_max, price, min(1.0, least / max(p, 0.01)))
 
 
-def _least_gain(level_s: float, cost: Cost, length: int, rate: float) -> float:
+def _least_gain(price: DraftPrice, cost: Cost, length: int, rate: float) -> float:
     """Return the tokens that one level more must add to pay, where chains of `length` levels give `rate` tokens/s."""
-    return (level_s + (cost(length) - cost(0)) / length) * rate
+    return (price.level + (cost(length) - cost(0)) / length) * rate
 
 
 def _row_behind(cost: Cost, length: int, n_max: int) -> float:
@@ -154,20 +154,20 @@ def _row_behind(cost: Cost, length: int, n_max: int) -> float:
     return min([(cost(n) - whole_s) / (n - length) for n in range(length + 1, end + 1)], default=0.0)
 
 
-def _pays_to_read(active: ActiveDrafter, log: DecisionLog, p: float, level_s: float, choice: Choice) -> bool:
+def _pays_to_read(active: ActiveDrafter, log: DecisionLog, p: float, price: DraftPrice, choice: Choice) -> bool:
     """Tell whether the rest of the text is likely to repay the time that reading its beginning takes.
 
     The first steps show how fast the cheap drafters make the text. The text is expected to double its length. Other
     requests wait for the reading and for each draft, so what counts is how much faster all of them become. `p` is
-    P(a node is accepted | its parent was accepted), `level_s` the seconds of one token.
+    P(a node is accepted | its parent was accepted).
     """
     if log.n_steps < FIRST:
         return False
     cost, others = choice.cost, choice.curve.others
     mean = max(1 / cost(0), log.tokens_per_s)
-    _, gain = best_length(p, level_s, cost, choice.n_max, (1 + others) * mean, others)
+    _, gain = best_length(p, price, cost, choice.n_max, (1 + others) * mean, others)
     active.hoped = gain
-    first_s = active.record.first_s if active.record.first_s is not None else AT_ONCE * level_s
+    first_s = active.record.first_s if active.record.first_s is not None else AT_ONCE * price.level
     rest = min(choice.room, BUCKET // 2, log.n_tokens)  # half of what a draft model reads
     return gain >= GAIN and rest / mean * (1 - 1 / gain) > CAUTION * first_s
 
@@ -191,10 +191,10 @@ def note_draft(
     if n and record.known is not None:
         record.known.note(max(active.draft.depths()), seconds)
     elif n:
-        _note_time(record, seconds, plan.level_s, max(active.draft.depths()), active.missed)
+        _note_time(record, seconds, plan.price, max(active.draft.depths()), active.missed)
     active.missed = 0
     if active.in_place:
-        active.worth.at_first(plan.level_s)
+        active.worth.at_first(plan.price.of(1))
         token_s = cost(0) / choice.curve.n_texts
         active.judge(gain_s / token_s, seconds, token_s, among_others=among_others)
     elif active.tries:
@@ -203,17 +203,17 @@ def note_draft(
         record.trial_s += lost_s
 
 
-def _note_time(record: DrafterRecord, seconds: float, level_s: float, n_levels: int, n_missed: int | None) -> None:
+def _note_time(record: DrafterRecord, seconds: float, price: DraftPrice, n_levels: int, n_missed: int | None) -> None:
     """Note the seconds of a draft of `n_levels` tokens, before which `n_missed` tokens had to be read (None: a prompt).
 
     Where much had to be read, a level took less than its share of the time.
     """
-    mine = seconds / n_levels
+    mine = (seconds - price.once) / n_levels
     if n_missed is not None and n_missed <= AT_ONCE:
-        record.level_s = 0.8 * level_s + 0.2 * mine
+        record.price = DraftPrice(0.8 * price.level + 0.2 * mine, price.once)
         return
-    record.level_s = min(level_s, mine)
-    reading_s = max(0.0, seconds - n_levels * record.level_s)
+    record.price = DraftPrice(min(price.level, mine), price.once)
+    reading_s = max(0.0, seconds - record.price.of(n_levels))
     if n_missed is None:
         record.first_s = reading_s
     else:

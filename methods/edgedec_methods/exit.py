@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import best_length
+from edgedec.cost_curve import DraftPrice, best_length
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Demands
@@ -174,7 +174,7 @@ class ExitDrafter(OwnLayersDrafter):
         whole = self.context.curve.up_to(n_max + 1, self.n_past)
         found: list[tuple[float, int, int]] = []
         for layer, rate in zip(self._agreement.exits, self._agreement.rates, strict=True):
-            part = self.parts.ratio(_share(layer, self._n_layer))
+            part = DraftPrice(self.parts.ratio(_share(layer, self._n_layer)))
             length, gain = best_length(rate, part, lambda n: whole[n] / whole[0], n_max, 1.0)
             found.append((gain, -layer, length))
         gain, minus_layer, length = max(found)

@@ -12,7 +12,7 @@ from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 import edgedec
 from edgedec.api import open_drafters as opening_drafts
 from edgedec.api.options import DraftOptions
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.gguf.layer_bytes import layer_bytes
@@ -180,9 +180,9 @@ def test_one_that_was_timed_is_priced_by_that(
         drafting = engine.pool.slots[0].drafting
         assert drafting is not None
         engine.generate(TEXT, max_tokens=4, temperature=0, ignore_end=True)
-        level_s = drafting.records[name].level_s
-    assert level_s is not None
-    assert f"{1000 * level_s:.1f}" == ms
+        price = drafting.records[name].price
+    assert price is not None
+    assert f"{1000 * price.level:.1f}" == ms
 
 
 def test_one_that_may_pay_or_is_pinned_is_loaded(monkeypatch: pytest.MonkeyPatch, large: Path, small: Path) -> None:
@@ -224,7 +224,7 @@ def test_one_that_is_kept_without_use_says_what_it_costs(
 
 def test_what_is_said_of_a_draft_model() -> None:
     """Asked in vain, asked with use, or not asked and why; nothing of a drafter without one."""
-    member = ActiveDrafter("cascade", None, DrafterRecord(level_s=0.012), DraftCost.MODEL)  # type: ignore[arg-type]
+    member = ActiveDrafter("cascade", None, DrafterRecord(price=DraftPrice(0.012)), DraftCost.MODEL)  # type: ignore[arg-type]
     assert summary(member) == ""
     member = replace(member, model=lambda: "the draft model X (700.0 MB)")
     asked = replace(member, n_asked=3, asked_s=0.036)

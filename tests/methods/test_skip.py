@@ -284,7 +284,8 @@ def test_the_policy_knows_what_a_draft_takes_and_is_likely_to_bring(model: Model
     drafting = auto(model, tmp_path)
     policy_for(model, drafting)
     record = drafting.records["skip"]
-    assert record.level_s == pytest.approx(0.040)
+    assert record.price is not None
+    assert record.price.level == pytest.approx(0.040)
     assert record.rate(True) == record.rate(False) == pytest.approx(0.85)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.decoding.simulation import Clock, Oracle, a_text, best_fixed, decode, policy_of
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec.draft import Draft
 from edgedec.drafter import DrafterNeeds, Floor
 from edgedec.drafter_traits import DraftCost
@@ -45,7 +45,7 @@ def test_auto_asks_the_targets_own_layers_where_they_are_the_fastest(
     text, floor, level_s = a_text(N_TOKENS), Floor(), share * seconds(1)
     table = Oracle(text, cheap, floor=floor, clock=clock, rng=np.random.default_rng(3))
     layers = OwnLayers(text, own, floor=floor, clock=clock, level_s=level_s)
-    record = DrafterRecord(accepted=[own * 6.0] * 2, level_s=level_s)
+    record = DrafterRecord(accepted=[own * 6.0] * 2, price=DraftPrice(level_s))
     members = [ActiveDrafter("suffix", table, DrafterRecord()), ActiveDrafter("skip", layers, record, DraftCost.TARGET)]
     curve = CostCurve({n: seconds(n) for n in (1, 2, 4, 8, 16)})
     run = decode(policy_of(members, curve), text, curve, seconds, clock)

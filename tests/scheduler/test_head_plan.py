@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from support.decoding.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
-from edgedec.cost_curve import CostCurve, SharedForward
+from edgedec.cost_curve import CostCurve, DraftPrice, SharedForward
 from edgedec.draft import Draft
 from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost
@@ -68,7 +68,7 @@ class Sure(Oracle):
 
 def test_the_chain_ends_where_the_next_token_is_not_expected_to_pay() -> None:
     """A token more must gain, with the chance of its path and its own, what drafting and verifying it takes."""
-    record = DrafterRecord(level_s=0.05, offered=[100.0, 100.0], accepted=[50.0, 50.0])
+    record = DrafterRecord(price=DraftPrice(0.05), offered=[100.0, 100.0], accepted=[50.0, 50.0])
     choice = Choice(CostCurve(), PolicyOptions(8), cost, 8, 100)
     plan = plan_draft(active(Oracle([], 0.5), record), DecisionLog(), choice)
     assert plan is not None
@@ -82,7 +82,7 @@ def test_a_head_that_is_sure_now_and_then_is_asked_at_every_step(first_s: float,
     """Its mean acceptance would not pay for a node; a first call that takes forty times as long changes nothing."""
     text, curve = a_text(3000), a_curve()
     sure = Sure(text, 0.36, clock=clock, level_s=0.05, first_s=first_s)
-    run = decode(policy_of([active(sure, DrafterRecord(level_s=0.05))], curve), text, curve, seconds, clock)
+    run = decode(policy_of([active(sure, DrafterRecord(price=DraftPrice(0.05)))], curve), text, curve, seconds, clock)
     assert sure.n_asked >= 0.97 * len(run.drafted)
     assert run.rate > 1.15
     assert set(run.drafted) <= {0, 1, 2}
@@ -90,7 +90,7 @@ def test_a_head_that_is_sure_now_and_then_is_asked_at_every_step(first_s: float,
 
 def test_a_head_that_accepts_next_to_nothing_is_tried_only(clock: Clock) -> None:
     """Where nothing is gained, a head is asked in trials, whose share of the time is bounded."""
-    text, curve, record = a_text(4000), a_curve(), DrafterRecord(level_s=0.1)
+    text, curve, record = a_text(4000), a_curve(), DrafterRecord(price=DraftPrice(0.1))
     poor = Oracle(text, 0.02, says=0.3, clock=clock, level_s=0.1)
     run = decode(policy_of([active(poor, record)], curve), text, curve, seconds, clock)
     assert 10 < poor.n_asked < 0.12 * len(run.drafted)
@@ -109,7 +109,9 @@ def test_a_head_is_taken_up_again_when_it_begins_to_pay(clock: Clock) -> None:
 
     text, curve = a_text(4000), a_curve()
     run = decode(
-        policy_of([active(Improving(text, 0.02, clock=clock, level_s=0.1), DrafterRecord(level_s=0.1))], curve),
+        policy_of(
+            [active(Improving(text, 0.02, clock=clock, level_s=0.1), DrafterRecord(price=DraftPrice(0.1)))], curve
+        ),
         text,
         curve,
         seconds,

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from support.decoding.simulation import GREEDY, a_text, decode, fake_session
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
@@ -367,14 +367,14 @@ class Declared(Foreign):
 
 def test_what_a_drafter_of_another_package_declares_counts() -> None:
     """Its cost, and what it is expected to bring and to take; one that declares nothing looks tokens up."""
-    for drafter, cost, rate, level_s in [
-        (Declared(), DraftCost.MODEL, 0.5, 0.25),
+    for drafter, cost, rate, price in [
+        (Declared(), DraftCost.MODEL, 0.5, DraftPrice(0.25)),
         (Foreign(), DraftCost.NOTHING, 0.7, None),
     ]:
         policy, _ = opened(drafter)
         assert policy is not None
         (active,) = policy.drafters.all
-        assert (active.cost, active.record.level_s) == (cost, level_s)
+        assert (active.cost, active.record.price) == (cost, price)
         assert active.record.rate(True) == pytest.approx(rate)
         policy.drafters.close()
 

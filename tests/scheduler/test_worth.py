@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from support.decoding.simulation import Clock, Oracle, policy_of
 
-from edgedec.cost_curve import CostCurve, SharedForward
+from edgedec.cost_curve import CostCurve, DraftPrice, SharedForward
 from edgedec.draft import Draft, Verification
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
@@ -95,7 +95,7 @@ def test_drafters_that_bring_nothing_take_a_hundredth_of_the_time_however_many_t
     n: int, head: bool, clock: Clock
 ) -> None:
     """What one text's drafting takes, all texts wait for: so a drafter is asked the more seldom, the more they are."""
-    record = DrafterRecord(level_s=0.0005)
+    record = DrafterRecord(price=DraftPrice(0.0005))
     texts = texts_of(n, clock, record, head=head)
     write(texts, 100, clock)  # it takes some drafts to find out
     begun, asked = clock.now, sum(text.drafter.n_asked for text in texts)
@@ -145,7 +145,7 @@ def test_a_text_whose_drafters_rest_is_not_looked_at(clock: Clock) -> None:
 
 def test_all_texts_of_a_forward_try_a_drafter_in_the_same_step(clock: Clock) -> None:
     """So their calls of a model are made together, and threads are there for just these steps."""
-    record = DrafterRecord(level_s=0.002)
+    record = DrafterRecord(price=DraftPrice(0.002))
     texts = texts_of(4, clock, record, head=True, ask_s=0.002)
     write(texts, 60, clock)
     n_together = 0
@@ -173,7 +173,7 @@ class Reader(Timed):
 
 def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clock: Clock) -> None:
     """What it reads is lost as its trials are; once they have lost their share, whole texts go without it."""
-    record = DrafterRecord(level_s=0.002)
+    record = DrafterRecord(price=DraftPrice(0.002))
 
     def opened() -> tuple[ActiveDrafter, Reader]:
         reader = Reader(TEXT, 0.5, clock=clock)

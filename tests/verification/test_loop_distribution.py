@@ -25,7 +25,7 @@ from support.models.real_models import real_model
 from support.models.tiny_models import BOS, byte_ids, tiny_llama
 from support.processes.installed import with_plugin
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
@@ -177,7 +177,7 @@ def test_the_policy_keeps_the_distribution(
     curve = CostCurve({1: 1.0, 4: 1.1, 8: 1.6})
     monkeypatch.setattr(curve, "observe", lambda *args, **options: None)
     monkeypatch.setattr(estimator, "FIRST", 0)
-    records = {"model": DrafterRecord(level_s=0.05, first_s=0.0)}
+    records = {"model": DrafterRecord(price=DraftPrice(0.05), first_s=0.0)}
     drafters: dict[str, DrafterFactory] = {"suffix": SuffixDrafter, "model": Hotter(source)}
     name = "temperature 1"
     found = generated(

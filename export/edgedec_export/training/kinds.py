@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import DraftPrice
 from edgedec.errors import OptionError
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_export.target_rows import output_name
@@ -73,8 +74,8 @@ class Kind(Protocol):
     def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
         """Return a drafter with its tokens, which goes on from a state; None for one that has learned nothing."""
 
-    def drafted_token(self, n_tokens: int) -> float:
-        """Return what a drafted token costs, in times of a plain step, by the bytes read; `n_tokens` can be drafted."""
+    def price(self, n_tokens: int) -> DraftPrice:
+        """Return what a draft costs, in plain steps, by the bytes read; `n_tokens` can be drafted."""
 
     def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
         """Write the drafter; `about` is the recipe and the report, for its record."""
@@ -117,10 +118,10 @@ class HeadKind:
             student.restore(state)
         return student
 
-    def drafted_token(self, n_tokens: int) -> float:
-        """Return what a drafted token costs, in times of a plain step."""
-        tensor = self.parts.gguf.tensors[output_name(self.parts.gguf)]
-        return drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), tensor.n_bytes / tensor.shape[1])
+    def price(self, n_tokens: int) -> DraftPrice:
+        """Return what a draft costs, in plain steps."""
+        tensor, n_bytes = self.parts.gguf.tensors[output_name(self.parts.gguf)], bytes_per_step(self.parts)
+        return DraftPrice(drafted_token_share(self._card(n_tokens), n_bytes, tensor.n_bytes / tensor.shape[1]))
 
     def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
         """Write the head's folder, and note in the cache where it is."""
@@ -168,9 +169,9 @@ class NarrowKind:
             student.restore(state)
         return student
 
-    def drafted_token(self, n_tokens: int) -> float:
-        """Return what a drafted token costs, in times of a plain step; the output matrix is read whole."""
-        return narrow_gguf.bytes_per_token(self.shape) / bytes_per_step(self.parts)
+    def price(self, n_tokens: int) -> DraftPrice:
+        """Return what a draft costs, in plain steps; the output matrix is read whole for each token."""
+        return DraftPrice(narrow_gguf.bytes_per_token(self.shape) / bytes_per_step(self.parts))
 
     def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
         """Write the GGUF."""

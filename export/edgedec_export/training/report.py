@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec_export.training.simulation import Costs, Drafted, Outcome, best_outcome, reach, replay
 from edgedec_runtimes.trained_heads.card import HeadCard, Promise
 
@@ -40,13 +40,13 @@ class DrafterReport:
 
     Attributes:
         kinds: By kind of prompt, "all" last.
-        drafted_token: What a drafted token is taken to cost, in times of a plain step.
+        price: What a draft is taken to cost, in plain steps.
         curve: Seconds of a forward by its rows, as measured on this machine.
         drafter: What the drafter is called in a sentence.
     """
 
     kinds: tuple[KindReport, ...]
-    drafted_token: float
+    price: DraftPrice
     curve: dict[int, float]
     drafter: str = "the head"
 
@@ -79,7 +79,8 @@ class DrafterReport:
             for kind in self.kinds
         }
         curve = {str(n): seconds for n, seconds in self.curve.items()}
-        return {"kinds": kinds, "drafted_token": self.drafted_token, "curve_s": curve, "pays": self.pays}
+        price = {"draft": self.price.once, "drafted_token": self.price.level}
+        return {"kinds": kinds, **price, "curve_s": curve, "pays": self.pays}
 
     def sentence(self) -> str:
         """Return in a sentence what to expect on this machine."""
@@ -89,7 +90,7 @@ class DrafterReport:
             one, two = CostCurve(self.curve).up_to(2)
             return (
                 f"{self.drafter} gives {said}, and does not pay here: a step of two rows takes {two / one:.2f} of a "
-                f"plain one, and a drafted token {self.drafted_token:.2f}"
+                f"plain one, and a draft of one token {self.price.of(1):.2f}"
             )
         return (
             f"{self.drafter} gives {said}: about {best.speed:.2f} times plain decoding here, with drafts of up to "
@@ -98,21 +99,21 @@ class DrafterReport:
 
 
 def drafter_report(
-    drafted: Sequence[Drafted], curve: CostCurve, drafted_token: float, drafter: str = "the head"
+    drafted: Sequence[Drafted], curve: CostCurve, price: DraftPrice, drafter: str = "the head"
 ) -> DrafterReport:
     """Return the report on what was drafted on answers held back.
 
     Args:
         drafted: The drafts.
         curve: The measured cost of forwards.
-        drafted_token: What a drafted token costs, in times of a plain step.
+        price: What a draft costs, in plain steps.
         drafter: What the drafter is called in a sentence.
     """
-    costs = _costs(curve, drafted_token)
+    costs = _costs(curve, price)
     kinds = sorted({text.kind for text in drafted})
     groups = [(kind, [text for text in drafted if text.kind == kind]) for kind in kinds]
     reports = tuple(_of(kind, texts, costs) for kind, texts in [*groups, ("all", list(drafted))])
-    return DrafterReport(reports, drafted_token, curve.table(), drafter)
+    return DrafterReport(reports, price, curve.table(), drafter)
 
 
 def _of(kind: str, texts: Sequence[Drafted], costs: Costs) -> KindReport:
@@ -121,9 +122,9 @@ def _of(kind: str, texts: Sequence[Drafted], costs: Costs) -> KindReport:
     return KindReport(kind, n_tokens, gained, reach(texts, MOST_DRAFTED), best_outcome(texts, costs))
 
 
-def _costs(curve: CostCurve, drafted_token: float) -> Callable[[int], float]:
+def _costs(curve: CostCurve, price: DraftPrice) -> Callable[[int], float]:
     seconds = curve.up_to(1 + MOST_DRAFTED)
-    return lambda n: seconds[n] / seconds[0] + n * drafted_token
+    return lambda n: seconds[n] / seconds[0] + price.of(n)
 
 
 def drafted_token_share(card: HeadCard, n_target_bytes: int, bytes_per_output_row: float) -> float:

@@ -44,7 +44,7 @@ class Outcome:
 
 
 Costs = Callable[[int], float]
-"""The time of a step that drafts so many tokens, in times of a plain step."""
+"""The time of a step in which so many tokens are drafted, maybe none, in plain steps."""
 
 
 def replay(texts: Iterable[Drafted], costs: Costs, n_most: int, least_sure: float = 0.0) -> Outcome:
@@ -62,7 +62,7 @@ def replay(texts: Iterable[Drafted], costs: Costs, n_most: int, least_sure: floa
             n_tokens, i = n_tokens + min(kept + 1, len(lengths) - i), i + kept + 1
     if not n_steps:
         return Outcome(n_most, least_sure, 1.0, 0.0, 1.0)
-    return Outcome(n_most, least_sure, n_tokens / n_steps, n_drafted / n_steps, n_tokens * costs(0) / seconds)
+    return Outcome(n_most, least_sure, n_tokens / n_steps, n_drafted / n_steps, n_tokens / seconds)
 
 
 def best_outcome(texts: Sequence[Drafted], costs: Costs) -> Outcome:

@@ -225,7 +225,7 @@ def _taught(kind: Kind, out: Path, work: Path, key: str, files: list[LessonFile]
     taught = teach(new_student, files, chosen, job, options.on_progress, options.cancel)
     n = len(taught.token_ids)
     curve = _curve(kind.parts.gguf.paths[0], options)
-    report = drafter_report(taught.drafted, curve, kind.drafted_token(n), kind.called)
+    report = drafter_report(taught.drafted, curve, kind.price(n), kind.called)
     covered = coverage(counts, taught.token_ids)
     about = {
         "recipe": {

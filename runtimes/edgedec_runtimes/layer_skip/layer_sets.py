@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import CostCurve, best_length
+from edgedec.cost_curve import CostCurve, DraftPrice, best_length
 from edgedec.errors import StorageError
 from edgedec.model import LayerSet, ModelCard
 from edgedec.storage import probe_cache
@@ -88,7 +88,7 @@ class TunedSet:
         if whole_s is None or n_max < 1:
             return 0.0
         cost = curve.up_to(n_max + 1).__getitem__
-        return best_length(self.agreement, self.cost * whole_s, cost, n_max, 1 / whole_s)[1]
+        return best_length(self.agreement, DraftPrice(self.cost * whole_s), cost, n_max, 1 / whole_s)[1]
 
 
 def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet, *, lossy: bool = False) -> None:

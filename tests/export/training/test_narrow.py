@@ -142,4 +142,4 @@ def test_a_drafted_tokens_share_is_that_of_the_bytes(target: Path) -> None:
     n_target = sum(tensor.n_bytes for name, tensor in tensors.items() if name != "token_embd.weight")
     layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 64
     expected = (4 * layer + 260 * 32) * 34 / 32 / n_target
-    assert kind.drafted_token(100) == pytest.approx(expected)
+    assert kind.price(100).of(3) == pytest.approx(3 * expected)

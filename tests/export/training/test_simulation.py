@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec_export.training.report import drafted_token_share, drafter_report
 from edgedec_export.training.short_list import count_tokens, coverage, short_list
 from edgedec_export.training.simulation import Drafted, best_outcome, reach, replay
@@ -71,13 +71,13 @@ def test_the_best_way_is_the_fastest_and_never_slower_than_plain() -> None:
 def test_a_report_says_whether_the_head_pays() -> None:
     """By kind and for all; the sentence says "does not pay here" where that is so."""
     texts = random_texts(3, n=8, p=0.9)
-    flat = drafter_report(texts, CostCurve({1: 0.010, 8: 0.011}), 0.05)
+    flat = drafter_report(texts, CostCurve({1: 0.010, 8: 0.011}), DraftPrice(0.05))
     assert [kind.kind for kind in flat.kinds] == ["a", "b", "all"]
     assert flat.pays
     assert f"about {flat.all.best.speed:.2f} times plain decoding here" in flat.sentence()
     assert flat.promise.reach == reach(texts, 6)
     assert set(flat.promise.reach_by_kind) == {"a", "b"}
-    steep = drafter_report(texts, CostCurve({1: 0.010, 2: 0.020, 8: 0.080}), 0.05)
+    steep = drafter_report(texts, CostCurve({1: 0.010, 2: 0.020, 8: 0.080}), DraftPrice(0.05))
     assert not steep.pays
     assert "does not pay here" in steep.sentence()
     assert steep.as_json()["kinds"]["all"]["expected_speed"] == 1.0

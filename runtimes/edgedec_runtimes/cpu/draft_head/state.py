@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import DraftPrice, SharedForward
 from edgedec.errors import ModelFormatError, SessionError, argument
 from edgedec.head_state import ChainRules, DraftCall, DraftedChain, JoinedCalls
 from edgedec.logit_ops import LogitOps
@@ -119,6 +119,11 @@ class CpuDraftHeadState:
     def judge(self, n_drafts: int, n_right: int) -> str | None:
         """Return a sentence where the head accepts far less than its card promises."""
         return accepts_too_little(self.head.card, (n_drafts,), (n_right,))
+
+    @property
+    def price(self) -> DraftPrice:
+        """What a draft is expected to take, by the bytes that it reads of those that a token of the target reads."""
+        return DraftPrice(self.head.share)
 
     @property
     def read_s(self) -> float:
