@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 
 from edgedec.draft_constants import BUCKET, LOSS_SHARE, NEWEST, NEXT_TO_NOTHING, NOTICED, ODD, SAMPLES, STALE, SURE
@@ -234,6 +235,7 @@ class CostCurve:
         beside_s: Mean seconds that a step takes beside proposing and its forward, as Python does: [a plain step, one
             that verifies a draft]. On a small model they are a part of what a draft costs.
         others: Tokens that other requests gain by the same forward, where forwards are shared.
+        n_texts: Texts that share the forward of the present step.
         joined: The latest forward that was noted of those that several sessions had rows in; None before.
         latest_s: Seconds of the latest forward, of keeping a branch of it, and of what a step takes beside; cut where
             they are out of all proportion. None before the first forward, and until the next one when it was set to
@@ -253,6 +255,7 @@ class CostCurve:
             cheapest = min(base.values(), default=seconds)
             base[n_rows] = min(seconds, cheapest)  # where more rows took less, the time of fewer rows was disturbed
         self.keep_s = self.others = 0.0
+        self.n_texts = 1
         self.beside_s = [0.0, 0.0]
         self.joined: SharedForward | None = None
         self.latest_s: float | None = None
@@ -329,12 +332,12 @@ class CostCurve:
         bucket, (plain_s, draft_s) = self._bucket(n_past), self.beside_s
         if not self.resuming.after_draft:
             draft_s += self._resume_s(bucket)
-        return lambda n_nodes: (bucket.seconds(n_nodes + 1) or float(n_nodes + 1)) + (draft_s if n_nodes else plain_s)
 
-    @property
-    def n_texts(self) -> int:
-        """Texts that share the forward of the present step."""
-        return 1 + round(self.others)
+        @cache
+        def seconds(n_nodes: int) -> float:
+            return (bucket.seconds(n_nodes + 1) or float(n_nodes + 1)) + (draft_s if n_nodes else plain_s)
+
+        return seconds
 
     def _resume_s(self, bucket: _Bucket) -> float:
         """Return the seconds that the next plain step takes longer when a draft comes before it."""
@@ -362,12 +365,12 @@ def best_length(
     >>> best_length(0.8, DraftPrice(0.01), lambda n: 0.05, 8, 1 / 0.05)[0]
     4
     """
-    best, gain = 1, 0.0
-    expected, path = 1.0 + others, 1.0
+    best, gain, plain_rate = 1, 0.0, max(plain_rate, 1e-9)
+    expected, path, level, once = 1.0 + others, 1.0, price.level, price.once
     for n in range(1, n_max + 1):
         path *= rate
         expected += path
-        found = expected / (price.of(n) + cost(n)) / max(plain_rate, 1e-9)
+        found = expected / (once + n * level + cost(n)) / plain_rate
         if found > gain:
             best, gain = n, found
         if path * rate < NEXT_TO_NOTHING * (1 - rate):  # what all further nodes together would add

@@ -28,6 +28,7 @@ class ActiveDrafter:
         cost: What each of its nodes takes.
         greedy: Whether the text's tokens are drawn at temperature 0; what is known of sampled texts is kept apart.
         draft: What it proposed before this step.
+        chances: P(node accepted | parent accepted) of its nodes, by what was observed of the drafter's estimates.
         places: By node of `draft`, the node's index in the tree of all proposals.
         n_before: How many nodes that tree had before.
         missed: Tokens of the text that it has to read before its next draft; None before its first draft.
@@ -47,6 +48,9 @@ class ActiveDrafter:
         n_own: Nodes of the step's draft that it proposed, and no other drafter before it.
         unlearned: Tokens of the steps in which it rested, which it learns when it is asked again.
         hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
+        costly: Whether a node that the drafter drafts takes enough time to be counted.
+        in_place: Whether it knows the text already as far as the target's session holds it.
+        worth: What its drafts are worth in texts like this one.
     """
 
     name: str
@@ -55,6 +59,7 @@ class ActiveDrafter:
     cost: DraftCost = DraftCost.NOTHING
     greedy: bool = True
     draft: Draft = EMPTY_DRAFT
+    chances: list[float] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     n_before: int = 0
     missed: int | None = None
@@ -74,21 +79,13 @@ class ActiveDrafter:
     idles: bool = False
     n_own: int = 0
     unlearned: list[int] = field(default_factory=list)
+    costly: bool = field(init=False)
+    in_place: bool = field(init=False)
+    worth: Worth = field(init=False)
 
-    @property
-    def costly(self) -> bool:
-        """Whether a node that the drafter drafts takes enough time to be counted."""
-        return self.cost is not DraftCost.NOTHING
-
-    @property
-    def in_place(self) -> bool:
-        """Whether it knows the text already as far as the target's session holds it."""
-        return self.cost is DraftCost.CALLS
-
-    @property
-    def worth(self) -> Worth:
-        """What its drafts are worth in texts like this one."""
-        return self.record.worth[self.greedy]
+    def __post_init__(self) -> None:
+        self.costly, self.in_place = self.cost is not DraftCost.NOTHING, self.cost is DraftCost.CALLS
+        self.worth = self.record.worth[self.greedy]
 
     def is_due(self, token_s: float, n_texts: int, *, among_others: bool = False) -> bool:
         """Tell whether it is asked before this step, as that pays or to find out; `tries` says which.
@@ -151,9 +148,8 @@ class ActiveDrafter:
 
     def catch_up(self) -> None:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
-        if self.unlearned:
-            token_ids, self.unlearned = tuple(self.unlearned), []
-            self.drafter.learn(Verification((), token_ids), {})
+        token_ids, self.unlearned = tuple(self.unlearned), []
+        self.drafter.learn(Verification((), token_ids), {})
 
     def judge(self, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
         """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""
@@ -161,10 +157,6 @@ class ActiveDrafter:
             spent_s = max(self.worth.believed(seconds), min(seconds, ODD * token_s))
             self.record.trials.lost_s += max(0.0, spent_s - gain * token_s)
         self.worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
-
-    def corrected_p(self) -> list[float]:
-        """Return P(node accepted | parent accepted) of its draft's nodes, by what was observed of its estimates."""
-        return [self.record.calibration[self.greedy].corrected(p) for p in self.draft.p_accept]
 
     def share_s(self, seconds: float, curve: CostCurve) -> float:
         """Return what its latest draft cost its generation, where `seconds` passed, waiting for others included.
@@ -235,7 +227,8 @@ class ActiveDrafters:
         """
         started = perf_counter()
         try:
-            active.catch_up()
+            if active.unlearned:
+                active.catch_up()
             draft = active.drafter.propose(n_max, monotonic() + self.patience_s + extra_s)
             if not isinstance(draft, Draft):
                 raise PluginError(f"propose() returned a {type(draft).__name__}; it must return an edgedec Draft")
@@ -247,12 +240,14 @@ class ActiveDrafters:
             return perf_counter() - started
         active.draft = draft
         n = len(draft.tokens)
+        if n:
+            active.chances = active.record.calibration[active.greedy].all_corrected(draft.p_accept)
         if n and not self._options.coupled and self._keeps_q(draft):
             self.drawn = draft if self.drawn is None else self.drawn
             active.n_before, active.places = 0, list(range(n))
         elif n:
-            p = draft.p_accept if self._options.always else active.corrected_p()
             active.n_before = len(tree.tokens)
+            p = draft.p_accept if self._options.always else active.chances
             active.places = tree.add(draft.tokens, draft.parents, p)
             if self._recorder is not None:
                 self._recorder.drafted(active.places, draft.depths())
@@ -292,7 +287,8 @@ class ActiveDrafters:
         """Let the drafters learn the rest of the text, and end the threads of those that have one."""
         for active in self.all:
             with suppress(Exception):  # a drafter never ends the text
-                active.catch_up()
+                if active.unlearned:
+                    active.catch_up()
                 active.count_following()
             close_drafter(active.drafter)
 

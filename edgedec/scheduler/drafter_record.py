@@ -151,10 +151,6 @@ class Worth:
     n_drafts: list[int] = field(default_factory=lambda: [0, 0])
     paid: bool = True
 
-    def at_first(self, price_s: float) -> None:
-        """Expect a draft to take `price_s` seconds where nothing better is known."""
-        self.price_s = self.price_s or price_s
-
     def pays(self, token_s: float, *, among_others: bool = False) -> bool:
         """Tell whether the next draft is expected to be worth its price, where a token is worth `token_s` seconds.
 
@@ -165,8 +161,8 @@ class Worth:
 
     def note(self, gain: float, price_s: float, *, among_others: bool = False, is_trial: bool) -> None:
         """Take a draft that was worth `gain` tokens and took `price_s` seconds."""
-        self.at_first(price_s)
-        self.price_s += (1 - KEPT_OF_TRIALS) * (self.believed(price_s) - self.price_s)
+        known_s = self.price_s or price_s
+        self.price_s = known_s + (1 - KEPT_OF_TRIALS) * (min(price_s, ODD * known_s) - known_s)
         self.n_drafts[among_others] += 1
         new = max(1 / self.n_drafts[among_others], 1 - (KEPT_OF_TRIALS if is_trial else KEPT))
         self.gains[among_others] += new * (gain - self.gains[among_others])

@@ -55,7 +55,7 @@ class JoinedCurve(CostCurve):
         """Return the latest forward of the session, and count who else was in it."""
         shared = self._session.shared
         assert shared is not None, "a joined curve is made for sessions whose forwards are shared"
-        self._n_others = shared.n_items - 1
+        self.n_texts, self._n_others = shared.n_items, shared.n_items - 1
         self.others = float(self._n_others)
         return shared
 

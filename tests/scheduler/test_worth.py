@@ -184,7 +184,7 @@ def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clo
     first, _ = opened()
     assert not first.idles  # nothing is known of it yet
     worth = first.worth
-    worth.at_first(0.002)
+    worth.price_s = 0.002
     for _ in range(20):
         worth.note(0.0, 0.002, is_trial=True)
     assert not first.is_due(STEP_S, 1) or first.tries
