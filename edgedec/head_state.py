@@ -73,12 +73,14 @@ class DraftedChain:
         p: The head's probability of each, given the tokens before it.
         second_tokens: The second most probable token at each place; -1 where the head knows no other token.
         second_p: Its probability.
+        sure: The chance that each is accepted if all before it are, by the head's confidence; p where it has none.
     """
 
     tokens: tuple[int, ...]
     p: tuple[float, ...]
     second_tokens: tuple[int, ...]
     second_p: tuple[float, ...]
+    sure: tuple[float, ...]
 
 
 class HeadState(Protocol):

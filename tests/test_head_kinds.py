@@ -97,7 +97,7 @@ class EchoState:
     def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
         """Draft the last token again, as often as there is room."""
         n = rules.n_max
-        return DraftedChain((token,) * n, (0.9,) * n, (-1,) * n, (0.0,) * n)
+        return DraftedChain((token,) * n, (0.9,) * n, (-1,) * n, (0.0,) * n, (0.9,) * n)
 
 
 class EchoSession(OuterSession):

@@ -180,7 +180,7 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
         made = engine.record(PROMPT, recorder, max_tokens=20, temperature=temperature, ignore_end=True)
         head = engine.session(64).draft_head
         assert isinstance(head, CpuDraftHeadState)
-        share = head.head.share
+        share = head.head.price.level
     sizes = layer_bytes(files[0])
     read = head_weights(HEAD)
     least = sum(read[name].size for name in ("q", "k", "v", "o", "gate", "up", "down"))

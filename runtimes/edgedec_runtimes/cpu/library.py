@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.plugins import DISTRIBUTION
 
-ABI_VERSION = 22
+ABI_VERSION = 23
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -62,7 +62,7 @@ class Item(ctypes.Structure):
         ("taps", c_void_p),
         ("tapped", c_void_p),
         ("n_taps", c_int32),
-        ("reserved", c_int32),
+        ("block", c_int32),
     )
 
 
@@ -91,9 +91,10 @@ class DraftHeadConfig(ctypes.Structure):
     """ec_draft_head_config: the shape of a draft head, and the switches by which heads differ."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("n_vocab", "n_embd", "n_head", "n_head_kv", "head_dim", "n_ff", "n_taps")),
-        *((name, c_int32) for name in ("fc_norm", "norm_before_residual", "feeds_back_normed")),
-        *((name, c_float) for name in ("rms_epsilon", "rope_base")),
+        *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "n_head", "n_head_kv", "head_dim", "n_ff")),
+        *((name, c_int32) for name in ("n_taps", "fc_norm", "norm_before_residual", "feeds_back_normed")),
+        *((name, c_int32) for name in ("block_size", "block_shifted", "block_causal", "markov", "rank", "mask_token")),
+        *((name, c_float) for name in ("rms_epsilon", "rope_base", "embedding_scale", "logit_scale", "logit_softcap")),
     )
 
 
@@ -113,7 +114,13 @@ class DraftRules(ctypes.Structure):
 class Drafted(ctypes.Structure):
     """ec_drafted: a node of a drafted chain."""
 
-    _fields_ = (("token", c_int32), ("p", c_float), ("second_token", c_int32), ("second_p", c_float))
+    _fields_ = (
+        ("token", c_int32),
+        ("p", c_float),
+        ("second_token", c_int32),
+        ("second_p", c_float),
+        ("sure", c_float),
+    )
 
 
 class DraftItem(ctypes.Structure):
@@ -180,9 +187,12 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_place_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_uint64, c_uint64)),
     "ec_model_stream": (c_int32, (c_void_p, c_int64, c_uint64, POINTER(Part), c_int32, c_uint64)),
     "ec_model_streamed_bytes": (c_uint64, (c_void_p,)),
-    "ec_draft_head_create": (c_int32, (c_void_p, POINTER(DraftHeadConfig), c_void_p, c_void_p, POINTER(c_void_p))),
-    "ec_draft_head_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
-    "ec_draft_head_set_vector": (c_int32, (c_void_p, c_int32, c_void_p, c_int64)),
+    "ec_draft_head_create": (
+        c_int32,
+        (c_void_p, POINTER(DraftHeadConfig), c_void_p, c_void_p, c_void_p, POINTER(c_void_p)),
+    ),
+    "ec_draft_head_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
+    "ec_draft_head_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "ec_draft_head_finish": (c_int32, (c_void_p,)),
     "ec_draft_head_destroy": (None, (c_void_p,)),
     "ec_session_follow": (c_int32, (c_void_p, c_void_p)),

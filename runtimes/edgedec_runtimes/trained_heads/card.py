@@ -1,7 +1,12 @@
 """What is known of a trained draft head without its weights, in one form for all file formats.
 
-A head here is an EAGLE-3 head (arXiv:2503.01840): `fc` fuses hidden states of the target (its *taps*) into a feature,
-one decoder layer reads pairs of a feature and a token's embedding, and an output matrix scores the draft vocabulary.
+`fc` fuses hidden states of the target (its *taps*) into a feature, and an output matrix scores the draft vocabulary.
+Between them stands
+
+- in an EAGLE-3 head (arXiv:2503.01840), one decoder layer that reads pairs of a feature and a token's embedding, and
+  drafts token after token;
+- in a block head (DFlash, arXiv:2602.06036; DSpark, arXiv:2607.05147), one or more decoder layers that read the newest
+  token and masks behind it, and draft all tokens in one forward. The features are seen by attention alone.
 """
 
 from collections.abc import Mapping
@@ -9,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FcNorm = Literal["none", "joined", "each"]
+Markov = Literal["none", "vanilla", "gated", "rnn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,49 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What a block head has beyond what all heads have.
+
+    Row j of a block stands at position anchor + j, where the anchor is the position of the newest token. Every row sees
+    the keys and values of all features before the anchor.
+
+    Attributes:
+        n_layer: Its decoder layers.
+        size: Rows of a block as it was trained: the newest token, and size - 1 masks.
+        shifted: Row j predicts the token at anchor + j + 1; else the one at anchor + j, and row 0 drafts nothing.
+        causal: A row sees the rows of its block up to itself; else it sees all of them.
+        windows: For each layer how many features before the anchor its rows see; 0 for all. Empty where all layers
+            see all.
+        markov: How a row's scores depend on the token before: not at all, by a matrix product of that token's
+            embedding e ("vanilla"), of e times a gate ("gated"), or of a recurrent state ("rnn").
+        rank: Length of e; 0 where there is no e.
+        confidence: The head says how likely a drafted token is accepted, given that all before it were.
+        logit_scale: Multiplies what the output matrix makes.
+        softcap: If not 0, scores x so scaled become softcap * tanh(x / softcap), before the token before is heeded.
+        embedding_scale: Multiplies the embeddings, that of masks too.
+        mask_token: The token whose embedding masked rows have; -1 where the head has a tensor `mask`.
+    """
+
+    n_layer: int
+    size: int
+    shifted: bool
+    causal: bool = False
+    windows: tuple[int, ...] = ()
+    markov: Markov = "none"
+    rank: int = 0
+    confidence: bool = False
+    logit_scale: float = 1.0
+    softcap: float = 0.0
+    embedding_scale: float = 1.0
+    mask_token: int = -1
+
+    @property
+    def n_drafts(self) -> int:
+        """How many tokens a block drafts at most."""
+        return self.size if self.shifted else self.size - 1
+
+
+@dataclass(frozen=True, slots=True)
 class HeadCard:
     """The shape of a head and the choices by which heads differ.
 
@@ -57,7 +106,8 @@ class HeadCard:
         rms_epsilon: Added under the root of every norm.
         rope_base: RoPE turns halves of a head (element i with i + head_dim / 2) by position * rope_base^(-2 i /
             head_dim), divided by `rope_divisors` where the head has that tensor. The pair of position t's feature and
-            token t + 1 has position t; drafted pairs have t + 1, t + 2, ...
+            token t + 1 has position t; drafted pairs have t + 1, t + 2, ... A block head's features and rows have the
+            positions of their tokens.
         taps: Layers of the target, counted from 0: the taps are the residual stream that ENTERS these layers, before
             any norm, joined in this order. `n_layer` of the target stands for what leaves its last layer. Empty where
             the file names no layers, until the head is fitted to its target (`fit` of target.py).
@@ -74,6 +124,8 @@ class HeadCard:
         target: The model it was trained for, where the file says so.
         promise: What it accepted when it was measured, where the file says so.
         notes: Sentences on what the file leaves open, and how it was read.
+        block: What makes it a block head; None for an EAGLE-3 head. norm_before_residual, fc_norm, feeds_back_normed
+            and norms_output have their defaults in a block head, and mean nothing there.
     """
 
     name: str
@@ -97,3 +149,4 @@ class HeadCard:
     target: Target | None = None
     promise: Promise | None = None
     notes: tuple[str, ...] = ()
+    block: BlockShape | None = None

@@ -20,7 +20,7 @@ from edgedec.gguf.header import TensorInfo
 from edgedec.gguf.metadata import WHOLE, get_array, get_bool, get_float, get_int, get_text
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.trained_heads.card import HeadCard
-from edgedec_runtimes.trained_heads.head import Head, HeadTensor
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor, to_halves
 from edgedec_runtimes.trained_heads.record import MOST_LAYERS, MOST_TAPS, RECORD_KEY, Record, parse_record
 from edgedec_runtimes.trained_heads.shapes import ALWAYS, checked_head
 from edgedec_runtimes.weights.levels import LEVELS
@@ -89,7 +89,7 @@ def read_gguf_head(gguf: GGUF) -> Head:
     head = checked_head(path, card, weights, d2t, n_taps=len(taps))
     tensors = dict(head.tensors)
     for name, n_heads in (("q", card.n_head), ("k", card.n_head_kv)):
-        tensors[name] = _to_halves(tensors[name], n_heads)
+        tensors[name] = to_halves(tensors[name], n_heads)
     if "rope_divisors" not in tensors and (factor := _linear_factor(gguf)) != 1:
         tensors["rope_divisors"] = HeadTensor.of(np.full(card.head_dim // 2, factor, np.float32))
     return Head(card, tensors, head.d2t)
@@ -202,12 +202,6 @@ def _weight(gguf: GGUF, tensor: TensorInfo) -> HeadTensor:
         _fail(gguf.paths[0], f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, expected 1 or 2")
     data = np.frombuffer(gguf.read_tensor_bytes(tensor.name), np.uint8)
     return HeadTensor(tensor.shape[::-1], tensor.type, data)
-
-
-def _to_halves(tensor: HeadTensor, n_heads: int) -> HeadTensor:
-    """Reorder the rows of q or k from pairs of neighbours to halves of a head; a row keeps its bytes."""
-    rows = tensor.data.reshape(n_heads, tensor.shape[0] // n_heads // 2, 2, -1)
-    return HeadTensor(tensor.shape, tensor.type, np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1))
 
 
 def _linear_factor(gguf: GGUF) -> float:

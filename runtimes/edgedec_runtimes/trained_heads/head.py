@@ -16,6 +16,31 @@
 | embedding | n_vocab_target, n_embd; only where the card says own_embedding |
 | output | n_vocab_draft, n_embd; only where the card says own_output |
 | rope_divisors | head_dim / 2; only where the head's RoPE is scaled |
+
+A block head has fc, output_norm, embedding, output and rope_divisors as above, and instead of the others these, where i
+counts its layers from 0:
+
+| tensor | shape |
+|---|---|
+| hidden_norm | n_embd: of what fc makes |
+| mask | n_embd: the embedding of masked rows; only where the card names no mask_token |
+| layers.i.q | n_head * head_dim, n_embd |
+| layers.i.k, layers.i.v | n_head_kv * head_dim, n_embd |
+| layers.i.o | n_embd, n_head * head_dim |
+| layers.i.gate, layers.i.up | n_ff, n_embd |
+| layers.i.down | n_embd, n_ff |
+| layers.i.input_norm, layers.i.post_attention_norm | n_embd |
+| layers.i.q_norm, layers.i.k_norm | head_dim |
+| markov_w1 | n_vocab_target, rank: row t is e after token t; only where the card's markov is not "none" |
+| markov_w2 | n_vocab_draft, rank; likewise |
+| markov_gate | rank, n_embd + rank: the columns are the state's, then e's; only where markov is "gated" |
+| markov_gate_bias | rank; likewise |
+| markov_joint | 3 * rank, 2 * rank + n_embd: update gate, candidate, output of recurrent state, e, state; for "rnn" |
+| markov_joint_bias | 3 * rank; likewise |
+| confidence | 1, n_embd + rank: the columns are the state's, then e's; only where the card's confidence says so |
+| confidence_bias | 1; likewise |
+
+The state here is that of a row after output_norm.
 """
 
 from collections.abc import Mapping
@@ -87,12 +112,22 @@ class Head:
         if n_vocab >= len(self.d2t):
             return self
         tensors = dict(self.tensors)
-        if (output := tensors.get("output")) is not None:
-            rows = output.data.reshape(len(self.d2t), -1)[:n_vocab]
-            tensors["output"] = HeadTensor((n_vocab, output.shape[1]), output.type, rows.reshape(-1))
+        for name in tensors.keys() & {"output", "markov_w2"}:
+            listed = tensors[name]
+            rows = listed.data.reshape(len(self.d2t), -1)[:n_vocab]
+            tensors[name] = HeadTensor((n_vocab, listed.shape[1]), listed.type, rows.reshape(-1))
         return Head(replace(self.card, n_vocab_draft=n_vocab), tensors, self.d2t[:n_vocab])
 
     @property
     def n_bytes(self) -> int:
         """Bytes of the tensors as they are stored."""
         return sum(tensor.data.nbytes for tensor in self.tensors.values())
+
+
+def to_halves(tensor: HeadTensor, n_heads: int) -> HeadTensor:
+    """Reorder the rows of q or k from pairs of neighbours to halves of a head; a row keeps its bytes.
+
+    A norm's vector is a tensor of one head, whose rows are its numbers.
+    """
+    rows = tensor.data.reshape(n_heads, tensor.shape[0] // n_heads // 2, 2, -1)
+    return HeadTensor(tensor.shape, tensor.type, np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1))

@@ -6,12 +6,15 @@ from pathlib import Path
 from edgedec.errors import EdgedecError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.metadata import get_text
-from edgedec_runtimes.trained_heads.checkpoint import CONFIG, read_checkpoint
+from edgedec_runtimes.trained_heads.block_checkpoint import read_block_checkpoint
+from edgedec_runtimes.trained_heads.block_settings import is_block_config
+from edgedec_runtimes.trained_heads.checkpoint import read_checkpoint
+from edgedec_runtimes.trained_heads.checkpoint_tensors import CONFIG
 from edgedec_runtimes.trained_heads.gguf_head import is_head, read_gguf_head
 from edgedec_runtimes.trained_heads.head import Head
 from edgedec_runtimes.weights.safetensors import read_json
 
-_WORDS = ("draft_vocab_size", "eagle_config", "speculators_model_type", "eagle_aux_hidden_state_layer_ids")
+_EAGLE3_WORDS = ("draft_vocab_size", "eagle_config", "speculators_model_type", "eagle_aux_hidden_state_layer_ids")
 
 
 def is_head_path(path: str | os.PathLike[str]) -> bool:
@@ -20,7 +23,7 @@ def is_head_path(path: str | os.PathLike[str]) -> bool:
     try:
         if place.is_dir() or place.name == CONFIG:
             config = read_json(place / CONFIG if place.is_dir() else place)
-            return any(word in config for word in _WORDS)
+            return is_block_config(config) or any(word in config for word in _EAGLE3_WORDS)
         return place.suffix == ".gguf" and is_head(read_gguf(place))
     except EdgedecError:
         return False
@@ -40,9 +43,9 @@ def load_head(path: str | os.PathLike[str]) -> Head:
     """
     place = Path(path)
     if place.is_dir():
-        return read_checkpoint(place)
+        return _read_folder(place)
     if place.suffix == ".safetensors" or place.name == CONFIG:
-        return read_checkpoint(place.parent)
+        return _read_folder(place.parent)
     gguf = read_gguf(place)
     if not is_head(gguf):
         found = get_text(gguf, "general.architecture") or "unknown"
@@ -51,3 +54,8 @@ def load_head(path: str | os.PathLike[str]) -> Head:
             "model that drafts is given as a draft model instead"
         )
     return read_gguf_head(gguf)
+
+
+def _read_folder(folder: Path) -> Head:
+    is_block = is_block_config(read_json(folder / CONFIG))
+    return read_block_checkpoint(folder) if is_block else read_checkpoint(folder)

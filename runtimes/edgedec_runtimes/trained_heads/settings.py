@@ -30,7 +30,7 @@ from edgedec_runtimes.weights.config_values import ConfigValues, llama3_divisors
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 DEFAULT_TAPS = 3
 _REMEDY = "edgedec does not run such a head; take one that is trained without it"
-_MOST_VALUES = 2**24
+MOST_VALUES = 2**24
 # The defaults of transformers' LlamaConfig and Qwen3Config, which write only what differs from them.
 _DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
@@ -127,19 +127,14 @@ def read_settings(path: Path, raw: Mapping[str, Any]) -> Settings:
             "norm_output is true: read as a norm before the output matrix, as SpecForge means it; some trainers mean "
             'that the normed state is fed back, which "feeds_back_normed": true in edgedec-head.json says'
         )
-    n_head = values.whole("num_attention_heads", most=_MOST_VALUES)
-    n_embd = values.whole("hidden_size", most=_MOST_VALUES)
-    head_dim = values.whole("head_dim", max(1, n_embd // n_head), most=_MOST_VALUES)
-    n_head_kv = values.whole("num_key_value_heads", n_head, most=_MOST_VALUES)
-    if n_head % n_head_kv or head_dim % 2:
-        values.fail(f"{n_head} heads of size {head_dim} cannot share {n_head_kv} key-value heads")
-    base, divisors = _rope(values, head_dim)
+    n_embd, n_head, n_head_kv, head_dim = sizes_of(values)
+    base, divisors = rope_of(values, head_dim)
     taps, tap_notes = _taps(values)
     notes += tap_notes
     return Settings(
-        target_name=_target_name(values),
+        target_name=target_name(values),
         n_embd=n_embd,
-        n_embd_target=_optional(values, "target_hidden_size"),
+        n_embd_target=optional(values, "target_hidden_size"),
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
@@ -148,8 +143,8 @@ def read_settings(path: Path, raw: Mapping[str, Any]) -> Settings:
         rope_divisors=divisors,
         taps=taps,
         n_taps=len(taps) or values.whole("num_aux_hidden_states", DEFAULT_TAPS, most=16),
-        n_vocab_draft=_optional(values, "draft_vocab_size"),
-        n_vocab_target=_optional(values, "target_vocab_size") or _optional(values, "vocab_size"),
+        n_vocab_draft=optional(values, "draft_vocab_size"),
+        n_vocab_target=optional(values, "target_vocab_size") or optional(values, "vocab_size"),
         norm_before_residual=values.flag("norm_before_residual", False),
         fc_norm=_fc_norm(values),
         feeds_back_normed=is_speculators and norm_output,
@@ -186,8 +181,20 @@ def _check_known(values: ConfigValues) -> None:
         values.refuse(key[:80], "which edgedec does not know; delete it from the file where it changes no token")
 
 
-def _optional(values: ConfigValues, key: str) -> int | None:
-    return values.whole(key, most=_MOST_VALUES) if key in values.values else None
+def sizes_of(values: ConfigValues) -> tuple[int, int, int, int]:
+    """Return n_embd, n_head, n_head_kv and head_dim (raises ModelFormatError for heads that can't share)."""
+    n_head = values.whole("num_attention_heads", most=MOST_VALUES)
+    n_embd = values.whole("hidden_size", most=MOST_VALUES)
+    head_dim = values.whole("head_dim", max(1, n_embd // n_head), most=MOST_VALUES)
+    n_head_kv = values.whole("num_key_value_heads", n_head, most=MOST_VALUES)
+    if n_head % n_head_kv or head_dim % 2:
+        values.fail(f"{n_head} heads of size {head_dim} cannot share {n_head_kv} key-value heads")
+    return n_embd, n_head, n_head_kv, head_dim
+
+
+def optional(values: ConfigValues, key: str) -> int | None:
+    """Return an integer from 1 to MOST_VALUES; None where the key is absent."""
+    return values.whole(key, most=MOST_VALUES) if key in values.values else None
 
 
 def _fc_norm(values: ConfigValues) -> FcNorm:
@@ -209,12 +216,13 @@ def _taps(values: ConfigValues) -> tuple[tuple[int, ...], list[str]]:
     return (tuple(i + 1 for i in ids), []) if ids[0] == 1 else (ids, [])
 
 
-def _target_name(values: ConfigValues) -> str:
+def target_name(values: ConfigValues) -> str:
+    """Return what speculators' dialect calls the target; "" where the file does not name it."""
     config = ConfigValues(values.path, values.table("speculators_config"), values.remedy)
     return text(ConfigValues(values.path, config.table("verifier"), values.remedy), "name_or_path")
 
 
-def _rope(values: ConfigValues, head_dim: int) -> tuple[float, NDArray[np.float32] | None]:
+def rope_of(values: ConfigValues, head_dim: int) -> tuple[float, NDArray[np.float32] | None]:
     """Return RoPE's base, and what its frequencies are divided by; transformers 4 (rope_scaling) or 5's form."""
     parameters = {key: value for key, value in values.table("rope_parameters").items() if value is not None}
     rope = ConfigValues(values.path, parameters or values.table("rope_scaling"), values.remedy)

@@ -8,30 +8,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
-from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 
 ALWAYS = ("fc", "q", "k", "v", "o", "gate", "up", "down", "input_norm", "hidden_norm", "post_attention_norm")
-"""The tensors that every head has."""
+"""The tensors that every EAGLE-3 head has."""
 
 
 def expected_shapes(card: HeadCard, *, n_taps: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that a head with this card has, by name; without `rope_divisors`."""
-    n, n_pair = card.n_embd, 2 * card.n_embd
-    n_q, n_kv = card.n_head * card.head_dim, card.n_head_kv * card.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc": (n, n_taps * card.n_embd_target),
-        "q": (n_q, n_pair),
-        "k": (n_kv, n_pair),
-        "v": (n_kv, n_pair),
-        "o": (n, n_q),
-        "gate": (card.n_ff, n),
-        "up": (card.n_ff, n),
-        "down": (n, card.n_ff),
-        "input_norm": (n,),
-        "hidden_norm": (n,),
-        "post_attention_norm": (n,),
-    }
+    n = card.n_embd
+    shapes: dict[str, tuple[int, ...]] = {"fc": (n, n_taps * card.n_embd_target), "hidden_norm": (n,)}
+    if card.block is None:
+        shapes |= _layer_shapes(card, n_columns=2 * n)
+    else:
+        for i in range(card.block.n_layer):
+            layer = _layer_shapes(card, n_columns=n) | {"q_norm": (card.head_dim,), "k_norm": (card.head_dim,)}
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+        shapes |= _block_shapes(card, card.block)
     if card.norms_output:
         shapes["output_norm"] = (n,)
     if card.fc_norm != "none":
@@ -40,6 +34,39 @@ def expected_shapes(card: HeadCard, *, n_taps: int) -> dict[str, tuple[int, ...]
         shapes["embedding"] = (card.n_vocab_target, n)
     if card.own_output:
         shapes["output"] = (card.n_vocab_draft, n)
+    return shapes
+
+
+def _layer_shapes(card: HeadCard, *, n_columns: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a decoder layer, whose q, k and v have n_columns."""
+    n, n_q, n_kv = card.n_embd, card.n_head * card.head_dim, card.n_head_kv * card.head_dim
+    return {
+        "q": (n_q, n_columns),
+        "k": (n_kv, n_columns),
+        "v": (n_kv, n_columns),
+        "o": (n, n_q),
+        "gate": (card.n_ff, n),
+        "up": (card.n_ff, n),
+        "down": (n, card.n_ff),
+        "input_norm": (n,),
+        "post_attention_norm": (n,),
+    }
+
+
+def _block_shapes(card: HeadCard, block: BlockShape) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what a block head has beside its layers."""
+    n, rank = card.n_embd, block.rank
+    shapes: dict[str, tuple[int, ...]] = {}
+    if block.mask_token < 0:
+        shapes["mask"] = (n,)
+    if block.markov != "none":
+        shapes |= {"markov_w1": (card.n_vocab_target, rank), "markov_w2": (card.n_vocab_draft, rank)}
+    if block.markov == "gated":
+        shapes |= {"markov_gate": (rank, n + rank), "markov_gate_bias": (rank,)}
+    if block.markov == "rnn":
+        shapes |= {"markov_joint": (3 * rank, 2 * rank + n), "markov_joint_bias": (3 * rank,)}
+    if block.confidence:
+        shapes |= {"confidence": (1, n + rank), "confidence_bias": (1,)}
     return shapes
 
 
@@ -57,6 +84,8 @@ def checked_head(
         ModelFormatError: A tensor is missing, has another shape than the card says, holds numbers that are not finite,
             or `d2t` names a token twice or one that the target does not have.
     """
+    if card.block is not None:
+        _check_block(path, card, card.block)
     shapes = expected_shapes(card, n_taps=n_taps)
     if "rope_divisors" in tensors:
         shapes["rope_divisors"] = (card.head_dim // 2,)
@@ -72,6 +101,16 @@ def checked_head(
     if "rope_divisors" in tensors and not (tensors["rope_divisors"].floats() > 0).all():
         _fail(path, "its rope_divisors are not all above 0")
     return Head(card, dict(tensors), checked_d2t(path, d2t, card))
+
+
+def _check_block(path: Path, card: HeadCard, block: BlockShape) -> None:
+    """Refuse what no block head can be."""
+    if block.n_drafts < 1:
+        _fail(path, f"a block of {block.size} rows drafts nothing")
+    if block.mask_token >= card.n_vocab_target:
+        _fail(path, f"its mask is token {block.mask_token}, but the target has {card.n_vocab_target}")
+    if block.windows and len(block.windows) != block.n_layer:
+        _fail(path, f"it has {len(block.windows)} windows for {block.n_layer} layers")
 
 
 def checked_d2t(path: Path, d2t: NDArray[np.int64], card: HeadCard) -> NDArray[np.int32]:

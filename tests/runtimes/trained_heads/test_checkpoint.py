@@ -153,7 +153,7 @@ def test_a_full_vocabulary_needs_no_map(tmp_path: Path) -> None:
         ({"norm_before_fc": True}, "no norm before fc"),
         ({"norm_output": False}, "norm_output is false beside the target's output matrix"),
         ({"speculators_model_type": "eagle3", "norm_before_residual": None}, "norm_before_residual"),
-        ({"speculators_model_type": "dflash"}, "speculators_model_type is dflash"),
+        ({"speculators_model_type": "peagle"}, "speculators_model_type is peagle"),
     ],
 )
 def test_settings_that_edgedec_does_not_run_are_named(tmp_path: Path, config: dict[str, Any], named: str) -> None:

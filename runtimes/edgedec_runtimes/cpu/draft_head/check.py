@@ -4,12 +4,14 @@ import ctypes
 import math
 
 from edgedec.errors import UnsupportedModelError
+from edgedec_runtimes.cpu.draft_head.parts import place_of
 from edgedec_runtimes.cpu.network import TILE_TYPES
 from edgedec_runtimes.trained_heads.head import Head
 
 _MOST = {"n_vocab_draft": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 _MULTIPLE = 16
 _MOST_TAPS = 16
+_MOST_OF_BLOCK = {"n_layer": 64, "size": 128, "rank": 2**14}
 
 
 def require_runnable(head: Head) -> None:
@@ -22,6 +24,9 @@ def require_runnable(head: Head) -> None:
     for name, most in _MOST.items():
         if getattr(card, name) > most:
             _refuse(head, f"{name} is {getattr(card, name)}, expected at most {most}")
+    for name, most in _MOST_OF_BLOCK.items() if card.block is not None else ():
+        if getattr(card.block, name) > most:
+            _refuse(head, f"its block's {name} is {getattr(card.block, name)}, expected at most {most}")
     for name in ("rms_epsilon", "rope_base"):
         if not 0 < ctypes.c_float(getattr(card, name)).value < math.inf:
             _refuse(head, f"{name} is {getattr(card, name)}, expected a positive number that float32 holds")
@@ -31,7 +36,7 @@ def require_runnable(head: Head) -> None:
     if len(card.taps) > _MOST_TAPS:
         _refuse(head, f"it has {len(card.taps)} taps, expected at most {_MOST_TAPS}")
     for name, tensor in head.tensors.items():
-        if len(tensor.shape) == 2 and tensor.type not in TILE_TYPES:
+        if place_of(name, card).is_matrix and tensor.type not in TILE_TYPES:
             _refuse(head, f"its matrix {name!r} is {tensor.type.name}")
 
 

@@ -9,12 +9,13 @@ from edgedec.errors import counted
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.cpu.draft_head.check import require_runnable
-from edgedec_runtimes.cpu.draft_head.weights import MATRICES, stored_bytes
+from edgedec_runtimes.cpu.draft_head.parts import place_of
+from edgedec_runtimes.cpu.draft_head.weights import stored_bytes
 from edgedec_runtimes.cpu.library import KERNEL_ROWS
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.load import load_head
 
-_KEPT_ROWS = 96  # rows of taps that native/draft_head/draft_head.cpp keeps for each session
+_KEPT_ROWS = 96  # rows of taps that native/draft_head/draft_head.h keeps for each session
 _BLOCK_BYTES = 1 + 20 / 32  # of a number in native/kernels/kernels.h's ActivationBlock
 _PAGE_TOKENS = 64
 _USUAL_TAPS = 3  # of a head whose file names none
@@ -37,7 +38,7 @@ def head_facts(path: Path) -> HeadFacts:
 def _facts(path: Path, modified_ns: int) -> HeadFacts:
     head = load_head(path)
     require_runnable(head)
-    matrices = [(name, head.tensors[name]) for name in MATRICES if name in head.tensors]
+    matrices = [(name, tensor) for name, tensor in head.tensors.items() if place_of(name, head.card).is_matrix]
     facts = HeadFacts(head.card, sum(stored_bytes(name, tensor) for name, tensor in matrices))
     del head, matrices
     gc.collect()  # cycles hold the weights
@@ -54,21 +55,26 @@ def head_terms(facts: HeadFacts, n_output: int, n_ctx: int, n_parallel: int) -> 
         n_ctx: Tokens of a session.
         n_parallel: How many sessions there are.
     """
-    card = facts.card
+    card, block = facts.card, facts.card.block
     weights = facts.own_bytes + n_output
     n_tokens = -(-n_ctx // _PAGE_TOKENS) * _PAGE_TOKENS
-    kv_bytes = 4 * n_tokens * card.n_head_kv * card.head_dim
+    n_layer = 1 if block is None else block.n_layer
+    kv_bytes = 4 * n_tokens * n_layer * card.n_head_kv * card.head_dim
     width = (len(card.taps) or _USUAL_TAPS) * card.n_embd_target
     n_q, n_kv = card.n_head * card.head_dim, card.n_head_kv * card.head_dim
     floats = 2 * card.n_embd + 2 * n_q + 2 * n_kv + 2 * card.head_dim
     quantized = 3 * card.n_embd + n_q + card.n_ff + width
-    activations = KERNEL_ROWS * (4 * floats + quantized * _BLOCK_BYTES)
-    of_session = 4 * (_KEPT_ROWS * (width + 2 * card.n_embd) + card.n_vocab_draft)
-    prompt = 4 * KERNEL_ROWS * (width + 2 * card.n_embd)
+    row = 2 * card.n_embd  # what the head makes of a row of a text: a pair, or a feature, its keys and its values
+    of_session = _KEPT_ROWS * (width + row) + card.n_vocab_draft
+    if block is not None:
+        row = card.n_embd + 2 * n_layer * n_kv + card.head_dim
+        of_session = _KEPT_ROWS * width + block.n_drafts * (2 * card.n_vocab_draft + card.n_embd)
+    activations = KERNEL_ROWS * (4 * (floats + row) + quantized * _BLOCK_BYTES)
+    prompt = 4 * KERNEL_ROWS * width
     return (
         MemoryTerm("draft head", weights, f"{card.name}, {card.n_vocab_draft} tokens"),
         MemoryTerm(
             "KV cache of the draft head", n_parallel * kv_bytes, f"{counted(n_ctx, 'token')} × {n_parallel}", grows=True
         ),
-        MemoryTerm("taps of the draft head", int(activations + n_parallel * of_session + prompt), "hidden states"),
+        MemoryTerm("taps of the draft head", int(activations + 4 * n_parallel * of_session + prompt), "hidden states"),
     )

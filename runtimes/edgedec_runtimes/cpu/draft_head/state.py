@@ -17,12 +17,16 @@ from edgedec.head_state import ChainRules, DraftCall, DraftedChain, JoinedCalls
 from edgedec.logit_ops import LogitOps
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.draft_head.acceptance import accepts_too_little
+from edgedec_runtimes.cpu.draft_head.parts import first_rows
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.library import NOT_FINITE, Drafted, DraftItem, DraftRules, address, check, native
 
 _LONGEST_S = 3600.0
+_LONGEST = 2**31 - 1
 _CHAINS, _SCORES = "ec_draft_chains", "ec_draft_scores"
 _DRAFTED = -1  # in place of n_past: the token was drafted behind what the last call read
+
+_NO_CHAIN = DraftedChain((), (), (), (), ())
 
 F32 = NDArray[np.float32]
 
@@ -88,7 +92,7 @@ class CpuDraftHeadState:
         self._place: Callable[[int], int] | None = None
         self._joined: JoinedCalls | None = None
         self._shared = SharedForward()
-        self._n_rows: tuple[int, ...] = ()  # of each forward of the latest call
+        self._evaluated: list[tuple[int, float]] = []  # by the latest call
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -123,7 +127,7 @@ class CpuDraftHeadState:
     @property
     def price(self) -> DraftPrice:
         """What a draft is expected to take, by the bytes that it reads of those that a token of the target reads."""
-        return DraftPrice(self.head.share)
+        return self.head.price
 
     @property
     def read_s(self) -> float:
@@ -189,16 +193,16 @@ class CpuDraftHeadState:
 
     @property
     def evaluated(self) -> list[tuple[int, float]]:
-        """The forwards of the latest call; each token of a chain is one of its own."""
-        return [(n_rows, self.head.share) for n_rows in self._n_rows]
+        """The forwards of the latest call; each token of a chain counts as one, a block with its first token."""
+        return self._evaluated
 
     def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
         """Draft what follows `token`; see HeadState."""
         if self._place is not None:
             n_past = self._place(n_past)
-        self._n_rows = ()
+        self._evaluated = []
         if n_past < 0 or rules.n_max < 1:
-            return DraftedChain((), (), (), ())
+            return _NO_CHAIN
         edges = (c_float * len(rules.edges))(*rules.edges)
         factors = None if rules.factors is None else (c_float * len(rules.factors))(*rules.factors)
         native_rules = DraftRules(
@@ -208,23 +212,27 @@ class CpuDraftHeadState:
         nodes = (Drafted * rules.n_max)()
         item = DraftItem(self._session, n_past, token, native_rules, nodes)
         found = nodes[: self._called(_CHAINS, item, edges, factors)]
-        self._n_rows = (1,) * len(found)
         if not found:
-            return DraftedChain((), (), (), ())
+            return _NO_CHAIN
+        self._evaluated = [self._begun(rules.n_max), *[(1, self.price.level)] * (len(found) - 1)]
         return DraftedChain(
-            *zip(*[(node.token, node.p, node.second_token, node.second_p) for node in found], strict=True)
+            *zip(*[(node.token, node.p, node.second_token, node.second_p, node.sure) for node in found], strict=True)
         )
 
     def begin(self, n_past: int, token: int) -> F32 | None:
         """Return the scores of what follows `token`; see HeadState."""
         if self._place is not None:
             n_past = self._place(n_past)
-        self._n_rows = ()
-        return None if n_past < 0 else self._scored(n_past, token)
+        self._evaluated = []
+        return None if n_past < 0 else self._scored(n_past, token, self._begun(_LONGEST))
 
     def next(self, token: int) -> F32 | None:
         """Return the scores of what follows one more drafted token."""
-        return self._scored(_DRAFTED, token)
+        return self._scored(_DRAFTED, token, (1, self.price.level))
+
+    def _begun(self, n_drafts: int) -> tuple[int, float]:
+        """Return the rows and the price of a draft of at most so many tokens up to the first one."""
+        return first_rows(self.head.card.block, n_drafts), self.price.of(1)
 
     def branches(self, tokens: Sequence[int], parents: Sequence[int], n_new: int) -> F32 | None:
         """Return the scores of what follows each of the last nodes of a drafted tree; see HeadState."""
@@ -237,7 +245,7 @@ class CpuDraftHeadState:
             arguments = (address(nodes), address(above), len(nodes), n_new, address(scores), ctypes.byref(n_found))
             self._check(native().ec_draft_branches(self._session, *arguments))
         self._shared = SharedForward(perf_counter() - begun, 1, 1)
-        self._n_rows = (n_new,) if n_found.value else ()
+        self._evaluated = [(n_new, self.price.level)] if n_found.value else []
         return scores if n_found.value else None
 
     def _check(self, code: int) -> None:
@@ -250,10 +258,10 @@ class CpuDraftHeadState:
             )
         check(code, "drafting")
 
-    def _scored(self, n_past: int, token: int) -> F32 | None:
+    def _scored(self, n_past: int, token: int, evaluated: tuple[int, float]) -> F32 | None:
         item = DraftItem(self._session, n_past, token, scores=address(self._scores))
         found = self._called(_SCORES, item)
-        self._n_rows = (1,) if found else ()
+        self._evaluated = [evaluated] if found else []
         return self._scores if found else None
 
     def _called(self, kind: str, item: DraftItem, *pointed_to: object) -> int:

@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import DraftPrice
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.cpu.library import DraftHeadConfig, address, check, native
+from edgedec_runtimes.cpu.draft_head.parts import is_read_by_tokens, is_read_once, native_config, place_of
+from edgedec_runtimes.cpu.library import address, check, native
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.target import Fitted
 
-MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "output", "embedding")
-VECTORS = ("input_norm", "hidden_norm", "post_attention_norm", "output_norm", "fc_norm", "rope_divisors")
-_FC_NORMS = {"none": 0, "joined": 1, "each": 2}
-_HASHED = ("fc", "q", "o", "down", "output_norm")
+_HASHED = ("fc", "q", "o", "down", "output_norm", "layers.0.q", "layers.0.o", "layers.0.down", "markov_w2")
 _FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-_EXACT = ("fc", "embedding")
+_EXACT = ("fc", "embedding", "markov_w1", "markov_gate", "markov_joint")
 _BLOCK = 32
 _WIDEST = 256  # columns of the largest blocks
 _PIECE_BYTES = 8 << 20
@@ -70,9 +69,10 @@ class CpuDraftHead:
         taps = np.array(card.taps, np.int32)
         self.handle = ctypes.c_void_p()
         self.mark = _mark(head)
-        config = _config(card)
+        windows = np.array(card.block.windows if card.block is not None else (), np.int32)
         code = native().ec_draft_head_create(
-            *(model, ctypes.byref(config), address(taps), address(self.token_ids), ctypes.byref(self.handle))
+            *(model, ctypes.byref(native_config(card)), address(taps), address(self.token_ids)),
+            *(address(windows) if len(windows) else None, ctypes.byref(self.handle)),
         )
         check(code, f"the draft head {card.name}")
         self._finalizer = weakref.finalize(self, native().ec_draft_head_destroy, self.handle)
@@ -80,40 +80,40 @@ class CpuDraftHead:
         self.closed = False
         self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._token_bytes = token_bytes
-        self._level_bytes = 0  # of the weights that every drafted token reads
+        self._bytes_once = self._bytes_of_token = 0  # of the weights that a draft reads, and each of its tokens
         self._tiles: list[U8] = []
-        for which, name in enumerate(MATRICES):
-            tensor = head.tensors.get(name)
-            if tensor is not None:
-                self._set_matrix(which, name, stored(name, tensor))
-            elif name == "output":
-                self._set_matrix(which, name, stored(name, output_rows(self.token_ids), borrowed=True))
-        for which, name in enumerate(VECTORS):
-            if name in head.tensors:
-                values = np.ascontiguousarray(head.tensors[name].floats())
-                check(native().ec_draft_head_set_vector(self.handle, which, address(values), len(values)), name)
+        for name, tensor in head.tensors.items():
+            if place_of(name, card).is_matrix:
+                self._set_matrix(name, stored(name, tensor))
+            else:
+                self._set_vector(name, np.ascontiguousarray(tensor.floats()).reshape(-1))
+        if "output" not in head.tensors:
+            self._set_matrix("output", stored("output", output_rows(self.token_ids), borrowed=True))
         check(native().ec_draft_head_finish(self.handle), f"the draft head {card.name}")
         self.n_bytes = sum(tiles.nbytes for tiles in self._tiles)
 
-    def _set_matrix(self, which: int, name: str, tensor: HeadTensor) -> None:
+    def _set_vector(self, name: str, values: NDArray[np.float32]) -> None:
+        which, layer, _ = place_of(name, self.card)
+        check(native().ec_draft_head_set_vector(self.handle, which, layer, address(values), len(values)), name)
+
+    def _set_matrix(self, name: str, tensor: HeadTensor) -> None:
+        place = place_of(name, self.card)
         n_rows, n_cols = tensor.shape
         tiles = np.empty(native().ec_tile_bytes(int(tensor.type), n_rows, n_cols), np.uint8)
         data = np.ascontiguousarray(tensor.data)
         rows = (int(tensor.type), n_rows, n_cols, 0, n_rows)
         check(native().ec_tile_pack(*rows, address(data), data.nbytes, address(tiles), tiles.nbytes), name)
-        what = (which, int(tensor.type), n_rows, n_cols)
+        what = (place.which, place.layer, int(tensor.type), n_rows, n_cols)
         check(native().ec_draft_head_set_matrix(self.handle, *what, address(tiles), tiles.nbytes), name)
         self._tiles.append(tiles)
-        if name not in ("fc", "embedding"):
-            self._level_bytes += tiles.nbytes
+        self._bytes_once += tiles.nbytes * is_read_once(name, self.card)
+        self._bytes_of_token += tiles.nbytes * is_read_by_tokens(name, self.card)
 
     @cached_property
-    def share(self) -> float:
-        """Bytes of weights that a drafted token reads, as a share of those that a token of the target reads.
-
-        `fc` is left out: it is read once for all tokens that stand since the last draft.
-        """
-        return self._level_bytes / self._token_bytes()
+    def price(self) -> DraftPrice:
+        """The bytes of weights that a draft reads, as shares of those that a token of the target reads."""
+        n_bytes = self._token_bytes()
+        return DraftPrice(level=self._bytes_of_token / n_bytes, once=self._bytes_once / n_bytes)
 
     def close(self) -> None:
         """Free the weights, which no session may follow then; calling it again does nothing."""
@@ -206,14 +206,6 @@ def output_bytes(card: HeadCard, type: GGMLType) -> int:
     if card.own_output:
         return 0
     return _row_bytes(_stored_type("output", type, card.n_embd, True), card.n_embd) * card.n_vocab_draft
-
-
-def _config(card: HeadCard) -> DraftHeadConfig:
-    return DraftHeadConfig(
-        *(card.n_vocab_draft, card.n_embd, card.n_head, card.n_head_kv, card.head_dim, card.n_ff, len(card.taps)),
-        *(_FC_NORMS[card.fc_norm], card.norm_before_residual, card.feeds_back_normed),
-        *(card.rms_epsilon, card.rope_base),
-    )
 
 
 def _mark(head: Head) -> bytes:

@@ -274,7 +274,7 @@ int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork
     session->cache = KVCache(session->cache, n_tokens);  // pages behind them, of a longer text before, are freed
     std::unique_ptr<ec_session> twin(new ec_session(session->model, KVCache(session->cache, n_tokens),
                                                     ColumnCache(session->columns, n_tokens)));
-    if (session->draft_head) twin->draft_head = std::make_shared<DraftHeadState>(*session->draft_head, n_tokens);
+    if (session->draft_head) twin->draft_head = session->draft_head->fork(n_tokens);
     *fork = twin.release();
     return EC_OK;
   });

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 22
+#define EC_ABI_VERSION 23
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -161,8 +161,12 @@ typedef struct ec_item {
   const int32_t *taps;    /* [n_taps], layers whose output to copy */
   float *tapped;          /* [n_taps][n_rows][n_embd] */
   int32_t n_taps;
-  int32_t reserved;
+  int32_t block;          /* EC_BLOCK_... */
 } ec_item;
+
+/* Whether an item's rows are a block, whose windows are counted from its first row: none; a block in which a row sees
+ * the rows before it; a block in which all rows see one another. A block has no parents. */
+enum { EC_BLOCK_NONE, EC_BLOCK_CAUSAL, EC_BLOCK_WHOLE };
 
 EC_API int32_t ec_abi_version(void);
 EC_API const char *ec_last_error(void);
@@ -291,10 +295,12 @@ EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items
 
 /* Draft heads (draft_head/draft_head.h). */
 
+/* A draft head reads pairs (EAGLE-3), or it drafts blocks (DFlash, DSpark). */
+
 /* The matrices and vectors of a draft head. EC_DRAFT_HEAD_EMBEDDING is absent where it reads the target's
  * embeddings. */
 enum {
-  EC_DRAFT_HEAD_FC,
+  /* of a layer */
   EC_DRAFT_HEAD_Q,
   EC_DRAFT_HEAD_K,
   EC_DRAFT_HEAD_V,
@@ -302,25 +308,48 @@ enum {
   EC_DRAFT_HEAD_GATE,
   EC_DRAFT_HEAD_UP,
   EC_DRAFT_HEAD_DOWN,
+  EC_DRAFT_HEAD_N_LAYER_MATRICES,
+  /* of the head */
+  EC_DRAFT_HEAD_FC = EC_DRAFT_HEAD_N_LAYER_MATRICES,
   EC_DRAFT_HEAD_OUTPUT,
   EC_DRAFT_HEAD_EMBEDDING,
+  EC_DRAFT_HEAD_MARKOV_W1,    /* [n_vocab of the target, rank] */
+  EC_DRAFT_HEAD_MARKOV_W2,    /* [n_vocab, rank] */
+  EC_DRAFT_HEAD_MARKOV_GATE,  /* [rank, n_embd + rank], of EC_MARKOV_GATED */
+  EC_DRAFT_HEAD_MARKOV_JOINT, /* [3 * rank, 2 * rank + n_embd], of EC_MARKOV_RNN */
   EC_DRAFT_HEAD_N_MATRICES
 };
 enum {
-  EC_DRAFT_HEAD_INPUT_NORM,  /* of embeddings */
-  EC_DRAFT_HEAD_HIDDEN_NORM, /* of features */
+  /* of a layer */
+  EC_DRAFT_HEAD_EMBEDDING_NORM, /* of the embeddings of pairs */
+  EC_DRAFT_HEAD_ATTN_NORM,      /* of the features of pairs, or of what a layer reads */
   EC_DRAFT_HEAD_FFN_NORM,
-  EC_DRAFT_HEAD_OUTPUT_NORM, /* absent where no norm stands before the output matrix */
-  EC_DRAFT_HEAD_FC_NORM,     /* [n_taps * n_embd of the target], where fc_norm is not EC_FC_NORM_NONE */
+  EC_DRAFT_HEAD_Q_NORM, /* [head_dim], absent where heads are not normed */
+  EC_DRAFT_HEAD_K_NORM,
+  EC_DRAFT_HEAD_N_LAYER_VECTORS,
+  /* of the head */
+  EC_DRAFT_HEAD_OUTPUT_NORM = EC_DRAFT_HEAD_N_LAYER_VECTORS, /* absent where no norm stands before the output matrix */
+  EC_DRAFT_HEAD_FC_NORM,      /* [n_taps * n_embd of the target], where fc_norm is not EC_FC_NORM_NONE */
+  EC_DRAFT_HEAD_FEATURE_NORM, /* of what fc makes, for blocks */
   EC_DRAFT_HEAD_ROPE_DIVISORS,
+  EC_DRAFT_HEAD_MASK, /* the embedding of masked rows, where mask_token is -1 */
+  EC_DRAFT_HEAD_MARKOV_GATE_BIAS,
+  EC_DRAFT_HEAD_MARKOV_JOINT_BIAS,
+  EC_DRAFT_HEAD_CONFIDENCE, /* [n_embd + rank]; absent where the head has none */
+  EC_DRAFT_HEAD_CONFIDENCE_BIAS,
   EC_DRAFT_HEAD_N_VECTORS
 };
 /* The norm before fc: none, one over all taps together, or one over each tap. */
 enum { EC_FC_NORM_NONE, EC_FC_NORM_JOINED, EC_FC_NORM_EACH };
+/* How the scores of a row of a block depend on the token before: not at all, by the product of W2 and its row of W1
+ * alone, with a gate, or with a recurrent state. */
+enum { EC_MARKOV_NONE, EC_MARKOV_VANILLA, EC_MARKOV_GATED, EC_MARKOV_RNN };
+enum { EC_MOST_BLOCK = 128 };
 
 typedef struct ec_draft_head_config {
   int32_t n_vocab; /* tokens that the head can draft */
   int32_t n_embd;
+  int32_t n_layer; /* 1 of a head that reads pairs */
   int32_t n_head;
   int32_t n_head_kv;
   int32_t head_dim;
@@ -329,15 +358,25 @@ typedef struct ec_draft_head_config {
   int32_t fc_norm;
   int32_t norm_before_residual; /* the residual stream begins with the feature after its norm */
   int32_t feeds_back_normed;    /* the next pair gets the layer's output after the output norm */
+  int32_t block_size;    /* rows of a block, at most EC_MOST_BLOCK; 0: the head reads pairs, and nothing below but
+                            rms_epsilon and rope_base is read */
+  int32_t block_shifted; /* row i scores the token behind its own position (1), or at it (0): then row 0 scores none */
+  int32_t block_causal;  /* a row sees the rows before it (1), or all rows of the block (0) */
+  int32_t markov;        /* EC_MARKOV_... */
+  int32_t rank;
+  int32_t mask_token;    /* whose embedding masked rows have; -1: EC_DRAFT_HEAD_MASK */
   float rms_epsilon;
   float rope_base;
+  float embedding_scale; /* of the embeddings and the mask */
+  float logit_scale;
+  float logit_softcap;
 } ec_draft_head_config;
 
 typedef struct ec_draft_head ec_draft_head;
 
-/* How a chain is drafted: of at most n_max nodes; it ends with the node at which the product of the nodes'
- * probabilities falls below least_path, or after most_seconds. A probability p counts as p * factors[i], at most 0.995,
- * where i is the number of edges at or below p. */
+/* How a chain is drafted: of at most n_max nodes; it ends with the node at which the product of the nodes' chances
+ * (`sure` of ec_drafted) falls below least_path, or after most_seconds. A chance p counts as p * factors[i], at most
+ * 0.995, where i is the number of edges at or below p. */
 typedef struct ec_draft_rules {
   int32_t n_max;
   int32_t n_edges;
@@ -347,12 +386,14 @@ typedef struct ec_draft_rules {
   double most_seconds;
 } ec_draft_rules;
 
-/* A node of a chain: the most probable token, and the second one (-1 for none), with the head's probabilities. */
+/* A node of a chain: the most probable token, and the second one (-1 for none), with the head's probabilities. `sure`
+ * is the chance that it is accepted where all nodes before it are, by the head's confidence; p where it has none. */
 typedef struct ec_drafted {
   int32_t token;
   float p;
   int32_t second_token;
   float second_p;
+  float sure;
 } ec_drafted;
 
 /* A text to draft for: its session, and `token`, which stands at position n_past and was not evaluated yet. For
@@ -368,15 +409,18 @@ typedef struct ec_draft_item {
 } ec_draft_item;
 
 /* Make a draft head of a model. taps: layers of the target, 0 to n_layer, whose input the features are made of.
- * tokens: for each of the n_vocab rows of the output matrix the target's token id. The head must be destroyed before
- * the model. */
+ * tokens: for each of the n_vocab rows of the output matrix the target's token id. windows: for each layer how many
+ * positions before a block its rows see, 0 for all; NULL: all layers see all. The head must be destroyed before the
+ * model. */
 EC_API int32_t ec_draft_head_create(ec_model *target, const ec_draft_head_config *config, const int32_t *taps,
-                              const int32_t *tokens, ec_draft_head **head);
-/* Set a matrix of a draft head. Its tiles are borrowed and must outlive the head. */
-EC_API int32_t ec_draft_head_set_matrix(ec_draft_head *head, int32_t which, int32_t type, int64_t n_rows,
-                                        int64_t n_cols, const void *tiles, uint64_t tile_bytes);
+                                    const int32_t *tokens, const int32_t *windows, ec_draft_head **head);
+/* Set a matrix of a draft head; `layer` is 0 for those that no layer has. Its tiles are borrowed and must outlive the
+ * head. */
+EC_API int32_t ec_draft_head_set_matrix(ec_draft_head *head, int32_t which, int32_t layer, int32_t type,
+                                        int64_t n_rows, int64_t n_cols, const void *tiles, uint64_t tile_bytes);
 /* Set a vector of a draft head, which is copied. */
-EC_API int32_t ec_draft_head_set_vector(ec_draft_head *head, int32_t which, const float *values, int64_t n);
+EC_API int32_t ec_draft_head_set_vector(ec_draft_head *head, int32_t which, int32_t layer, const float *values,
+                                        int64_t n);
 EC_API int32_t ec_draft_head_finish(ec_draft_head *head);
 EC_API void ec_draft_head_destroy(ec_draft_head *head);
 
@@ -398,7 +442,7 @@ EC_API int32_t ec_draft_chains(ec_draft_item *items, int32_t n);
 /* Write the scores of what follows each of the last n_new of n_nodes nodes of a tree, [n_new][n_vocab of the head],
  * behind the token of the last ec_draft_scores call for the session, whose n_past was not -1. parents: -1 for that
  * token, or an earlier node. The nodes before the last n_new are those of the last call for the tree. n_found is 0
- * where there is no room, else 1. EC_NOT_FINITE: a score is infinite or NaN. */
+ * where there is no room, or a block has no row for one of them, else 1. EC_NOT_FINITE: a score is infinite or NaN. */
 EC_API int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int32_t *parents, int32_t n_nodes,
                                  int32_t n_new, float *scores, int32_t *n_found);
 /* Return the seconds that a session's draft head has spent on the text, drafts not included. */

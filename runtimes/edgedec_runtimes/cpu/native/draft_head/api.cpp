@@ -7,36 +7,49 @@
 using namespace edgedec;
 
 int32_t ec_draft_head_create(ec_model *target, const ec_draft_head_config *config, const int32_t *taps,
-                             const int32_t *tokens, ec_draft_head **head) {
+                             const int32_t *tokens, const int32_t *windows, ec_draft_head **head) {
   return guarded([&] {
-    *head = new ec_draft_head(*target, *config, taps, tokens);
+    *head = new ec_draft_head(*target, *config, taps, tokens, windows);
     return EC_OK;
   });
 }
 
 namespace {
 
-Matrix &matrix_of(ec_draft_head *head, int32_t which) {
-  require(!head->finished && which >= 0 && which < EC_DRAFT_HEAD_N_MATRICES, "no such matrix of a head");
-  static constexpr int32_t of_layer[] = {-1, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN};
+void check_which(const ec_draft_head *head, int32_t which, int32_t n_which, int32_t layer) {
+  require(!head->finished && which >= 0 && which < n_which && layer >= 0 && layer < head->config.n_layer,
+          "no such matrix or vector of a head, or no such layer");
+}
+
+Matrix &matrix_of(ec_draft_head *head, int32_t which, int32_t layer) {
+  check_which(head, which, EC_DRAFT_HEAD_N_MATRICES, layer);
+  static constexpr int32_t of_layer[] = {EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN};
   switch (which) {
     case EC_DRAFT_HEAD_FC: return head->fc;
     case EC_DRAFT_HEAD_OUTPUT: return head->net.output;
     case EC_DRAFT_HEAD_EMBEDDING: return head->embedding;
-    default: return head->net.layers[0].matrices[of_layer[which]];
+    case EC_DRAFT_HEAD_MARKOV_W1: return head->of_block.markov_w1;
+    case EC_DRAFT_HEAD_MARKOV_W2: return head->of_block.markov_w2;
+    case EC_DRAFT_HEAD_MARKOV_GATE: return head->of_block.markov_gate;
+    case EC_DRAFT_HEAD_MARKOV_JOINT: return head->of_block.markov_joint;
+    default: return head->net.layers[(size_t)layer].matrices[of_layer[which]];
   }
 }
 
-std::vector<float> &vector_of(ec_draft_head *head, int32_t which) {
-  require(!head->finished && which >= 0 && which < EC_DRAFT_HEAD_N_VECTORS, "no such vector of a head");
-  std::vector<float> *of_layer = head->net.layers[0].vectors;
+std::vector<float> &vector_of(ec_draft_head *head, int32_t which, int32_t layer) {
+  check_which(head, which, EC_DRAFT_HEAD_N_VECTORS, layer);
+  static constexpr int32_t of_layer[] = {EC_EMBEDDING_NORM, EC_ATTN_NORM, EC_FFN_NORM, EC_Q_NORM, EC_K_NORM};
   switch (which) {
-    case EC_DRAFT_HEAD_INPUT_NORM: return of_layer[EC_EMBEDDING_NORM];
-    case EC_DRAFT_HEAD_HIDDEN_NORM: return of_layer[EC_ATTN_NORM];
-    case EC_DRAFT_HEAD_FFN_NORM: return of_layer[EC_FFN_NORM];
     case EC_DRAFT_HEAD_OUTPUT_NORM: return head->net.output_norm;
     case EC_DRAFT_HEAD_FC_NORM: return head->fc_norm;
-    default: return head->rope_divisors;
+    case EC_DRAFT_HEAD_FEATURE_NORM: return head->of_block.feature_norm;
+    case EC_DRAFT_HEAD_ROPE_DIVISORS: return head->rope_divisors;
+    case EC_DRAFT_HEAD_MASK: return head->of_block.mask;
+    case EC_DRAFT_HEAD_MARKOV_GATE_BIAS: return head->of_block.markov_gate_bias;
+    case EC_DRAFT_HEAD_MARKOV_JOINT_BIAS: return head->of_block.markov_joint_bias;
+    case EC_DRAFT_HEAD_CONFIDENCE: return head->of_block.confidence;
+    case EC_DRAFT_HEAD_CONFIDENCE_BIAS: return head->of_block.confidence_bias;
+    default: return head->net.layers[(size_t)layer].vectors[of_layer[which]];
   }
 }
 
@@ -47,10 +60,10 @@ DraftHeadState &state_of(const ec_session *session) {
 
 }  // namespace
 
-int32_t ec_draft_head_set_matrix(ec_draft_head *head, int32_t which, int32_t type, int64_t n_rows, int64_t n_cols,
-                           const void *tiles, uint64_t n_tile_bytes) {
+int32_t ec_draft_head_set_matrix(ec_draft_head *head, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
+                                 int64_t n_cols, const void *tiles, uint64_t n_tile_bytes) {
   return guarded([&] {
-    Matrix &matrix = matrix_of(head, which);
+    Matrix &matrix = matrix_of(head, which, layer);
     check_tiles(type, n_rows, n_cols, n_tile_bytes);
     require(tiles != nullptr, "a matrix has no tiles");
     matrix = {type, n_rows, n_cols, (const uint8_t *)tiles, head->target.ahead_of(type)};
@@ -58,10 +71,10 @@ int32_t ec_draft_head_set_matrix(ec_draft_head *head, int32_t which, int32_t typ
   });
 }
 
-int32_t ec_draft_head_set_vector(ec_draft_head *head, int32_t which, const float *values, int64_t n) {
+int32_t ec_draft_head_set_vector(ec_draft_head *head, int32_t which, int32_t layer, const float *values, int64_t n) {
   return guarded([&] {
     require(n >= 0 && n <= 1 << 24, "a vector is too long");
-    vector_of(head, which).assign(values, values + n);
+    vector_of(head, which, layer).assign(values, values + n);
     return EC_OK;
   });
 }
@@ -79,7 +92,7 @@ void ec_draft_head_destroy(ec_draft_head *head) { delete head; }
 int32_t ec_session_follow(ec_session *session, ec_draft_head *head) {
   return guarded([&] {
     require(head == nullptr || (head->finished && &head->target == session->model), "the head is of another model");
-    session->draft_head = head == nullptr ? nullptr : std::make_shared<DraftHeadState>(*head, session->cache.n_ctx());
+    session->draft_head = head == nullptr ? nullptr : head->follow(session->cache.n_ctx());
     return EC_OK;
   });
 }
@@ -131,7 +144,7 @@ int32_t ec_draft_scores(ec_draft_item *items, int32_t n) {
       DraftHeadState *state = items[i].session->draft_head.get();
       const auto laid_out = [&] {
         return items[i].n_past < 0 ? state->lay_out_next(items[i].token)
-                                   : state->lay_out(items[i].n_past, items[i].token);
+                                   : state->lay_out(items[i].n_past, items[i].token, EC_MOST_BLOCK);
       };
       items[i].n_found = state != nullptr && laid_out();
       if (items[i].n_found == 0) continue;
@@ -156,6 +169,11 @@ int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int3
   ec_draft_item item{};
   item.session = session;
   return drafting(&item, 1, [&] {
+    require(n_new > 0 && n_new <= n_nodes, "the number of nodes is out of range");
+    for (int32_t i = 0; i < n_nodes; ++i)
+      require(tokens[i] >= 0 && tokens[i] < session->model->config.n_vocab && parents[i] >= -1 && parents[i] < i &&
+                  parents[i] < n_nodes - n_new,
+              "a token is out of range, or a node follows one that was not read");
     *n_found = session->draft_head != nullptr &&
                session->draft_head->read_branches(tokens, parents, n_nodes, n_new, scores);
   });

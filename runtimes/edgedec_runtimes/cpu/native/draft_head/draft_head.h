@@ -1,8 +1,9 @@
-// A trained draft head of the EAGLE-3 kind (arXiv:2503.01840): its weights, and what it keeps of one session's text.
+// A trained draft head: its weights, and what it keeps of one session's text.
 //
-// The head is one decoder layer. It reads pairs: the feature of a position, which `fc` makes of hidden states of the
-// target (the taps), and the embedding of the token that follows. Its output for a pair scores the token after that
-// one.
+// All heads read features, which `fc` makes of hidden states of the target (the taps). A head of the EAGLE-3 kind
+// (arXiv:2503.01840) is one decoder layer that reads pairs of a feature and the embedding of the token that follows
+// (pair_state.h). A head that drafts blocks (DFlash, arXiv:2602.06036; DSpark) has some decoder layers, whose rows are
+// the newest token and masks, and which see the features as keys and values (block_state.h).
 #pragma once
 #include <memory>
 #include <string>
@@ -11,20 +12,41 @@
 #include "forward/model.h"
 #include "forward/plan.h"
 
+namespace edgedec {
+
+class BlockHead;
+class DraftHeadState;
+
+// What only a head that drafts blocks has beside its layers; see EC_DRAFT_HEAD_... of the same names.
+struct BlockWeights {
+  std::vector<float> feature_norm, mask;
+  Matrix markov_w1{}, markov_w2{}, markov_gate{}, markov_joint{};
+  std::vector<float> markov_gate_bias, markov_joint_bias, confidence, confidence_bias;
+};
+
+}  // namespace edgedec
+
 struct ec_draft_head {
-  ec_draft_head(ec_model &target, const ec_draft_head_config &config, const int32_t *taps, const int32_t *tokens);
+  // `windows` is [n_layer], or nullptr.
+  ec_draft_head(ec_model &target, const ec_draft_head_config &config, const int32_t *taps, const int32_t *tokens,
+                const int32_t *windows);
+  ~ec_draft_head();
 
   ec_model &target;
   ec_draft_head_config config;
   std::vector<int32_t> taps;    // layers of the target, whose input is tapped
   std::vector<int32_t> tokens;  // the target's id of each token that the head can draft
-  ec_model net;                 // the layer and the output matrix
+  ec_model net;                 // the layers and the output matrix
   edgedec::Matrix fc{}, embedding{};
   std::vector<float> fc_norm, rope_divisors;
+  edgedec::BlockWeights of_block;
   bool finished = false;
 
   int64_t n_tapped() const { return (int64_t)config.n_taps * target.config.n_embd; }
   void finish();
+  // Return what the head knows of a session's empty text.
+  std::shared_ptr<edgedec::DraftHeadState> follow(int32_t n_ctx);
+  edgedec::BlockHead &block() { return *block_; }
   // Where a row of taps lies, [n_tapped], and where its feature goes, [n_embd].
   struct Fused {
     const float *taps;
@@ -39,20 +61,27 @@ struct ec_draft_head {
 
  private:
   edgedec::ActivationBuffer joined_;
-  std::vector<float> normed_, products_;
+  std::vector<float> normed_;
+  float embedding_scale_ = 1.0f;
+  std::unique_ptr<edgedec::BlockHead> block_;  // nullptr of a head that reads pairs
 };
 
 namespace edgedec {
 
-// What a head keeps of one session's text: the keys and values of its pairs, and the taps of rows that have no pair
-// yet. The rows of a forward become pairs when a later call says with its n_past that they are kept, so a rejected
+constexpr int32_t LAZY_ROWS = 32;     // rows that a state keeps unread at most
+constexpr int32_t KEPT_ROWS = 96;     // rows of taps whose memory is kept between forwards
+constexpr int32_t DRAFT_SLOTS = 256;  // slots behind the context for drafted tokens
+
+// What a head keeps of one session's text: the keys and values of the rows that it has read, and the taps of rows that
+// it has not. The rows of a forward are read when a later call says with its n_past that they are kept, so a rejected
 // draft costs nothing. Where the taps of a position are missing (the text was restored without them), the state begins
 // anew behind it.
 class DraftHeadState {
  public:
-  DraftHeadState(ec_draft_head &head, int32_t n_ctx);
-  // Share the keys and values that belong to the first n_tokens of another state's text.
-  DraftHeadState(const DraftHeadState &other, int32_t n_tokens);
+  virtual ~DraftHeadState() = default;
+  DraftHeadState &operator=(const DraftHeadState &) = delete;
+  // Return a state that shares the keys and values of the first n_tokens of this one's text.
+  virtual std::shared_ptr<DraftHeadState> fork(int32_t n_tokens) const = 0;
 
   ec_draft_head &head() const { return head_; }
 
@@ -67,22 +96,24 @@ class DraftHeadState {
   // Move rows of the latest forward, as ec_session_move moves their slots.
   void move(const int32_t *source, int32_t n, int32_t start);
 
-  // --- drafting: one state lays out pairs, then all of them are read together ---
+  // --- drafting: each state lays out what is to be read, then all of them are read together ---
 
-  // Lay out what must be read to score what follows `token`, which stands at position n_past. Return false where the
-  // text before it is not known. Throws Invalid, std::bad_alloc, Unreadable.
-  bool lay_out(int32_t n_past, int32_t token);
+  // Lay out what must be read to score what follows `token`, which stands at position n_past; at most n_most tokens are
+  // drafted then. Return false where the text before it is not known. Throws Invalid, std::bad_alloc, Unreadable.
+  virtual bool lay_out(int32_t n_past, int32_t token, int32_t n_most) = 0;
   // Lay out one more drafted token behind what was read last; return false where there is no room.
-  bool lay_out_next(int32_t token);
-  // Read what each state has laid out, all states of one head, in as few forwards as their rows allow. Where `wanted`,
-  // return the scores of what follows each text, [n][n_vocab]; they stay until the next call. A row's result depends on
-  // its own text only, so that texts are drafted together to the same bits as alone.
-  static const float *read(const std::vector<DraftHeadState *> &states, bool wanted = true);
+  virtual bool lay_out_next(int32_t token) = 0;
+  // Read what each state has laid out, all states of one head, in as few forwards as their rows allow. Return the scores
+  // of what follows each text, [n][n_vocab]; they stay until the next call. A row's result depends on its own text only,
+  // so that texts are drafted together to the same bits as alone.
+  static const float *read(const std::vector<DraftHeadState *> &states);
+  // Return the chance that the best token of the latest scores, of probability p, is accepted.
+  virtual float sure(float p) const = 0;
   // Write the scores of what follows each of the last n_new of n nodes to `scores`, [n_new][n_vocab]: a tree of drafted
   // tokens behind what lay_out() laid out and read() read. The nodes before them are those of the last call, in their
-  // order. All nodes go through the layer again, as rows of one forward. Return false where there is no room. Throws as
-  // lay_out does, NotFinite.
-  bool read_branches(const int32_t *tokens, const int32_t *parents, int32_t n, int32_t n_new, float *scores);
+  // order. Return false where there is no room. Throws as lay_out does, NotFinite.
+  virtual bool read_branches(const int32_t *tokens, const int32_t *parents, int32_t n, int32_t n_new,
+                             float *scores) = 0;
 
   // --- the text's state as bytes ---
 
@@ -90,32 +121,44 @@ class DraftHeadState {
   void save(int32_t n_tokens, uint8_t *target);
   void load(int32_t n_tokens, const uint8_t *source);
 
-  uint64_t state_bytes() const;  // of all that is held of the text
+  virtual uint64_t state_bytes() const;  // of all that is held of the text
 
-  double read_seconds = 0;  // spent on pairs of the text, drafts not included
+  double read_seconds = 0;  // spent on rows of the text, drafts not included
 
- private:
-  float *room_for(int32_t n_past, int32_t n_rows);
+ protected:
+  DraftHeadState(ec_draft_head &head, int32_t n_ctx);
+  DraftHeadState(const DraftHeadState &other);
+
+  // Keep what is known of the first n_past positions.
   void go_back(int32_t n_past);
-  void absorb(int32_t n, int32_t last_token);
-  void lay_out_rows(int32_t n, int32_t last_token);
-  void settle(const float *last, bool wanted);
-  static void read_group(DraftHeadState *const *states, size_t n, float *scores);
+  // Read all unread rows that can be read.
+  void absorb();
+  // Drop n rows of taps and their tokens, which were read.
+  void drop_read(int32_t n);
   int32_t n_pending() const { return (int32_t)tokens_.size(); }
-  int32_t end() const { return base_ + n_pairs_ + n_pending(); }  // the first position of which nothing is known
+  int32_t end() const { return base_ + n_read_ + n_pending(); }  // the first position of which nothing is known
 
   ec_draft_head &head_;
   ec_session kv_;
-  int32_t base_ = 0, n_pairs_ = 0;  // the pair of position base_ + i is in slot i
-  std::vector<int32_t> tokens_;     // of the rows behind the pairs
-  std::vector<float> taps_;         // of these rows, [n][n_tapped], and room for those of a forward
-  std::vector<float> fused_;        // the feature of the last pair that was made of taps, [n_embd]
-  int32_t fused_position_ = -1;     // its position, -1 for none
-  std::vector<float> inputs_, outputs_;  // the pairs that are laid out, and what the layer made of the last one
-  int32_t slot_ = 0, n_laid_ = 0;        // the first one's slot, and how many there are
-  int32_t n_new_ = 0;                    // how many of them are pairs of the text whose features are still to be made
-  std::vector<float> branch_inputs_, branch_outputs_;  // by node of a tree: what the layer reads and makes
-  int32_t n_drafted_ = -1;  // drafted tokens that were read since begin(); -1 where there is nothing to go on from
+  int32_t base_ = 0, n_read_ = 0;  // the keys and values of position base_ + i are in slot i
+  std::vector<int32_t> tokens_;    // of the rows that are not read
+  std::vector<float> taps_;        // of these rows, [n][n_tapped], and room for those of a forward
+
+ private:
+  float *room_for(int32_t n_past, int32_t n_rows);
+  // --- what kinds of heads differ in ---
+  // Forget what depends on positions from n_past on, and the draft that was begun.
+  virtual void forget(int32_t n_past) = 0;
+  virtual void absorb_rows() = 0;
+  // Return how many rows of a forward the state has laid out.
+  virtual int32_t n_laid() const = 0;
+  // Read what n states have laid out together, and write the scores of what follows each text.
+  virtual void read_group(DraftHeadState *const *states, size_t n, float *scores) = 0;
+  // How many rows absorb() may leave unread, and what is saved beside keys and values.
+  virtual int32_t most_unread() const = 0;
+  virtual uint64_t extra_bytes() const = 0;
+  virtual void save_extra(uint8_t *target) const = 0;
+  virtual void load_extra(const uint8_t *source) = 0;
 };
 
 // Draft a chain behind each text, all of them together: items of sessions that one head follows. Throws as lay_out

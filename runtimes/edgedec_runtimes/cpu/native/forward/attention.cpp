@@ -248,12 +248,12 @@ Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32
     w.query[q] = m_.qkv.data() + (int64_t)at.query * (m_.n_q() + 2 * m_.n_kv()) + h * d;
     w.out[q] = m_.attention.data() + (int64_t)at.place * m_.n_q() + h * d;
     w.state[q] = states_.empty() ? nullptr : states_.data() + 2 * ((int64_t)at.place * c_.n_head + h);
-    w.visible[q] = row.position + 1;
-    w.start[q] = layer.slides ? std::max(0, row.position + 1 - c_.sliding_window) : 0;
+    w.visible[q] = row.visible;
+    w.start[q] = layer.window > 0 ? std::max(0, row.window_end - layer.window) : 0;
     w.sink[q] = sinks.empty() ? nullptr : sinks.data() + h;
     w.path[q] = in_tree ? plan_.paths.data() + row.path_begin : nullptr;
     seen.begin = std::min<int64_t>(seen.begin, w.start[q] / SPAN_TOKENS);
-    seen.end = std::max<int64_t>(seen.end, row.position / SPAN_TOKENS + 1);
+    seen.end = std::max<int64_t>(seen.end, (row.visible - 1) / SPAN_TOKENS + 1);
   }
   const int64_t end = std::min(seen.end, group.end);
   return {std::min(std::max(seen.begin, group.begin), end), end};

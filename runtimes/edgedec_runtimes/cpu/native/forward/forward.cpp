@@ -24,25 +24,6 @@ int64_t band_rows(int64_t n_cols) {
 
 int64_t panels(const Matrix &w) { return (w.n_rows + PANEL_ROWS - 1) / PANEL_ROWS; }
 
-// Whether all values are finite: no exponent has all its bits set.
-bool all_finite(const float *values, int64_t n) {
-  uint32_t found = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    uint32_t bits;
-    memcpy(&bits, values + i, sizeof bits);
-    found |= (uint32_t)((bits & 0x7f800000u) == 0x7f800000u);
-  }
-  return found == 0;
-}
-
-void fill_rope(float *cos_sin, const Rope &rope, int32_t position) {
-  const size_t half = rope.frequencies.size();
-  for (size_t i = 0; i < half; ++i) {
-    cos_sin[i] = (float)(cos(rope.frequencies[i] * position) * rope.magnitude);
-    cos_sin[half + i] = (float)(sin(rope.frequencies[i] * position) * rope.magnitude);
-  }
-}
-
 // Tell the streamer which parts of the weights the forward will fetch.
 void begin_streaming(ec_model &model, const Plan &plan) {
   std::vector<int32_t> order;
@@ -130,7 +111,7 @@ void Run::embed(int thread) {
       if (c_.embedding_scale != 1.0f)
         for (int32_t i = 0; i < c_.n_embd; ++i) x[i] *= c_.embedding_scale;
     }
-    for (int i = 0; i < 2; ++i) fill_rope(m_.cos_sin[i].data() + r * c_.n_rot, m_.rope[i], row.position);
+    for (int i = 0; i < 2; ++i) m_.rope[i].fill(m_.cos_sin[i].data() + r * c_.n_rot, row.position);
     item.session->cache.write_rotation(row.slot, m_.cos_sin[0].data() + r * c_.n_rot);
   });
 }

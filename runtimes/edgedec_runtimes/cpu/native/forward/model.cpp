@@ -75,6 +75,14 @@ ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Ke
       pool((check_config(c), Pool::shared(n_threads))),
       layers((size_t)c.n_layer) {}
 
+void Rope::fill(float *cos_sin, int32_t position) const {
+  const size_t half = frequencies.size();
+  for (size_t i = 0; i < half; ++i) {
+    cos_sin[i] = (float)(cos(frequencies[i] * position) * magnitude);
+    cos_sin[half + i] = (float)(sin(frequencies[i] * position) * magnitude);
+  }
+}
+
 Ahead *ec_model::ahead_of(int32_t type) {
   const auto [place, is_new] = ahead.try_emplace(type);
   if (is_new) place->second.fill({USUAL_AHEAD, 0});
@@ -122,11 +130,11 @@ ColumnShape ec_model::columns() const {
 
 void ec_model::finish() {
   const ec_config &c = config;
-  if (!paired) require_matrix(token_embd, "token_embd", c.n_vocab, c.n_embd);
+  if (!of_head) require_matrix(token_embd, "token_embd", c.n_vocab, c.n_embd);
   require(streamer.complete(), "matrices have places in a file, but no streaming was set up");
   if (output.n_rows == 0) output = token_embd;
   require_matrix(output, "output", c.n_vocab, c.n_embd);
-  require_vector(output_norm, "output_norm", c.n_embd, paired);
+  require_vector(output_norm, "output_norm", c.n_embd, of_head);
   for (int i = 0; i < 2; ++i) {
     const size_t n = rope[i].frequencies.size();
     require((i == 1 && n == 0) || n == (size_t)c.n_rot / 2,
@@ -144,6 +152,7 @@ void ec_model::finish() {
     const Matrix *m = layer.matrices;
     layer.number = n_of_kind[layer.convolves()]++;
     if (layer.convolves()) finish_convolution(layer);
+    if (layer.slides) layer.window = c.sliding_window;
     require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
     require_matrix(m[EC_K], "attn_k", n_kv(layer), n_input());
     require_matrix(m[EC_V], "attn_v", n_kv(layer), n_input());

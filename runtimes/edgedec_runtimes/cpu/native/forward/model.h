@@ -63,6 +63,8 @@ class ActivationBuffer {
 struct Rope {
   std::vector<double> frequencies;  // [n_rot / 2], radians per position
   double magnitude = 1.0;           // of rotated elements
+  // Write the cosines and sines of a position, [2][n_rot / 2].
+  void fill(float *cos_sin, int32_t position) const;
 };
 
 constexpr int MAX_CONVOLUTION = 16;  // the most tokens that a convolution goes over
@@ -71,6 +73,7 @@ struct Layer {
   Matrix matrices[EC_N_MATRICES];
   std::vector<float> vectors[EC_N_VECTORS];
   bool slides = false, unrotated = false;
+  int32_t window = 0;  // tokens that it sees; 0: all
   bool has_experts() const { return matrices[EC_ROUTER].n_rows != 0; }
   int32_t number = 0;  // among the layers with attention, or among those with a convolution
   // A layer with a kernel has a short convolution in place of attention. The matrices of queries, keys and values are
@@ -95,9 +98,10 @@ struct ec_model {
   bool finished = false;
   bool elsewhere = false;  // another library evaluates the text: there are no weights, keys and values
   ec_look_up look_up = nullptr;  // of a model that is elsewhere
-  // Of a draft head's layer: an item's hidden states are pairs of an embedding and a feature, 2 * n_embd numbers. The
-  // feature is the residual stream, normed where normed_residual is true, and the attention reads both, each after a
-  // norm of its own.
+  bool of_head = false;  // the layers of a draft head, which read no tokens and may lack a norm before the output
+  // Of a head that reads pairs: an item's hidden states are an embedding and a feature, 2 * n_embd numbers. The feature
+  // is the residual stream, normed where normed_residual is true, and the attention reads both, each after a norm of
+  // its own.
   bool paired = false, normed_residual = false;
   edgedec::Streamer streamer;  // of weights that are read in each forward
   edgedec::ExpertStore experts;  // those of streamed weights

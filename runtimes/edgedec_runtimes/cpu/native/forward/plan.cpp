@@ -18,6 +18,7 @@ void add_paths(Plan &plan, const ec_item &item, int32_t first) {
     plan.paths.push_back(row.slot);
     row.path_length += 1;
     row.position = item.n_past + row.path_length - 1;
+    row.visible = row.window_end = row.position + 1;
   }
 }
 
@@ -47,6 +48,8 @@ void check_item(const ec_model &model, const ec_item &item) {
     require(item.tokens == nullptr || (item.tokens[i] >= 0 && item.tokens[i] < c.n_vocab), "a token is out of range");
     require(item.parents == nullptr || (item.parents[i] >= -1 && item.parents[i] < i), "a parent is out of range");
   }
+  require(item.block >= EC_BLOCK_NONE && item.block <= EC_BLOCK_WHOLE, "no such block");
+  require(item.block == EC_BLOCK_NONE || item.parents == nullptr, "a block is no tree");
   require(item.n_wanted >= 0 && item.n_taps >= 0, "a count is negative");
   for (int32_t i = 0; i < item.n_wanted; ++i)
     require(item.wanted[i] >= 0 && item.wanted[i] < item.n_rows, "a wanted row is out of range");
@@ -103,7 +106,10 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     if (item.n_rows > model.max_rows - plan.n_rows) throw Invalid("a forward has too many rows");
     plan.first_row.push_back(plan.n_rows);
     for (int32_t r = 0; r < item.n_rows; ++r) {
-      plan.rows.push_back({i, r, item.n_past + r, item.n_past + r, 0, 0});
+      const int32_t position = item.n_past + r,
+                    visible = item.block == EC_BLOCK_WHOLE ? item.n_past + item.n_rows : position + 1,
+                    window_end = item.block == EC_BLOCK_NONE ? position + 1 : item.n_past;
+      plan.rows.push_back({i, r, position, position, visible, window_end, 0, 0});
       plan.all_rows.push_back(plan.n_rows + r);
     }
     if (item.parents != nullptr) add_paths(plan, item, plan.n_rows);

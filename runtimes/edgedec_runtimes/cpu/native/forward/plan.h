@@ -10,6 +10,7 @@ namespace edgedec {
 struct RowInfo {
   int32_t item, index;              // the item that the row belongs to, and its number within that item
   int32_t slot, position;           // where the cache holds its keys and values, and its position in the text
+  int32_t visible, window_end;      // it sees the positions below `visible`, of a window those that end with window_end
   int32_t path_begin, path_length;  // of a row of a tree: its part of Plan::paths
 };
 

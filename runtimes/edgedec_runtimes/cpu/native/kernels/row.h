@@ -1,10 +1,22 @@
 // Searching one row of logits over the whole vocabulary, for sampling.
 #pragma once
 #include <stdint.h>
+#include <string.h>
 
 #include "kernels/kernels.h"
 
 namespace edgedec {
+
+// Whether all values are finite: no exponent has all its bits set.
+inline bool all_finite(const float *values, int64_t n) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    memcpy(&bits, values + i, sizeof bits);
+    found |= (uint32_t)((bits & 0x7f800000u) == 0x7f800000u);
+  }
+  return found == 0;
+}
 
 // Set `most` to the greatest value and return the sum of exp(x - most), NaN where a value is not finite.
 double row_total(const Kernels &k, const float *x, int64_t n, float *most);

@@ -1,0 +1,84 @@
+"""Where the native library has each tensor of a head, and what a draft reads of them."""
+
+from typing import NamedTuple
+
+from edgedec_runtimes.cpu.library import DraftHeadConfig
+from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
+
+_MATRICES = (
+    *("q", "k", "v", "o", "gate", "up", "down"),
+    *("fc", "output", "embedding", "markov_w1", "markov_w2", "markov_gate", "markov_joint"),
+)
+_VECTORS = (
+    *("embedding_norm", "attn_norm", "post_attention_norm", "q_norm", "k_norm"),
+    *("output_norm", "fc_norm", "feature_norm", "rope_divisors", "mask"),
+    *("markov_gate_bias", "markov_joint_bias", "confidence", "confidence_bias"),
+)
+_OF_PAIRS = {"input_norm": "embedding_norm", "hidden_norm": "attn_norm"}
+_OF_BLOCKS = {"input_norm": "attn_norm", "hidden_norm": "feature_norm"}
+_FC_NORMS = {"none": 0, "joined": 1, "each": 2}
+_MARKOV = {"none": 0, "vanilla": 1, "gated": 2, "rnn": 3}
+_ONE_ROW = ("embedding", "markov_w1")
+_OF_A_TOKEN = ("markov_w2", "markov_gate", "markov_joint")
+
+
+class Place(NamedTuple):
+    """Where the native library has a tensor.
+
+    Attributes:
+        which: The number of the matrix, or of the vector (native/edgedec_cpu.h).
+        layer: The layer that has it; 0 for what belongs to the head.
+        is_matrix: Whether it is a matrix there.
+    """
+
+    which: int
+    layer: int
+    is_matrix: bool
+
+
+def place_of(name: str, card: HeadCard) -> Place:
+    """Return where a tensor of a head goes, by its name in edgedec_runtimes.trained_heads.head."""
+    *layer, part = name.split(".")[1:] if name.startswith("layers.") else [name]
+    number = int(layer[0]) if layer else 0
+    if part in _MATRICES:
+        return Place(_MATRICES.index(part), number, True)
+    renamed = _OF_PAIRS if card.block is None else _OF_BLOCKS
+    return Place(_VECTORS.index(renamed.get(part, part)), number, False)
+
+
+def is_read_once(name: str, card: HeadCard) -> bool:
+    """Return whether a draft of a head reads a matrix once, however many tokens it has: all but a block's bias."""
+    return card.block is not None and name not in (*_ONE_ROW, *_OF_A_TOKEN)
+
+
+def is_read_by_tokens(name: str, card: HeadCard) -> bool:
+    """Return whether each drafted token reads a matrix.
+
+    A head that reads pairs reads `fc` once for all tokens that stand since the last draft, which is left out.
+    """
+    return name in _OF_A_TOKEN if card.block is not None else name not in (*_ONE_ROW, "fc")
+
+
+def first_rows(block: BlockShape | None, n_drafts: int) -> int:
+    """Return how many rows the layers run before the first token of a draft is known.
+
+    >>> first_rows(None, 3), first_rows(BlockShape(1, 8, True), 3), first_rows(BlockShape(1, 8, False, True), 3)
+    (1, 8, 4)
+    """
+    if block is None:
+        return 1
+    return min(block.size, n_drafts + (not block.shifted)) if block.causal else block.size
+
+
+def native_config(card: HeadCard) -> DraftHeadConfig:
+    """Return what the native library must know of a head, beside its taps, tokens and windows."""
+    sizes = (card.n_head, card.n_head_kv, card.head_dim, card.n_ff, len(card.taps))
+    switches = (_FC_NORMS[card.fc_norm], card.norm_before_residual, card.feeds_back_normed)
+    config = DraftHeadConfig(card.n_vocab_draft, card.n_embd, 1, *sizes, *switches)
+    config.rms_epsilon, config.rope_base = card.rms_epsilon, card.rope_base
+    if (block := card.block) is not None:
+        config.n_layer, config.block_size, config.block_shifted = block.n_layer, block.size, block.shifted
+        config.block_causal, config.markov, config.rank = block.causal, _MARKOV[block.markov], block.rank
+        config.mask_token, config.embedding_scale = block.mask_token, block.embedding_scale
+        config.logit_scale, config.logit_softcap = block.logit_scale, block.softcap
+    return config

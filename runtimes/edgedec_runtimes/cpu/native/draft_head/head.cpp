@@ -1,0 +1,125 @@
+// The weights of a draft head, and what all kinds of heads make of them.
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "draft_head/block_state.h"
+#include "draft_head/pair_state.h"
+#include "draft_head/products.h"
+#include "weights/tiles.h"
+
+using namespace edgedec;
+
+namespace {
+
+constexpr int32_t MOST_LAYERS = 64;
+
+void require(bool holds, const std::string &message) {
+  if (!holds) throw Invalid(message);
+}
+
+void require_shape(const Matrix &m, const char *name, int64_t rows, int64_t cols) {
+  require(m.n_rows == rows && m.n_cols == cols,
+          std::string("the head's matrix ") + name + " is missing or has another shape");
+}
+
+ec_config net_config(const ec_draft_head_config &h) {
+  require(h.block_size >= 0 && h.block_size <= EC_MOST_BLOCK, "the rows of a block are out of range");
+  require(h.n_layer >= 1 && h.n_layer <= (h.block_size == 0 ? 1 : MOST_LAYERS), "the head's layers are out of range");
+  ec_config c{};
+  c.n_vocab = h.n_vocab, c.n_embd = h.n_embd, c.n_layer = h.n_layer, c.n_head = h.n_head, c.n_head_kv = h.n_head_kv;
+  c.head_dim = h.head_dim, c.n_ff = h.n_ff, c.n_rot = h.head_dim;
+  c.rms_epsilon = h.rms_epsilon, c.embedding_scale = c.residual_scale = c.logit_scale = 1.0f;
+  c.attention_scale = h.head_dim > 0 ? 1.0f / sqrtf((float)h.head_dim) : 0.0f;
+  if (h.block_size > 0) c.logit_scale = h.logit_scale, c.logit_softcap = h.logit_softcap;
+  return c;
+}
+
+}  // namespace
+
+ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, const int32_t *tapped,
+                             const int32_t *drafted, const int32_t *windows)
+    : target(model), config(c), net(net_config(c), model.pool.size(), model.max_rows, model.kernels) {
+  net.of_head = true;
+  net.paired = c.block_size == 0;
+  net.normed_residual = c.norm_before_residual != 0;
+  require(model.finished, "the head's target is not finished");
+  require(c.n_taps >= 1 && c.n_taps <= 16, "the number of taps is out of range");
+  require(c.fc_norm >= EC_FC_NORM_NONE && c.fc_norm <= EC_FC_NORM_EACH, "no such norm before fc");
+  for (int32_t i = 0; i < c.n_taps; ++i)
+    require(tapped[i] >= 0 && tapped[i] <= model.config.n_layer, "a tap is out of range");
+  for (int32_t i = 0; i < c.n_vocab; ++i)
+    require(drafted[i] >= 0 && drafted[i] < model.config.n_vocab, "a drafted token is out of range");
+  for (int32_t i = 0; windows != nullptr && i < c.n_layer; ++i) {
+    require(windows[i] >= 0, "a window is negative");
+    net.layers[(size_t)i].window = windows[i];
+  }
+  taps.assign(tapped, tapped + c.n_taps);
+  tokens.assign(drafted, drafted + c.n_vocab);
+}
+
+ec_draft_head::~ec_draft_head() = default;
+
+void ec_draft_head::finish() {
+  const bool own = embedding.n_rows != 0;
+  require_shape(fc, "fc", config.n_embd, n_tapped());
+  if (own) require_shape(embedding, "embedding", target.config.n_vocab, config.n_embd);
+  require(own || config.n_embd == target.config.n_embd, "the target's embeddings have another length");
+  require(own || !target.elsewhere || target.look_up != nullptr, "the target's embeddings are not there");
+  require(config.fc_norm == EC_FC_NORM_NONE ? fc_norm.empty() : (int64_t)fc_norm.size() == n_tapped(),
+          "the vector fc_norm is missing or has another length");
+  require(isfinite(config.rope_base) && config.rope_base > 0, "the head's rope_base is not a positive number");
+  require(rope_divisors.empty() || (int32_t)rope_divisors.size() == config.head_dim / 2,
+          "the divisors of the head's frequencies are of another number");
+  for (int32_t i = 0; i < config.head_dim / 2; ++i) {
+    const double divisor = rope_divisors.empty() ? 1.0 : rope_divisors[(size_t)i];
+    net.rope[0].frequencies.push_back(pow(config.rope_base, -2.0 * i / config.head_dim) / divisor);
+  }
+  net.finish();
+  joined_ = ActivationBuffer(net.max_rows, n_tapped(), !is_float_type(fc.type), is_float_type(fc.type));
+  normed_.resize((size_t)n_tapped());
+  if (!own) embedding_scale_ = target.config.embedding_scale;
+  if (config.block_size > 0) {
+    embedding_scale_ = config.embedding_scale;
+    block_ = std::make_unique<BlockHead>(*this);
+  }
+  finished = true;
+}
+
+std::shared_ptr<DraftHeadState> ec_draft_head::follow(int32_t n_ctx) {
+  if (block_) return std::make_shared<BlockState>(*this, n_ctx);
+  return std::make_shared<PairState>(*this, n_ctx);
+}
+
+void ec_draft_head::embed(const int32_t *tokens, int32_t n, float *out, int64_t stride) {
+  const bool own = embedding.n_rows != 0;
+  if (!own && target.elsewhere && target.look_up(tokens, n, out, stride) != EC_OK)
+    throw Unreadable("the embeddings that the draft head borrows can't be read");
+  for (int32_t i = 0; i < n; ++i, out += stride) {
+    if (own) tile_row(embedding.type, config.n_embd, embedding.tiles, tokens[i], out);
+    else if (target.streamer.started()) target.streamer.embed(tokens[i], out);
+    else if (target.row_file.is_open()) target.row_file.read(tokens[i], out);
+    else if (!target.elsewhere)
+      tile_row(target.token_embd.type, config.n_embd, target.token_embd.tiles, tokens[i], out);
+    if (embedding_scale_ != 1.0f)
+      for (int32_t j = 0; j < config.n_embd; ++j) out[j] *= embedding_scale_;
+  }
+}
+
+void ec_draft_head::fuse(const std::vector<Fused> &rows) {
+  const Kernels &k = *net.kernels;
+  const int64_t n = (int64_t)rows.size(), width = n_tapped(),
+                piece = config.fc_norm == EC_FC_NORM_EACH ? target.config.n_embd : width;
+  for (int64_t i = 0; i < n; ++i) {
+    const float *row = rows[(size_t)i].taps;
+    if (config.fc_norm != EC_FC_NORM_NONE)
+      for (int64_t at = 0; at < width; at += piece)
+        k.rms_norm(row + at, fc_norm.data() + at, config.rms_epsilon, piece, normed_.data() + at);
+    k.quantize(joined_.view(), i, 0, width, config.fc_norm != EC_FC_NORM_NONE ? normed_.data() : row);
+  }
+  multiply(net.pool, k, {&fc}, joined_.view(), n,
+           [&](size_t, int64_t row, int64_t column, const float *products, int64_t count) {
+             memcpy(rows[(size_t)row].out + column, products, (size_t)count * sizeof(float));
+           });
+}

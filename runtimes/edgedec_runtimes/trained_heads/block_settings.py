@@ -1,0 +1,296 @@
+"""Read the config.json of a block head, in the dialects that trainers write.
+
+z-lab's and SpecForge's files keep some settings in `dflash_config`; DeepSpec's are flat; LiquidAI's are both; those of
+speculators keep the layers' settings in `transformer_layer_config`. The same thing is said in different ways:
+
+- taps: `target_layer_ids` are layers whose OUTPUT is tapped, `aux_hidden_state_layer_ids` (speculators) layers that the
+  taps ENTER. Both count from 0.
+- `sample_from_anchor`: row j predicts the token behind it. Absent, a file of the name DSpark means yes, DFlash no.
+- windows: speculators count features before the anchor; the others count rows, the row itself included, so that rows
+  behind the first would see fewer features. They see as many as the first one here.
+- `use_sliding_window` must be true for sliding layers to slide. In speculators' files and SpecForge's DSpark, sliding
+  layers are causal within the block, and others are not; a head with layers of both kinds is refused.
+
+`tie_word_embeddings` is ignored, and so is what a file copies from the target's config.json: the tensors decide.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec_runtimes.trained_heads.card import BlockShape, Markov
+from edgedec_runtimes.trained_heads.record import layer_ids
+from edgedec_runtimes.trained_heads.settings import MOST_VALUES, optional, rope_of, sizes_of, target_name
+from edgedec_runtimes.weights.config_values import ConfigValues
+
+MOST_LAYERS = 64
+MOST_ROWS = 256
+_REMEDY = "edgedec does not run such a head; take one that is trained without it"
+_DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+# Whether rows predict the token behind them where the file does not say it, by its class.
+_SHIFTED = {
+    **dict.fromkeys(("DFlashDraftModel", "DFlashSpeculator"), False),
+    **dict.fromkeys(("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "LingDSparkModel"), True),
+    "Lfm2DSparkDraftModel": True,
+}
+# Relatives with another forward, by a part of their class's or model's name.
+_RELATIVES = {
+    "dflash2": "DFlash2, with convolutions and a selector",
+    "laguna": "Laguna's form, with gates and a norm for each tap",
+    "deepseek": "DeepSeek-V4's form, with experts",
+    "gemma4": "Gemma 4's form, with norms of its own",
+    "qwen35dspark": "the form with gated queries",
+}
+_WORDS = frozenset({"dflash_config", "target_layer_ids", "aux_hidden_state_layer_ids"})
+# Settings that must have one of these values, or be absent.
+_EXPECTED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "hidden_activation": ("silu", "swish"),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "partial_rotary_factor": (1, 1.0),
+    "projector_type": ("dspark",),
+    "attention_value_scale": (1, 1.0),
+    "shift_label": (False,),
+    "pure_draft_prefix_len": (0,),
+    "speculators_model_type": ("dflash", "dspark"),
+}
+# Settings that change no score, or that the tensors answer; and those that are read by name below.
+_KNOWN = frozenset(
+    {
+        *("_name_or_path", "architectures", "attention_dropout", "attention_mode", "attn_output_gate", "auto_map"),
+        *("aux_hidden_state_layer_ids", "block_size", "bos_token_id", "causal", "chunk_size_feed_forward"),
+        *("confidence_head_alpha", "confidence_head_with_markov", "dflash_config", "draft_vocab_size", "dtype"),
+        *("enable_confidence_head", "eos_token_id", "final_logit_softcapping", "full_attention_interval"),
+        *("has_no_defaults_at_init", "head_dim", "hidden_size", "id2label", "initializer_range"),
+        *("input_embedding_scale", "intermediate_size", "is_causal", "is_decoder", "label2id", "layer_types"),
+        *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
+        *("linear_value_head_dim", "mamba_ssm_dtype", "markov_head_type", "markov_rank", "mask_token_id"),
+        *("max_position_embeddings", "max_window_layers", "model_type", "mtp_num_hidden_layers", "num_anchors"),
+        *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "num_target_layers", "output_gate_type"),
+        *("output_multiplier", "pad_token_id", "pretraining_tp", "problem_type", "rms_norm_eps", "rope_is_neox_style"),
+        *("rope_parameters", "rope_scaling", "rope_theta", "runtime_block_size", "sample_from_anchor"),
+        *("sliding_window", "sliding_window_non_causal", "speculators_config", "speculators_version"),
+        *("swa_window_size", "target_hidden_size", "target_layer_ids", "text_config", "tie_word_embeddings"),
+        *("torch_dtype", "transformer_layer_config", "transformers_version", "use_cache", "use_sliding_window"),
+        *("use_swa", "vision_config", "vocab_size"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSettings:
+    """What config.json says of a block head; attributes with a name of HeadCard's are those.
+
+    Attributes:
+        neighbours: RoPE turns pairs of neighbours in the file, so that rows of q and k must be reordered.
+        n_vocab_draft: None where the file does not say it.
+        n_vocab_target: None where the file does not say it.
+        has_confidence: The file says that there is a confidence head.
+        shape: Its confidence is false, and its mask_token -1 where the file names no mask.
+    """
+
+    target_name: str
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    rms_epsilon: float
+    rope_base: float
+    rope_divisors: NDArray[np.float32] | None
+    neighbours: bool
+    taps: tuple[int, ...]
+    n_vocab_draft: int | None
+    n_vocab_target: int | None
+    has_confidence: bool
+    shape: BlockShape
+    notes: tuple[str, ...]
+
+
+def is_block_config(raw: Mapping[str, Any]) -> bool:
+    """Return whether what config.json holds is of a block head rather than of an EAGLE-3 head or a model."""
+    return bool(_WORDS & raw.keys()) or raw.get("speculators_model_type") in _EXPECTED["speculators_model_type"]
+
+
+def read_block_settings(path: Path, raw: Mapping[str, Any]) -> BlockSettings:
+    """Return the settings of a block head.
+
+    Args:
+        path: The file, for messages.
+        raw: What config.json holds.
+
+    Raises:
+        ModelFormatError: A value has another type than expected, or contradicts another.
+        UnsupportedModelError: A setting has a value, or a name, that edgedec does not run; the message names it.
+    """
+    values = _flat(path, raw)
+    _refuse_relatives(values)
+    _check_known(values)
+    n_embd, n_head, n_head_kv, head_dim = sizes_of(values)
+    base, divisors = rope_of(values, head_dim)
+    n_layer = values.whole("num_hidden_layers", most=MOST_LAYERS)
+    windows, notes = _windows(values, n_layer)
+    return BlockSettings(
+        target_name=target_name(values),
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_dim=head_dim,
+        rms_epsilon=values.number("rms_norm_eps"),
+        rope_base=base,
+        rope_divisors=divisors,
+        neighbours=not values.flag("rope_is_neox_style", True),
+        taps=_taps(values, n_layer),
+        n_vocab_draft=optional(values, "draft_vocab_size"),
+        n_vocab_target=optional(values, "vocab_size"),
+        has_confidence=values.flag("enable_confidence_head", False),
+        shape=_shape(values, n_layer, windows),
+        notes=notes,
+    )
+
+
+def _flat(path: Path, raw: Mapping[str, Any]) -> ConfigValues:
+    """Return all settings in one object; null stands for the default."""
+    outer = ConfigValues(path, {key: value for key, value in raw.items() if value is not None}, _REMEDY)
+    found = dict(_DEFAULTS)
+    for table in (outer.table("transformer_layer_config"), outer.table("dflash_config"), outer.values):
+        found |= {key: value for key, value in table.items() if value is not None}
+    return ConfigValues(path, found, _REMEDY)
+
+
+def _refuse_relatives(values: ConfigValues) -> None:
+    """Refuse drafters that are called alike and compute something else."""
+    names = values.values.get("architectures", [])
+    words = [str(name).lower() for name in (names if isinstance(names, list) else [names])]
+    for part, form in _RELATIVES.items():
+        if any(part in word for word in words) or part in str(values.values.get("model_type", "")).lower():
+            values.refuse("architectures", f"which is {form}")
+    if "conv_kernel_size" in values.values or "selector_rank" in values.values:
+        values.refuse("architectures", f"with conv_kernel_size: that is {_RELATIVES['dflash2']}")
+    if values.values.get("projector_type") == "domino":
+        values.refuse("projector_type", "expected dspark, as Domino has a recurrent network over the prefix")
+
+
+def _check_known(values: ConfigValues) -> None:
+    """Refuse a setting with another value than the one that edgedec runs, and one that edgedec does not know."""
+    for key, expected in _EXPECTED.items():
+        if key in values.values and values.values[key] not in expected:
+            values.refuse(key, f"expected {' or '.join(map(str, expected))}")
+    for key in sorted(values.values.keys() - _KNOWN - _EXPECTED.keys()):
+        value = values.values[key]
+        if isinstance(value, str) or not value:  # a word describes; a flag that is off, or an empty list, asks nothing
+            continue
+        values.refuse(key[:80], "which edgedec does not know; delete it from the file where it changes no token")
+
+
+def _shape(values: ConfigValues, n_layer: int, windows: tuple[int, ...]) -> BlockShape:
+    rank = values.values.get("markov_rank", 0)
+    if type(rank) is not int or not 0 <= rank <= MOST_VALUES:
+        values.fail(f"markov_rank is {rank!r:.80}, expected a whole number from 0 to {MOST_VALUES}")
+    markov: Markov = "none" if rank == 0 else values.values.get("markov_head_type", "vanilla")
+    if markov not in get_args(Markov):
+        values.refuse("markov_head_type", f"expected {', '.join(get_args(Markov)[1:])}")
+    shifted = _is_shifted(values, rank)
+    if markov == "rnn" and not shifted:
+        values.refuse("markov_head_type", "expected vanilla or gated where sample_from_anchor is false")
+    mask = values.values.get("mask_token_id", -1)
+    if type(mask) is not int or not -1 <= mask <= MOST_VALUES:
+        values.fail(f"mask_token_id is {mask!r:.80}, expected a whole number from 0 to {MOST_VALUES}")
+    return BlockShape(
+        n_layer=n_layer,
+        size=values.whole("block_size", most=MOST_ROWS),
+        shifted=shifted,
+        causal=_is_causal(values, n_layer),
+        windows=windows,
+        markov=markov,
+        rank=rank,
+        logit_scale=values.number("output_multiplier", 1.0),
+        softcap=values.number("final_logit_softcapping") if values.values.get("final_logit_softcapping") else 0.0,
+        embedding_scale=values.number("input_embedding_scale", 1.0),
+        mask_token=mask,
+    )
+
+
+def _is_shifted(values: ConfigValues, rank: int) -> bool:
+    if "sample_from_anchor" in values.values:
+        return values.flag("sample_from_anchor", True)
+    if "speculators_model_type" in values.values:
+        return bool(values.values["speculators_model_type"] == "dspark")
+    names = values.values.get("architectures")
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if not isinstance(name, str) or name not in _SHIFTED:
+        values.refuse("architectures", f"expected one of {', '.join(_SHIFTED)}, or sample_from_anchor")
+    if rank and not _SHIFTED[name]:
+        values.refuse(
+            "markov_rank", f"with the class {name}, whose files mean either order of rows: add sample_from_anchor"
+        )
+    return _SHIFTED[name]
+
+
+def _sliding(values: ConfigValues, n_layer: int) -> list[bool]:
+    """Return for each layer whether it has a window."""
+    if values.flag("use_swa", False):
+        return [True] * n_layer
+    kinds = values.values.get("layer_types", ["full_attention"] * n_layer)
+    if not isinstance(kinds, list) or not all(kind in ("full_attention", "sliding_attention") for kind in kinds):
+        values.refuse("layer_types", "expected full_attention or sliding_attention for each layer")
+    if len(kinds) != n_layer:
+        values.fail(f"layer_types has {len(kinds)} layers, expected {n_layer}")
+    slides = values.flag("use_sliding_window", False) and bool(values.values.get("sliding_window"))
+    return [slides and kind == "sliding_attention" for kind in kinds]
+
+
+def _is_causal(values: ConfigValues, n_layer: int) -> bool:
+    if values.flag("is_causal", values.flag("causal", False)):
+        return True
+    sliding = _sliding(values, n_layer)
+    if "speculators_model_type" in values.values:
+        in_windows = not values.flag("sliding_window_non_causal", False)
+    else:
+        in_windows = "projector_type" in values.values
+    if in_windows and any(sliding) and not all(sliding):
+        values.refuse("layer_types", "expected layers of one kind, as rows of sliding layers see no later rows here")
+    return in_windows and all(sliding)
+
+
+def _windows(values: ConfigValues, n_layer: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return BlockShape's windows, and notes."""
+    sliding = _sliding(values, n_layer)
+    if not any(sliding):
+        return (), ()
+    window = values.whole("swa_window_size" if "swa_window_size" in values.values else "sliding_window")
+    if "speculators_model_type" in values.values:
+        return tuple(window * slides for slides in sliding), ()
+    if window < 2:
+        values.refuse("sliding_window", "expected 2 or more")
+    note = f"rows see the last {window - 1} tokens before the newest one, from where the first row stands"
+    return tuple((window - 1) * slides for slides in sliding), (note,)
+
+
+def _taps(values: ConfigValues, n_layer: int) -> tuple[int, ...]:
+    """Return the layers that the taps enter."""
+    if (entered := layer_ids(values, "aux_hidden_state_layer_ids")) is not None:
+        taps = entered
+    elif (left := layer_ids(values, "target_layer_ids")) is not None:
+        taps = tuple(i + 1 for i in left)
+    else:
+        taps = _default_taps(values.whole("num_target_layers", most=MOST_VALUES), n_layer)
+    if list(taps) != sorted(set(taps)):
+        values.fail(f"the tapped layers are {taps}, expected rising ones")
+    return taps
+
+
+def _default_taps(n_target_layers: int, n_layer: int) -> tuple[int, ...]:
+    """Return the layers that z-lab's code taps where the file names none: spread from the second to the third last.
+
+    >>> _default_taps(36, 5)
+    (2, 10, 18, 26, 34)
+    """
+    if n_layer == 1:
+        return (n_target_layers // 2 + 1,)
+    span = n_target_layers - 4
+    return tuple(round(1 + i * span / (n_layer - 1)) + 1 for i in range(n_layer))
