@@ -73,7 +73,7 @@ class Correction:
 
     def corrected(self, p: float) -> float:
         """Return the estimate p, 0 to 1, corrected by what was observed: 0 to MOST_P."""
-        return self.all_corrected([p])[0]
+        return min(MOST_P, p * self.factors[bisect_right(self.edges, p)])
 
     def all_corrected(self, chances: Sequence[float]) -> list[float]:
         """Return estimates, each corrected like one."""

@@ -132,9 +132,13 @@ class NgramDrafter:
     def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Grow a tree of at most `n_max` nodes from the text's last tokens, most probable paths first."""
         with self._lock:
-            return grow_tree(
-                self._state, self._children, self._follow, n_max=n_max, least_path=_LEAST_PATH, older_first=False
-            )
+            first = self._children(self._state, 0)
+            return grow_tree(self._state, first, self._behind, n_max=n_max, least_path=_LEAST_PATH, older_first=False)
+
+    def _behind(self, state: int, token: int, depth: int) -> tuple[int, list[Child]]:
+        """Return the state after one more token, `depth` tokens behind the text, and the tokens that may follow it."""
+        found = self._follow(state, token)
+        return found, self._children(found, depth)
 
     def _follow(self, state: int, token: int) -> int:
         """Return the state after one more token."""

@@ -119,7 +119,12 @@ class SortedMatch:
             rate = known[bucket_of(places.length)]
             return [(rate * s, token, rate * s) for s, token in self._ranked(places) if rate * s >= LEAST_PATH]
 
-        return grow_tree(self._places, children, self._narrowed, n_max=n_max, least_path=LEAST_PATH, older_first=True)
+        def behind(places: Places, token: int, depth: int) -> tuple[Places, list[Child]]:
+            found = self._narrowed(places, token)
+            return found, children(found, depth)
+
+        first = children(self._places, 0)
+        return grow_tree(self._places, first, behind, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
 class LearnedDrafter(FixedTextDrafter):

@@ -55,7 +55,12 @@ class Match:
 
     def follow(self, token: int) -> None:
         """Move on to the longest context that ends with this token."""
-        self.state, self.length = self.automaton.follow(self.state, self.length, token)
+        known, state, length = self.automaton, self.state, self.length
+        target = known.next[state].get(token)
+        while target is None and state > 0:
+            state = known.link[state]
+            length, target = known.length[state], known.next[state].get(token)
+        self.state, self.length = (0, 0) if target is None else (target, length + 1)
 
     def best(self) -> int | None:
         """Return the most frequent continuation of the context; None without a context."""
@@ -66,26 +71,24 @@ class Match:
         """Return a tree of at most `n_max` nodes: what followed the context, most probable paths first."""
         if not self.length:
             return EMPTY_DRAFT
-        following, counts, known = self.automaton.next, self.automaton.count, rates.known()
+        following, counts, known, length = self.automaton.next, self.automaton.count, rates.known(), self.length
 
         def children(state: int, depth: int) -> list[Child]:
             found = []
             if following[state]:
-                rate = known[bucket_of(self.length + depth)]
+                rate = known[bucket_of(length + depth)]
                 for share, token in _ranked(following[state], counts):
                     p = rate * share
                     if p >= LEAST_PATH:
                         found.append((p, token, p))
             return found
 
-        return grow_tree(
-            self.state,
-            children,
-            lambda state, token: following[state][token],
-            n_max=n_max,
-            least_path=LEAST_PATH,
-            older_first=True,
-        )
+        def behind(state: int, token: int, depth: int) -> tuple[int, list[Child]]:
+            target = following[state][token]
+            return target, children(target, depth)
+
+        first = children(self.state, 0)
+        return grow_tree(self.state, first, behind, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
 @dataclass(slots=True)
@@ -116,8 +119,11 @@ def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> list[tuple[f
     """Return up to three continuations of a state, most frequent first: the share of each, and its token."""
     if len(following) == 1:
         return [(1.0, token) for token in following]
-    found = [(counts[target] or 1, token) for token, target in islice(following.items(), _LOOKED_AT)]
-    total = sum([count for count, _ in found])
+    found, total = list[tuple[int, int]](), 0
+    for token, target in islice(following.items(), _LOOKED_AT):
+        count = counts[target] or 1
+        total += count
+        found.append((count, token))
     found.sort(reverse=True)
     return [(count / total, token) for count, token in found[:_CHILDREN]]
 
