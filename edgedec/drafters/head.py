@@ -311,8 +311,11 @@ class _Allowed:
 
 
 def _levels_of(chain: DraftedChain) -> Iterator[Level]:
-    for token, p, second, second_p in zip(chain.tokens, chain.p, chain.second_tokens, chain.second_p, strict=True):
-        yield Level([token, second], [p, second_p]) if second >= 0 else Level([token], [p])
+    for token, p, second, second_p, sure in zip(
+        chain.tokens, chain.p, chain.second_tokens, chain.second_p, chain.sure, strict=True
+    ):
+        left = (1 - sure) / max(1 - p, 1e-9)  # what the head is not sure of falls to the other tokens
+        yield Level([token, second], [sure, left * second_p]) if second >= 0 else Level([token], [sure])
 
 
 def _traits(state: HeadState, context: DraftContext) -> DrafterTraits:
