@@ -2,12 +2,22 @@
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from statistics import median
 
-from edgedec.draft_constants import BUCKET, LOSS_SHARE, NEWEST, NEXT_TO_NOTHING, NOTICED, ODD, SAMPLES, STALE, SURE
+from edgedec.draft_constants import (
+    BUCKET,
+    FIRST,
+    LOSS_SHARE,
+    NEWEST,
+    NEXT_TO_NOTHING,
+    NOTICED,
+    ODD,
+    SAMPLES,
+    STALE,
+    SURE,
+)
 
 Cost = Callable[[int], float]
 """Seconds of a forward by the nodes of the draft in it."""
@@ -53,6 +63,19 @@ class SharedForward:
     n_items: int = 1
 
 
+class StepSeconds(dict[int, float]):
+    """Seconds of a step by the nodes of its draft, found out for some numbers at once when one is first asked for."""
+
+    def __init__(self, find_out: Callable[[range], Sequence[float]]) -> None:
+        super().__init__()
+        self._find_out = find_out
+
+    def __missing__(self, n_nodes: int) -> float:
+        some = range(n_nodes, n_nodes + FIRST) if n_nodes else range(1)
+        self.update(zip(some, self._find_out(some), strict=True))
+        return self[n_nodes]
+
+
 @dataclass(slots=True)
 class _Bucket:
     """What is known of forwards in contexts of about one length.
@@ -78,27 +101,32 @@ class _Bucket:
 
     def seconds(self, n_rows: int) -> float | None:
         """Return the seconds of `n_rows` rows, None where nothing was measured."""
-        known = self._seconds.get(n_rows)
-        if known is None and self.most:
-            known = self._seconds[n_rows] = self._sum_up(n_rows)
-        return known
+        return self.sums((n_rows,)).get(n_rows)
 
-    def _sum_up(self, n_rows: int) -> float:
-        if n_rows in self._recent:
-            return self.points[n_rows]
-        measured = self._measured = self._measured or self.table()
-        rows = list(measured)
-        least, most = rows[0], rows[-1]
-        index = bisect_left(rows, n_rows)
-        single = n_rows / least * measured[least]
-        if index == len(rows):
-            return min(single, measured[most] * n_rows / most)
-        if not index or rows[index] in self._recent:
-            return measured[rows[index]]
-        below = rows[index - 1]
-        times, rest = divmod(n_rows, below)
-        in_parts = times * measured[below] + rest * measured[least]
-        return min(measured[rows[index]], single, in_parts)
+    def sums(self, numbers: Iterable[int]) -> Mapping[int, float]:
+        """Return the seconds of these numbers of rows, and of others; nothing where nothing was measured."""
+        sums, recent = self._seconds, self._recent
+        for n_rows in numbers if self.most else ():
+            if n_rows in sums:
+                continue
+            if n_rows in recent:
+                sums[n_rows] = self.points[n_rows]
+                continue
+            measured = self._measured = self._measured or self.table()
+            rows = list(measured)
+            least, most = rows[0], rows[-1]
+            index = bisect_left(rows, n_rows)
+            single = n_rows / least * measured[least]
+            if index == len(rows):
+                sums[n_rows] = min(single, measured[most] * n_rows / most)
+            elif not index or rows[index] in recent:
+                sums[n_rows] = measured[rows[index]]
+            else:
+                below = rows[index - 1]
+                times, rest = divmod(n_rows, below)
+                in_parts = times * measured[below] + rest * measured[least]
+                sums[n_rows] = min(measured[rows[index]], single, in_parts)
+        return sums
 
     def observe(self, n_rows: int, seconds: float) -> float:
         """Take the seconds of a real step and return them, cut where they are out of all proportion."""
@@ -333,11 +361,12 @@ class CostCurve:
         if not self.resuming.after_draft:
             draft_s += self._resume_s(bucket)
 
-        @cache
-        def seconds(n_nodes: int) -> float:
-            return (bucket.seconds(n_nodes + 1) or float(n_nodes + 1)) + (draft_s if n_nodes else plain_s)
+        def find_out(some: range) -> list[float]:
+            rows = range(some.start + 1, some.stop + 1)
+            sums, beside_s = bucket.sums(rows), draft_s if some.start else plain_s
+            return [(sums.get(n_rows) or float(n_rows)) + beside_s for n_rows in rows]
 
-        return seconds
+        return StepSeconds(find_out).__getitem__
 
     def _resume_s(self, bucket: _Bucket) -> float:
         """Return the seconds that the next plain step takes longer when a draft comes before it."""

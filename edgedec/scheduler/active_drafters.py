@@ -97,8 +97,9 @@ class ActiveDrafter:
         """
         if self.idles:
             return False
-        self.worth.paid = self.worth.pays(token_s, among_others=among_others)
-        return self.may_ask(self.worth.paid, self.worth.price_s, n_texts)
+        pays = self.worth.paid = self.worth.pays(token_s, among_others=among_others)
+        self.tries = not pays
+        return pays or self._may_try(self.worth.price_s, n_texts)
 
     def may_ask(self, pays: bool, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
         """Tell whether to ask the drafter: where that pays, or to find out, where the loss fits its budget.
@@ -109,9 +110,11 @@ class ActiveDrafter:
             n_texts: Texts that share the forward.
             n_steps: Steps in a row that a trial takes: one, unless the drafter first has to read what it missed.
         """
-        record, self.tries = self.record, not pays
-        if not self.tries:
-            return True
+        self.tries = not pays
+        return pays or self._may_try(loss_s, n_texts, n_steps)
+
+    def _may_try(self, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
+        record = self.record
         if self.trials == 0:
             if record.wait_s(max(loss_s, record.trial_s), self.share(n_texts), n_texts) > 0:
                 return False

@@ -122,9 +122,11 @@ class DraftSeconds:
     def note(self, n_levels: int, seconds: float) -> None:
         """Take a draft of so many levels; one that took far longer than expected counts as a few times as long."""
         seconds = min(seconds, ODD * self.price.of(n_levels))
-        self._weight, self._sum, self._squares, self._seconds, self._products = (
-            KEPT * value for value in (self._weight, self._sum, self._squares, self._seconds, self._products)
-        )
+        self._weight *= KEPT
+        self._sum *= KEPT
+        self._squares *= KEPT
+        self._seconds *= KEPT
+        self._products *= KEPT
         self._add(n_levels, seconds, 1.0)
         spread = self._weight * self._squares - self._sum * self._sum
         if spread < 1e-3 * self._weight * self._weight:  # all drafts had as many levels: both parts are in proportion

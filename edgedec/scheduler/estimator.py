@@ -186,7 +186,7 @@ def note_draft(
         choice: What was chosen with it.
         among_others: Whether nodes of other drafters were chosen before.
     """
-    record, n, cost = active.record, len(active.draft), choice.cost
+    record, n, cost = active.record, len(active.draft.tokens), choice.cost
     active.n_asked += 1
     active.asked_s += seconds
     if n and record.known is not None:

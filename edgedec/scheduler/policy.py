@@ -59,6 +59,7 @@ class Policy:
     Attributes:
         drafters: The drafters that are still at work.
         skips: Whether the latest step was one of many in which no drafter can be due; such a step is not looked at.
+        rests: Whether the next step is one of these.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Policy:
         self._n_nodes = 0  # of the latest draft; the step may have left it out since
         self._n_skips = self._n_skipped = 0  # steps to pass before a drafter may be due; of these, the steps made
         self._own_s = 0.0  # this text's part of the steps that the drafters' records have not counted yet
-        self._is_rest = self.skips = False
+        self._is_rest = self.skips = self.rests = False
         self.drafters = ActiveDrafters(drafters, n_vocab, options, recorder)
 
     def propose(self, stats: DecodeStats, n_past: int, room: int) -> Draft:
@@ -159,14 +160,10 @@ class Policy:
         for active in asked:
             active.ask_s += beside_s / len(asked)
 
-    @property
-    def rests(self) -> bool:
-        """Whether the next step is one of many in which no drafter can be due."""
-        return self._n_skipped < self._n_skips
-
     def rest(self) -> Draft:
         """Count a step before which no drafter can be due, and return no draft."""
         self._n_skipped += 1
+        self.rests = self._n_skipped < self._n_skips
         self._log.count_rest()
         self._is_rest = self.skips = True
         return EMPTY_DRAFT
@@ -180,6 +177,7 @@ class Policy:
             self._count_step(0, self._n_skipped * step_s)
         n_waits = self._steps_to_wait(self.drafters.all, step_s) if step_s and not self._asks_all else 0
         self._n_skips, self._n_skipped, self._is_rest = max(0, min(AT_ONCE, n_waits - 1)), 0, n_waits > 0
+        self.rests = self._n_skips > 0
         if not self._is_rest:
             return False
         self._ask_nobody()
