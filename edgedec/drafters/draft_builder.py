@@ -11,9 +11,9 @@ from edgedec.sampling import Distribution
 
 S = TypeVar("S")
 
-Child = tuple[float, int, float]
+Child = tuple[float, int, float, S]
 """A token that may follow a node: its score, which decides where the tree grows; the token; P(accepted | parent
-accepted)."""
+accepted); the state behind the token."""
 
 
 @dataclass(slots=True)
@@ -104,8 +104,7 @@ class DraftBuilder:
 
 def grow_tree(
     root: S,
-    first: Sequence[Child],
-    behind: Callable[[S, int, int], tuple[S, Sequence[Child]]],
+    children: Callable[[S, int], Sequence[Child[S]]],
     *,
     n_max: int,
     least_path: float,
@@ -114,36 +113,35 @@ def grow_tree(
     """Grow a tree of at most `n_max` nodes, highest product of scores along the path first.
 
     Args:
-        root: The state after the text.
-        first: The tokens that may follow the text, highest score first, none twice.
-        behind: `(state, token, depth)` -> the state after a token, and the tokens that may follow there, in the same
-            order; `depth` is how many drafted tokens lead to that state.
+        root: The state behind the text.
+        children: `(state, depth)` -> the tokens that may follow, highest score first, none twice; `depth` is how many
+            drafted tokens lead to the state.
         n_max: Most nodes.
         least_path: The product of scores below which a path is left out; the root's first child always stays.
         older_first: Which of two paths with equal products comes first: the one whose parent was added first, or else
             the one whose next better sibling or parent was.
     """
     tokens, parents, p_accept, order = list[int](), list[int](), list[float](), 0
-    # minus the path's score, order of equal scores, which of the siblings; and these: the children of a node, the node,
-    # the state behind it, its path's score, and how many tokens lead to it
-    queue = [(-first[0][0], order, 0, (first, -1, root, 1.0, 0))] if first and n_max > 0 else []
+    first = children(root, 0) if n_max > 0 else ()
+    # minus the path's score, order of equal scores, which of the siblings, and these: the children of a node, the node,
+    # its path's score, and how many tokens lead to it
+    queue = [(-first[0][0], order, 0, (first, -1, 1.0, 0))] if first else []
     while queue:
         negative, place, rank, family = heappop(queue)
-        children, parent, state, _, depth = family
-        _, token, p = children[rank]
+        siblings, parent, _, depth = family
+        _, token, p, state = siblings[rank]
         tokens.append(token)
         parents.append(parent)
         p_accept.append(p)
         if len(tokens) == n_max:
             break
-        its_state, its_children = behind(state, token, depth + 1)
-        below = its_children, len(tokens) - 1, its_state, -negative, depth + 1
-        for next_rank, siblings in ((rank + 1, family), (0, below)):
-            if next_rank < len(siblings[0]):
-                score = siblings[3] * siblings[0][next_rank][0]
+        below = children(state, depth + 1), len(tokens) - 1, -negative, depth + 1
+        for next_rank, its in ((rank + 1, family), (0, below)):
+            if next_rank < len(its[0]):
+                score = its[2] * its[0][next_rank][0]
                 if score >= least_path:
                     order += 1
-                    heappush(queue, (-score, place if older_first and next_rank else order, next_rank, siblings))
+                    heappush(queue, (-score, place if older_first and next_rank else order, next_rank, its))
     return Draft.tree(tokens, parents, p_accept)
 
 

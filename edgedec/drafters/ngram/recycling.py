@@ -54,8 +54,8 @@ class Ranking:
         self._error = error
         self._known = known
 
-    def rank(self, ids: Sequence[int], probs: Sequence[float], position: int) -> list[Child]:
-        """Return the candidates as children, most probable first; improbable candidates are left out.
+    def rank(self, ids: Sequence[int], probs: Sequence[float], position: int) -> list[tuple[int, float]]:
+        """Return the candidates with their probabilities, most probable first; improbable candidates are left out.
 
         Args:
             ids: The candidates.
@@ -64,7 +64,7 @@ class Ranking:
         """
         known = self._known
         if self._noise is None:
-            return [(known * p, token, known * p) for token, p in zip(ids, probs, strict=True) if p >= _LEAST_CANDIDATE]
+            return [(token, known * p) for token, p in zip(ids, probs, strict=True) if p >= _LEAST_CANDIDATE]
         key, sharpness = self._noise.key(position), self._sharpness
         scores = [
             (math.log(p) * sharpness + gumbel_of(key, token), token)
@@ -76,7 +76,7 @@ class Ranking:
         scores.sort(key=lambda score: -score[0])
         return self._shares(scores, 1 - sum(probs), probs[len(scores) - 1])
 
-    def _shares(self, scores: list[tuple[float, int]], rest: float, least: float) -> list[Child]:
+    def _shares(self, scores: list[tuple[float, int]], rest: float, least: float) -> list[tuple[int, float]]:
         """Turn noisy scores into probabilities.
 
         Args:
@@ -90,7 +90,7 @@ class Ranking:
         weights = [math.exp((score - most) / self._error) for score, _ in scores]
         total = sum(weights) + math.exp((outside - most) / self._error)
         scale = self._known / total
-        return [(scale * w, token, scale * w) for w, (_, token) in zip(weights, scores, strict=True)]
+        return [(token, scale * w) for w, (_, token) in zip(weights, scores, strict=True)]
 
 
 class NgramDrafter:
@@ -132,22 +132,17 @@ class NgramDrafter:
     def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Grow a tree of at most `n_max` nodes from the text's last tokens, most probable paths first."""
         with self._lock:
-            first = self._children(self._state, 0)
-            return grow_tree(self._state, first, self._behind, n_max=n_max, least_path=_LEAST_PATH, older_first=False)
-
-    def _behind(self, state: int, token: int, depth: int) -> tuple[int, list[Child]]:
-        """Return the state after one more token, `depth` tokens behind the text, and the tokens that may follow it."""
-        found = self._follow(state, token)
-        return found, self._children(found, depth)
+            return grow_tree(self._state, self._children, n_max=n_max, least_path=_LEAST_PATH, older_first=False)
 
     def _follow(self, state: int, token: int) -> int:
         """Return the state after one more token."""
         return ((state << BITS) | token) & ((1 << BITS * self._n_tokens) - 1)
 
-    def _children(self, state: int, depth: int) -> list[Child]:
+    def _children(self, state: int, depth: int) -> list[Child[int]]:
         """Return the tokens that may follow a state `depth` tokens behind the text, highest score first."""
         order, ids, probs = self.longest(state)
-        return self._rankings[order].rank(ids, probs, self._length + depth) if order else []
+        ranked = self._rankings[order].rank(ids, probs, self._length + depth) if order else []
+        return [(p, token, p, self._follow(state, token)) for token, p in ranked]
 
     def longest(self, state: int) -> tuple[int, list[int], list[float]]:
         """Return the longest known context at a state's end: its number of tokens, its candidates, their probabilities.
