@@ -15,7 +15,7 @@ from support.processes.installed import with_plugin
 
 import edgedec
 from edgedec import plugins
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import DraftPrice, SharedForward
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_kinds import HeadDescription, HeadKind, Kinship, find_head, kind_of, require_fit, usable_head
@@ -78,6 +78,7 @@ class EchoState:
 
     reach, notes, gone, read_s, n_bytes, held_bytes = (0.5, 0.25), ("it echoes",), False, 0.0, 0, 0
     ops, summary, shared, evaluated = NUMPY_ROW_OPS, "the echo head", SharedForward(), ((2, 0.5),)
+    price = DraftPrice(0.5)
 
     def __init__(self, n_vocab: int) -> None:
         self.token_ids = np.arange(n_vocab, dtype=np.int32)

@@ -63,11 +63,6 @@ class Branches(Closeable):
         """Most tokens of a branch, the prompt included."""
         return next(iter(self._branches.values())).session.n_ctx if self._branches else 0
 
-    @property
-    def n_own_tokens(self) -> int:
-        """Tokens in the pages that the branches hold beside the prompt's; see SessionForks.n_tokens."""
-        return self._forks.n_tokens
-
     def token_ids(self, branch: int) -> tuple[int, ...]:
         """Return the tokens of a branch behind the prompt (RequestError where there is no such branch)."""
         return tuple(self._branch(branch).token_ids)
@@ -105,17 +100,6 @@ class Branches(Closeable):
         for name in self.names:
             if name != branch:
                 self.drop(name)
-
-    def rewind(self, branch: int, n_tokens: int) -> None:
-        """Drop all of a branch behind its first `n_tokens` tokens after the prompt.
-
-        Raises:
-            RequestError: There is no such branch, or it holds fewer tokens.
-        """
-        held = self._branch(branch)
-        if not 0 <= n_tokens <= len(held.token_ids):
-            raise RequestError(f"branch {branch} holds {counted(len(held.token_ids), 'token')}, not {n_tokens}")
-        del held.token_ids[n_tokens:]
 
     def forward(
         self, tokens: Mapping[int, Sequence[int]], *, rows: Literal["last", "all"] = "last"

@@ -100,8 +100,8 @@ class HeadDrafter:
         self._ids: list[int] = []
         self._begun_s = 0.0
         self.traits = replace(_traits(state, context), about=self.summary)
-        self._levels = LevelMaker(context, context.target.model.card.n_vocab, _DRAWS)
-        self._allowed = _Allowed(context, state, self._levels)
+        self._allowed = _Allowed(context, state)
+        self._levels = self._allowed.levels
         self._takes_best = context.sampling.takes_best
         self._first: int | None = None  # the first token of the latest draft
 
@@ -256,11 +256,19 @@ class HeadDrafter:
 
 
 class _Allowed:
-    """What a grammar allows of the head's scores, as levels and laws over the target's vocabulary."""
+    """What a grammar allows of the head's scores, as levels and laws over the target's vocabulary.
 
-    def __init__(self, context: DraftContext, state: HeadState, levels: LevelMaker) -> None:
-        self._constraint, self._levels = context.constraint, levels
+    Attributes:
+        levels: Makes them of rows over the head's own tokens or, where a grammar or an option names others, over all.
+    """
+
+    def __init__(self, context: DraftContext, state: HeadState) -> None:
+        self._constraint, sampling = context.constraint, context.sampling
         self._n_vocab, self._token_ids, self._ops = context.target.model.card.n_vocab, state.token_ids, state.ops
+        self._spreads = self._constraint is not None or bool(sampling.logit_bias) or sampling.has_penalties
+        self._order = np.argsort(self._token_ids)
+        listed = None if self._spreads else self._token_ids[self._order].astype(np.int64)
+        self.levels = LevelMaker(context, self._n_vocab, _DRAWS, listed)
         self._row: Scores = np.empty(0, np.float32)
 
     @property
@@ -278,20 +286,22 @@ class _Allowed:
         Where the best token is allowed, the mask is not needed, which takes longer to make than a drafted token.
         """
         row, path = self._spread(scores), text[n_ids:]
-        if self._constraint is None or not self._levels.draws:
-            level = self._levels.level(Forward(row[None], ops=self._ops), 0, text)
+        if self._constraint is None or not self.levels.draws:
+            level = self.levels.level(Forward(row[None], ops=self._ops), 0, text)
             if self.allows(path, level):
                 return level
         masked = self._masked(row, path)
-        return None if masked is None else self._levels.level(masked, 0, text)
+        return None if masked is None else self.levels.level(masked, 0, text)
 
     def law(self, scores: Scores, text: Sequence[int], n_ids: int) -> Distribution | None:
         """Return q behind a text by the head's scores; None where the grammar allows no token of the head."""
         masked = self._masked(self._spread(scores), text[n_ids:])
-        return None if masked is None else self._levels.law(masked, 0, text)
+        return None if masked is None else self.levels.law(masked, 0, text)
 
     def _spread(self, scores: Scores) -> Scores:
-        """Return the head's scores as a row of logits over the target's vocabulary, valid until the next call."""
+        """Return the head's scores as a row of logits of the tokens that `levels` has, valid until the next call."""
+        if not self._spreads:
+            return scores[self._order]
         if not len(self._row):
             self._row = np.full(self._n_vocab, _IMPOSSIBLE, np.float32)
         self._row[self._token_ids] = scores

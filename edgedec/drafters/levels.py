@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import Level
-from edgedec.drafters.drawn_trees import TreePlace
 from edgedec.model import Forward
 from edgedec.sampling import Distribution, Noise, SamplingParams, distribution
 
@@ -33,19 +33,22 @@ class LevelMaker:
         n_vocab: Tokens from this one on are left out, as the target does not have them.
         label: Sets the drawn numbers apart from those of the generation's other drafters; no position of a text is as
             large as a label.
+        listed: int64[n], ascending: the token of each logit of a row; None where rows are over the whole vocabulary.
 
     Attributes:
         draws: Whether a level is a token that is drawn from q.
     """
 
-    def __init__(self, context: DraftContext, n_vocab: int, label: int) -> None:
+    def __init__(
+        self, context: DraftContext, n_vocab: int, label: int, listed: NDArray[np.int64] | None = None
+    ) -> None:
         self.draws = not context.coupled and not context.sampling.greedy
         self._params = cut(context.sampling) if self.draws else context.sampling
         self._label = label
         self._keys = Noise(context.noise.key(label) ^ _TREES)
         self._n_drawn = 0
         self._noise = context.noise
-        self._n_vocab = n_vocab
+        self._n_vocab, self._listed = n_vocab, listed
         self._width = _WIDTH if context.target.model.capabilities.trees else 1
 
     def begin(self) -> None:
@@ -59,7 +62,7 @@ class LevelMaker:
             RequestError: As edgedec.sampling.distribution.
         """
         if not self.draws:
-            tokens, p = ranked(forward, row, self._params, text, self._noise, self._n_vocab)
+            tokens, p = self.ranked(forward, row, text)
             return Level(tokens[: self._width], p[: self._width])
         from edgedec.verification.rule_tools import sample, uniform_source  # only opt-in rules draw
 
@@ -70,7 +73,36 @@ class LevelMaker:
 
     def law(self, forward: Forward, row: int, text: Sequence[int]) -> Distribution:
         """Return q after a text, of which this row of the forward is the last token (RequestError: as level())."""
-        return distribution(forward.logits[row, : self._n_vocab], self._params, text, forward.ops)
+        return self._law(forward, forward.logits[row, : self._n_vocab], text)
+
+    def _law(self, forward: Forward, logits: NDArray[np.float32], text: Sequence[int]) -> Distribution:
+        law = distribution(logits, self._params, text, forward.ops)
+        return law if self._listed is None else Distribution(self._listed[law.token_ids], law.probs)
+
+    def ranked(self, forward: Forward, row: int, text: Sequence[int]) -> tuple[list[int], list[float]]:
+        """Return the tokens that would be drawn first after a text, and how sure the model is of each.
+
+        Greedily these are the three most probable tokens with their probabilities. Otherwise tokens compete by
+        log q + noise, as the target's will with the same noise at the position behind the text; the softmax of these
+        keys says how clearly one wins. The arguments and errors are those of level().
+        """
+        logits, params = forward.logits[row], self._params
+        if params.takes_best:
+            ids = forward.ops.top_k(logits, min(_WIDTH, len(logits)))
+            total = forward.ops.total(logits)
+            p = np.exp(logits[ids].astype(np.float64) - total.most) / total.weight
+            ids = ids if self._listed is None else self._listed[ids]
+        else:
+            dist = self._law(forward, logits, text)
+            keys = np.log(dist.probs)
+            if not params.greedy:
+                keys += self._noise.gumbel(len(text), dist.token_ids)
+            best = np.argsort(-keys)[:_WIDTH]
+            weights = np.exp(keys - keys[best[0]])
+            ids, p = dist.token_ids[best], weights[best] / weights.sum()
+        order = np.argsort(-p, kind="stable")
+        order = order[ids[order] < self._n_vocab]
+        return ids[order].tolist(), p[order].tolist()
 
     def drawn(self, law: Distribution, place: "TreePlace") -> Iterator[tuple[int, float]]:
         """Yield tokens drawn from q without replacement, by numbers that nothing else used, and their keys."""
@@ -78,43 +110,6 @@ class LevelMaker:
 
         self._n_drawn += 1
         return drawn_without_replacement(law, place, self._keys.key(self._n_drawn))
-
-
-def ranked(
-    forward: Forward, row: int, params: SamplingParams, text: Sequence[int], noise: Noise, n_vocab: int
-) -> tuple[list[int], list[float]]:
-    """Return the tokens that would be drawn first after a text, and how sure the model is of each.
-
-    Greedily these are the three most probable tokens with their probabilities. Otherwise tokens compete by
-    log q + noise, as the target's will with the same noise; the softmax of these keys says how clearly one wins.
-
-    Args:
-        forward: The model's.
-        row: The row of the forward that holds the text's last token.
-        params: How tokens are drawn.
-        text: The text up to that row; penalties look at it, and its length is the position of the next token.
-        noise: The target's.
-        n_vocab: Tokens from this one on are left out.
-
-    Raises:
-        RequestError: As edgedec.sampling.distribution.
-    """
-    logits = forward.logits[row]
-    if params.greedy and not params.logit_bias and not params.has_penalties:
-        ids = forward.ops.top_k(logits, _WIDTH)
-        total = forward.ops.total(logits)
-        p = np.exp(logits[ids].astype(np.float64) - total.most) / total.weight
-    else:
-        dist = distribution(logits, params, text, forward.ops)
-        keys = np.log(dist.probs)
-        if not params.greedy:
-            keys += noise.gumbel(len(text), dist.token_ids)
-        best = np.argsort(-keys)[:_WIDTH]
-        weights = np.exp(keys - keys[best[0]])
-        ids, p = dist.token_ids[best], weights[best] / weights.sum()
-    order = np.argsort(-p, kind="stable")
-    order = order[ids[order] < n_vocab]
-    return ids[order].tolist(), p[order].tolist()
 
 
 def cut(params: SamplingParams) -> SamplingParams:

@@ -45,6 +45,8 @@ class ActiveDrafter:
         ask_s: Seconds that this took.
         taught_s: Mean seconds that teaching it takes.
         idles: Whether it leaves this text alone, as following the text would cost more than its drafts bring.
+        n_unread: Tokens of the text that the target had to read when the text was begun.
+        gained_s: Seconds that its drafts gained.
         n_own: Nodes of the step's draft that it proposed, and no other drafter before it.
         unlearned: Tokens of the steps in which it rested, which it learns when it is asked again.
         hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
@@ -77,6 +79,8 @@ class ActiveDrafter:
     ask_s: float = 0.0
     taught_s: float = 0.0
     idles: bool = False
+    n_unread: int = 0
+    gained_s: float = 0.0
     n_own: int = 0
     unlearned: list[int] = field(default_factory=list)
     costly: bool = field(init=False)
@@ -138,16 +142,20 @@ class ActiveDrafter:
             return 0.0  # what it needs may come with each step
         return self.record.wait_s(self.worth.price_s, self.share(n_texts), n_texts)
 
-    def idle_if_dear(self) -> None:
-        """Leave the text alone where the record says so."""
-        if self.following is not None and self.record.goes_without(self.greedy):
+    def idle_if_dear(self, n_unread: int, most: int | None) -> None:
+        """Leave a text of so many unread tokens alone where the record says so; it may grow by `most` tokens."""
+        self.n_unread = n_unread
+        followed = self.record.followed[self.greedy]
+        if self.following is not None and self.record.goes_without(self.greedy, followed.loss_s(n_unread, most)):
             self.following.idle()
             self.idles = True
 
-    def count_following(self) -> None:
-        """Count at a text's end what following it took as lost, where drafts did not pay."""
-        if self.following is not None and not self.idles and not self.worth.paid:
-            self.record.trials.lost_s += self.following.followed_s
+    def count_following(self, n_tokens: int) -> None:
+        """Note at the end of a text that grew by `n_tokens` what following took; what drafts did not repay is lost."""
+        if self.following is not None and not self.idles:
+            read_s = self.following.followed_s
+            self.record.followed[self.greedy].note(self.n_unread + n_tokens, n_tokens, read_s, self.gained_s)
+            self.record.trials.lost_s += max(0.0, read_s - max(0.0, self.gained_s))
 
     def catch_up(self) -> None:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
@@ -286,13 +294,13 @@ class ActiveDrafters:
         close_drafter(removed.drafter)
         self._use([active for active in self.all if active is not removed])
 
-    def close(self) -> None:
-        """Let the drafters learn the rest of the text, and end the threads of those that have one."""
+    def close(self, n_tokens: int) -> None:
+        """Let the drafters learn the rest of the text, which grew by `n_tokens`, and end the threads that some have."""
         for active in self.all:
             with suppress(Exception):  # a drafter never ends the text
                 if active.unlearned:
                     active.catch_up()
-                active.count_following()
+                active.count_following(n_tokens)
             close_drafter(active.drafter)
 
 

@@ -13,9 +13,11 @@ from edgedec.draft_constants import (
     KEPT_OF_TRIALS,
     MEMORY,
     MOST_P,
+    NEXT_TO_NOTHING,
     NOTICED,
     ODD,
     PRIOR,
+    STALE,
     TRIAL_SHARE,
     TRIAL_STEPS,
 )
@@ -90,51 +92,42 @@ class DraftSeconds:
     """The seconds of a draft by its levels: a line through the drafts that were timed, later ones counting more.
 
     What passes once is the forward of a block drafter; the first level of another head takes longer than the next ones,
-    as its weights come from memory, and theirs from the cache.
+    as its weights come from memory, and theirs from the cache. Where all drafts have as many levels, the two parts stay
+    in the proportion that was declared.
 
     >>> seconds = DraftSeconds(DraftPrice(1.0))
     >>> for _ in range(300):
     ...     seconds.note(1, 3.0)
     ...     seconds.note(3, 4.0)
-    >>> round(seconds.price.level, 2), round(seconds.price.once, 2)
+    >>> round(seconds.price.level, 1), round(seconds.price.once, 1)
     (0.5, 2.5)
 
     Attributes:
         price: That line.
     """
 
-    __slots__ = ("_products", "_seconds", "_squares", "_sum", "_weight", "price")
+    __slots__ = ("_declared", "_sums", "price")
 
     def __init__(self, price: DraftPrice) -> None:
-        """Expect a price, as if PRIOR drafts of one level or of four had taken that."""
-        self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
-        self.price = price
-        for n in (1.0, 4.0):
-            self._add(n, price.of(n), PRIOR / 2)
+        """Expect a price, as if PRIOR drafts had taken that."""
+        self._declared = self.price = price
+        self._sums = [0.0] * 5  # of the weights, and weighted: levels, their squares, seconds, levels times seconds
 
-    def _add(self, n: float, seconds: float, weight: float) -> None:
-        self._weight += weight
-        self._sum += weight * n
-        self._squares += weight * n * n
-        self._seconds += weight * seconds
-        self._products += weight * n * seconds
+    def _add(self, n: int, seconds: float, weight: float) -> None:
+        added = (1.0, n, n * n, seconds, n * seconds)
+        self._sums = [KEPT * known + weight * new for known, new in zip(self._sums, added, strict=True)]
 
     def note(self, n_levels: int, seconds: float) -> None:
         """Take a draft of so many levels; one that took far longer than expected counts as a few times as long."""
-        seconds = min(seconds, ODD * self.price.of(n_levels))
-        self._weight *= KEPT
-        self._sum *= KEPT
-        self._squares *= KEPT
-        self._seconds *= KEPT
-        self._products *= KEPT
-        self._add(n_levels, seconds, 1.0)
-        spread = self._weight * self._squares - self._sum * self._sum
-        if spread < 1e-3 * self._weight * self._weight:  # all drafts had as many levels: both parts are in proportion
-            self.price = self.price.times(self._seconds / (self._weight * self.price.of(self._sum / self._weight)))
-            return
-        least = NOTICED * self._seconds / self._sum
-        level = max(least, (self._weight * self._products - self._sum * self._seconds) / spread)
-        self.price = DraftPrice(level, max(0.0, (self._seconds - level * self._sum) / self._weight))
+        expected = self.price.of(n_levels)
+        if not self._sums[0]:
+            self._add(n_levels, expected, PRIOR)
+        self._add(n_levels, min(seconds, ODD * expected), 1.0)
+        n, squares, mean_s, products = (total / self._sums[0] for total in self._sums[1:])
+        declared = self._declared.times(mean_s / self._declared.of(n))
+        level = (products - n * mean_s + NEXT_TO_NOTHING * declared.level) / (squares - n * n + NEXT_TO_NOTHING)
+        level = min(max(level, NOTICED * mean_s / n), mean_s / n)
+        self.price = DraftPrice(level, mean_s - n * level)
 
 
 @dataclass(slots=True)
@@ -175,6 +168,44 @@ class Worth:
 
 
 @dataclass(slots=True)
+class Followed:
+    """What reading texts along has taken, and what drafts gained there: sums over earlier texts, later ones counting more.
+
+    Attributes:
+        n_texts: Texts.
+        n_read: Tokens that were read.
+        n_tokens: Tokens that came.
+        read_s: Seconds that reading took.
+        gained_s: Seconds that drafts gained, what drafting took left out.
+    """
+
+    n_texts: float = 0.0
+    n_read: float = 0.0
+    n_tokens: float = 0.0
+    read_s: float = 0.0
+    gained_s: float = 0.0
+
+    def note(self, n_read: int, n_tokens: int, read_s: float, gained_s: float) -> None:
+        """Take a text that was followed."""
+        kept = 1 - NEWEST
+        self.n_texts, self.n_read = kept * self.n_texts + 1, kept * self.n_read + n_read
+        self.n_tokens = kept * self.n_tokens + n_tokens
+        self.read_s, self.gained_s = kept * self.read_s + read_s, kept * self.gained_s + gained_s
+
+    def loss_s(self, n_unread: int, most: int | None) -> float:
+        """Return the seconds that following a text of so many unread tokens is expected to lose, and 0 where it gains.
+
+        The text is expected to become as long as earlier ones, and at most `most` tokens.
+        """
+        if self.n_tokens < STALE:
+            return 0.0
+        n_tokens = self.n_tokens / self.n_texts
+        n_tokens = n_tokens if most is None else min(n_tokens, most)
+        reading_s = (n_unread + n_tokens) * self.read_s / self.n_read
+        return max(0.0, reading_s - n_tokens * self.gained_s / self.n_tokens)
+
+
+@dataclass(slots=True)
 class DrafterRecord:
     """What is known of a drafter; outlives a request.
 
@@ -191,6 +222,7 @@ class DrafterRecord:
         first_s: Seconds that reading the prompt took in the latest generation that asked it; None before the first.
         worth: What the drafts are worth of a drafter that may be asked before any step, [sampling, greedy].
         known: What such a drafter's drafts take, by their levels; None before the first.
+        followed: What a drafter that follows texts took and gained, [sampling, greedy].
     """
 
     calibration: tuple[Calibration, Calibration] = field(default_factory=lambda: (Calibration(), Calibration()))
@@ -204,6 +236,7 @@ class DrafterRecord:
     first_s: float | None = None
     worth: tuple[Worth, Worth] = field(default_factory=lambda: (Worth(), Worth()))
     known: DraftSeconds | None = None
+    followed: tuple[Followed, Followed] = field(default_factory=lambda: (Followed(), Followed()))
     is_new: bool = True
 
     def expect(self, traits: DrafterTraits) -> None:
@@ -228,12 +261,14 @@ class DrafterRecord:
         trials.lost_s = max(trials.lost_s, share * trials.total_s - TRIAL_STEPS * wanted_s)
         return 0.0 if self.n_granted else max(0.0, -trials.left_s(share, -wanted_s) / share)
 
-    def goes_without(self, greedy: bool) -> bool:
-        """Tell whether a drafter that follows texts leaves the next one alone.
+    def goes_without(self, greedy: bool, loss_s: float = 0.0) -> bool:
+        """Tell whether a drafter that follows texts leaves the next one alone, where that is expected to lose `loss_s`.
 
-        It does where its drafts did not pay lately, and its trials, to which following belongs, have lost their share.
+        It does where following loses, or its drafts did not pay lately, and its trials, to which following belongs,
+        have lost their share.
         """
-        return not self.worth[greedy].paid and self.trials.left_s(TRIAL_SHARE) < 0
+        loses = loss_s > 0 or not self.worth[greedy].paid
+        return loses and self.trials.left_s(TRIAL_SHARE, -loss_s) < 0
 
     def observe(self, n_right: int, depth: int, *, greedy: bool, is_trial: bool) -> None:
         """Take a draft that was right `n_right` tokens deep, where `depth` tokens were compared with the text."""

@@ -33,8 +33,9 @@ high, and CAUTION where the gain comes later or the text has lost time already.
 | a plain step among d drafts in a row | `RowTrials` | TRIAL_SHARE | it loses rate w - 1 of d steps |
 
 Where n texts share the forward, all of them try a drafter in the same step, and its share is divided by the root of n.
-What a drafter takes in each step, asked or not, as a head that reads the text along with the target, is lost as well
-while its drafts do not pay; once that share is spent, the head leaves whole texts alone.
+What a drafter takes beside its drafts, as a head that reads the text along with the target, is lost as well where its
+drafts don't repay it. Before a text is read, the head's loss is expected by what it took for each token read, and gained
+for each that came, in earlier texts (`drafter_record.Followed`); where that share is spent, it leaves the text alone.
 
 A drafter rests for as long as its budget needs to grow: (lost + c - b t) / b seconds. If all of them rest, no step is
 looked at in the meantime. To measure which rows are exact waits until drafts have promised as much as it takes, which
@@ -196,6 +197,7 @@ def note_draft(
     active.missed = 0
     if active.in_place:
         token_s = cost(0) / choice.curve.n_texts
+        active.gained_s += gain_s - seconds
         active.judge(gain_s / token_s, seconds, token_s, among_others=among_others)
     elif active.tries:
         lost_s = seconds + cost(n) - cost(0)

@@ -374,6 +374,10 @@ class Policy:
         active.n_used += active.verified and bool(path)
         return tuple(path[: len(token_ids) - 1])  # the step's last token is the target's own
 
+    def close(self) -> None:
+        """Let the drafters go, as the text is written."""
+        self.drafters.close(self._log.n_tokens)
+
     def explain(self) -> list[str]:
         """Return a sentence on how often drafting paid and, where it did not, why; one more for each draft model."""
         if not self._log.n_steps:

@@ -122,11 +122,6 @@ class SessionForks:
         earlier = {page for pages, begin in begins for i, page in pages.items() if i < begin // PAGE_TOKENS}
         return PAGE_TOKENS * (len(earlier) + sum(n_pages(begin, end) for _, begin, end in spans))
 
-    @property
-    def n_tokens(self) -> int:
-        """Tokens in the pages that the forks hold beside those of the session."""
-        return PAGE_TOKENS * len({page for fork in self._held for page in fork.pages.values()})
-
     def _take_pages(self, items: Sequence[ForwardItem]) -> None:
         """Give each fork pages of its own for its rows, as the KV cache does (MemoryCapError: too many)."""
         users = Counter(page for fork in self._held for page in fork.pages.values())

@@ -28,7 +28,6 @@ from edgedec.cost_curve import DraftPrice, best_length
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Demands
-from edgedec.drafters.levels import ranked
 from edgedec.errors import CancelledError
 from edgedec.model import LayerSet
 from edgedec_methods.self_draft import Hidden, OwnLayersDrafter
@@ -202,12 +201,8 @@ class ExitDrafter(OwnLayersDrafter):
         forward = target.forward(hidden=sample, resume_after=self._n_layer - 1, n_past=n_past, rows="all")
         if self.context.recorder is not None:
             self.context.recorder.evaluated(len(sample), LayerSet.of(self._n_layer, ()))
-        text, token, card = self.ids[:-1], self.ids[-1], target.model.card
-        drawn = [
-            ranked(forward, row, self.context.sampling, text, self.context.noise, card.n_vocab)[0][0]
-            for row in range(len(sample))
-        ]
-        self._agreement.observe([found == token for found in drawn])
+        drawn = [self._levels.ranked(forward, row, self.ids[:-1])[0][0] for row in range(len(sample))]
+        self._agreement.observe([found == self.ids[-1] for found in drawn])
         return True
 
     def memory_bytes(self) -> int:

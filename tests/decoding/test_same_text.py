@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.heads.tiny_blocks import block_card, tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, write_head
 from support.models.real_models import real_model
 
@@ -87,10 +88,14 @@ def test_a_model_that_drafts_for_itself_changes_nothing(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_trained_head_changes_nothing(tmp_path: Path) -> None:
-    """A head with random weights, pinned alone and beside another drafter, and left to the policy."""
-    sizes = {"n_ff": 512, "n_head": 9, "n_head_kv": 3, "head_dim": 64, "n_vocab_draft": 2000, "n_vocab_target": 49152}
-    write_head(tmp_path, TinyHead(n_embd=576, n_embd_target=576, taps=(2, 15, 27), **sizes))  # type: ignore[arg-type]
+    """Heads with random weights, pinned alone and beside another drafter, and left to the policy."""
+    sizes: dict[str, Any] = {"n_ff": 512, "n_head": 9, "n_head_kv": 3, "head_dim": 64, "n_embd": 576}
+    sizes |= {"n_embd_target": 576, "n_vocab_draft": 2000, "n_vocab_target": 49152, "taps": (2, 15, 27)}
+    write_head(tmp_path / "pairs", TinyHead(**sizes))
+    blocks = {"n_layer": 2, "size": 8, "markov": "vanilla", "rank": 64, "confidence": True}
+    write_block(tmp_path / "block", tiny_block(block_card(blocks, **sizes)))
     if not _plain:
         _plain.extend(generated("off", 15))
     for draft, n_draft_max in (("head", 6), ("suffix+head", 9), ("auto", 15)):
-        assert generated(draft, n_draft_max, draft_head=tmp_path) == _plain
+        for head in ("pairs", "block"):
+            assert generated(draft, n_draft_max, draft_head=tmp_path / head) == _plain

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.heads.loaded_blocks import of_floats
+from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, write_head
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
@@ -33,10 +35,16 @@ PROMPT = tuple(np.random.default_rng(3).integers(1, N_VOCAB, 40).tolist())
 N_TOKENS = 40
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Iterator[Model]:
-    """A tiny model that a tiny head follows."""
-    write_head(tmp_path / "head", HEAD)
+BLOCK = of_floats({"n_layer": 2, "size": 6, "markov": "rnn", "rank": 6, "causal": True})
+
+
+@pytest.fixture(params=["pairs", "block"])
+def model(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
+    """A tiny model that a tiny head follows, which drafts a token after the other or a block at once."""
+    if request.param == "pairs":
+        write_head(tmp_path / "head", HEAD)
+    else:
+        write_block(tmp_path / "head", tiny_block(BLOCK))
     path = write_tiny(tmp_path / "m.gguf", TINY)
     with Cpu().load(path, LoadOptions(n_ctx=128, n_parallel=3, draft_head=tmp_path / "head")) as made:
         yield made

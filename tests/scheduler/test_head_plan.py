@@ -19,7 +19,7 @@ from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
 from edgedec.scheduler.draft_tree import Choice, Expected, PolicyOptions
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
-from edgedec.scheduler.drafter_record import DrafterRecord, Worth
+from edgedec.scheduler.drafter_record import DrafterRecord, DraftSeconds, Worth
 from edgedec.scheduler.estimator import plan_draft
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -74,6 +74,32 @@ def test_the_chain_ends_where_the_next_token_is_not_expected_to_pay() -> None:
     assert plan is not None
     gain = max(sum(0.5**i for i in range(n + 1)) / (1 + 0.3 * n) for n in range(1, 9))
     assert plan.least_path == pytest.approx((0.05 + 0.25) * gain / 0.5)
+
+
+def test_what_a_block_takes_once_does_not_end_its_chain() -> None:
+    """A token more must gain what that token takes; what was paid for the block makes the chain longer, not shorter."""
+    found, choice = [], Choice(CostCurve(), PolicyOptions(8), cost, 8, 100)
+    for price in (DraftPrice(0.01), DraftPrice(0.01, once=0.3), DraftPrice(0.01 + 0.3 / 5)):
+        record = DrafterRecord(price=price, offered=[100.0, 100.0], accepted=[80.0, 80.0])
+        plan = plan_draft(active(Oracle([], 0.8), record), DecisionLog(), choice)
+        assert plan is not None
+        found.append(plan.least_path)
+    chain_s = [cost(n) + 0.3 + 0.01 * n for n in range(1, 9)]
+    gain = max(sum(0.8**i for i in range(n + 1)) / chain_s[n - 1] for n in range(1, 9))
+    assert found[1] == pytest.approx((0.01 + 0.25) * gain / 0.8)
+    assert found[1] < found[0] < found[2]
+
+
+def test_what_drafts_take_is_learned_in_two_parts() -> None:
+    """Drafts that all have as many levels scale what was expected; a line through others tells the two parts apart."""
+    seconds = DraftSeconds(DraftPrice(0.002, once=0.016))
+    for _ in range(200):
+        seconds.note(7, 0.060)
+    assert seconds.price.of(7) == pytest.approx(0.060, rel=1e-3)
+    assert seconds.price.once / seconds.price.level == pytest.approx(8.0)
+    for n in range(400):
+        seconds.note(1 + n % 7, 0.020 + 0.001 * (1 + n % 7))
+    assert (seconds.price.once, seconds.price.level) == pytest.approx((0.020, 0.001), rel=0.1)
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def test_a_text_whose_drafters_rest_is_not_looked_at(clock: Clock) -> None:
     assert text.drafter.position < 400
     n_asked = text.drafter.n_asked
     assert f"no drafter asked in {400 - n_asked}, as" in text.policy.explain()[0]
-    text.policy.drafters.close()
+    text.policy.close()
     assert text.drafter.position == 400
 
 
@@ -178,7 +178,7 @@ def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clo
     def opened() -> tuple[ActiveDrafter, Reader]:
         reader = Reader(TEXT, 0.5, clock=clock)
         active = ActiveDrafter("reader", reader, record, DraftCost.CALLS, following=reader)
-        active.idle_if_dear()
+        active.idle_if_dear(30, None)
         return active, reader
 
     first, _ = opened()
@@ -188,7 +188,7 @@ def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clo
     for _ in range(20):
         worth.note(0.0, 0.002, is_trial=True)
     assert not first.is_due(STEP_S, 1) or first.tries
-    first.count_following()
+    first.count_following(10)
     assert record.trials.lost_s >= 0.030
     second, reader = opened()
     assert second.idles
@@ -196,7 +196,7 @@ def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clo
     assert not second.is_due(STEP_S, 1)
     assert second.wait_s(STEP_S, 1) == float("inf")
     lost_s = record.trials.lost_s
-    second.count_following()
+    second.count_following(10)
     assert record.trials.lost_s == lost_s
     record.trials.total_s = lost_s / 0.009  # time has passed: 1 % of it may be lost
     assert not opened()[0].idles
