@@ -13,6 +13,7 @@ from edgedec.draft_constants import (
     KEPT_OF_TRIALS,
     MEMORY,
     MOST_P,
+    NEWEST,
     NEXT_TO_NOTHING,
     NOTICED,
     ODD,
@@ -169,7 +170,7 @@ class Worth:
 
 @dataclass(slots=True)
 class Followed:
-    """What reading texts along has taken, and what drafts gained there: sums over earlier texts, later ones counting more.
+    """What reading texts along took, and what drafts gained there: sums over earlier texts, later ones counting more.
 
     Attributes:
         n_texts: Texts.

@@ -34,8 +34,8 @@ high, and CAUTION where the gain comes later or the text has lost time already.
 
 Where n texts share the forward, all of them try a drafter in the same step, and its share is divided by the root of n.
 What a drafter takes beside its drafts, as a head that reads the text along with the target, is lost as well where its
-drafts don't repay it. Before a text is read, the head's loss is expected by what it took for each token read, and gained
-for each that came, in earlier texts (`drafter_record.Followed`); where that share is spent, it leaves the text alone.
+drafts do not repay it. Before a text is read, that loss is expected by what earlier texts took for each token read and
+gained for each that came (`drafter_record.Followed`); once the share is spent, the head leaves the text alone.
 
 A drafter rests for as long as its budget needs to grow: (lost + c - b t) / b seconds. If all of them rest, no step is
 looked at in the meantime. To measure which rows are exact waits until drafts have promised as much as it takes, which

@@ -24,8 +24,8 @@ import math
 from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child
-from edgedec.drafters.ngram.recycling import NgramDrafter, Ranking
-from edgedec.drafters.ngram.table import BITS, context_key
+from edgedec_methods.candidate_table import BITS, context_key
+from edgedec_methods.recycling import NgramDrafter, Ranking
 
 _EXPLORATION = 0.1  # c
 _MOST_VISITS = 100  # of a context in the rule, so that the bonus at most doubles a score

@@ -1,7 +1,7 @@
-"""recycling: the tokens that the target held probable after a token when it last evaluated that token.
+"""Token Recycling: a table of the tokens that the target held probable after each token when it last evaluated it.
 
-Token Recycling (Luo et al. 2024, arXiv:2408.08696): every row that a step evaluates, accepted or not, leaves its most
-probable next tokens in a table. Lossless, as it only proposes. It differs from the paper, for the sake of a CPU:
+Every row that a step evaluates, accepted or not, leaves its most probable next tokens in the table. Lossless, as it
+only proposes. It differs from the paper, for the sake of a CPU:
 
 - The tree has no fixed template of 80 nodes: it grows along the most probable paths, by the probabilities that the
   table keeps beside the ids.
@@ -9,6 +9,13 @@ probable next tokens in a table. Lossless, as it only proposes. It differs from 
 - The prompt fills in tokens that were never evaluated with the tokens that followed them in the prompt. Where
   the target gives no candidates, the tokens of the text are learned instead.
 - Above temperature 0 children are ranked with the noise that the target draws with.
+
+Paper: Luo et al. 2024, arXiv:2408.08696
+Option: `--draft recycling`
+For: texts that repeat what the target held probable, not what they said
+Measured: replayed beside `auto`, 1.68 times as fast as plain decoding, where `auto` alone is 1.69 (the texts of
+    `edgedec bench qwen2.5-coder-1.5b --prompts FILE --per-task 4`)
+Status: study
 """
 
 import math
@@ -21,8 +28,8 @@ from edgedec.draft import Candidates, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds, store_limit
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child, grow_tree, path_of
-from edgedec.drafters.ngram.table import BITS, CandidateTable, K, context_key, last_tokens, learn_text
 from edgedec.sampling import gumbel_of
+from edgedec_methods.candidate_table import BITS, CandidateTable, K, context_key, last_tokens, learn_text
 
 _MAX_PROMPT = 8_192  # only so many last tokens of a prompt are learned
 _TEXT_BYTES = 8_192  # memory of a drafter beside its table
