@@ -29,7 +29,7 @@ from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_models.draft_heads import remember_head
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.trained_heads.card import Target
-from edgedec_runtimes.trained_heads.kind import EAGLE3, NAME
+from edgedec_runtimes.trained_heads.kind import NAME, TRAINED
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 from edgedec_runtimes.trained_heads.target import target_of
@@ -233,7 +233,7 @@ def test_what_is_no_head_is_passed_over(model: Path, cache: Path) -> None:
     (folder / "d").mkdir()
     (folder / "e").mkdir()
     (folder / "e" / RECORD_FILE).write_text("{")
-    assert [EAGLE3.trained_for(path) for path in sorted(folder.iterdir())] == [None] * 5
+    assert [TRAINED.trained_for(path) for path in sorted(folder.iterdir())] == [None] * 5
     assert find_head(model, [NAME], cache) is None
 
 

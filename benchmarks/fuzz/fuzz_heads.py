@@ -2,12 +2,12 @@
 
     python benchmarks/fuzz/fuzz_heads.py --seconds 60 --seed 1 --keep findings/
 
-Folders (config.json, safetensors, the record) and GGUFs are damaged in turn, in their bytes and in what they say. Each
-mutant is loaded, fitted to a tiny model, and drafts two tokens with the numpy head; one that fits also drafts on the
-cpu runtime, behind a text of that model. A finding is any other exception, a refusal of sizes or types by the native
-library alone, more than 1 s of processor time, more than HANG_S in all, or more memory than LIMIT_BYTES above the
-start. Findings are kept as files. Where the native code dies, the process does; the mutant is then in the folder that
-the first line of standard error names.
+Folders (config.json, safetensors, the record) and GGUFs of EAGLE-3 and of block heads are damaged in turn, in their
+bytes and in what they say. Each mutant is loaded, fitted to a tiny model, and drafts two tokens, or a block, with the
+numpy head; one that fits also drafts on the cpu runtime, behind a text of that model. A finding is any other exception,
+a refusal of sizes or types by the native library alone, more than 1 s of processor time, more than HANG_S in all, or
+more memory than LIMIT_BYTES above the start. Findings are kept as files. Where the native code dies, the process does;
+the mutant is then in the folder that the first line of standard error names.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -31,8 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from fuzz_bases import Source
 from fuzz_mutants import damaged, other_values
-from support.heads.head_mutants import mutant
+from support.heads.head_mutants import HeadFiles, mutant, sound_heads
+from support.heads.reference_block import ReferenceBlock
 from support.heads.reference_head import ReferenceHead
+from support.heads.tiny_blocks import block_card, tiny_block
 from support.heads.tiny_heads import TinyHead, head_weights
 from support.models.gguf_writer import Built, build_gguf
 from support.models.tiny_models import tiny_llama
@@ -42,7 +44,9 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.head_state import ChainRules
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.trained_heads.gguf_head import TENSORS
+from edgedec_runtimes.trained_heads.gguf_block import MASK_KEY, tensor_name
+from edgedec_runtimes.trained_heads.gguf_eagle3 import TENSORS
+from edgedec_runtimes.trained_heads.head import Head
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.target import fit
 
@@ -56,8 +60,52 @@ class TooSlow(BaseException):
     """Raised by the alarm; no Exception, so that nothing in the code under test takes it for one of its own."""
 
 
-def gguf_head() -> Source:
-    """Return a sound head as a GGUF's values and tensors."""
+def gguf_heads() -> list[Source]:
+    """Return sound heads as GGUFs' values and tensors."""
+    return [_eagle3(), _dflash()]
+
+
+def _dflash() -> Source:
+    shape = {"n_layer": 2, "markov": "vanilla", "rank": 6, "confidence": True, "mask_token": 3}
+    head = tiny_block(block_card(shape, n_head=2, n_head_kv=1, head_dim=16, own_output=True))
+    metadata = {
+        "general.architecture": "dflash",
+        "general.name": "tiny",
+        "dflash.block_count": 2,
+        "dflash.context_length": 64,
+        "dflash.embedding_length": 32,
+        "dflash.feed_forward_length": 64,
+        "dflash.attention.head_count": 2,
+        "dflash.attention.head_count_kv": 1,
+        "dflash.attention.key_length": 16,
+        "dflash.attention.value_length": 16,
+        "dflash.attention.layer_norm_rms_epsilon": 1e-5,
+        "dflash.attention.causal": True,
+        "dflash.attention.sliding_window": 8,
+        "dflash.attention.sliding_window_pattern": [True, False],
+        "dflash.attention.scale": 0.25,
+        "dflash.attention.value_scale": 1.0,
+        "dflash.block_size": 5,
+        "dflash.sample_from_anchor": True,
+        "dflash.has_confidence_head": True,
+        "dflash.rope.freq_base": 5000.0,
+        "dflash.rope.dimension_sections": [8, 0, 0, 0],
+        "dflash.rope.scaling.type": "linear",
+        "dflash.rope.scaling.factor": 2.0,
+        "dflash.embedding_scale": 2.0,
+        "dflash.logit_scale": 0.5,
+        "dflash.final_logit_softcapping": 30.0,
+        "dflash.hidden_act": "silu",
+        "dflash.vocab_size": N_VOCAB,
+        "dflash.target_layers": [2, 3, 5],
+        MASK_KEY: 3,
+        "edgedec.head": '{"name": "h", "reach": [0.5, 0.25], "target": {"name": "t"}}',
+    }
+    tensors = {tensor_name(name): tensor.floats() for name, tensor in head.tensors.items()}
+    return Source(metadata, tensors | {"d2t": head.d2t.astype(np.int64)})
+
+
+def _eagle3() -> Source:
     weights = head_weights(TinyHead(own_output=True, fc_norm="joined", n_head=2, n_head_kv=1, head_dim=16))
     metadata = {
         "general.architecture": "eagle3",
@@ -94,15 +142,22 @@ def exercise(path: Path, target: GGUF) -> bool:
         draft_natively(path, target)
     except UnsupportedModelError:
         fits = False  # a sound head for another model drafts all the same, below
-    card = head.card
-    n_taps = head.tensors["fc"].shape[1]
+    assert all(0 <= token < head.card.n_vocab_target for token in draft_plainly(head))
+    return fits
+
+
+def draft_plainly(head: Head) -> Sequence[int]:
+    """Return what the numpy head drafts behind three tokens, with embeddings and an output matrix of ones."""
+    card, taps = head.card, np.ones((3, head.tensors["fc"].shape[1]), np.float32)
     embedding = np.ones((1, card.n_embd), np.float32)
     output = np.ones((card.n_vocab_draft, card.n_embd), np.float32)
+    if card.block is not None:
+        block = ReferenceBlock(head, lambda tokens: embedding.repeat(len(tokens), 0), output)
+        block.absorb(taps)
+        return block.draft(4, card.block.n_drafts).tokens
     reference = ReferenceHead(head, lambda tokens: embedding.repeat(len(tokens), 0), output)
-    reference.absorb(np.ones((3, n_taps), np.float32))
-    drafted, _ = reference.draft([1, 2, 3, 4], 2)
-    assert all(0 <= token < card.n_vocab_target for token in drafted)
-    return fits
+    reference.absorb(taps)
+    return reference.draft([1, 2, 3, 4], 2)[0]
 
 
 def draft_natively(path: Path, target: GGUF) -> None:
@@ -131,12 +186,14 @@ def attempt(work: Callable[[], bool]) -> tuple[BaseException | bool, float]:
     return outcome, time.process_time() - start
 
 
-def write_mutant(folder: Path, source: Source, built: Built, rng: random.Random) -> Path:
+def write_mutant(
+    folder: Path, heads: Sequence[HeadFiles], ggufs: Sequence[tuple[Source, Built]], rng: random.Random
+) -> Path:
     """Write a damaged head and return its path: half of them folders, half of them GGUFs."""
     if rng.random() < 0.5:
-        mutant(rng).write(folder)
+        mutant(rng, heads).write(folder)
         return folder
-    path = folder.with_suffix(".gguf")
+    path, (source, built) = folder.with_suffix(".gguf"), rng.choice(ggufs)
     if rng.random() < 0.5:
         path.write_bytes(damaged(source, built, rng))
     else:
@@ -147,8 +204,8 @@ def write_mutant(folder: Path, source: Source, built: Built, rng: random.Random)
 
 def run(count: int, seconds: float, seed: int, keep: Path) -> dict[str, object]:
     """Try up to `count` mutants for up to `seconds`, and return the result for the last line."""
-    rng, source = random.Random(seed), gguf_head()
-    built = build_gguf(source.metadata, source.tensors)
+    rng, heads = random.Random(seed), sound_heads()
+    ggufs = [(source, build_gguf(source.metadata, source.tensors)) for source in gguf_heads()]
     refused: Counter[str] = Counter()
     findings: list[dict[str, object]] = []
     n_done, n_native, slowest_s, start = 0, 0, 0.0, time.perf_counter()
@@ -158,7 +215,7 @@ def run(count: int, seconds: float, seed: int, keep: Path) -> dict[str, object]:
             tiny_llama(Path(directory) / "t.gguf", n_embd=32, n_head=2, n_head_kv=1, n_layer=6, n_vocab=N_VOCAB)
         )
         while n_done < count and time.perf_counter() - start < seconds:
-            path = write_mutant(Path(directory) / "head", source, built, rng)
+            path = write_mutant(Path(directory) / "head", heads, ggufs, rng)
             outcome, spent_s = attempt(lambda path=path: exercise(path, target))  # type: ignore[misc]
             n_done, slowest_s = n_done + 1, max(slowest_s, spent_s)
             is_refused = isinstance(outcome, EdgedecError) and not _comes_late(outcome)

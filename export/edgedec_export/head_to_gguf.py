@@ -1,11 +1,12 @@
-"""Write a trained draft head as a GGUF of the architecture `eagle3`, which llama.cpp 0.3.36's library loads, too.
+"""Write a trained draft head as a GGUF of the architecture `eagle3` or `dflash`, which llama.cpp 0.3.36 loads, too.
 
     write_head_gguf(load_head("head/"), read_gguf("model.gguf"), "head.gguf", types="Q4_0,fc=Q8_0")
 
 The file has the target's tokenizer, which llama.cpp needs, and edgedec's record of the target. llama.cpp rotates q and
-k in pairs of neighbours, so their rows are reordered. A head that borrows its output matrix stays small: its short list
-of tokens is a key that only edgedec reads, and llama.cpp drafts from the target's whole vocabulary. What llama.cpp
-can't express is refused by name.
+k of an EAGLE-3 head in pairs of neighbours, so their rows are reordered. A head that borrows its output matrix stays
+small: its short list of tokens is a key that only edgedec reads, and llama.cpp drafts from the target's whole
+vocabulary. What llama.cpp can't express of an EAGLE-3 head is refused by name. What it can't express of a block head
+are tensors of edgedec's own, with which llama.cpp refuses the file: gguf_block.py of the trained heads names them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,13 +36,17 @@ from edgedec_export.gguf_writer import (
     write_gguf,
 )
 from edgedec_export.target_rows import output_name, read_raw_rows
-from edgedec_runtimes.trained_heads.card import HeadCard
-from edgedec_runtimes.trained_heads.gguf_head import ARCHITECTURE, D2T, TENSORS, TOKEN_IDS_KEY
+from edgedec_runtimes.trained_heads import gguf_block, gguf_eagle3
+from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
+from edgedec_runtimes.trained_heads.gguf_values import D2T, TOKEN_IDS_KEY
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.record import RECORD_KEY, record_text
 from edgedec_runtimes.trained_heads.target import fit
 
-MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "embedding", "output")
+MATRICES = (
+    *("fc", "q", "k", "v", "o", "gate", "up", "down", "embedding", "output"),
+    *("markov_w1", "markov_w2", "markov_gate", "markov_joint"),
+)
 DEFAULT_TYPES = "Q4_0,fc=Q8_0"
 """What docs/heads.md measured to cost little acceptance; fc feeds every draft, and is small."""
 _FILE_TYPES = {name: number for number, name in FILE_TYPE_NAMES.items()}
@@ -79,7 +84,6 @@ def write_head_gguf(
     """
     kinds = parse_types(types)
     head = fit(head, target).head
-    _refuse_inexpressible(head.card)
     if own_output and not head.card.own_output:
         head = _with_output(head, target)
         if "output=" in types.replace(" ", ""):
@@ -87,6 +91,7 @@ def write_head_gguf(
             head = Head(head.card, {**head.tensors, "output": output}, head.d2t)
         else:
             kinds["output"] = head.tensors["output"].type
+    _refuse_inexpressible(head.card)
     tensors = [_out_tensor(name, tensor, head.card, kinds) for name, tensor in head.tensors.items()]
     if head.card.own_output:
         ids = head.d2t.astype("<i8")
@@ -127,6 +132,12 @@ def _type(name: str) -> GGMLType:
 
 def _refuse_inexpressible(card: HeadCard) -> None:
     """Refuse a setting that the format has no place for, as a reader would leave it out."""
+    if card.block is not None:
+        if card.own_embedding and not card.own_output:
+            _refuse(card, "it has an embedding, but no output matrix of its own (--own-output adds one)")
+        if len({window for window in card.block.windows if window}) > 1:
+            _refuse(card, "it has windows of several sizes")
+        return
     if card.feeds_back_normed:
         _refuse(card, "it feeds the normed state back (norm_output)")
     if card.fc_norm == "each":
@@ -139,9 +150,13 @@ def _refuse_inexpressible(card: HeadCard) -> None:
 
 def _refuse(card: HeadCard, why: str) -> NoReturn:
     raise UnsupportedModelError(
-        f"the draft head {card.name} can't be written as a GGUF: {why}, which llama.cpp's eagle3 does not express; use "
-        "its folder as it is"
+        f"the draft head {card.name} can't be written as a GGUF: {why}, which llama.cpp's {_architecture(card)} does "
+        "not express; use its folder as it is"
     )
+
+
+def _architecture(card: HeadCard) -> str:
+    return gguf_eagle3.ARCHITECTURE if card.block is None else gguf_block.ARCHITECTURE
 
 
 def _with_output(head: Head, target: GGUF) -> Head:
@@ -155,15 +170,16 @@ def _with_output(head: Head, target: GGUF) -> Head:
 def _out_tensor(name: str, tensor: HeadTensor, card: HeadCard, kinds: Mapping[str, GGMLType]) -> OutTensor:
     """Return a tensor as it is written: vectors in F32, matrices that are quantized already as they are."""
     shape = tensor.shape[::-1]
+    written = gguf_eagle3.TENSORS[name] if card.block is None else gguf_block.tensor_name(name)
     n_heads = {"q": card.n_head, "k": card.n_head_kv}.get(name)
     if n_heads is not None:
         tensor = to_neighbours(tensor, n_heads)
     if tensor.type not in FLOATS:
-        return OutTensor(TENSORS[name], shape, tensor.type, lambda: iter([tensor.data.tobytes()]))
-    kind = GGMLType.F32 if len(shape) == 1 else kinds[name]
+        return OutTensor(written, shape, tensor.type, lambda: iter([tensor.data.tobytes()]))
+    kind = kinds.get(name.rpartition(".")[2], GGMLType.F32)
     if shape[0] % kind.block_size:
         _refuse(card, f"rows of {name!r} have {shape[0]} numbers, expected a multiple of {kind.name}'s 32")
-    return OutTensor(TENSORS[name], shape, kind, partial(_encoded, tensor, kind))
+    return OutTensor(written, shape, kind, partial(_encoded, tensor, kind))
 
 
 def _encoded(tensor: HeadTensor, kind: GGMLType) -> Iterator[bytes]:
@@ -177,32 +193,56 @@ def to_neighbours(tensor: HeadTensor, n_heads: int) -> HeadTensor:
 
 
 def _entries(head: Head, target: GGUF, kinds: Mapping[str, GGMLType]) -> list[Entry]:
-    card = head.card
+    card, name = head.card, _architecture(head.card)
     n_ctx = target.metadata.get(f"{target.metadata.get('general.architecture')}.context_length")
     values = {
-        "general.architecture": text(ARCHITECTURE),
+        "general.architecture": text(name),
         "general.name": text(card.name),
-        f"{ARCHITECTURE}.block_count": whole_number(1),
-        f"{ARCHITECTURE}.context_length": whole_number(n_ctx if type(n_ctx) is int else _CONTEXT),
-        f"{ARCHITECTURE}.embedding_length": whole_number(card.n_embd),
-        f"{ARCHITECTURE}.feed_forward_length": whole_number(card.n_ff),
-        f"{ARCHITECTURE}.attention.head_count": whole_number(card.n_head),
-        f"{ARCHITECTURE}.attention.head_count_kv": whole_number(card.n_head_kv),
-        f"{ARCHITECTURE}.attention.key_length": whole_number(card.head_dim),
-        f"{ARCHITECTURE}.attention.value_length": whole_number(card.head_dim),
-        f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon": real_number(card.rms_epsilon),
-        f"{ARCHITECTURE}.rope.freq_base": real_number(card.rope_base),
-        f"{ARCHITECTURE}.rope.dimension_count": whole_number(card.head_dim),
-        f"{ARCHITECTURE}.vocab_size": whole_number(card.n_vocab_target),
-        f"{ARCHITECTURE}.target_layers": int32s(card.taps),
-        f"{ARCHITECTURE}.target_hidden_size": whole_number(card.n_embd_target),
-        f"{ARCHITECTURE}.norm_before_residual": boolean(card.norm_before_residual),
-        f"{ARCHITECTURE}.norm_before_fc": boolean(card.fc_norm == "joined"),
-        RECORD_KEY: text(record_text(card.name, card.target, card.promise)),
+        f"{name}.block_count": whole_number(1 if card.block is None else card.block.n_layer),
+        f"{name}.context_length": whole_number(n_ctx if type(n_ctx) is int else _CONTEXT),
+        f"{name}.embedding_length": whole_number(card.n_embd),
+        f"{name}.feed_forward_length": whole_number(card.n_ff),
+        f"{name}.attention.head_count": whole_number(card.n_head),
+        f"{name}.attention.head_count_kv": whole_number(card.n_head_kv),
+        f"{name}.attention.key_length": whole_number(card.head_dim),
+        f"{name}.attention.value_length": whole_number(card.head_dim),
+        f"{name}.attention.layer_norm_rms_epsilon": real_number(card.rms_epsilon),
+        f"{name}.rope.freq_base": real_number(card.rope_base),
+        f"{name}.rope.dimension_count": whole_number(card.head_dim),
+        f"{name}.vocab_size": whole_number(card.n_vocab_target),
+        f"{name}.target_layers": int32s(card.taps),
     }
+    if card.block is None:
+        values[f"{name}.target_hidden_size"] = whole_number(card.n_embd_target)
+        values[f"{name}.norm_before_residual"] = boolean(card.norm_before_residual)
+        values[f"{name}.norm_before_fc"] = boolean(card.fc_norm == "joined")
+    else:
+        values |= _block_entries(card.block)
+    values[RECORD_KEY] = text(record_text(card.name, card.target, card.promise))
     if (file_type := _FILE_TYPES.get(kinds["q"].name)) is not None:
         values["general.file_type"] = whole_number(file_type)
     if not card.own_output and card.n_vocab_draft < card.n_vocab_target:
         values[TOKEN_IDS_KEY] = array_of(ValueType.INT32, len(head.d2t), head.d2t.astype("<i4").tobytes())
-    tokenizer = [entry for entry in read_entries(target) if entry[0].startswith("tokenizer.ggml.")]
-    return [*values.items(), *tokenizer]
+    tokenizer = (entry for entry in read_entries(target) if entry[0].startswith("tokenizer.ggml."))
+    return [*values.items(), *(entry for entry in tokenizer if entry[0] not in values)]
+
+
+def _block_entries(block: BlockShape) -> dict[str, bytes]:
+    """Return what `dflash` says of a block head, without what has its usual value."""
+    name = gguf_block.ARCHITECTURE
+    values = {
+        f"{name}.block_size": whole_number(block.size),
+        f"{name}.sample_from_anchor": boolean(block.shifted),
+        f"{name}.has_confidence_head": boolean(block.confidence),
+        f"{name}.attention.causal": boolean(block.causal),
+    }
+    if block.mask_token >= 0:
+        values[gguf_block.MASK_KEY] = whole_number(block.mask_token)
+    if any(block.windows):
+        values[f"{name}.attention.sliding_window"] = whole_number(max(block.windows) + 1)
+        slides = bytes(window > 0 for window in block.windows)
+        values[f"{name}.attention.sliding_window_pattern"] = array_of(ValueType.BOOL, len(slides), slides)
+    if block.softcap:
+        values[f"{name}.final_logit_softcapping"] = real_number(block.softcap)
+    scales = {"logit_scale": block.logit_scale, "embedding_scale": block.embedding_scale}
+    return values | {f"{name}.{key}": real_number(value) for key, value in scales.items() if value != 1.0}

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.heads.loaded_blocks import of_floats
+from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, write_head
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
@@ -39,7 +41,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain": {"draft": "off"},
     "drafts": {"draft": "suffix+recycling"},
     "a head": {"draft": "head+suffix"},
+    "a block head": {"draft": "head+suffix"},
 }
+BLOCK = of_floats({"n_layer": 2, "size": 5, "markov": "vanilla", "rank": 6, "shifted": False})
 
 
 @pytest.fixture
@@ -60,16 +64,18 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny model and a random head for it."""
+    """A tiny model and random heads for it, by the ways that draft with them."""
     folder = tmp_path_factory.mktemp("prefixes")
     write_head(folder / "head", HEAD)
-    return {"target": write_tiny(folder / "m.gguf", SHAPE), "draft_head": folder / "head"}
+    write_block(folder / "block", tiny_block(BLOCK))
+    heads = {"a head": folder / "head", "a block head": folder / "block"}
+    return {"target": write_tiny(folder / "m.gguf", SHAPE), **heads}
 
 
 def opened(files: dict[str, Path], way: str = "plain", **options: Any) -> edgedec.Engine:
     """Load the model."""
-    head = files["draft_head"] if way == "a head" else "off"
-    chosen = {"n_ctx": 1024, "n_parallel": 3, "n_threads": 1, "draft_head": head, **WAYS[way], **options}
+    chosen = {"n_ctx": 1024, "n_parallel": 3, "n_threads": 1, "draft_head": files.get(way, "off")}
+    chosen |= WAYS[way] | options
     return edgedec.load(files["target"], runtime="cpu", **chosen)
 
 

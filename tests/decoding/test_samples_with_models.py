@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.heads.loaded_blocks import of_floats
+from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, write_head
 from support.models.tiny_models import N_VOCAB, tiny_llama
 from support.models.tiny_quantized import Tiny, write_tiny
@@ -36,16 +38,20 @@ WAYS: dict[str, dict[str, Any]] = {
     "an overlapped draft model": {"draft": "model", "drafting": DraftOptions(overlap=True)},
     "a head": {"draft": "head"},
     "a head and two requests": {"draft": "head+suffix", "n_parallel": 2},
+    "a block head": {"draft": "head+suffix"},
 }
+BLOCK = of_floats({"n_layer": 2, "size": 5, "markov": "gated", "rank": 6, "causal": True, "windows": (40, 0)})
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny model, its draft model, and a random head for it."""
+    """A tiny model, its draft model, and random heads for it."""
     folder = tmp_path_factory.mktemp("samples")
     write_head(folder / "head", HEAD)
+    write_block(folder / "block", tiny_block(BLOCK))
     small = tiny_llama(folder / "small.gguf", seed=2, n_ctx_train=1024)
-    return {"target": write_tiny(folder / "m.gguf", SHAPE), "draft_model": small, "draft_head": folder / "head"}
+    heads = {"head": folder / "head", "block": folder / "block"}
+    return {"target": write_tiny(folder / "m.gguf", SHAPE), "model": small, **heads}
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +80,8 @@ def test_each_text_is_that_of_its_seed_alone(
     files: dict[str, Path], plain: edgedec.Engine, together: Counter[int], way: str
 ) -> None:
     """Text k == the text of seed + k without drafts, log-probabilities too; drafts are made for all four at once."""
-    with_head = "head" in way
-    second: dict[str, Any] = {"draft_head": files["draft_head"]} if with_head else {"draft_model": files["draft_model"]}
+    head = files["block" if "block" in way else "head"]
+    second: dict[str, Any] = {"draft_head": head} if "head" in way else {"draft_model": files["model"]}
     with edgedec.load(files["target"], runtime="cpu", n_ctx=256, **WAYS[way], **second) as engine:
         for name, options in OPTIONS.items():
             found = engine.samples(PROMPT, 4, max_tokens=24, ignore_end=name != "grammar", logprobs=0, **options)
@@ -93,9 +99,7 @@ def test_texts_that_are_forked_and_dropped_draft_on(
 ) -> None:
     """A fork in mid-text drafts along with the others, and their texts stay what they are alone."""
     options: dict[str, Any] = {"max_tokens": 30, "ignore_end": True}
-    with edgedec.load(
-        files["target"], runtime="cpu", n_ctx=256, draft="model", draft_model=files["draft_model"]
-    ) as engine:
+    with edgedec.load(files["target"], runtime="cpu", n_ctx=256, draft="model", draft_model=files["model"]) as engine:
         stream = engine.samples_stream(PROMPT, 3, temperature=1.0, seed=7, **options)
         for _ in range(9):
             next(stream)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.heads.tiny_blocks import block_card, tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, write_head
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
@@ -15,6 +16,7 @@ from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 from edgedec_runtimes.trained_heads.target import target_of
 
 TINY = TinyHead(n_embd=64, n_embd_target=64, head_dim=16, taps=(0, 2, 4), n_vocab_target=260)
+DSPARK = {"markov": "vanilla", "rank": 32, "confidence": True}
 
 
 @pytest.fixture
@@ -85,3 +87,35 @@ def test_info_shows_a_card(head: Path) -> None:
     found = json.loads(run_here("info", str(head), "--json").out)
     assert (found["kind"], found["name"], found["taps"]) == ("draft head", "my head", [0, 2, 4])
     assert found["tensors"]["fc"] == {"shape": [64, 192], "type": "F32", "n_bytes": 64 * 192 * 4}
+
+
+@pytest.mark.parametrize("form", ["confidence", "unshifted"])
+def test_a_block_head_is_exported_and_shown(target: Path, tmp_path: Path, form: str) -> None:
+    """The GGUF is the same head; a person reads its layers, its rows, its Markov head and its confidence."""
+    sizes = {"n_embd": 64, "n_embd_target": 64, "head_dim": 16, "taps": (0, 2, 4), "n_vocab_target": 260}
+    card = block_card({"n_layer": 2} | ({"shifted": False} if form == "unshifted" else DSPARK), **sizes)
+    folder, out = tmp_path / "head", tmp_path / "m.head.gguf"
+    write_block(folder, tiny_block(card))
+    done = run_here("export", str(folder), "--to", "gguf", "--for", str(target), "-o", str(out), "--type", "Q8_0")
+    assert done.code == 0, done.err
+    assert load_head(out).card == load_head(folder).card
+    shown = " ".join(run_here("info", str(out)).text.split())
+    lines = {
+        "confidence": (
+            "kind a trained draft head (DSpark)",
+            "types Q8_0 fc markov_w1 markov_w2 q k v o gate up down; F32 confidence layers",
+            "layers 2 of width 64, 4 heads of 16",
+            "block 5 rows, the newest token and 4 masks; a row sees all of them",
+            "Markov head by the token before, of rank 32",
+            "confidence says how likely each token is accepted",
+        ),
+        "unshifted": (
+            "kind a trained draft head (DFlash)",
+            "block 5 rows, the newest token, which drafts nothing, and 4 masks",
+            "Markov head no",
+            "confidence none",
+        ),
+    }
+    for line in lines[form]:
+        assert line in shown
+    assert json.loads(run_here("info", str(out), "--json").out)["block"]["n_layer"] == 2

@@ -39,7 +39,7 @@ from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
-from edgedec_runtimes.trained_heads.kind import NAME as EAGLE3
+from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # of the code, and of each token
 _BLOCK = 32
@@ -66,7 +66,7 @@ class Cpu:
 
     def draft_head_kinds(self, path: Path) -> tuple[str, ...]:
         """Return the kinds of heads, which can follow every model that the runtime runs."""
-        return (EAGLE3,)
+        return (TRAINED,)
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the header."""

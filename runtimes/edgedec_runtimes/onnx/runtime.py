@@ -29,7 +29,7 @@ from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
-from edgedec_runtimes.trained_heads.kind import NAME as EAGLE3
+from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 
 _KV_TYPES = {"f32": ("f16", "f32"), "int8": ("f16", "q8_0")}  # "f16" is the default, which takes what the export has
 
@@ -49,7 +49,7 @@ class Onnx:
 
     def draft_head_kinds(self, path: Path) -> tuple[str, ...]:
         """Return the kinds of heads that can follow the model's text; none where the graph is not our own."""
-        return (EAGLE3,) if takes_heads(read_export(path)) else ()
+        return (TRAINED,) if takes_heads(read_export(path)) else ()
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the manifest and the vocabulary's header."""

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from edgedec.errors import UnsupportedModelError
 from edgedec_runtimes.trained_heads.block_settings import BlockSettings, read_block_settings
 from edgedec_runtimes.trained_heads.card import HeadCard, Target
@@ -26,7 +24,7 @@ from edgedec_runtimes.trained_heads.checkpoint_tensors import (
 )
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor, to_halves
 from edgedec_runtimes.trained_heads.record import read_record
-from edgedec_runtimes.trained_heads.shapes import checked_head
+from edgedec_runtimes.trained_heads.shapes import checked_head, complete_confidence
 from edgedec_runtimes.weights.safetensors import Tensor, read_json
 
 MASK_FILE = "mask_embedding.pt"
@@ -77,7 +75,7 @@ def read_block_checkpoint(folder: Path) -> Head:
         _leave_out_copies(named, settings)
     weights = {name: weight(tensor) for name, tensor in named.items() if name not in MAPS}
     d2t, n_target = vocabularies(folder, named, settings.n_vocab_target, settings.n_vocab_draft)
-    _finish(folder, weights, settings)
+    _complete(folder, weights, settings)
     card = HeadCard(
         name=record.name or head_name(folder),
         n_embd=settings.n_embd,
@@ -148,19 +146,13 @@ def _leave_out_copies(named: dict[str, Tensor], settings: BlockSettings) -> None
         del named["output"]
 
 
-def _finish(folder: Path, weights: dict[str, HeadTensor], settings: BlockSettings) -> None:
-    """Bring the confidence head to one form, whose weights for an embedding that it does not see are 0."""
+def _complete(folder: Path, weights: dict[str, HeadTensor], settings: BlockSettings) -> None:
+    """Add what config.json alone says, and bring the confidence head to one form."""
     if settings.rope_divisors is not None:
         weights["rope_divisors"] = HeadTensor.of(settings.rope_divisors)
     if settings.has_confidence and "confidence" not in weights:
         fail(folder, "config.json says enable_confidence_head, but there is no confidence_head.proj.weight")
-    if "confidence" not in weights:
-        return
-    confidence = weights["confidence"]
-    if confidence.shape == (1, settings.n_embd) and settings.shape.rank:
-        padded = np.pad(confidence.floats(), ((0, 0), (0, settings.shape.rank)))
-        weights["confidence"] = HeadTensor.of(padded)
-    weights.setdefault("confidence_bias", HeadTensor.of(np.zeros(1, np.float32)))
+    complete_confidence(weights, n_embd=settings.n_embd, rank=settings.shape.rank)
 
 
 def _in_halves(head: Head) -> Head:

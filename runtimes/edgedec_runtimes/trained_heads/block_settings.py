@@ -3,15 +3,18 @@
 z-lab's and SpecForge's files keep some settings in `dflash_config`; DeepSpec's are flat; LiquidAI's are both; those of
 speculators keep the layers' settings in `transformer_layer_config`. The same thing is said in different ways:
 
-- taps: `target_layer_ids` are layers whose OUTPUT is tapped, `aux_hidden_state_layer_ids` (speculators) layers that the
-  taps ENTER. Both count from 0.
-- `sample_from_anchor`: row j predicts the token behind it. Absent, a file of the name DSpark means yes, DFlash no.
+- taps: `target_layer_ids` are layers whose OUTPUT is tapped (-1: what enters the first), `aux_hidden_state_layer_ids`
+  (speculators) layers that the taps ENTER. Both count from 0.
+- `sample_from_anchor`: row j predicts the token behind it. Absent, a file of the name DSpark means yes, DFlash no. In
+  speculators' files the number of tokens that a block proposes says it, or else the flag; older files without the flag
+  mean no.
 - windows: speculators count features before the anchor; the others count rows, the row itself included, so that rows
   behind the first would see fewer features. They see as many as the first one here.
 - `use_sliding_window` must be true for sliding layers to slide. In speculators' files and SpecForge's DSpark, sliding
   layers are causal within the block, and others are not; a head with layers of both kinds is refused.
 
 `tie_word_embeddings` is ignored, and so is what a file copies from the target's config.json: the tensors decide.
+DeepSpec's class turns whole heads, whatever `partial_rotary_factor` it copied.
 """
 
 from collections.abc import Mapping
@@ -113,7 +116,9 @@ class BlockSettings:
 
 def is_block_config(raw: Mapping[str, Any]) -> bool:
     """Return whether what config.json holds is of a block head rather than of an EAGLE-3 head or a model."""
-    return bool(_WORDS & raw.keys()) or raw.get("speculators_model_type") in _EXPECTED["speculators_model_type"]
+    if raw.get("speculators_model_type") is not None:
+        return raw["speculators_model_type"] in _EXPECTED["speculators_model_type"]
+    return bool(_WORDS & raw.keys())
 
 
 def read_block_settings(path: Path, raw: Mapping[str, Any]) -> BlockSettings:
@@ -144,7 +149,7 @@ def read_block_settings(path: Path, raw: Mapping[str, Any]) -> BlockSettings:
         rope_base=base,
         rope_divisors=divisors,
         neighbours=not values.flag("rope_is_neox_style", True),
-        taps=_taps(values, n_layer),
+        taps=_taps(values),
         n_vocab_draft=optional(values, "draft_vocab_size"),
         n_vocab_target=optional(values, "vocab_size"),
         has_confidence=values.flag("enable_confidence_head", False),
@@ -159,6 +164,10 @@ def _flat(path: Path, raw: Mapping[str, Any]) -> ConfigValues:
     found = dict(_DEFAULTS)
     for table in (outer.table("transformer_layer_config"), outer.table("dflash_config"), outer.values):
         found |= {key: value for key, value in table.items() if value is not None}
+    if found.get("architectures") == ["Qwen3DSparkModel"]:
+        found.pop("partial_rotary_factor", None)
+        rope = ConfigValues(path, found, _REMEDY).table("rope_parameters")
+        found["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
     return ConfigValues(path, found, _REMEDY)
 
 
@@ -216,10 +225,11 @@ def _shape(values: ConfigValues, n_layer: int, windows: tuple[int, ...]) -> Bloc
 
 
 def _is_shifted(values: ConfigValues, rank: int) -> bool:
+    if "speculators_model_type" in values.values:
+        n_unused = values.whole("block_size", most=MOST_ROWS) - _proposed(values)
+        return n_unused == 0 if n_unused in (0, 1) else values.flag("sample_from_anchor", False)
     if "sample_from_anchor" in values.values:
         return values.flag("sample_from_anchor", True)
-    if "speculators_model_type" in values.values:
-        return bool(values.values["speculators_model_type"] == "dspark")
     names = values.values.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     if not isinstance(name, str) or name not in _SHIFTED:
@@ -229,6 +239,14 @@ def _is_shifted(values: ConfigValues, rank: int) -> bool:
             "markov_rank", f"with the class {name}, whose files mean either order of rows: add sample_from_anchor"
         )
     return _SHIFTED[name]
+
+
+def _proposed(values: ConfigValues) -> int:
+    """Return how many tokens a block proposes, as speculators' dialect says; 0 where it does not say it."""
+    methods = values.table("speculators_config").get("proposal_methods")
+    method = methods[0] if isinstance(methods, list) and methods else None
+    found = method.get("speculative_tokens") if isinstance(method, dict) else None
+    return found if type(found) is int else 0
 
 
 def _sliding(values: ConfigValues, n_layer: int) -> list[bool]:
@@ -271,26 +289,13 @@ def _windows(values: ConfigValues, n_layer: int) -> tuple[tuple[int, ...], tuple
     return tuple((window - 1) * slides for slides in sliding), (note,)
 
 
-def _taps(values: ConfigValues, n_layer: int) -> tuple[int, ...]:
+def _taps(values: ConfigValues) -> tuple[int, ...]:
     """Return the layers that the taps enter."""
-    if (entered := layer_ids(values, "aux_hidden_state_layer_ids")) is not None:
-        taps = entered
-    elif (left := layer_ids(values, "target_layer_ids")) is not None:
+    taps = layer_ids(values, "aux_hidden_state_layer_ids")
+    if taps is None and (left := layer_ids(values, "target_layer_ids", least=-1)) is not None:
         taps = tuple(i + 1 for i in left)
-    else:
-        taps = _default_taps(values.whole("num_target_layers", most=MOST_VALUES), n_layer)
-    if list(taps) != sorted(set(taps)):
+    if taps is None:
+        values.fail("it names no target_layer_ids, the layers that the head taps")
+    if list(taps) != sorted(taps):
         values.fail(f"the tapped layers are {taps}, expected rising ones")
     return taps
-
-
-def _default_taps(n_target_layers: int, n_layer: int) -> tuple[int, ...]:
-    """Return the layers that z-lab's code taps where the file names none: spread from the second to the third last.
-
-    >>> _default_taps(36, 5)
-    (2, 10, 18, 26, 34)
-    """
-    if n_layer == 1:
-        return (n_target_layers // 2 + 1,)
-    span = n_target_layers - 4
-    return tuple(round(1 + i * span / (n_layer - 1)) + 1 for i in range(n_layer))

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads as a kind of trained draft heads (edgedec.head_kinds): a GGUF, or the folder of a checkpoint.
+"""EAGLE-3 and block heads as a kind of trained draft heads (edgedec.head_kinds): a GGUF, or a checkpoint's folder.
 
 Every start with a draft head imports this file, so it imports where they are needed what reads heads.
 """
@@ -15,7 +15,7 @@ from edgedec.head_kinds import HeadDescription, HeadKind, Kinship
 if TYPE_CHECKING:
     from edgedec_runtimes.trained_heads.card import Target
 
-NAME = "eagle3"
+NAME = "trained"
 """The name of the entry point."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -93,4 +93,4 @@ def _describe(head: Path) -> HeadDescription:
     return HeadDescription(document, head_facts(document))
 
 
-EAGLE3 = HeadKind(_is_head, beside, _trained_for, _kinship, _require_fit, _describe)
+TRAINED = HeadKind(_is_head, beside, _trained_for, _kinship, _require_fit, _describe)

@@ -10,7 +10,7 @@ from edgedec_runtimes.trained_heads.block_checkpoint import read_block_checkpoin
 from edgedec_runtimes.trained_heads.block_settings import is_block_config
 from edgedec_runtimes.trained_heads.checkpoint import read_checkpoint
 from edgedec_runtimes.trained_heads.checkpoint_tensors import CONFIG
-from edgedec_runtimes.trained_heads.gguf_head import is_head, read_gguf_head
+from edgedec_runtimes.trained_heads.gguf_head import ARCHITECTURES, is_head, read_gguf_head
 from edgedec_runtimes.trained_heads.head import Head
 from edgedec_runtimes.weights.safetensors import read_json
 
@@ -48,9 +48,9 @@ def load_head(path: str | os.PathLike[str]) -> Head:
         return _read_folder(place.parent)
     gguf = read_gguf(place)
     if not is_head(gguf):
-        found = get_text(gguf, "general.architecture") or "unknown"
+        found, known = get_text(gguf, "general.architecture") or "unknown", " or ".join(map(repr, ARCHITECTURES))
         raise UnsupportedModelError(
-            f"{place}: the architecture is {found[:40]!r}, expected 'eagle3'; this is no trained draft head: a smaller "
+            f"{place}: the architecture is {found[:40]!r}, expected {known}; this is no trained draft head: a smaller "
             "model that drafts is given as a draft model instead"
         )
     return read_gguf_head(gguf)

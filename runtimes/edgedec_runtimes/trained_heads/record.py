@@ -124,18 +124,21 @@ def text(values: ConfigValues, key: str) -> str:
     return value
 
 
-def layer_ids(values: ConfigValues, key: str) -> tuple[int, ...] | None:
+def layer_ids(values: ConfigValues, key: str, least: int = 0) -> tuple[int, ...] | None:
     """Return the layer ids of a key, all different; None where it is absent.
 
     Raises:
-        ModelFormatError: The value is no list of 1 to MOST_TAPS whole numbers from 0 to MOST_LAYERS, or one is twice.
+        ModelFormatError: The value is no list of 1 to MOST_TAPS whole numbers from `least` to MOST_LAYERS, or one is
+            twice.
     """
     value = values.values.get(key)
     if value is None:
         return None
-    sound = isinstance(value, list) and all(type(i) is int and 0 <= i <= MOST_LAYERS for i in value)
+    sound = isinstance(value, list) and all(type(i) is int and least <= i <= MOST_LAYERS for i in value)
     if not sound or not 1 <= len(value) <= MOST_TAPS or len(set(value)) != len(value):
-        values.fail(f"{key} is {shown(value)}, expected 1 to {MOST_TAPS} different layers from 0 to {MOST_LAYERS}")
+        values.fail(
+            f"{key} is {shown(value)}, expected 1 to {MOST_TAPS} different layers from {least} to {MOST_LAYERS}"
+        )
     return tuple(value)
 
 

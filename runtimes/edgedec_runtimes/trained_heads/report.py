@@ -1,4 +1,4 @@
-"""What `edgedec info` says of an EAGLE-3 head: its card, as JSON and for a person."""
+"""What `edgedec info` says of a trained head: its card, as JSON and for a person."""
 
 import math
 from collections.abc import Iterable
@@ -28,16 +28,17 @@ def head_document(path: Path) -> dict[str, Any]:
 
 def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the document of a head as names and values for a person."""
-    target, promise = document["target"], document["promise"]
+    target, promise, block = document["target"], document["promise"], document["block"]
     drafted, known = document["n_vocab_draft"], document["n_vocab_target"]
     rows = [
         ("name", document["name"]),
         ("file", document["path"]),
-        ("kind", "a trained draft head (EAGLE-3): it drafts for one model, and is no model itself"),
+        ("kind", f"a trained draft head ({_form(block)}): it drafts for one model, and is no model itself"),
         ("trained for", "unknown: the file does not say" if target is None else _target(target)),
         ("size", f"{format_bytes(document['size_bytes'])}, {document['n_params'] / 1e6:.1f} million parameters"),
         ("types", _types(document["tensors"])),
-        ("layer", f"width {document['n_embd']}, {document['n_head']} heads of {document['head_dim']}"),
+        ("layer" if block is None else "layers", _layers(document)),
+        *([] if block is None else _block(block)),
         ("taps", _taps(document)),
         ("vocabulary", f"drafts {drafted} of {known} tokens"),
         ("matrices", _matrices(document)),
@@ -47,6 +48,36 @@ def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append((f"accepts, {kind}", _reach(reach)))
     rows += [("note", note) for note in document["notes"]]
     return rows
+
+
+def _form(block: dict[str, Any] | None) -> str:
+    if block is None:
+        return "EAGLE-3"
+    return "DFlash" if block["markov"] == "none" else "DSpark"
+
+
+def _layers(document: dict[str, Any]) -> str:
+    """Return the sizes of the layers: how many, where a block head may have several."""
+    n_layer = f"{document['block']['n_layer']} of " if document["block"] else ""
+    return f"{n_layer}width {document['n_embd']}, {document['n_head']} heads of {document['head_dim']}"
+
+
+def _block(block: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a block head has beside its layers."""
+    first = "the newest token" if block["shifted"] else "the newest token, which drafts nothing,"
+    n_masks = block["size"] - 1
+    sight = "the rows before it" if block["causal"] else "all of them"
+    markov = {
+        "none": "no",
+        "vanilla": f"by the token before, of rank {block['rank']}",
+        "gated": f"by the token before and the row, of rank {block['rank']}",
+        "rnn": f"by all tokens before, of rank {block['rank']}",
+    }[block["markov"]]
+    return [
+        ("block", f"{block['size']} rows, {first} and {n_masks} masks; a row sees {sight}"),
+        ("Markov head", markov),
+        ("confidence", "says how likely each token is accepted" if block["confidence"] else "none"),
+    ]
 
 
 def _target(target: dict[str, str]) -> str:
@@ -68,15 +99,15 @@ def _matrices(document: dict[str, Any]) -> str:
 
 
 def _types(tensors: dict[str, dict[str, Any]]) -> str:
-    """Return the types of the matrices, each with the names of those that have it.
+    """Return the types of the matrices, each with the names of those that have it, whatever their layer.
 
     >>> _types({"fc": {"shape": [2, 4], "type": "Q8_0"}, "q": {"shape": [2, 4], "type": "Q4_0"}})
     'Q8_0 fc; Q4_0 q'
     """
-    by_type: dict[str, list[str]] = {}
+    by_type: dict[str, dict[str, None]] = {}
     for name, tensor in tensors.items():
         if len(tensor["shape"]) == 2:
-            by_type.setdefault(tensor["type"], []).append(name)
+            by_type.setdefault(tensor["type"], {})[name.rpartition(".")[2]] = None
     return "; ".join(f"{kind} {' '.join(names)}" for kind, names in by_type.items())
 
 

@@ -1,5 +1,6 @@
 """Check that a head's tensors are those that its card says."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -101,6 +102,25 @@ def checked_head(
     if "rope_divisors" in tensors and not (tensors["rope_divisors"].floats() > 0).all():
         _fail(path, "its rope_divisors are not all above 0")
     return Head(card, dict(tensors), checked_d2t(path, d2t, card))
+
+
+def complete_confidence(tensors: dict[str, HeadTensor], *, n_embd: int, rank: int) -> None:
+    """Bring a confidence head to one form: its weights for an embedding that it does not see are 0, and so is its bias.
+
+    Args:
+        tensors: A head's tensors, which may have a `confidence`.
+        n_embd: As in HeadCard.
+        rank: As in BlockShape.
+    """
+    if "confidence" not in tensors:
+        return
+    confidence = tensors["confidence"]
+    if math.prod(confidence.shape) == n_embd and rank:
+        padded = np.pad(confidence.floats().reshape(1, n_embd), ((0, 0), (0, rank)))
+        tensors["confidence"] = HeadTensor.of(padded)
+    elif len(confidence.shape) == 1:
+        tensors["confidence"] = HeadTensor((1, *confidence.shape), confidence.type, confidence.data)
+    tensors.setdefault("confidence_bias", HeadTensor.of(np.zeros(1, np.float32)))
 
 
 def _check_block(path: Path, card: HeadCard, block: BlockShape) -> None:

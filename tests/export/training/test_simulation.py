@@ -83,6 +83,20 @@ def test_a_report_says_whether_the_head_pays() -> None:
     assert steep.as_json()["kinds"]["all"]["expected_speed"] == 1.0
 
 
+def test_what_a_draft_takes_once_counts_in_every_step_that_drafts() -> None:
+    """Also where its first token is too improbable to be verified; plain decoding does not pay it."""
+    texts, price, curve = random_texts(5), DraftPrice(0.1, once=0.4), CostCurve({1: 0.010, 8: 0.010})
+    steps = [step for text in texts for step in walk(text, 3, 0.5)]
+    assert any(drafted == 0 for drafted, _ in steps)
+    found = replay(texts, lambda n: 1 + price.of(n), 3, 0.5)
+    n_tokens = sum(added for _, added in steps)
+    assert found.speed == pytest.approx(n_tokens / sum(1.4 + 0.1 * drafted for drafted, _ in steps))
+    report = drafter_report(texts, curve, price)
+    assert report.all.best.speed < drafter_report(texts, curve, DraftPrice(0.1)).all.best.speed
+    assert {key: report.as_json()[key] for key in ("draft", "drafted_token")} == {"draft": 0.4, "drafted_token": 0.1}
+    assert drafter_report(texts, curve, DraftPrice(0.1, once=9.0)).all.best.speed == 1.0
+
+
 def test_a_drafted_tokens_share_is_that_of_the_bytes() -> None:
     """Of a layer at 8 bits a weight and the output rows."""
     card = HeadCard("h", 8, 8, 16, 2, 1, 4, 1e-5, 1e4, (1, 2, 3), 10, 99)

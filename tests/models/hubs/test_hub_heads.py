@@ -19,7 +19,7 @@ from edgedec.head_kinds import find_head
 from edgedec.load_options import ResolveOptions
 from edgedec_models.cache import list_models, remove_model
 from edgedec_models.resolve import pull, resolve
-from edgedec_runtimes.trained_heads.kind import NAME as EAGLE3
+from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.record import record_text
 from edgedec_runtimes.trained_heads.target import target_of
@@ -107,14 +107,14 @@ def test_the_command_pulls_a_head_that_the_model_then_uses(server: StubServer, r
         path = Path(json.loads(pulled.out)["path"])
         assert path == root / "models" / "hf" / "someone" / name / "main" / "config.json"
     n_seen = len(server.seen)
-    assert find_head(model, [EAGLE3], root) == root / "models" / "hf" / "someone" / "named" / "main"
+    assert find_head(model, [TRAINED], root) == root / "models" / "hf" / "someone" / "named" / "main"
     for options in (["--draft", "head", "--draft-head", "hf:someone/nameless"], ["--draft", "head"]):
         told = run_here("run", model, "aa bb aa bb", "-n", "12", "--temperature", "0", "--offline", "--json", *options)
         assert told.code == 0, told.err
         assert json.loads(told.out)["stats"]["drafters"]["head"]["nodes"] > 0
     assert len(server.seen) == n_seen
     remove_model("hf:someone/named")
-    assert find_head(model, [EAGLE3], root) is None
+    assert find_head(model, [TRAINED], root) is None
     assert list((root / "heads").iterdir()) == []
 
 
@@ -129,7 +129,7 @@ def test_a_head_of_the_catalogue_lies_beside_its_model(
     catalogue(f'[[model]]\n{fields}\nlicence = "MIT"\nnote = "a head"\n{source}\n')
     path = pull("tiny.head", ResolveOptions())
     assert path == root / "models" / "tiny.head.gguf"
-    assert find_head(root / "models" / "tiny.gguf", [EAGLE3], root) == path
+    assert find_head(root / "models" / "tiny.gguf", [TRAINED], root) == path
 
 
 def test_a_pickle_is_refused(server: StubServer) -> None:

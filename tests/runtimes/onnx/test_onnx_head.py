@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.heads.loaded_blocks import of_integers
+from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, write_head
 from support.models.onnx_exports import Exported, Exporter, copied, load, rewritten
 from support.models.tiny_models import N_VOCAB
@@ -125,6 +127,34 @@ def test_it_drafts_what_the_cpu_runtime_drafts(
         states = np.stack([hidden[layer] for layer in (1, 2, 3)])
         session.text.take(0, TEXT[:n], states, n_wanted=1, is_tree=False)
         assert drafted(session, n) == drafted(other, n)
+
+
+def test_a_head_that_drafts_blocks_follows_a_graph(model: Exported, tmp_path: Path) -> None:
+    """Behind a prompt, a rejected draft and a fork it drafts what it drafts beside the cpu runtime's model."""
+    card = of_integers({"n_layer": 2, "markov": "vanilla", "rank": 32, "confidence": True})
+    write_block(tmp_path / "head", tiny_block(card))
+    with (
+        load(model.folder, draft_head=tmp_path / "head", n_ctx=200) as ours,
+        Cpu().load(model.gguf, LoadOptions(n_ctx=200, draft_head=tmp_path / "head")) as theirs,
+    ):
+        assert isinstance(ours, OnnxModel)
+        other, session, by_hand = theirs.session(100), ours.session(100), ours.session(100)
+        hidden = other.forward(TEXT[:80], n_past=0, taps=(1, 2, 3)).hidden
+        assert by_hand.text is not None
+        states = np.stack([hidden[layer] for layer in (1, 2, 3)])
+        by_hand.text.take(0, TEXT[:80], states, n_wanted=1, is_tree=False)
+        assert head_of(by_hand).chain(80, int(TEXT[80]), RULES) == head_of(other).chain(80, int(TEXT[80]), RULES)
+        session.forward(TEXT[:60], n_past=0)
+        drafted(session, 60)
+        session.forward(np.append(TEXT[60:62], [5, 6]).astype(np.int32), n_past=60, rows="all")
+        fork = session.fork()
+        fork.forward(TEXT[62:63], n_past=62)
+        session.forward(TEXT[62:80], n_past=62)
+        whole = ours.session(100)
+        whole.forward(TEXT[:63], n_past=0)
+        assert drafted(fork, 63) == drafted(whole, 63)
+        whole.forward(TEXT[63:80], n_past=63)
+        assert drafted(session, 80) == drafted(whole, 80)
 
 
 def test_it_reads_what_the_graph_returns(model: Exported, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Block checkpoints are read in every dialect, and what edgedec does not run is refused by name."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -53,13 +52,13 @@ def test_every_dialect_says_the_same(tmp_path: Path, dialect: Dialect, name: str
         ("specforge", {"markov": "vanilla", "rank": 4}, True),
         ("liquid", {"markov": "vanilla", "rank": 4}, True),
         ("speculators", {}, False),
-        ("speculators", {"markov": "vanilla", "rank": 4}, True),
+        ("speculators", {"markov": "vanilla", "rank": 4}, False),
     ],
 )
 def test_the_order_of_rows_without_a_word(
     tmp_path: Path, dialect: Dialect, shape: dict[str, Any], shifted: bool
 ) -> None:
-    """Without sample_from_anchor, DSpark's files predict the token behind a row, and DFlash's the row's own."""
+    """Without sample_from_anchor, DSpark's files predict the token behind a row, and others the row's own."""
     write_block(tmp_path, tiny_block(block_card(shape)), dialect, sample_from_anchor=None)
     block = load_head(tmp_path).card.block
     assert block is not None
@@ -117,14 +116,28 @@ def test_older_names_are_read(tmp_path: Path) -> None:
     assert load_head(tmp_path).tensors.keys() == head.tensors.keys()
 
 
-def test_taps_that_no_file_names(tmp_path: Path) -> None:
-    """z-lab's rule spreads as many taps as there are layers over the target."""
-    head = tiny_block(block_card({"n_layer": 3}, taps=(2, 5, 7)))
-    write_block(tmp_path, head, "z-lab")
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["dflash_config"]["target_layer_ids"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_head(tmp_path).card.taps == (2, 5, 7)
+def test_turns_that_a_file_copied_from_its_target_change_nothing(tmp_path: Path) -> None:
+    """DeepSpec's class turns whole heads; settings of the target's layers are in its file all the same."""
+    noise: dict[str, Any] = {"partial_rotary_factor": 0.25, "attn_output_gate": True, "linear_num_key_heads": 16}
+    rope = {"rope_theta": 5000.0, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}
+    write_block(tmp_path / "tiny block", tiny_block(PLAIN), rope_parameters=rope, **noise)
+    assert load_head(tmp_path / "tiny block").card == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("size", "n_proposed", "flag", "shifted"),
+    [(8, 8, None, True), (8, 7, None, False), (8, 8, False, True), (8, 9, True, True), (8, 9, None, False)],
+)
+def test_speculators_name_the_tokens_of_a_block(
+    tmp_path: Path, size: int, n_proposed: int, flag: bool | None, shifted: bool
+) -> None:
+    """As many tokens as rows: the first row predicts, too. What can't be is passed over, and the flag decides."""
+    named = {"speculators_config": {"proposal_methods": [{"speculative_tokens": n_proposed}]}}
+    head = tiny_block(block_card({"markov": "vanilla", "rank": 4, "size": size}))
+    write_block(tmp_path, head, "speculators", sample_from_anchor=flag, **named)
+    block = load_head(tmp_path).card.block
+    assert block is not None
+    assert block.shifted == shifted
 
 
 @pytest.mark.parametrize(
@@ -171,14 +184,17 @@ def test_a_record_says_what_the_format_cannot(tmp_path: Path) -> None:
         ({"model_type": "gemma4_text"}, "Gemma 4's form"),
         ({"model_type": "deepseek_v4"}, "DeepSeek-V4's form"),
         ({"architectures": ["Qwen35DSparkModel"]}, "gated queries"),
-        ({"architectures": ["SomethingElse"]}, "expected one of DFlashDraftModel"),
-        ({"architectures": ["DFlashDraftModel"], "markov_rank": 6}, "files mean either order of rows"),
+        ({"architectures": ["SomethingElse"], "sample_from_anchor": None}, "expected one of DFlashDraftModel"),
+        (
+            {"architectures": ["DFlashDraftModel"], "markov_rank": 6, "sample_from_anchor": None},
+            "files mean either order of rows",
+        ),
         ({"projector_type": "domino"}, "Domino has a recurrent network"),
         ({"projector_type": "other"}, "projector_type is other"),
-        ({"speculators_model_type": "peagle"}, "speculators_model_type is peagle"),
+        ({"speculators_model_type": "peagle"}, "speculators_model_type is peagle, expected eagle3"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu"),
         ({"attention_bias": True}, "attention_bias is True"),
-        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25"),
+        ({"architectures": ["Lfm2DSparkDraftModel"], "partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25"),
         ({"attention_value_scale": 0.5}, "attention_value_scale is 0.5"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is yarn"),
         ({"markov_head_type": "lstm", "markov_rank": 6}, "markov_head_type is lstm"),
@@ -214,6 +230,7 @@ def test_layers_of_two_kinds_are_named(tmp_path: Path) -> None:
         ({"num_hidden_layers": 2, "layer_types": None}, "no tensor for 'layers.1.q'"),
         ({"target_layer_ids": [1, 4, 2]}, "expected rising"),
         ({"target_layer_ids": [1, 2, 2]}, "different layers"),
+        ({"target_layer_ids": None, "num_anchors": 5, "dflash_config": {}}, "names no target_layer_ids"),
         ({"target_layer_ids": [1, 2, 3, 4, 5]}, "its fc has 96 columns, expected 5 taps"),
         ({"markov_rank": 6}, "no tensor for 'markov_w1'"),
         ({"markov_rank": -1}, "markov_rank is -1"),

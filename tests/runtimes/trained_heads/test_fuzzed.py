@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.heads.head_mutants import KINDS, mutant, sound_files
+from support.heads.head_mutants import mutant, sound_heads
 
 from edgedec.errors import EdgedecError
 from edgedec_runtimes.trained_heads.load import load_head
@@ -15,18 +15,18 @@ pytestmark = pytest.mark.slow
 
 def test_the_sound_heads_load(tmp_path: Path) -> None:
     """Else the mutants would be refused for what is wrong with all of them."""
-    for i, tiny in enumerate(KINDS):
-        sound_files(tiny).write(tmp_path / str(i))
-        assert load_head(tmp_path / str(i)).card.n_embd == tiny.n_embd
+    for i, files in enumerate(sound_heads()):
+        files.write(tmp_path / str(i))
+        assert load_head(tmp_path / str(i)).card.n_embd == 32
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_mutants_load_or_are_refused(tmp_path: Path, seed: int) -> None:
     """250 mutants a seed; some of each must load, or the damage would be too coarse to test anything."""
-    rng, n_loaded = random.Random(seed), 0
+    rng, heads, n_loaded = random.Random(seed), sound_heads(), 0
     refusals: list[str] = []
     for _ in range(250):
-        mutant(rng).write(tmp_path)
+        mutant(rng, heads).write(tmp_path)
         try:
             head = load_head(tmp_path)
         except EdgedecError as error:

@@ -14,7 +14,7 @@ from edgedec.gguf.file import ValueType, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.head_to_gguf import parse_types, write_head_gguf
 from edgedec_export.target_rows import read_rows
-from edgedec_runtimes.trained_heads.gguf_head import TENSORS
+from edgedec_runtimes.trained_heads.gguf_eagle3 import TENSORS
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text

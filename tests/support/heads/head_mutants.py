@@ -3,12 +3,14 @@
 import json
 import random
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgedec_runtimes.trained_heads.card import Promise, Target
+from edgedec_runtimes.trained_heads.card import HeadCard, Promise, Target
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
+from support.heads.tiny_blocks import Dialect, block_card, block_config, stored_block, tiny_block
 from support.heads.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
 from support.models.hf_checkpoints import safetensors_bytes
 
@@ -17,18 +19,30 @@ VALUES: list[Any] = [
     *("", "llama", "eagle3", "silu", "linear", "llama3", "\udc80", "x" * 1000),
     *([], [1, 2, 3], [2, 3, 5], [0], [2**31, 1, 2], ["2"], [[1]], [1.0, 2.0], {}, {"factor": 0}, {"rope_type": "yarn"}),
     *({"rope_type": "linear", "factor": 1e-320}, {"eagle_aux_hidden_state_layer_ids": [1]}, {"norm_before_fc": True}),
+    *("vanilla", "rnn", "DFlashDraftModel", ["sliding_attention"], {"target_layer_ids": [3, 1]}, {"block_size": 2**20}),
 ]
 KEYS = (
     *("hidden_size", "head_dim", "rope_scaling", "rope_parameters", "norm_output", "fc_norm", "layer_types", "unknown"),
     *("eagle_config", "speculators_config", "transformer_layer_config", "num_aux_hidden_states", "vocab_size"),
+    *("dflash_config", "sample_from_anchor", "use_sliding_window", "sliding_window", "is_causal", "mask_token_id"),
 )
 _BASE = TinyHead(n_head=2, n_head_kv=1, head_dim=16)
-KINDS = (
+_SIZES: dict[str, Any] = {"n_head": 2, "n_head_kv": 1, "head_dim": 16}
+_VANILLA = {"markov": "vanilla", "rank": 6, "confidence": True}
+PAIRS = (
     _BASE,
     replace(_BASE, speculators=True, fc_norm="joined", feeds_back_normed=True),
     replace(_BASE, fc_norm="each", own_output=True, norms_output=False),
     replace(_BASE, own_embedding=True, own_output=True, norm_before_residual=True),
 )
+"""EAGLE-3 heads, of which mutants are made."""
+BLOCKS: tuple[tuple[HeadCard, Dialect], ...] = (
+    (block_card({"n_layer": 2} | _VANILLA, **_SIZES), "deepspec"),
+    (block_card({"markov": "gated", "rank": 6, "mask_token": 3}, **_SIZES, own_output=True), "speculators"),
+    (block_card({"markov": "rnn", "rank": 6, "causal": True}, **_SIZES), "specforge"),
+    (block_card({"shifted": False, "windows": (7,), "mask_token": 3}, **_SIZES), "z-lab"),
+)
+"""Block heads, of which mutants are made, and the dialects that they are written in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +60,23 @@ class HeadFiles:
             (folder / name).write_bytes(data)
 
 
-def sound_files(tiny: TinyHead) -> HeadFiles:
-    """Return a head with a record."""
+def sound_heads() -> list[HeadFiles]:
+    """Return heads of PAIRS and BLOCKS, each with a record."""
+    pairs = [_sound(head_config(tiny), stored_tensors(tiny, head_weights(tiny))) for tiny in PAIRS]
+    return pairs + [_sound(block_config(card, dialect), stored_block(tiny_block(card))) for card, dialect in BLOCKS]
+
+
+def _sound(config: dict[str, Any], stored: dict[str, Any]) -> HeadFiles:
     record = record_text("h", Target("t"), Promise((0.5, 0.2), {"chat": (0.4,)}))
-    stored = stored_tensors(tiny, head_weights(tiny))
-    config = json.dumps(head_config(tiny)).encode()
+    weights = safetensors_bytes(stored)
     return HeadFiles(
-        {"config.json": config, RECORD_FILE: record.encode(), "model.safetensors": safetensors_bytes(stored)}
+        {"config.json": json.dumps(config).encode(), RECORD_FILE: record.encode(), "model.safetensors": weights}
     )
 
 
-def mutant(rng: random.Random) -> HeadFiles:
-    """Return a damaged head's folder."""
-    sound = sound_files(rng.choice(KINDS))
+def mutant(rng: random.Random, heads: Sequence[HeadFiles]) -> HeadFiles:
+    """Return a damaged head's folder; the head is one of sound_heads()."""
+    sound = rng.choice(heads)
     name = rng.choice(sorted(sound.files))
     data = sound.files[name]
     if rng.random() < 0.3:
@@ -98,7 +116,9 @@ def _other_header(data: bytes, rng: random.Random) -> bytes:
         if what == 0:
             del header[name]
         elif what == 1:
-            header[rng.choice([*names, "midlayer.self_attn.q_norm.weight", "fc_norm.9.weight", ""])] = header.pop(name)
+            header[rng.choice([*names, "midlayer.self_attn.q_norm.weight", "fc_norm.9.weight", "mask", ""])] = (
+                header.pop(name)
+            )
         elif what == 2:
             entry["dtype"] = rng.choice(["F32", "F16", "BF16", "F64", "I64", "I8", "BOOL", "F8_E4M3", "x", 3])
         elif what == 3:

@@ -142,8 +142,7 @@ def block_config(card: HeadCard, dialect: Dialect = "deepspec", **config: Any) -
         else:
             outer |= markov
         outer["dflash_config"] = nested
-    if shape.shifted != (outer.get("speculators_model_type") != "dflash" and dialect != "z-lab") or dialect == "z-lab":
-        outer["sample_from_anchor"] = shape.shifted
+    outer["sample_from_anchor"] = shape.shifted
     return {key: value for key, value in (outer | config).items() if value is not None}
 
 

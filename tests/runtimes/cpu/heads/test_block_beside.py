@@ -4,14 +4,13 @@ import ctypes
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from support.heads.loaded_blocks import FLOATS, INTEGERS, TEXT, loaded, of_floats, of_integers
 from support.heads.tiny_blocks import tiny_block
 from support.models.tiny_models import N_VOCAB
-from support.models.tiny_quantized import write_tiny
+from support.models.tiny_quantized import Tiny, write_tiny
 
 from edgedec.errors import SessionError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
@@ -45,7 +44,7 @@ def beside(path: Path, head: Head) -> HeadBeside:
 
 
 @pytest.mark.parametrize(("tiny", "head"), [(FLOATS, FLOAT_HEAD), (INTEGERS, INTEGER_HEAD)])
-def test_it_drafts_what_the_cpu_runtime_drafts(tiny: Any, head: Head, tmp_path: Path) -> None:
+def test_it_drafts_what_the_cpu_runtime_drafts(tiny: Tiny, head: Head, tmp_path: Path) -> None:
     """Chains and branches are equal, to the last bit, behind rows that were handed over in parts."""
     with loaded(tmp_path, tiny, head) as model:
         session = model.session(200)

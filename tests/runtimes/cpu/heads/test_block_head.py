@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.heads.loaded_blocks import FLOATS, INTEGERS, TEXT, loaded, of_floats, of_integers, oracle
 from support.heads.tiny_blocks import tiny_block
+from support.models.tiny_quantized import Tiny
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import ModelFormatError
@@ -223,7 +223,7 @@ def drafted(sessions: Sequence[tuple[Session, int]], rules: ChainRules) -> list[
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_texts_are_drafted_together_as_alone(pair: Any, tmp_path: Path) -> None:
+def test_texts_are_drafted_together_as_alone(pair: tuple[Tiny, Head], tmp_path: Path) -> None:
     """Texts of different lengths, with few, many and no rows to read first: each gets the bits that it gets alone."""
     lengths = [3, 20, 41, 70, 89, 20, 289]
     with loaded(tmp_path, *pair) as model:
@@ -247,7 +247,7 @@ def test_texts_are_drafted_together_as_alone(pair: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_how_a_text_was_read_changes_nothing(pair: Any, tmp_path: Path) -> None:
+def test_how_a_text_was_read_changes_nothing(pair: tuple[Tiny, Head], tmp_path: Path) -> None:
     """A text read at once, token by token, and in pieces with rejected drafts between them, gives the same scores."""
     n = 70
     with loaded(tmp_path, *pair) as model:
@@ -289,7 +289,7 @@ def test_a_step_back_costs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_forks_and_saved_states_carry_the_head(pair: Any, tmp_path: Path) -> None:
+def test_forks_and_saved_states_carry_the_head(pair: tuple[Tiny, Head], tmp_path: Path) -> None:
     """A fork, and a session restored from bytes, draft what the first session drafts; so they do after more text."""
     with loaded(tmp_path, *pair) as model, Cpu().load(tmp_path / "m.gguf", LoadOptions(n_ctx=320)) as plain:
         session, other, without = model.session(200), model.session(200), plain.session(200)
@@ -327,16 +327,29 @@ def test_a_head_rests_when_told_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_threads_change_no_bit(pair: Any, tmp_path: Path) -> None:
-    """With every instruction set of this processor."""
+def test_threads_change_no_bit(pair: tuple[Tiny, Head], tmp_path: Path) -> None:
+    """With every instruction set of this processor, each of which scores as plain formulas do."""
     for name in instruction_sets():
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("EDGEDEC_CPU_ISA", name)
             found = []
             for n_threads in (1, 2, 3):
                 with loaded(tmp_path, *pair, n_threads=n_threads) as model:
-                    found.append(fresh(model, 150))
+                    session, taps = read_with_taps(model, 150, pair[1].card)
+                    found.append(scores(session, 150))
         assert all(same(rows, found[0]) for rows in found)
+        assert difference(found[0], tmp_path, pair[1], taps) < (0.003 if pair[0] is FLOATS else 0.05)
+
+
+def test_frequencies_are_divided(tmp_path: Path) -> None:
+    """Of features and of rows of blocks alike."""
+    divisors = HeadTensor.of(np.linspace(1, 4, 8, dtype=np.float32))
+    head = replace(OF_FLOATS, tensors={**OF_FLOATS.tensors, "rope_divisors": divisors})
+    with loaded(tmp_path, FLOATS, head) as model:
+        session, taps = read_with_taps(model, 40, head.card)
+        found = scores(session, 40)
+    assert difference(found, tmp_path, head, taps) < 0.003
+    assert difference(found, tmp_path, OF_FLOATS, taps) > 0.01
 
 
 @pytest.mark.parametrize("name", ["markov_w1", "markov_w2", "mask", "layers.1.q", "output_norm"])

@@ -16,7 +16,7 @@ from edgedec.head_state import ChainRules, HeadState
 from edgedec.load_options import LoadOptions
 from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.trained_heads.kind import NAME as EAGLE3
+from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 from edgedec_runtimes.trained_heads.load import load_head
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacpp`, is not installed")
@@ -64,7 +64,7 @@ def test_drafts_are_those_of_llama_cpp(
 @pytest.mark.model
 def test_drafts_of_the_135m_are_those_of_llama_cpp(smollm_path: Path) -> None:
     """A trained head, where one lies beside the model or is shipped."""
-    head, _ = usable_head(smollm_path, [EAGLE3], None)
+    head, _ = usable_head(smollm_path, [TRAINED], None)
     if head is None or head.suffix != ".gguf":
         pytest.skip("no draft head for smollm2-135m as a GGUF")
     with Cpu().load(smollm_path, LoadOptions(n_ctx=N_CTX)) as model:

@@ -103,9 +103,9 @@ class DraftHeadState {
   virtual bool lay_out(int32_t n_past, int32_t token, int32_t n_most) = 0;
   // Lay out one more drafted token behind what was read last; return false where there is no room.
   virtual bool lay_out_next(int32_t token) = 0;
-  // Read what each state has laid out, all states of one head, in as few forwards as their rows allow. Return the scores
-  // of what follows each text, [n][n_vocab]; they stay until the next call. A row's result depends on its own text only,
-  // so that texts are drafted together to the same bits as alone.
+  // Read what each state has laid out, all states of one head, in as few forwards as their rows allow. Return the
+  // scores of what follows each text, [n][n_vocab]; they stay until the next call. A row's result depends on its own
+  // text only, so that texts are drafted together to the same bits as alone.
   static const float *read(const std::vector<DraftHeadState *> &states);
   // Return the chance that the best token of the latest scores, of probability p, is accepted.
   virtual float sure(float p) const = 0;

@@ -9,7 +9,8 @@
 namespace edgedec {
 
 // Multiply matrices with the n rows of activations that they share, on all threads of a pool. sink(m, row, column,
-// products, count) gets the products of `count` rows of matrix m, from its row `column` on, with one of the activations.
+// products, count) gets the products of `count` rows of matrix m, from its row `column` on, with row `row` of the
+// activations.
 template <class Sink>
 void multiply(Pool &pool, const Kernels &kernels, const std::vector<const Matrix *> &matrices, const Activations &a,
               int64_t n, Sink sink) {
