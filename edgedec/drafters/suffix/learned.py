@@ -15,7 +15,7 @@ import numpy as np
 from edgedec.draft import EMPTY_DRAFT, Draft
 from edgedec.drafter import DraftContext, SortedText
 from edgedec.drafters.draft_builder import Child, grow_tree
-from edgedec.drafters.suffix.matching import LEAST_PATH, FixedTextDrafter, MatchRates, bucket_of
+from edgedec.drafters.suffix.matching import LEAST_PATH, FixedTextDrafter, MatchRates
 from edgedec.errors import CapabilityError
 
 NAME = "learned"
@@ -122,7 +122,7 @@ class SortedMatch:
                 return []
             places, last = behind
             found = places if last is None else self._narrowed(places, last)
-            rate = known[bucket_of(found.length)]
+            rate = known[(found.length - 1).bit_length()]
             chances = [(rate * share, token) for share, token in self._ranked(found)]
             return [(p, token, p, (found, token)) for p, token in chances if p >= LEAST_PATH]
 
