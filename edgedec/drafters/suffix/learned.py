@@ -126,7 +126,8 @@ class SortedMatch:
             chances = [(rate * share, token) for share, token in self._ranked(found)]
             return [(p, token, p, (found, token)) for p, token in chances if p >= LEAST_PATH]
 
-        return grow_tree((self._places, None), children, n_max=n_max, least_path=LEAST_PATH, older_first=True)
+        here: Behind = (self._places, None)
+        return grow_tree(here, children, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
 class LearnedDrafter(FixedTextDrafter):
