@@ -62,7 +62,7 @@ def calls_of_a_step(name: str, draft: str, n_tokens: int, n_texts: int) -> Itera
                 sys.setprofile(note)
             sys.setprofile(None)
     finally:
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     for kind, found in steps.items():
         found.sort(key=Counter.total)
         if found:
