@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_runtimes.trained_heads.card import HeadCard
 
-F32 = NDArray[np.float32]
+Floats = NDArray[np.floating]
 
 _SLOWEST = 0.08  # radians a token: slower pairs of elements do not tell near tokens apart
 _SHARED = 2.0  # of a query's or a key's random part
@@ -24,7 +24,7 @@ _COPIED = 1.35  # of an embedding's size
 _RIDGE = 1e-2  # of the mean square of a vector's element
 
 
-def first_attention(card: HeadCard, arrays: dict[str, F32], lessons: Sequence[Lesson], embeddings: F32) -> None:
+def first_attention(card: HeadCard, arrays: dict[str, Floats], lessons: Sequence[Lesson], embeddings: Floats) -> None:
     """Set the attention of the first layer, which is random before.
 
     Args:
@@ -36,7 +36,7 @@ def first_attention(card: HeadCard, arrays: dict[str, F32], lessons: Sequence[Le
     taps = np.concatenate([lesson.taps for lesson in lessons]).astype(np.float32) / arrays["tap_scale"]
     features = _normed(taps @ arrays["fc"].T, card.rms_epsilon)
     n_masks = len(embeddings) // 4
-    rows = _normed(np.concatenate([embeddings, np.tile(arrays["mask"], (n_masks, 1))]), card.rms_epsilon)
+    rows = _normed(np.concatenate([embeddings, arrays["mask"][None].repeat(n_masks, axis=0)]), card.rms_epsilon)
     asks = _fitted(rows, np.ones(len(rows), np.float32))
     is_feature = np.arange(len(features) + len(rows)) < len(features)
     answers = _fitted(np.concatenate([features, rows]), is_feature.astype(np.float32))
@@ -56,7 +56,7 @@ def first_attention(card: HeadCard, arrays: dict[str, F32], lessons: Sequence[Le
             layer["o"][:, head] += weight / 2**group * copied.T
 
 
-def markov_table(arrays: dict[str, F32], embeddings: F32, epsilon: float) -> None:
+def markov_table(arrays: dict[str, Floats], embeddings: Floats, epsilon: float) -> None:
     """Set the rows of `markov_w1`, that of the tokens off the list to zeros.
 
     Args:
@@ -71,27 +71,29 @@ def markov_table(arrays: dict[str, F32], embeddings: F32, epsilon: float) -> Non
     table[-1] = 0
 
 
-def _components(vectors: F32) -> F32:
+def _components(vectors: Floats) -> Floats:
     """Return float32[n_embd, n_embd], the vectors' main components, the largest first."""
-    found: F32 = np.linalg.eigh(np.cov(vectors, rowvar=False))[1].T[::-1].astype(np.float32)
+    found: Floats = np.linalg.eigh(np.cov(vectors, rowvar=False))[1].T[::-1].astype(np.float32)
     return found
 
 
-def _direction(card: HeadCard, back: int) -> F32:
+def _direction(card: HeadCard, back: int) -> Floats:
     """Return float32[head_dim]: as a query it fits best to the key `_direction(card, 0)` so many tokens before it."""
     speeds = card.rope_base ** (-np.arange(0, card.head_dim, 2) / card.head_dim)
     angles = back * speeds
     found = np.concatenate([np.cos(angles), -np.sin(angles)]) * np.tile(speeds > _SLOWEST, 2)
-    return (found * np.sqrt(card.head_dim / (speeds > _SLOWEST).sum())).astype(np.float32)
+    direction: Floats = (found * np.sqrt(card.head_dim / (speeds > _SLOWEST).sum())).astype(np.float32)
+    return direction
 
 
-def _fitted(vectors: F32, wanted: F32) -> F32:
+def _fitted(vectors: Floats, wanted: Floats) -> Floats:
     """Return float32[n_embd], whose products with the vectors are nearest to what is wanted."""
     squares = vectors.T @ vectors
     squares += _RIDGE * np.trace(squares) / len(squares) * np.eye(len(squares), dtype=np.float32)
-    return np.linalg.solve(squares, vectors.T @ wanted).astype(np.float32)
+    found: Floats = np.linalg.solve(squares, vectors.T @ wanted).astype(np.float32)
+    return found
 
 
-def _normed(x: F32, epsilon: float) -> F32:
-    normed: F32 = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(epsilon))
+def _normed(x: Floats, epsilon: float) -> Floats:
+    normed: Floats = x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(epsilon))
     return normed
