@@ -24,7 +24,7 @@ from support.heads.killed_training import PARTS, Training, kill, train
 
 from edgedec.gguf.file import read_gguf
 
-SUFFIXES = {"head": "", "model": ".gguf"}
+SUFFIXES = {"head": "", "block": "", "model": ".gguf"}
 
 
 def run(training: Training, n_kills: int, seed: int) -> dict[str, object]:

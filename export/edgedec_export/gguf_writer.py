@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -101,20 +102,22 @@ def read_entries(gguf: GGUF) -> list[Entry]:
     Raises:
         ModelFormatError, StorageError: The file has changed since it was opened, or cannot be read.
     """
-    path = gguf.paths[0]
     entries: list[Entry] = []
-    try:
-        with path.open("rb") as file:
-            reader = HeaderReader(file, os.fstat(file.fileno()).st_size, str(path))
-            reader.take(16, "the header")
-            for i in range(reader.u64("the number of metadata entries")):
-                key = reader.name_of(f"metadata key {i}", 2**16 - 1)
-                start = reader.position
-                reader.value(key)
-                entries.append((key, bytes(reader.buffer[start : reader.position])))
-    except OSError as error:
-        raise storage_error(path, error) from error
+    reader = HeaderReader(BytesIO(gguf.read_header_bytes()), gguf.n_bytes, str(gguf.paths[0]))
+    reader.take(16, "the header")
+    for i in range(reader.u64("the number of metadata entries")):
+        key = reader.name_of(f"metadata key {i}", 2**16 - 1)
+        start = reader.position
+        reader.value(key)
+        entries.append((key, bytes(reader.buffer[start : reader.position])))
     return entries
+
+
+def tensor_pieces(gguf: GGUF, name: str) -> Iterator[bytes]:
+    """Yield the bytes of a tensor, PIECE_BYTES at a time (raises what GGUF.read_tensor_bytes raises)."""
+    n_bytes = gguf.tensors[name].n_bytes
+    for start in range(0, n_bytes, PIECE_BYTES):
+        yield gguf.read_tensor_bytes(name, start, min(PIECE_BYTES, n_bytes - start))
 
 
 def file_pieces(path: Path, offset: int, n_bytes: int) -> Iterator[bytes]:

@@ -22,10 +22,10 @@ from edgedec_export.gguf_writer import (
     Entry,
     OutTensor,
     array_of,
-    file_pieces,
     int32s,
     new_file,
     read_entries,
+    tensor_pieces,
     text,
     whole_number,
     write_gguf,
@@ -243,6 +243,7 @@ def _tensors(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> list[OutTensor]
     found: set[int] = set()
     for tensor in gguf.tensors.values():
         name = tensor.name
+        pieces = partial(tensor_pieces, gguf, name)
         match = _BLOCK.fullmatch(name)
         if match:
             layer = int(match[1])
@@ -254,7 +255,6 @@ def _tensors(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> list[OutTensor]
             if layer not in number:
                 continue
             name = f"blk.{number[layer]}.{match[2]}"
-        pieces = partial(file_pieces, gguf.paths[tensor.shard], tensor.offset, tensor.n_bytes)
         tensors.append(OutTensor(name, tensor.shape, tensor.type, pieces))
     missing = set(kept) - found
     if missing:

@@ -21,6 +21,7 @@ from edgedec_models.fetching.partial import partial_path
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_models.hubs.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
 from edgedec_models.names import did_you_mean
+from edgedec_models.record import WantedFile, is_recorded
 from edgedec_models.storage import size_of, storage_errors
 from edgedec_runtimes.tile_files.record import read_json, read_record, sidecar
 
@@ -87,6 +88,8 @@ def _short_names(cache_dir: Path | None) -> dict[Path, str]:
 def remove_model(name: str, cache_dir: Path | None = None) -> int:
     """Delete a model from the cache, complete or not, and return the freed bytes; hf:OWNER/REPO deletes all its models.
 
+    A draft head that was fetched for a model of the catalogue goes with it.
+
     Args:
         cache_dir: Root of the cache; None for the default.
 
@@ -102,6 +105,9 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
     found = _matching(name, stored, root)
     if not found:
         raise ModelNotFoundError(_not_stored(name, [model.name for model, _ in stored]))
+    found += [
+        pair for pair in stored if pair[0].name == f"{name}.head" and is_recorded(WantedFile("", pair[0].path, ""))
+    ]
     n_freed = 0
     with ExitStack() as locks:
         for model, files in found:

@@ -19,7 +19,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _TEXTS = ("name", "licence", "architecture", "note")
 _COUNTS = ("size_bytes", "n_params", "n_active_params", "read_bytes")
-_KEYS = {*_TEXTS, *_COUNTS, "sha256", "drafters", "source"}
+_HEAD = ".head"
+_KEYS = {*_TEXTS, *_COUNTS, "sha256", "drafters", "source", "head"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class Entry:
         n_active_params: Parameters that one token reads, of a mixture of experts; None of other models.
         read_bytes: Bytes of weights that one token reads, all but the embedding table where the output is another
             one; None where they are not noted.
+        head: A trained draft head for the model, of the same form: its name is NAME.head, its architecture the kind of
+            head, and its note says what it brings, by whose measurement; None where the catalogue has none.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Entry:
     n_params: int | None = None
     n_active_params: int | None = None
     read_bytes: int | None = None
+    head: "Entry | None" = None
 
     @property
     def reference(self) -> str | None:
@@ -98,9 +102,19 @@ def load_catalogue(user: Path | None = None) -> dict[str, Entry]:
     return entries
 
 
+def find_entry(name: str) -> Entry | None:
+    """Return the entry of a model, or by NAME.head that of its draft head; None for other names.
+
+    Raises what load_catalogue raises.
+    """
+    entries = load_catalogue()
+    model = entries.get(name.removesuffix(_HEAD))
+    return entries.get(name) or (model.head if model is not None and name.endswith(_HEAD) else None)
+
+
 def reference_of(name: str) -> str | None:
     """Return the hf: name that a name of the catalogue stands for; None for other names (raises as load_catalogue)."""
-    entry = load_catalogue().get(name)
+    entry = find_entry(name)
     return None if entry is None else entry.reference
 
 
@@ -158,7 +172,19 @@ def _entry(table: Mapping[str, object], label: str) -> Entry:
         n_params=counts["n_params"],
         n_active_params=counts["n_active_params"],
         read_bytes=counts["read_bytes"],
+        head=_head(table, label),
     )
+
+
+def _head(table: Mapping[str, object], label: str) -> Entry | None:
+    head = table.get("head")
+    if head is None:
+        return None
+    if not isinstance(head, dict) or {"name", "head", "drafters"} & set(head):
+        raise RequestError(
+            f"{label}: head is {head!r:.80}, expected a [model.head] table without name, head and drafters"
+        )
+    return _entry(head | {"name": f"{table['name']}{_HEAD}"}, f"{label}, its head")
 
 
 def _is_repository(source: Mapping[str, object]) -> bool:

@@ -25,6 +25,28 @@ def least_read_bytes(entry: Entry) -> int | None:
     return _least(entry.n_active_params, entry.reference)
 
 
+def head_fetch_bytes(head: Entry) -> int | None:
+    """Return about how many bytes of a model's draft head are fetched; None where its parameters are not known.
+
+    A repository without a quantization holds a checkpoint, of two bytes a parameter.
+    """
+    if head.size_bytes is not None or head.n_params is None:
+        return head.size_bytes
+    quantization = parse_hub(str(head.reference)).what
+    return bytes_of_params(head.n_params, quantization) if quantization else 2 * head.n_params
+
+
+def head_share(entry: Entry) -> float | None:
+    """Return what the model's draft head reads for a token, or for a block, of what a step reads; None if unknown.
+
+    The head is counted in the type in which edgedec runs it, Q4_0, and the model with the least that its weights take.
+    """
+    head, n_step = entry.head, least_read_bytes(entry)
+    n_params = None if head is None else head.n_active_params or head.n_params
+    n_head = None if n_params is None else bytes_of_params(n_params, "Q4_0")
+    return None if n_head is None or n_step is None else n_head / n_step
+
+
 def bytes_of_params(n_params: int, quantization: str) -> int | None:
     """Return the least bytes of parameters in a quantization; None for one that is not known.
 

@@ -7,10 +7,11 @@ imports at its top only what a model needs that is in the cache already.
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from edgedec.errors import ModelNotFoundError, OfflineError
+from edgedec.errors import ModelError, ModelNotFoundError, OfflineError, PullError, StorageError
 from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.offline import offline_reason
 from edgedec_models.folders import cache_folder, flat_path, is_plain, models_folder, own_folder
@@ -29,15 +30,22 @@ def resolve(name: str, options: ResolveOptions) -> Path | None:
         ModelFormatError: A file that the user put into the cache is not the one that the catalogue describes.
         PullError, OfflineError, StorageError, CancelledError: The model could not be fetched.
     """
+    is_new = False
     if not os.path.exists(name) and is_plain(name):
         own = own_folder()
         path = flat_path(name, models_folder(options.cache_dir))
         if (own is None or not os.path.isfile(flat_path(name, own))) and is_recorded(WantedFile(name, path, "")):
             return path
-    return _find(name, options, force=False)
+        is_new = not os.path.isfile(path)
+    found = _find(name, options, force=False)
+    if is_new and found is not None and not options.draft_head:
+        _bring_head(name, found, options)
+    return found
 
 
-def pull(name: str, options: ResolveOptions, force: bool = False, *, takes_paths: bool = True) -> Path:
+def pull(
+    name: str, options: ResolveOptions, force: bool = False, *, takes_paths: bool = True, with_head: bool = True
+) -> Path:
     """Fetch a model or a draft head unless it is there, and return its file.
 
     A repository of a hub may hold the checkpoint of a draft head; its config.json is then returned. A head that names
@@ -47,6 +55,8 @@ def pull(name: str, options: ResolveOptions, force: bool = False, *, takes_paths
         force: Verify again what is there, and replace what is wrong.
         takes_paths: A path that exists stands for its file. Otherwise the file system is never asked whether `name` is
             a path, as for names that come from other people.
+        with_head: Fetch the head that comes with a model of the catalogue; the model alone is as good where it can't
+            be fetched.
 
     Raises:
         ModelNotFoundError, ModelFormatError, PullError, OfflineError, StorageError, CancelledError: As `resolve`.
@@ -62,7 +72,20 @@ def pull(name: str, options: ResolveOptions, force: bool = False, *, takes_paths
         from edgedec_models.draft_heads import remember_if_head
 
         remember_if_head(path, options.cache_dir or cache_folder())
+    if with_head and is_plain(name):
+        _bring_head(name, path, options)
     return path
+
+
+def _bring_head(name: str, model: Path, options: ResolveOptions) -> None:
+    """Fetch the draft head that comes with a model of the catalogue, where it can be had."""
+    from edgedec_models.catalogue import load_catalogue
+    from edgedec_models.model_heads import bring_head
+
+    entry = load_catalogue().get(name)
+    if entry is not None and entry.head is not None:
+        with suppress(ModelError, PullError, StorageError):
+            bring_head(entry, model, options)
 
 
 def _find(name: str, options: ResolveOptions, *, force: bool) -> Path | None:
@@ -99,10 +122,10 @@ def _bare(name: str, models: Path, options: ResolveOptions, *, force: bool) -> P
     own = own_folder()
     if own is not None and os.path.isfile(path := flat_path(name, own)):
         return path
-    from edgedec_models.catalogue import load_catalogue
+    from edgedec_models.catalogue import find_entry
 
     path = flat_path(name, models)
-    entry = load_catalogue().get(name)
+    entry = find_entry(name)
     if entry is not None and entry.reference is not None and not os.path.isfile(path):
         return _hub(entry.reference, models, options, force=force)
     if entry is not None and entry.reference is None:

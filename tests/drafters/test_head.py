@@ -255,7 +255,7 @@ def test_texts_that_a_head_leaves_alone_are_plain_decodings(
     found = []
     for draft, idles in (("off", ()), ("auto", (False,)), ("auto", (True,)), ("auto", (False, True, True))):
         turns = cycle(idles or (False,))
-        monkeypatch.setattr(DrafterRecord, "goes_without", lambda record, greedy, turns=turns: next(turns))
+        monkeypatch.setattr(DrafterRecord, "goes_without", lambda record, greedy, loss_s=0.0, turns=turns: next(turns))
         with edgedec.load(files[0], draft=draft, **keywords) as engine:
             texts = [
                 *(

@@ -19,6 +19,7 @@ KEYWORDS: Mapping[str, str] = {
 """The keyword of edgedec.load for each option of the command line that has another name; both without dashes."""
 
 TRAINING: Mapping[str, str] = {
+    "block": "--block",
     "kind": "--kind",
     "n_answer": "--answer-tokens",
     "n_layers": "--layers",
@@ -27,6 +28,7 @@ TRAINING: Mapping[str, str] = {
     "n_tokens": "--tokens",
     "n_vocabulary": "--vocabulary",
     "prompts": "--prompts",
+    "rank": "--rank",
     "width": "--width",
     "work": "--work",
 }

@@ -1,4 +1,8 @@
-"""Write a head as an EAGLE-3 checkpoint in SafeAILab's dialect: config.json, model.safetensors and edgedec's record."""
+"""Write a head as a checkpoint: config.json, model.safetensors and edgedec's record.
+
+EAGLE-3 heads are written in SafeAILab's dialect. Block heads are written in DeepSpec's, with the maps between the
+vocabularies as speculators writes them, and `mask`, the vector of masked rows, which DeepSpec has no tensor for.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.storage.whole_file import write_atomically
-from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.block_checkpoint import IN_LAYER, OUTER
+from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -27,6 +32,8 @@ _NAMES = {
     "up": f"{_LAYER}mlp.up_proj.weight",
     "down": f"{_LAYER}mlp.down_proj.weight",
 }
+_BLOCK_NAMES = {ours: theirs for theirs, ours in OUTER.items()}
+_NAMES_IN_LAYER = {ours: theirs for theirs, ours in IN_LAYER.items()}
 _DTYPES = {"float16": "F16", "float32": "F32", "int64": "I64", "uint8": "BOOL"}
 
 
@@ -51,7 +58,7 @@ def write_head(
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, NDArray[Any]] = {
-        _NAMES[name]: array.astype(np.float16) if array.ndim == 2 else array for name, array in arrays.items()
+        _name(name, card): array.astype(np.float16) if array.ndim == 2 else array for name, array in arrays.items()
     }
     tensors["d2t"] = token_ids.astype(np.int64) - np.arange(len(token_ids))
     marked = np.zeros(card.n_vocab_target, np.uint8)
@@ -59,14 +66,8 @@ def write_head(
     tensors["t2d"] = marked
     write_atomically(folder / WEIGHTS, *_safetensors(tensors), sync=True)
     write_atomically(folder / CONFIG, json.dumps(_config(card), indent=1).encode(), sync=True)
-    text = record_text(
-        card.name,
-        card.target,
-        card.promise,
-        about=about,
-        taps=list(card.taps),
-        feeds_back_normed=card.feeds_back_normed,
-    )
+    settings = {"feeds_back_normed": card.feeds_back_normed} if card.block is None else {}
+    text = record_text(card.name, card.target, card.promise, about=about, taps=list(card.taps), **settings)
     write_atomically(folder / RECORD_FILE, text.encode(), sync=True)
 
 
@@ -85,10 +86,16 @@ def _safetensors(tensors: dict[str, NDArray[Any]]) -> list[bytes]:
     return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
+def _name(name: str, card: HeadCard) -> str:
+    """Return what a checkpoint calls a tensor."""
+    if card.block is None:
+        return _NAMES[name]
+    layer, _, inner = name.rpartition(".")
+    return f"{layer}.{_NAMES_IN_LAYER[inner]}" if layer else _BLOCK_NAMES[name]
+
+
 def _config(card: HeadCard) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
+    sizes = {
         "hidden_act": "silu",
         "hidden_size": card.n_embd,
         "target_hidden_size": card.n_embd_target,
@@ -96,12 +103,35 @@ def _config(card: HeadCard) -> dict[str, Any]:
         "num_attention_heads": card.n_head,
         "num_key_value_heads": card.n_head_kv,
         "head_dim": card.head_dim,
-        "num_hidden_layers": 1,
         "rms_norm_eps": card.rms_epsilon,
         "rope_theta": card.rope_base,
         "draft_vocab_size": card.n_vocab_draft,
         "vocab_size": card.n_vocab_target,
-        "norm_before_residual": card.norm_before_residual,
         "tie_word_embeddings": False,
+    }
+    return sizes | (_eagle_config(card) if card.block is None else _block_config(card, card.block))
+
+
+def _eagle_config(card: HeadCard) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "norm_before_residual": card.norm_before_residual,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(card.taps), "use_aux_hidden_state": True},
+    }
+
+
+def _block_config(card: HeadCard, block: BlockShape) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": block.n_layer,
+        "block_size": block.size,
+        "sample_from_anchor": block.shifted,
+        "is_causal": block.causal,
+        "target_layer_ids": [tap - 1 for tap in card.taps],  # the layers that the taps leave
+        "markov_rank": block.rank,
+        "markov_head_type": block.markov,
+        "enable_confidence_head": block.confidence,
     }

@@ -1,7 +1,7 @@
-"""The kinds of drafters that are trained: what differs between a head and a narrow draft model."""
+"""The kinds of drafters that are trained: what differs between a head, a block drafter and a narrow draft model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,14 +13,15 @@ from edgedec.errors import OptionError
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_export.target_rows import output_name
 from edgedec_export.training import short_list
+from edgedec_export.training.block.shape import block_card, block_shape, price_of
 from edgedec_export.training.head_folder import write_head
-from edgedec_export.training.lessons.lesson_files import LessonFile
+from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
 from edgedec_export.training.narrow import gguf as narrow_gguf
 from edgedec_export.training.narrow.shape import NarrowShape, shape_of
 from edgedec_export.training.report import DrafterReport, drafted_token_share
 from edgedec_export.training.target_parts import TargetParts, card_of
 from edgedec_models.draft_heads import remember_head
-from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
 from edgedec_runtimes.trained_heads.record import record_text
 from edgedec_runtimes.trained_heads.target import target_of
 
@@ -31,6 +32,26 @@ if TYPE_CHECKING:
 
 
 _FITTED_FILES = 16  # of lessons, to which a new draft model's output is fitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedShape:
+    """What a user asks of a drafter's shape; None for the default of its kind.
+
+    Attributes:
+        n_layers: Layers of a block drafter or of a draft model.
+        width: Elements of a draft model's hidden states.
+        block: Tokens that a block drafts.
+        rank: Rank of a block drafter's Markov head.
+    """
+
+    n_layers: int | None = None
+    width: int | None = None
+    block: int | None = None
+    rank: int | None = None
+
+
+_TAKES = {"head": (), "block": ("n_layers", "block", "rank"), "model": ("n_layers", "width")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +132,7 @@ class HeadKind:
         """Return a head."""
         from edgedec_export.training.head_student import HeadStudent
 
-        lessons = [lesson for lesson in files[0].read() if lesson.n_answer > 1]
-        card = self._card(len(token_ids))
+        card, lessons = self._card(len(token_ids)), _some_lessons(files)
         student = HeadStudent(self.parts, card, token_ids, lessons, seed=start.seed, device=start.device)
         if state is not None:
             student.restore(state)
@@ -120,8 +140,7 @@ class HeadKind:
 
     def price(self, n_tokens: int) -> DraftPrice:
         """Return what a draft costs, in plain steps."""
-        tensor, n_bytes = self.parts.gguf.tensors[output_name(self.parts.gguf)], bytes_per_step(self.parts)
-        return DraftPrice(drafted_token_share(self._card(n_tokens), n_bytes, tensor.n_bytes / tensor.shape[1]))
+        return DraftPrice(drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts)))
 
     def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
         """Write the head's folder, and note in the cache where it is."""
@@ -129,6 +148,57 @@ class HeadKind:
 
         card = replace(self._card(len(taught.token_ids)), name=out.name, promise=report.promise)
         write_head(out, card, folded(taught.weights), taught.token_ids, about)
+        remember_head(out, cache_folder(self.cache_dir))
+
+
+@dataclass(slots=True)
+class BlockKind:
+    """Implements Kind for block drafters.
+
+    Attributes:
+        parts: The target.
+        shape: What the drafter has beyond other heads.
+        cache_dir: As in HeadKind.
+    """
+
+    parts: TargetParts
+    shape: BlockShape
+    cache_dir: Path | None
+    called: str = "the block drafter"
+    checkpoint: str = "checkpoint-block.pt"
+    coverage: float = short_list.COVERAGE
+    n_rows: int = 2048
+    n_measurements: int = 16
+    n_measured: int | None = 96
+
+    @property
+    def key(self) -> str:
+        """The shape."""
+        return f" {self.shape}"
+
+    def _card(self, n_tokens: int) -> HeadCard:
+        return block_card(self.parts, self.shape, n_tokens, target_of(self.parts.gguf))
+
+    def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
+        """Return a block drafter."""
+        from edgedec_export.training.block.student import BlockStudent
+
+        card, lessons = self._card(len(token_ids)), _some_lessons(files)
+        student = BlockStudent(self.parts, card, token_ids, lessons, seed=start.seed, device=start.device)
+        if state is not None:
+            student.restore(state)
+        return student
+
+    def price(self, n_tokens: int) -> DraftPrice:
+        """Return what a draft costs, in plain steps: most of it once."""
+        return price_of(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts))
+
+    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
+        """Write the drafter's folder, and note in the cache where it is."""
+        from edgedec_export.training.block.network import finished
+
+        card = replace(self._card(len(taught.token_ids)), name=out.name, promise=report.promise)
+        write_head(out, card, finished(card, taught.weights, taught.token_ids), taught.token_ids, about)
         remember_head(out, cache_folder(self.cache_dir))
 
 
@@ -180,27 +250,41 @@ class NarrowKind:
         narrow_gguf.write_narrow(out, self.parts, self.shape, weights, record)
 
 
-def kind_of(name: str, parts: TargetParts, *, n_layers: int | None, width: int | None, cache_dir: Path | None) -> Kind:
+def kind_of(name: str, parts: TargetParts, asked: AskedShape, cache_dir: Path | None) -> Kind:
     """Return a kind by its name.
 
     Args:
-        name: "head" or "model".
+        name: "head", "block" or "model".
         parts: The target.
-        n_layers: Layers of a draft model; None for the default.
-        width: Its width; None for the default.
+        asked: What is asked of the drafter's shape.
         cache_dir: As in HeadKind.
 
     Raises:
-        OptionError: There is no such kind, a head was given a shape, or a draft model can't have this shape.
+        OptionError: There is no such kind, it does not take what is asked, or it can't have this shape.
     """
+    if name not in _TAKES:
+        raise OptionError("kind", name, f"it must be one of {', '.join(_TAKES)}")
+    for option, value in asdict(asked).items():
+        if value is not None and option not in _TAKES[name]:
+            kinds = " and ".join(kind for kind, options in _TAKES.items() if option in options)
+            raise OptionError(option, value, f"a drafter of the kind {name} has no such choice, only the kinds {kinds}")
     if name == "model":
-        return NarrowKind(parts, shape_of(parts.network, n_layers, width))
-    if name != "head":
-        raise OptionError("kind", name, "it must be head or model")
-    for option, value in (("n_layers", n_layers), ("width", width)):
-        if value is not None:
-            raise OptionError(option, value, "a head has one layer of the target's width; it is for the kind model")
+        return NarrowKind(parts, shape_of(parts.network, asked.n_layers, asked.width))
+    if name == "block":
+        shape = block_shape(parts.network.n_embd, asked.n_layers, asked.block, asked.rank)
+        return BlockKind(parts, shape, cache_dir)
     return HeadKind(parts, cache_dir)
+
+
+def _some_lessons(files: "Files") -> list[Lesson]:
+    """Return the lessons of the first file, for the usual size of what a head reads."""
+    return [lesson for lesson in files[0].read() if lesson.n_answer > 1]
+
+
+def row_bytes(parts: TargetParts) -> float:
+    """Return the bytes of a row of the target's output matrix."""
+    tensor = parts.gguf.tensors[output_name(parts.gguf)]
+    return tensor.n_bytes / tensor.shape[1]
 
 
 def bytes_per_step(parts: TargetParts) -> int:

@@ -6,7 +6,7 @@ to the target's features and to its own states of the same row.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,8 @@ Weights = dict[str, Tensor]
 TAP_SCALE = "tap_scale"
 """The one entry of Weights that is not learned, and not part of a finished head."""
 
-_ROWS_AT_ONCE = 256  # of logits: what is in the processor's cache need not be read from memory
-_FIRST_OUTPUT = 0.3  # of the target's output norm: a head that knows nothing should not be sure of anything
+ROWS_AT_ONCE = 256  # of logits: what is in the processor's cache need not be read from memory
+FIRST_OUTPUT = 0.3  # of the target's output norm: a head that knows nothing should not be sure of anything
 _STEP_WEIGHT = 0.8  # of each further draft step in the loss
 
 
@@ -60,7 +60,7 @@ def new_weights(card: HeadCard, output_norm: Any, tap_scale: Any, seed: int) -> 
         "down": random(n, card.n_ff, narrow),
     }
     norms = {name: torch.ones(n) for name in ("input_norm", "hidden_norm", "post_attention_norm")}
-    given = {"output_norm": _FIRST_OUTPUT * output_norm, TAP_SCALE: tap_scale}
+    given = {"output_norm": FIRST_OUTPUT * output_norm, TAP_SCALE: tap_scale}
     return weights | norms | {name: torch.from_numpy(np.array(values, np.float32)) for name, values in given.items()}
 
 
@@ -108,27 +108,40 @@ class Unroll:
 
     def _attention(self, pair: Tensor) -> Tensor:
         """Return [B, T, n_head * head_dim]: each row sees step 0 up to itself, and its own later steps."""
-        c, w, (n_batch, n_rows, _) = self.card, self.weights, pair.shape
-        groups, d = c.n_head // c.n_head_kv, c.head_dim
+        c, w = self.card, self.weights
+        q, k = (heads_of(pair, w[name], c, self.n_steps) for name in ("q", "k"))
+        self._keys.append((k, heads_of(pair, w["v"], c)))
+        return attend(q, self._keys[0], self._keys[1:])
 
-        def heads(name: str, *, turned: bool) -> Tensor:
-            found = F.linear(pair, w[name]).view(n_batch, n_rows, -1, d).transpose(1, 2)
-            return rotate(found, self.n_steps, c.rope_base) if turned else found
 
-        q = heads("q", turned=True).reshape(n_batch, c.n_head_kv, groups, n_rows, d) / math.sqrt(d)
-        self._keys.append((heads("k", turned=True), heads("v", turned=False)))
-        keys, values = self._keys[0]
-        scores = q.flatten(2, 3) @ keys.transpose(2, 3)
-        scores = scores.view(n_batch, c.n_head_kv, groups, n_rows, n_rows)
-        hidden = torch.ones(n_rows, n_rows, dtype=torch.bool, device=pair.device).triu(1)
-        scores = scores.masked_fill(hidden, -math.inf)
-        own = [(q * k[:, :, None]).sum(-1, keepdim=True).to(scores.dtype) for k, _ in self._keys[1:]]
-        share = torch.cat([scores, *own], -1).softmax(-1).to(values.dtype)
-        out = share[..., :n_rows].flatten(2, 3) @ values
-        out = out.view(n_batch, c.n_head_kv, groups, n_rows, d)
-        for i, (_, v) in enumerate(self._keys[1:]):
-            out = out + share[..., n_rows + i, None] * v[:, :, None]
-        return out.flatten(1, 2).transpose(1, 2).reshape(n_batch, n_rows, -1)
+def heads_of(x: Tensor, matrix: Tensor, card: HeadCard, first: int | None = None) -> Tensor:
+    """Return [B, heads, T, head_dim], rows times a matrix, turned to the positions first, first + 1, ... if given."""
+    found = F.linear(x, matrix).view(*x.shape[:2], -1, card.head_dim).transpose(1, 2)
+    return found if first is None else rotate(found, first, card.rope_base)
+
+
+def attend(q: Tensor, seen: tuple[Tensor, Tensor], own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return [B, T, n_head * head_dim]: row t sees the rows of `seen` up to row t, and row t of each of `own`.
+
+    Args:
+        q: [B, n_head, T, head_dim].
+        seen: Keys and values, each [B, n_head_kv, T, head_dim].
+        own: More of them.
+    """
+    (n_batch, n_head, n_rows, d), (keys, values) = q.shape, seen
+    n_kv, groups = keys.shape[1], n_head // keys.shape[1]
+    q = q.reshape(n_batch, n_kv, groups, n_rows, d) / math.sqrt(d)
+    scores = q.flatten(2, 3) @ keys.transpose(2, 3)
+    scores = scores.view(n_batch, n_kv, groups, n_rows, n_rows)
+    hidden = torch.ones(n_rows, n_rows, dtype=torch.bool, device=q.device).triu(1)
+    scores = scores.masked_fill(hidden, -math.inf)
+    alone = [(q * k[:, :, None]).sum(-1, keepdim=True).to(scores.dtype) for k, _ in own]
+    share = torch.cat([scores, *alone], -1).softmax(-1).to(values.dtype)
+    out = share[..., :n_rows].flatten(2, 3) @ values
+    out = out.view(n_batch, n_kv, groups, n_rows, d)
+    for i, (_, v) in enumerate(own):
+        out = out + share[..., n_rows + i, None] * v[:, :, None]
+    return out.flatten(1, 2).transpose(1, 2).reshape(n_batch, n_rows, -1)
 
 
 def rms(x: Tensor, weight: Tensor, card: HeadCard) -> Tensor:
@@ -140,10 +153,19 @@ def rms(x: Tensor, weight: Tensor, card: HeadCard) -> Tensor:
 
 def rotate(x: Tensor, first: int, base: float) -> Tensor:
     """Return [..., T, head_dim] turned to the positions first, first + 1, ...: element i with i + head_dim / 2."""
-    n_rows, d = x.shape[-2:]
-    speeds = base ** (-torch.arange(0, d, 2, device=x.device, dtype=torch.float64) / d)
-    angles = torch.arange(first, first + n_rows, device=x.device, dtype=torch.float64)[:, None] * speeds
-    cos, sin = angles.cos().float(), angles.sin().float()
+    positions = torch.arange(first, first + x.shape[-2], device=x.device)
+    return turned(x, *turns(positions, x.shape[-1], base))
+
+
+def turns(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines, each f32[..., head_dim / 2], by which vectors at integer positions [...] turn."""
+    speeds = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim)
+    angles = positions.double()[..., None] * speeds
+    return angles.cos().float(), angles.sin().float()
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return vectors [..., head_dim] turned, in their type: element i with i + head_dim / 2."""
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
@@ -158,7 +180,7 @@ def target_shares(last: Tensor, norm: Tensor, rows: Tensor, epsilon: float) -> T
         epsilon: Of the norm.
     """
     pieces = []
-    for part in last.split(_ROWS_AT_ONCE):
+    for part in last.split(ROWS_AT_ONCE):
         wide = part.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * norm
         logits = F.linear(normed.to(rows.dtype), rows).float()
@@ -179,7 +201,7 @@ def cross_entropy(outputs: Tensor, shares: Tensor, which: Tensor, rows: Tensor) 
     """
     total, gradients = torch.zeros((), device=outputs.device), []
     with torch.no_grad():
-        for y, index in zip(outputs.split(_ROWS_AT_ONCE), which.split(_ROWS_AT_ONCE), strict=True):
+        for y, index in zip(outputs.split(ROWS_AT_ONCE), which.split(ROWS_AT_ONCE), strict=True):
             logs = F.linear(y.to(rows.dtype), rows).float().log_softmax(-1)
             p = shares[index].float()
             total -= (p * logs).sum()

@@ -23,27 +23,31 @@ class Optimizers:
         weights: The tensors by name. Matrices and vectors that require a gradient learn.
         matrix_rate: The highest learning rate of matrices.
         vector_rate: The highest learning rate of vectors.
+        table: The name of a matrix whose rows are read one by one, which learn as vectors do; "" where there is none.
     """
 
-    def __init__(self, weights: Weights, matrix_rate: float, vector_rate: float) -> None:
+    def __init__(self, weights: Weights, matrix_rate: float, vector_rate: float, table: str = "") -> None:
         self._weights = weights
-        self._tensors = [values for values in weights.values() if values.requires_grad]
-        matrices = [values for values in self._tensors if values.ndim == 2]
-        vectors = [values for values in self._tensors if values.ndim == 1]
-        self._optimizers = (
-            torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(vectors, lr=vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
-        )
-        self._rates = (matrix_rate, vector_rate)
+        learned = {name: values for name, values in weights.items() if values.requires_grad}
+        self._tensors = list(learned.values())
+        matrices = [values for name, values in learned.items() if values.ndim == 2 and name != table]
+        vectors = [values for name, values in learned.items() if values.ndim == 1 or name == table]
+        self._optimizers: list[tuple[Any, float]] = []
+        if matrices:
+            muon = torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+            self._optimizers.append((muon, matrix_rate))
+        if vectors:
+            adam = torch.optim.AdamW(vectors, lr=vector_rate, betas=(0.9, 0.95), weight_decay=0.0)
+            self._optimizers.append((adam, vector_rate))
 
     def descend(self, handle: Tensor, part: float) -> None:
         """Take one step down the gradient of `handle`, a number; `part` of the training is over, 0 to 1."""
-        for optimizer in self._optimizers:
+        for optimizer, _ in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         handle.backward()
         torch.nn.utils.clip_grad_norm_(self._tensors, _LARGEST_GRADIENT)
         share = rate_at(part)
-        for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
+        for optimizer, rate in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = share * rate
             optimizer.step()
@@ -51,14 +55,14 @@ class Optimizers:
     def state(self) -> dict[str, Any]:
         """Return all that changes, the tensors among it, for restore()."""
         weights = {name: values.detach() for name, values in self._weights.items()}
-        return {"weights": weights, "optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
+        return {"weights": weights, "optimizers": [optimizer.state_dict() for optimizer, _ in self._optimizers]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what state() returned."""
         with torch.no_grad():
             for name, values in self._weights.items():
                 values.copy_(state["weights"][name])
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+        for (optimizer, _), saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(deepcopy(saved))  # torch would share its tensors
 
 

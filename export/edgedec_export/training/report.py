@@ -109,7 +109,8 @@ def drafter_report(
         price: What a draft costs, in plain steps.
         drafter: What the drafter is called in a sentence.
     """
-    costs = _costs(curve, price)
+    most = max((text.right.shape[1] for text in drafted), default=MOST_DRAFTED)
+    costs = _costs(curve, price, most)
     kinds = sorted({text.kind for text in drafted})
     groups = [(kind, [text for text in drafted if text.kind == kind]) for kind in kinds]
     reports = tuple(_of(kind, texts, costs) for kind, texts in [*groups, ("all", list(drafted))])
@@ -119,11 +120,12 @@ def drafter_report(
 def _of(kind: str, texts: Sequence[Drafted], costs: Costs) -> KindReport:
     gained = replay(texts, lambda n: 1.0, MOST_DRAFTED).tokens_per_step
     n_tokens = sum(len(text.right) for text in texts)
-    return KindReport(kind, n_tokens, gained, reach(texts, MOST_DRAFTED), best_outcome(texts, costs))
+    chances = reach(texts, min([MOST_DRAFTED, *(text.right.shape[1] for text in texts)]))
+    return KindReport(kind, n_tokens, gained, chances, best_outcome(texts, costs))
 
 
-def _costs(curve: CostCurve, price: DraftPrice) -> Callable[[int], float]:
-    seconds = curve.up_to(1 + MOST_DRAFTED)
+def _costs(curve: CostCurve, price: DraftPrice, most: int) -> Callable[[int], float]:
+    seconds = curve.up_to(1 + most)
     return lambda n: seconds[n] / seconds[0] + price.of(n)
 
 

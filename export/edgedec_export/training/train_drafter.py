@@ -24,7 +24,7 @@ from edgedec.sessions.cost_probe import cost_curve
 from edgedec.storage.probe_cache import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec_export.training import recipe
-from edgedec_export.training.kinds import Kind, Start, kind_of
+from edgedec_export.training.kinds import AskedShape, Kind, Start, kind_of
 from edgedec_export.training.lessons.collecting import PROMPTS_PER_FILE, TEMPERATURES, Collecting
 from edgedec_export.training.lessons.collecting_processes import AnswerModel, collect_alone, collect_together
 from edgedec_export.training.lessons.lesson_files import HELD_BACK_EVERY, LessonFile, first_files
@@ -44,9 +44,11 @@ class TrainOptions:
     """How a drafter is trained.
 
     Attributes:
-        kind: "head", or "model" for a narrow draft model.
-        n_layers: Layers of a draft model; None for four.
-        width: Elements of its hidden states; None for a third of the target's.
+        kind: "head"; "block" for a block drafter; "model" for a narrow draft model.
+        n_layers: Layers of a block drafter, None for two; or of a draft model, None for four.
+        width: Elements of a draft model's hidden states; None for a third of the target's.
+        block: Tokens that a block drafts; None for six, or for eight where the target is wide.
+        rank: Rank of a block drafter's Markov head; None for 64, or for 128 where the target is wide.
         work: The folder of answers and checkpoints; None for `NAME.training` beside the drafter. Drafters of one
             target may share it, one after the other.
         prompts: The user's own prompts.
@@ -65,9 +67,11 @@ class TrainOptions:
         cancel: Ends the training; the next run goes on.
     """
 
-    kind: Literal["head", "model"] = "head"
+    kind: Literal["head", "block", "model"] = "head"
     n_layers: int | None = None
     width: int | None = None
+    block: int | None = None
+    rank: int | None = None
     work: Path | None = None
     prompts: tuple[Opening, ...] = ()
     n_tokens: int = 500_000
@@ -147,8 +151,8 @@ def train_drafter(model: Path, out: Path, options: TrainOptions) -> Trained:
     require_torch()
     gguf = read_gguf(model)
     parts = TargetParts.of(gguf)
-    shape = {"n_layers": options.n_layers, "width": options.width}
-    kind = kind_of(options.kind, parts, cache_dir=options.cache_dir, **shape)
+    asked = AskedShape(n_layers=options.n_layers, width=options.width, block=options.block, rank=options.rank)
+    kind = kind_of(options.kind, parts, asked, options.cache_dir)
     work = options.work or out.with_name(f"{out.name}.training")
     n_ctx = min(max(1024, 2 * options.n_answer), parts.network.n_ctx_train)
     texts = [opening.text for opening in options.prompts]

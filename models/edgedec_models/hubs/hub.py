@@ -106,7 +106,7 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
         if path == HEAD_CONFIG and kind_of(wanted.path) is None:
             raise ModelNotFoundError(
                 f"hf:{spec.repo_id}: no GGUF in this repository, and its {HEAD_CONFIG} is that of a model, not of a "
-                "draft head; look for a model whose name ends in -GGUF, or for an EAGLE-3 head"
+                "draft head; look for a model whose name ends in -GGUF, or for a head (EAGLE-3, DFlash, DSpark)"
             )
     return folder / chosen[0]
 

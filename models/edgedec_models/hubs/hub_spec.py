@@ -18,6 +18,7 @@ DEFAULTS = ("Q4_K_M", "Q4_0", "Q8_0")
 HEAD_CONFIG = "config.json"
 LISTING = ".files.json"
 """The file in which the cache keeps the list of a repository's files."""
+_MASK = "mask_embedding.pt"  # of some block heads: it replaces a row of the embedding
 _BESIDE_HEAD = ("edgedec-head.json", "model.safetensors.index.json")
 _SPEC = re.compile(
     r"hf:(?P<owner>\w[\w.-]*)/(?P<repo>\w[\w.-]*)(?::(?P<what>[^@:]+))?(?:@(?P<revision>\w[\w./-]*))?",
@@ -131,6 +132,11 @@ def choose_head(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
         raise ModelNotFoundError(
             f"hf:{spec.repo_id}: no GGUF model in this repository (it holds {_kinds(files)}), and no draft head, which "
             f"would be a GGUF, or {HEAD_CONFIG} with safetensors{kinds}; look for one whose name ends in -GGUF"
+        )
+    if _MASK in files:
+        raise ModelNotFoundError(
+            f"hf:{spec.repo_id}: this draft head needs {_MASK}, a PyTorch file, which can run code when it is read; "
+            "look for a GGUF of it"
         )
     return (HEAD_CONFIG, *(file for file in _BESIDE_HEAD if file in files), *weights)
 

@@ -51,8 +51,20 @@ def test_the_list_says_what_to_expect() -> None:
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     assert rows["qwen3-30b-a3b"] == [
         *("qwen3-30b-a3b", "30.5", "B", "from", "17.2", "GB", "up", "to", "5.4/s", "Apache-2.0"),
-        *load_catalogue()["qwen3-30b-a3b"].note.split(),
+        *f"{load_catalogue()['qwen3-30b-a3b'].note}; has a draft head".split(),
     ]
+    assert entries["lfm2-1.2b"]["draft_head"] is None
+    assert entries["qwen3-4b"]["draft_head"] == {
+        "name": "qwen3-4b.head",
+        "kind": "eagle3",
+        "source": "hf:AngelSlim/Qwen3-4B_eagle3",
+        "size_bytes": None,
+        "fetch_bytes": 436_000_000,
+        "n_params": 218_000_000,
+        "share_of_a_step": 218 / 4000,
+        "license": "AngelSlim model licence",
+        "note": "2.08 tokens a step with drafts of 2 (AngelSlim, vLLM)",
+    }
 
 
 def test_the_list_names_another_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +114,16 @@ def test_the_page_lists_the_references() -> None:
             assert listed[name] == [entry.licence, of_entry(entry, None).runtime, entry.reference]
 
 
+def test_info_tells_of_a_published_head() -> None:
+    """Its kind, its size, its licence, whence it comes, what its publisher measured and what it costs."""
+    lines = run_here("info", "qwen3-4b").text.splitlines()
+    (told,) = [line.removeprefix("draft head").strip() for line in lines if line.startswith("draft head")]
+    assert told == (
+        "EAGLE-3, about 436.0 MB, AngelSlim model licence, hf:AngelSlim/Qwen3-4B_eagle3: 2.08 tokens a step with "
+        "drafts of 2 (AngelSlim, vLLM); a drafted token reads 5 % of what a step reads"
+    )
+
+
 def test_info_of_a_reference() -> None:
     """What is not known says so; nothing is downloaded."""
     lines = run_here("info", "lfm2-8b-a1b").text.splitlines()
@@ -112,6 +134,7 @@ def test_info_of_a_reference() -> None:
     assert facts["memory"] == "from 4668.8 MB, for the weights alone"
     assert facts["speed"] == "up to 12/s without drafts, as memory is read at 10.0 GB/s here"
     assert facts["runtime"] == "cpu"
+    assert facts["draft"] == "head    none"
     document = json.loads(run_here("info", "lfm2-8b-a1b", "--json").out)
     assert (document["size_bytes"], document["path"]) == (None, None)
 

@@ -12,7 +12,7 @@ import edgedec
 from edgedec.errors import OptionError, RequestError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_export.training.kinds import NarrowKind, kind_of
+from edgedec_export.training.kinds import AskedShape, NarrowKind, kind_of
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow import gguf as narrow_gguf
 from edgedec_export.training.narrow.gguf import bytes_per_token, write_narrow
@@ -122,16 +122,16 @@ def test_layers_of_other_architectures_begin_at_random(target: Path, lessons: li
 def test_shapes_that_cannot_be(target: Path, n_layers: int | None, width: int | None, message: str) -> None:
     """Each is refused by name."""
     with pytest.raises(OptionError, match=message):
-        kind_of("model", parts_of(target), n_layers=n_layers, width=width, cache_dir=None)
+        kind_of("model", parts_of(target), AskedShape(n_layers=n_layers, width=width), None)
 
 
 def test_a_head_has_no_layers_to_choose(target: Path) -> None:
     """Nor is there a third kind."""
     parts = parts_of(target)
-    with pytest.raises(OptionError, match="a head has one layer"):
-        kind_of("head", parts, n_layers=2, width=None, cache_dir=None)
-    with pytest.raises(OptionError, match="head or model"):
-        kind_of("tail", parts, n_layers=None, width=None, cache_dir=None)
+    with pytest.raises(OptionError, match="the kind head has no such choice, only the kinds block and model"):
+        kind_of("head", parts, AskedShape(n_layers=2), None)
+    with pytest.raises(OptionError, match="one of head, block, model"):
+        kind_of("tail", parts, AskedShape(), None)
 
 
 def test_a_drafted_tokens_share_is_that_of_the_bytes(target: Path) -> None:

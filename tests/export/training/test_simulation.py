@@ -75,7 +75,7 @@ def test_a_report_says_whether_the_head_pays() -> None:
     assert [kind.kind for kind in flat.kinds] == ["a", "b", "all"]
     assert flat.pays
     assert f"about {flat.all.best.speed:.2f} times plain decoding here" in flat.sentence()
-    assert flat.promise.reach == reach(texts, 6)
+    assert flat.promise.reach == reach(texts, 4)
     assert set(flat.promise.reach_by_kind) == {"a", "b"}
     steep = drafter_report(texts, CostCurve({1: 0.010, 2: 0.020, 8: 0.080}), DraftPrice(0.05))
     assert not steep.pays

@@ -24,6 +24,7 @@ from edgedec.load_options import LoadOptions
 from edgedec_export.training.lessons.prompt_files import read_prompts
 from edgedec_export.training.train_drafter import TrainOptions, train_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.trained_heads.card import BlockShape
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.target import fit
 
@@ -158,6 +159,37 @@ def test_a_draft_model_comes_out_that_drafts(target: Path, narrow: tuple[Path, d
     assert drafted.stats.drafters["model"]["nodes"] > 0
 
 
+@pytest.fixture(scope="module")
+def block(
+    target: Path, prompts: Path, trained: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """A block drafter that one run trained on the answers that are there already, and the command's report."""
+    out = tmp_path_factory.mktemp("block") / "head"
+    work = trained[0].with_name("head.training")
+    asked = ("--kind", "block", "--block", "4", "--rank", "8", "--work", work, "--prompts", prompts)
+    result = run_here("train-drafter", target, "--out", out, *asked, *OPTIONS, "--json", "-q")
+    assert (result.code, result.err) == (0, ""), result
+    return out, json.loads(result.out)
+
+
+@needs_torch
+def test_a_block_drafter_comes_out(target: Path, block: tuple[Path, dict[str, Any]]) -> None:
+    """It reads back as it was asked for, fits its target, and promises what the report says."""
+    folder, report = block
+    head = load_head(folder)
+    assert fit(head, read_gguf(target)).notes == ()
+    assert head.card.block == BlockShape(2, 4, shifted=True, causal=True, markov="vanilla", rank=8)
+    assert (head.card.taps, head.card.n_vocab_draft) == ((2, 3, 4), 64)
+    assert head.card.promise is not None
+    assert len(head.card.promise.reach) == 4
+    assert [round(chance, 4) for chance in head.card.promise.reach] == report["kinds"]["all"]["reach"]
+    assert report["sentence"].startswith("the block drafter gives ")
+    assert report["draft"] > report["drafted_token"] > 0
+    table = head.tensors["markov_w1"].floats()
+    strange = np.setdiff1d(np.arange(len(table)), head.d2t)
+    assert (table[strange] == table[strange[0]]).all(), "tokens that it can't draft share a row"
+
+
 @needs_torch
 @pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 def test_the_llamacpp_runtime_runs_a_draft_model(target: Path, narrow: tuple[Path, dict[str, Any]]) -> None:
@@ -167,6 +199,26 @@ def test_the_llamacpp_runtime_runs_a_draft_model(target: Path, narrow: tuple[Pat
     with edgedec.load(target, runtime="llamacpp", draft="model", draft_model=narrow[0], n_ctx=256) as engine:
         drafted = engine.generate("some words", max_tokens=24, temperature=0)
     assert drafted.token_ids == plain.token_ids
+
+
+@needs_torch
+def test_kills_change_nothing_of_a_block_drafter(
+    target: Path, prompts: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Killed while it learns, the command ends with the bits of a run that nothing disturbed."""
+    lessons, folders = trained[0].with_name("head.training") / "lessons", (tmp_path / "whole", tmp_path / "torn")
+    for folder in folders:
+        shutil.copytree(lessons, folder / "work" / "lessons")
+    whole, torn = (
+        Training(model=target, out=folder / "head", prompts=prompts, kind="block", work=folder / "work")
+        for folder in folders
+    )
+    train(whole)
+    draw = Random(4)
+    assert "learning" in [kill(torn, "learning", after_s=draw.uniform(0, 0.4)) for _ in range(4)]
+    train(torn)
+    ours, theirs = names_and_bytes(torn.out), names_and_bytes(whole.out)
+    assert ours["model.safetensors"] == theirs["model.safetensors"]
 
 
 @needs_torch
@@ -225,7 +277,16 @@ def test_without_torch_the_command_says_how_to_get_it(
         (("--passes", "nan"), "--passes is nan; it must be from 0.01"),
         (("--vocabulary", "3"), "--vocabulary is 3; it must be from 16"),
         (("--prompts", "missing.txt"), "missing.txt can't be read"),
-        (("--layers", "2"), "--layers is 2; a head has one layer"),
+        (
+            ("--layers", "2"),
+            "--layers is 2; a drafter of the kind head has no such choice, only the kinds block and mo",
+        ),
+        (("--rank", "64"), "--rank is 64; a drafter of the kind head has no such choice, only the kinds block"),
+        (("--kind", "model", "--block", "6"), "--block is 6; a drafter of the kind model has no such choice"),
+        (("--kind", "block", "--width", "32"), "--width is 32; a drafter of the kind block has no such choice"),
+        (("--kind", "block", "--block", "17"), "--block is 17; it must be from 2 to 16"),
+        (("--kind", "block", "--layers", "0"), "--layers is 0; it must be from 1 to 8"),
+        (("--kind", "block", "--rank", "1025"), "--rank is 1025; it must be from 1 to 1024"),
         (("--kind", "model", "--width", "33"), "--width is 33; it must be a multiple of 32"),
         (("--kind", "model", "--layers", "8"), "--layers is 8; it must be from 1 to the target's 7"),
     ],

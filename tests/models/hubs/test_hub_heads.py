@@ -4,8 +4,11 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.heads.loaded_blocks import FLOATS, of_floats
+from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, head_config, head_weights, stored_tensors
 from support.models.hf_checkpoints import safetensors_bytes
 from support.models.tiny_models import N_VOCAB
@@ -130,6 +133,33 @@ def test_a_head_of_the_catalogue_lies_beside_its_model(
     path = pull("tiny.head", ResolveOptions())
     assert path == root / "models" / "tiny.head.gguf"
     assert find_head(root / "models" / "tiny.gguf", [TRAINED], root) == path
+
+
+@pytest.mark.parametrize("dialect", ["deepspec", "liquid", "speculators", "z-lab"])
+def test_a_block_head_is_fetched_and_found(server: StubServer, root: Path, tmp_path: Path, dialect: Any) -> None:
+    """In each dialect of published checkpoints; all that is read of it; and it is found for the model it names."""
+    model = write_tiny(tmp_path / "m.gguf", FLOATS)
+    write_block(tmp_path / "head", tiny_block(of_floats({"markov": "vanilla", "rank": 8})), dialect)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "head").iterdir()}
+    record = record_text("block", target_of(read_gguf(model)), None).encode()
+    add_repository(server, "someone/block", files | {"README.md": b"# Head", "edgedec-head.json": record})
+    path = pull("hf:someone/block", WANTED)
+    assert {file.name for file in path.parent.iterdir()} >= {*files, "edgedec-head.json"}
+    assert not (path.parent / "README.md").exists()
+    card = load_head(path).card
+    assert card.block is not None
+    assert (card.block.size, card.block.rank, card.target) == (5, 8, target_of(read_gguf(model)))
+    assert find_head(model, [TRAINED], root) == path.parent
+
+
+def test_a_block_head_whose_mask_is_a_pickle_is_refused(server: StubServer, tmp_path: Path) -> None:
+    """Nothing of it is fetched, as it drafts wrongly without its mask."""
+    write_block(tmp_path / "head", tiny_block(of_floats()))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "head").iterdir()}
+    add_repository(server, "someone/block", files | {"mask_embedding.pt": b"x"})
+    with pytest.raises(ModelNotFoundError, match=r"needs mask_embedding\.pt, a PyTorch file"):
+        pull("hf:someone/block", WANTED)
+    assert not any("resolve" in seen.path for seen in server.seen)
 
 
 def test_a_pickle_is_refused(server: StubServer) -> None:

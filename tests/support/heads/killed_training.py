@@ -59,7 +59,7 @@ class Training:
         n_answer: Most tokens of an answer.
         n_passes: How often the drafter learns from every answer.
         save_every_s: Seconds between two checkpoints.
-        kind: What is trained: "head" or "model".
+        kind: What is trained: "head", "block" or "model".
         work: The folder of answers and checkpoints; None for the usual one.
     """
 

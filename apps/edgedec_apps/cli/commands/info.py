@@ -51,7 +51,7 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
         write_json(head.document) if as_json else write_facts(list(head.rows))
         return
     with shown_at_a_terminal("reading the header, planning the memory"):
-        document = model_document(path, cap)
+        document = model_document(path, cap) | {"draft_head": _head_of(path)}
     write_json(document) if as_json else write_facts(_facts(document))
 
 
@@ -82,7 +82,17 @@ def _distant_document(model: str, cap: "Cap") -> dict[str, Any]:
             path = model_or_stand_in(model, ResolveOptions(), Path(folder))
         except ModelNotFoundError as error:
             raise OfflineError(f"{model} is not on this machine; download it with: edgedec pull {model}") from error
-        return model_document(path, cap) | {"path": None}
+        return model_document(path, cap) | {"path": None, "draft_head": None}
+
+
+def _head_of(path: Path) -> str | None:
+    """Return the path of the draft head that a model is used with by itself, where it has one."""
+    from edgedec.head_kinds import find_head
+    from edgedec.plugins import HEAD_KINDS, plugins
+    from edgedec_models.folders import cache_folder
+
+    found = find_head(path, plugins(HEAD_KINDS), cache_folder())
+    return None if found is None else str(found)
 
 
 def _use(document: dict[str, Any]) -> Facts:
@@ -92,6 +102,7 @@ def _use(document: dict[str, Any]) -> Facts:
     return [
         ("sampling", f"{_sampling(document['sampling_defaults'])} (from {document['sampling_defaults_from']})"),
         ("chat template", "yes" if document["has_chat_template"] else "none: the model continues text"),
+        ("draft head", document["draft_head"] or "none"),
     ]
 
 
@@ -99,6 +110,7 @@ def _catalogue_document(entry: "Entry") -> dict[str, Any]:
     """Return the JSON object of a model of the catalogue that is not on this machine."""
     from edgedec_apps.cli.reports.bandwidth import memory_bandwidth
     from edgedec_apps.cli.reports.expectations import of_entry
+    from edgedec_apps.cli.reports.published_heads import head_document
 
     expected = of_entry(entry, memory_bandwidth())
     return {
@@ -112,6 +124,7 @@ def _catalogue_document(entry: "Entry") -> dict[str, Any]:
         "license": entry.licence,
         "note": entry.note,
         "drafters": list(entry.drafters),
+        "draft_head": head_document(entry),
         "runtime": expected.runtime,
         "least_memory_bytes": expected.least_bytes,
         "most_tokens_per_s": expected.most_tokens_per_s,
@@ -121,6 +134,7 @@ def _catalogue_document(entry: "Entry") -> dict[str, Any]:
 def _catalogue_facts(entry: "Entry") -> Facts:
     from edgedec_apps.cli.reports.bandwidth import memory_bandwidth
     from edgedec_apps.cli.reports.expectations import of_entry
+    from edgedec_apps.cli.reports.published_heads import head_line
 
     bandwidth = memory_bandwidth()
     expected = of_entry(entry, bandwidth)
@@ -140,6 +154,7 @@ def _catalogue_facts(entry: "Entry") -> Facts:
         ("license", entry.licence),
         ("note", entry.note),
         ("drafters", ", ".join(entry.drafters) or "none recommended"),
+        ("draft head", head_line(entry) or "none"),
     ]
 
 

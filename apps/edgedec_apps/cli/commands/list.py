@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edgedec.errors import EdgedecError
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec_apps.cli.options import AsJson, output_option
+from edgedec_apps.cli.reports.published_heads import head_document
 from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
 from edgedec_models.cache import CachedModel, list_models
 from edgedec_models.catalogue import Entry, load_catalogue
@@ -130,7 +131,8 @@ def _planned(models: list[CachedModel]) -> dict[Path, int | None]:
 def _entry_row(entry: Entry, expected: "Expectation") -> tuple[str, ...]:
     needs = "" if expected.runtime == "cpu" else f" (needs the {expected.runtime} runtime)"
     n_params = "-" if entry.n_params is None else billions(entry.n_params)
-    cells = (entry.name, n_params, expected.memory(), expected.speed(), entry.licence, f"{entry.note}{needs}")
+    note = f"{entry.note}{needs}{'; has a draft head' * (entry.head is not None)}"
+    cells = (entry.name, n_params, expected.memory(), expected.speed(), entry.licence, note)
     return tuple(map(one_line, cells))
 
 
@@ -187,4 +189,5 @@ def _entry_document(entry: Entry, expected: "Expectation") -> dict[str, Any]:
         "most_tokens_per_s": expected.most_tokens_per_s,
         "source": entry.reference,
         "note": entry.note,
+        "draft_head": head_document(entry),
     }

@@ -1,17 +1,19 @@
 """edgedec pull: download a model or a draft head."""
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from edgedec.errors import ModelError, PullError, RequestError, StorageError
 from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, model_option
 from edgedec_apps.cli.shown.progress import ProgressLine
-from edgedec_apps.cli.shown.terminal import say, write_json
+from edgedec_apps.cli.shown.terminal import one_line, say, write_json
 from edgedec_models.resolve import pull
 from edgedec_runtimes.tile_files.record import is_tiled
 
@@ -29,6 +31,13 @@ def command(
             help="Keep the GGUF, for other programs, or let tiles take its place (default: as before, at first no).",
         ),
     ] = None,
+    head: Annotated[
+        bool | None,
+        model_option(
+            "--head/--no-head",
+            help="Download the draft head that the catalogue has for the model (default: one that comes with it).",
+        ),
+    ] = None,
     offline: Offline = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -39,27 +48,63 @@ def command(
     make starts fast. The GGUF is made again, bit for bit, where another runtime needs it, and by --keep-file.
     """
 
-    def work(cancel: CancelToken) -> str:
+    def work(cancel: CancelToken) -> tuple[Path, Path | None, str]:
         with ProgressLine(quiet=quiet) as on_progress:
             said = partial(_say_size, model, bool(keep_file), set[str]()) if not quiet else None
             options = ResolveOptions(offline=offline, on_progress=_both(said, on_progress), cancel=cancel)
-            path = pull(model, options, force=force)
+            path = pull(model, options, force=force, with_head=False)
+            options = replace(options, on_progress=on_progress)
+            found, note = (None, "") if head is False else _head(model, path, options, force=force, is_asked=bool(head))
             if keep_file is None:
-                return os.fspath(path)
+                return path, found, note
             from edgedec_runtimes.tile_files.keeping import let_tiles_replace, make_whole  # here, as it imports numpy
 
             if keep_file:
                 make_whole(path, keep=True, on_progress=on_progress, cancel=cancel)
             else:
                 let_tiles_replace(path)
-            return os.fspath(path)
+            return path, found, note
 
-    path = interruptible(work)
+    path, found, note = interruptible(work)
     if as_json:
-        write_json({"model": model, "path": path})
+        write_json({"model": model, "path": os.fspath(path), "head": found and os.fspath(found)})
     elif not quiet:
-        kept = " (kept as tiles; --keep-file makes the GGUF again)" if is_tiled(Path(path)) else ""
+        kept = " (kept as tiles; --keep-file makes the GGUF again)" if is_tiled(path) else ""
         say(f"{model}: {path}{kept}")
+    if note and not quiet:
+        say(one_line(f"{model}: {note}"))
+
+
+def _head(model: str, path: Path, options: ResolveOptions, *, force: bool, is_asked: bool) -> tuple[Path | None, str]:
+    """Return the draft head that a model of the catalogue is used with, fetched where it should be, and what to say.
+
+    Raises:
+        RequestError: A head is asked for, and the catalogue has none.
+        EdgedecError: A head is asked for, and could not be fetched.
+    """
+    from edgedec_apps.cli.reports.published_heads import head_line
+    from edgedec_models.catalogue import load_catalogue
+    from edgedec_models.model_heads import bring_head
+
+    entry = load_catalogue().get(model)
+    line = None if entry is None else head_line(entry)
+    if entry is None or entry.head is None or line is None:
+        if is_asked:
+            raise RequestError(f"the catalogue has no draft head for {model}; leave --head out, or pull hf:OWNER/REPO")
+        return None, ""
+    try:
+        found = bring_head(entry, path, options, force=force)
+    except (ModelError, PullError, StorageError) as error:
+        if is_asked:
+            raise
+        return None, f"its draft head could not be fetched: {error}"
+    if is_asked and entry.head.reference is not None and (force or found is None):
+        from edgedec_apps.published_heads import make_head
+
+        found = make_head(entry, entry.head.reference, path, options)
+    if found is not None:
+        return found, f"drafts with {found}"
+    return None, f"{line}; edgedec pull {model} --head fetches this draft head"
 
 
 def _both(first: OnProgress | None, second: OnProgress) -> OnProgress:

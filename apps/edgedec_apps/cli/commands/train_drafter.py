@@ -23,8 +23,12 @@ class TrainJob:
 
     model: ModelName
     kind: Annotated[
-        Literal["head", "model"],
-        option("--kind", help="A head (cpu and onnx), or a small model as a GGUF (every runtime).", panel=_TRAINING),
+        Literal["head", "block", "model"],
+        option(
+            "--kind",
+            help="A head (cpu and onnx), one that drafts blocks, or a small model as a GGUF (every runtime).",
+            panel=_TRAINING,
+        ),
     ] = "head"
     out: Annotated[
         Path | None,
@@ -38,7 +42,25 @@ class TrainJob:
     ] = None
     layers: Annotated[
         int | None,
-        option("--layers", help="Layers of a small model (default: 4).", metavar="N", panel=_TRAINING),
+        option(
+            "--layers",
+            help="Layers of a small model (default: 4), or of a block head (default: 2).",
+            metavar="N",
+            panel=_TRAINING,
+        ),
+    ] = None
+    block: Annotated[
+        int | None,
+        option("--block", help="Tokens that a block drafts (default: 6 or 8, by MODEL).", metavar="N", panel=_TRAINING),
+    ] = None
+    rank: Annotated[
+        int | None,
+        option(
+            "--rank",
+            help="Rank by which a block's tokens heed the one before (default: 64 or 128, by MODEL).",
+            metavar="N",
+            panel=_TRAINING,
+        ),
     ] = None
     width: Annotated[
         int | None,
@@ -106,10 +128,11 @@ def command(job: TrainJob) -> None:
     """Train a drafter for a model on the model's own answers; the same command resumes.
 
     A head is a small network that guesses the model's next tokens from its hidden states, on cpu and onnx. With
-    --kind model it is a small model of its own, which drafts on every runtime (--draft-model). MODEL writes prompts and
-    answers itself, and the drafter learns to foresee the answers. Two cores need hours, a GPU minutes. Ctrl-C, or a
-    crash, loses a minute at most: the same command goes on where it stopped. Training ends when the drafter no longer
-    gets better on prompts that it does not learn from. MODEL is a GGUF that the cpu runtime runs.
+    --kind block it guesses several tokens at once instead of one after the other. With --kind model it is a small model
+    of its own, which drafts on every runtime (--draft-model). MODEL writes prompts and answers itself, and the drafter
+    learns to foresee the answers. Two cores need hours, a GPU minutes. Ctrl-C, or a crash, loses a minute at most: the
+    same command goes on where it stopped. Training ends when the drafter no longer gets better on prompts that it does
+    not learn from. MODEL is a GGUF that the cpu runtime runs.
     """
 
     def work(cancel: CancelToken) -> dict[str, Any]:
@@ -135,6 +158,8 @@ def _train(job: TrainJob, on_progress: Any, cancel: CancelToken) -> "Trained":
         kind=job.kind,
         n_layers=job.layers,
         width=job.width,
+        block=job.block,
+        rank=job.rank,
         work=job.work,
         prompts=read_prompts(job.prompts or []),
         n_tokens=job.tokens,
@@ -183,6 +208,6 @@ def _lines(document: dict[str, Any]) -> list[str]:
         gained, speed = f"{found['tokens_per_step']:.2f}", f"{found['expected_speed']:.2f}"
         rows.append([kind, str(found["tokens"]), gained, chances, speed])
     tokens = f"{document['vocabulary']} tokens, {document['coverage']:.1%} of what the model writes"
-    is_head = document["kind"] == "head"
-    use = f"--draft-head {document['out']}" if is_head else f"--draft model --draft-model {document['out']}"
+    is_model = document["kind"] == "model"
+    use = f"--draft model --draft-model {document['out']}" if is_model else f"--draft-head {document['out']}"
     return [*columns(rows), "", f"{document['out']}: learned {tokens}", document["sentence"], f"use it with {use}"]

@@ -1,6 +1,7 @@
 """A narrow draft model in torch: a decoder of the architecture llama over a batch of texts."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,22 +11,31 @@ from edgedec_export.training.network import Tensor, Weights
 
 
 def states_of(shape: NarrowShape, weights: Weights, embeddings: Tensor) -> Tensor:
-    """Return [B, T, n_embd], the states after the last norm.
+    """Return [B, T, n_embd], the states after the last layer and the norm behind it; the rest as in exit_states()."""
+    (states,) = exit_states(shape, weights, embeddings, (shape.n_layer,))
+    return states
+
+
+def exit_states(shape: NarrowShape, weights: Weights, embeddings: Tensor, exits: Sequence[int]) -> list[Tensor]:
+    """Return for each exit [B, T, n_embd], the states that the last norm makes of what leaves so many layers.
 
     Args:
         shape: The model's shape.
         weights: Its tensors, by the names of `initial.initial_weights`.
         embeddings: f32[B, T, target's width], the target's embeddings of the texts; what follows a text does not
             change its states.
+        exits: Numbers of layers, ascending.
     """
     x = F.linear(embeddings, weights["enter"].T)
-    turns = _turns(shape, embeddings)
-    for i in range(shape.n_layer):
+    turns, found = _turns(shape, embeddings), []
+    for i in range(exits[-1]):
         layer = {name.partition(".")[2]: values for name, values in weights.items() if name.startswith(f"{i}.")}
         x = x + F.linear(_attention(shape, layer, _rms(x, layer["attn_norm"], shape), turns), layer["o"])
         inner = _rms(x, layer["ffn_norm"], shape)
         x = x + F.linear(F.silu(F.linear(inner, layer["gate"])) * F.linear(inner, layer["up"]), layer["down"])
-    return _rms(x, weights["output_norm"], shape)
+        if i + 1 in exits:
+            found.append(_rms(x, weights["output_norm"], shape))
+    return found
 
 
 def _attention(shape: NarrowShape, layer: Weights, x: Tensor, turns: Tensor) -> Tensor:

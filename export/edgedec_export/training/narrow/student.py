@@ -132,10 +132,10 @@ class NarrowStudent:
         found: list[Drafted] = []
         with torch.no_grad(), torch.autocast(self._device, torch.bfloat16):
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
-                best, sure = _best(self._outputs(on_device, Texts.of(group)), rows)
+                best, sure = most_probable(self._outputs(on_device, Texts.of(group)), rows)
                 ends = np.cumsum([lesson.n_answer for lesson in group])[:-1]
                 pairs = zip(group, np.split(best, ends), np.split(sure, ends), strict=True)
-                found += [_drafted(lesson, tokens, chances) for lesson, tokens, chances in pairs]
+                found += [drafts_of(lesson, tokens, chances) for lesson, tokens, chances in pairs]
         return found
 
     def state(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class NarrowStudent:
         self._optimizers.restore(state)
 
 
-def _best(outputs: Tensor, rows: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def most_probable(outputs: Tensor, rows: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the most probable token of each output, int64[n], and its probability, float32[n]."""
     tokens, chances = [], []
     for part in outputs.split(_LOGIT_ROWS):
@@ -158,7 +158,7 @@ def _best(outputs: Tensor, rows: Tensor) -> tuple[NDArray[np.int64], NDArray[np.
     return np.concatenate(tokens), np.concatenate(chances)
 
 
-def _drafted(lesson: Lesson, best: NDArray[np.int64], sure: NDArray[np.float32]) -> Drafted:
+def drafts_of(lesson: Lesson, best: NDArray[np.int64], sure: NDArray[np.float32]) -> Drafted:
     """Return the drafts that begin after each token of an answer but the last one.
 
     Token number k of a draft after token i is what the model writes after token i + k, given that it was right so far.

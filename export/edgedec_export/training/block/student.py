@@ -1,0 +1,133 @@
+"""A block drafter as a student: learns blocks that begin in the answers of the target, and is measured on others."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from edgedec_export.training.batches import grouped_by_length, tap_scale
+from edgedec_export.training.block.blocks import Blocks, Cuts, blocks_of
+from edgedec_export.training.block.initial import first_attention, markov_table
+from edgedec_export.training.block.learning import Scorer, distance_share, loss_of
+from edgedec_export.training.block.network import MARKOV_TABLE, new_weights, shape_of, states_of
+from edgedec_export.training.learning import Borrowed
+from edgedec_export.training.lessons.lesson_files import Lesson
+from edgedec_export.training.network import ROWS_AT_ONCE, TAP_SCALE, Tensor, Weights, target_shares
+from edgedec_export.training.optimizing import Optimizers
+from edgedec_export.training.simulation import Drafted
+from edgedec_export.training.target_parts import TargetParts
+from edgedec_runtimes.trained_heads.card import HeadCard
+
+_MATRIX_RATE, _VECTOR_RATE = 8e-3, 5e-3
+_KEPT = 0.7  # of a block's rows behind the first, when learning
+_ROWS = 1024  # of context in a batch that does not learn
+
+
+class BlockStudent:
+    """Implements edgedec_export.training.teaching.Student for a block drafter.
+
+    Args:
+        parts: The target.
+        card: The drafter's card.
+        token_ids: int32[n], the tokens that it can draft.
+        lessons: Some lessons, for the usual size of the taps.
+        seed: Of the first tensors, and of where blocks begin.
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(
+        self,
+        parts: TargetParts,
+        card: HeadCard,
+        token_ids: NDArray[np.int32],
+        lessons: Sequence[Lesson],
+        *,
+        seed: int,
+        device: str,
+    ) -> None:
+        self._card, self._shape, self._seed = card, shape_of(card), seed
+        self._borrowed = Borrowed.of(parts, token_ids, device)
+        known = parts.embeddings(token_ids)
+        weights = new_weights(card, parts.output_norm, tap_scale(lessons), known.mean(axis=0), seed)
+        written = np.concatenate([lesson.token_ids[lesson.n_prompt :] for lesson in lessons])
+        arrays = {name: values.numpy() for name, values in weights.items()}  # of the same memory
+        first_attention(card, arrays, lessons, parts.embeddings(written))
+        if self._shape.rank:
+            markov_table(arrays, known, card.rms_epsilon)
+        self.weights: Weights = {name: values.to(device) for name, values in weights.items()}
+        for name in weights.keys() - {TAP_SCALE}:
+            self.weights[name].requires_grad_()
+        self._optimizers = Optimizers(self.weights, _MATRIX_RATE, _VECTOR_RATE, table=MARKOV_TABLE)
+        self._places = np.full(card.n_vocab_target, len(token_ids))  # of tokens in the list
+        self._places[token_ids] = np.arange(len(token_ids))
+
+    def learn(self, lessons: Sequence[Lesson], part: float) -> float:
+        """Learn from lessons and return the loss; `part` of the training is over."""
+        b = self._borrowed
+        draw = np.random.default_rng(list(f"{self._seed} {part}".encode()))
+        blocks = blocks_of(lessons, self._shape.size, Cuts(self._places < len(b.token_ids), draw, _KEPT))
+        with torch.autocast(b.device, torch.bfloat16):
+            states = self._states(self.weights, blocks)
+            with torch.no_grad():
+                shares = target_shares(self._on(blocks.last), b.norm, b.rows, self._card.rms_epsilon)
+            scorer = self._scorer(self.weights)
+            loss, handle = loss_of(states, scorer, shares, self._on(blocks.which), distance_share(part))
+        self._optimizers.descend(handle, part)
+        return float(loss)
+
+    def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
+        """Return what a drafter with these tensors drafts after each token of each lesson's answer but the last one."""
+        on_device = {name: values.detach().to(self._borrowed.device) for name, values in weights.items()}
+        found: list[Drafted] = []
+        with torch.no_grad(), torch.autocast(self._borrowed.device, torch.bfloat16):
+            for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
+                found += self._drafted(on_device, group)
+        return found
+
+    def _drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
+        blocks = blocks_of(lessons, self._shape.size)
+        rows = self._scorer(weights).joined()
+        best: list[NDArray[np.int64]] = []
+        sure: list[NDArray[np.float32]] = []
+        for states in self._states(weights, blocks).split(ROWS_AT_ONCE):
+            logits = F.linear(states.to(rows.dtype), rows).float()
+            most, place = logits.max(-1)
+            best.append(place.cpu().numpy())
+            sure.append((most - logits.logsumexp(-1)).exp().cpu().numpy())
+        right = self._borrowed.token_ids[np.concatenate(best)] == blocks.answers[blocks.which]
+        chances = np.concatenate(sure)
+        found = []
+        for lesson, span in zip(lessons, blocks.spans, strict=True):
+            at = blocks.anchors[span.rows] - lesson.n_prompt, blocks.depths[span.rows]
+            shape = lesson.n_answer - 1, self._shape.size
+            drafted = Drafted(lesson.kind, np.zeros(shape, np.bool_), np.zeros(shape, np.float32))
+            drafted.right[at], drafted.sure[at] = right[span.rows], chances[span.rows]
+            found.append(drafted)
+        return found
+
+    def _scorer(self, weights: Weights) -> Scorer:
+        none = self._borrowed.rows.new_zeros(len(self._borrowed.rows), 0, dtype=torch.float32)
+        return Scorer(self._borrowed.rows, weights.get("markov_w2", none))
+
+    def _states(self, weights: Weights, blocks: Blocks) -> Tensor:
+        """Return f32[R, n_embd + rank], the rows' states beside the Markov embeddings of the tokens before."""
+        known, places = np.unique(blocks.before[blocks.depths == 0], return_inverse=True)
+        embeddings = torch.from_numpy(self._borrowed.parts.embeddings(known)).to(self._borrowed.device)
+        states = states_of(self._card, weights, blocks, embeddings[self._on(places)]).float()
+        if self._shape.markov == "none":
+            return states
+        return torch.cat([states, F.embedding(self._on(self._places[blocks.before]), weights[MARKOV_TABLE])], -1)
+
+    def _on(self, array: Any) -> Tensor:
+        return torch.from_numpy(array).to(self._borrowed.device)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that changes, for restore()."""
+        return self._optimizers.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what state() returned."""
+        self._optimizers.restore(state)
