@@ -322,7 +322,7 @@ def written(slot: SessionSlot, seed: int) -> tuple[tuple[int, ...], DecodeStats]
 
 @pytest.mark.parametrize("rule", sorted(rule_names()[1:]))
 def test_other_rules_verify_what_was_drawn(rule: str, files: tuple[Path, Path]) -> None:
-    """Drafts drawn from the head's q are verified by every rule; two runs of a seed behind a read prompt are the same."""
+    """Drafts drawn from the head's q are verified by every rule; runs of a seed behind a read prompt are the same."""
     keywords = {
         "runtime": "cpu",
         "offline": True,
