@@ -114,7 +114,7 @@ def entry_point_groups() -> set[str]:
 def test_modules_exist() -> None:
     """Every dotted name of ours that a document or a docstring names is there; names of loggers and groups too."""
     known = entry_point_groups() | {"edgedec.json", "edgedec.service", "edgedec.kept_layers", "edgedec.llamacpp"}
-    known |= {"edgedec.head", "edgedec.head.token_ids"}
+    known |= {"edgedec.head", "edgedec.head.token_ids", "edgedec.mask"}
     wrong = [
         f"{document.relative_to(ROOT)}: {name}"
         for document, text in texts()

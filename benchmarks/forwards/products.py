@@ -2,13 +2,13 @@
 
     python benchmarks/forwards/products.py --json benchmarks/results/products-MACHINE.json
     python benchmarks/forwards/products.py --sets avx2 --threads 1 --only cache --types Q4_K,IQ4_XS
-    python benchmarks/forwards/products.py --only memory --types Q4_K,Q6_K --ahead usual,0+0,4608+0,0+4608,1536+12288
+    python benchmarks/forwards/products.py --only memory --types Q4_K,Q6_K --ahead usual,0+0,1536+12288,0+4096x3
 
 In the cache: nanoseconds a block (32 columns of 16 rows), and the part of the multiply-adds of bytes that one core
 makes a second when nothing is loaded. From memory: gigabytes of weights a second, where n = 0 is a plain read of the
 same bytes, with pages of 4 kB and of 2 MB; the median of seven, plain reads and products in turn. With --ahead, that is
-said for each setting of how far ahead weights are fetched, in bytes into the L1 cache + into the L2 cache. Needs a C++
-compiler and CMake.
+said for each setting of how far ahead weights are fetched, in bytes into the L1 cache + into the L2 cache; with x3 they
+are asked for three times, the last time so far ahead. Needs a C++ compiler and CMake.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--only", choices=["cache", "memory"])
     parser.add_argument("--types", help="with commas between them (default: all in the cache, four from memory)")
-    parser.add_argument("--ahead", default="usual", help="settings with commas between them, as usual,4608+0,0+4608")
+    parser.add_argument("--ahead", default="usual", help="settings with commas between them, as usual,4608+0,0+4096x3")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     document: dict[str, Any] = {**provenance(), "cache": [], "memory": []}

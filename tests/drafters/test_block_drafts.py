@@ -53,12 +53,12 @@ class Block:
     def begin(self, n_past: int, token: int) -> NDArray[np.float32]:
         """Evaluate a block."""
         self.n_forwards, self._n_next = self.n_forwards + 1, 0
-        return PLACES[0] + BIAS[token]
+        return np.asarray(PLACES[0] + BIAS[token], np.float32)
 
     def next(self, token: int) -> NDArray[np.float32] | None:
         """Return the scores of the next place; None behind the block."""
         self._n_next += 1
-        return PLACES[self._n_next] + BIAS[token] if self._n_next < len(PLACES) else None
+        return np.asarray(PLACES[self._n_next] + BIAS[token]) if self._n_next < len(PLACES) else None
 
     def branches(self, tokens: Sequence[int], parents: Sequence[int], n_new: int) -> NDArray[np.float32] | None:
         """Return the scores behind nodes; None behind the block."""
@@ -139,7 +139,7 @@ CASES = [
 def test_what_is_drawn_from_a_block_keeps_the_distribution(rule: str, shape: str, least: float) -> None:
     """Over all draws, ended by their chances or not; q is the corrected law, and a draft evaluates one block."""
     head = Block()
-    context = {"coupled": False, "shape": parse_shape(shape), "floor": Floor(least)}
+    context: dict[str, Any] = {"coupled": False, "shape": parse_shape(shape), "floor": Floor(least)}
     drawings = all_drafts(lambda: drafter(head, **context).propose(5, 0.0))
     assert head.n_forwards == len(drawings)
     depths = {max(draft.depths()) for _, draft, _ in drawings}

@@ -199,7 +199,8 @@ void check_ahead(const Kernels &kernels, Matrix w, const TestRows &rows, const s
   for (int64_t n = 1; n <= N_ROWS; ++n) {
     w.ahead = nullptr;
     const Floats expected = multiply(kernels, w, rows.buffer.view(), 0, n, 0, tiles);
-    for (const Ahead ahead : {Ahead{0, 0}, Ahead{1, 0}, Ahead{0, 4608}, Ahead{MOST_AHEAD, MOST_AHEAD}}) {
+    for (const Ahead ahead :
+         {Ahead{}, Ahead{1, 0, 0}, Ahead{0, 4608, 1}, Ahead{0, 64, 3}, Ahead{MOST_AHEAD, MOST_AHEAD, 1}}) {
       const std::vector<Ahead> by_rows((size_t)AHEAD_ROWS, ahead);
       w.ahead = by_rows.data();
       expect(same_bits(multiply(kernels, w, rows.buffer.view(), 0, n, 0, tiles), expected), kernels,

@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.plugins import DISTRIBUTION
 
-ABI_VERSION = 23
+ABI_VERSION = 24
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -158,7 +158,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "ec_model_set_layers": (c_int32, (c_void_p, c_void_p)),
     "ec_model_set_rope": (c_int32, (c_void_p, c_int32, c_void_p, c_int64, c_double)),
-    "ec_model_set_ahead": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
+    "ec_model_set_ahead": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)),
     "ec_model_time_products": (c_int32, (c_void_p, c_int32, c_int32, c_uint64, c_uint64, POINTER(c_double))),
     "ec_model_finish": (c_int32, (c_void_p,)),
     "ec_model_finish_elsewhere": (c_int32, (c_void_p, LOOK_UP)),

@@ -6,8 +6,9 @@ with. No setting changes a bit. What was measured is kept with the other measure
 
 import ctypes
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -41,23 +42,31 @@ _WITHOUT = frozenset({"portable"})  # instruction sets that can't fetch
 class Ahead:
     """How many bytes ahead of what is multiplied weights are fetched.
 
+    A processor that has many requests under way drops others, so it can pay to ask for the same weights again.
+
     Attributes:
         l1: Into the L1 cache; 0: nothing is, -1: what is usual for the instruction set is done.
         l2: Into the L2 cache; 0: nothing is.
+        times: How many times weights are asked for into the L2 cache: so many times `l2` bytes ahead at first, `l2`
+            bytes ahead at last.
     """
 
     l1: int
     l2: int
+    times: int = 1
 
     def __str__(self) -> str:
         if self == USUAL:
             return "usual"
         parts = [f"{name}:{n_bytes}" for name, n_bytes in (("L1", self.l1), ("L2", self.l2)) if n_bytes]
-        return "+".join(parts) or "off"
+        return "+".join(parts) + (f"x{self.times}" if self.times > 1 else "") or "off"
 
 
 USUAL, OFF = Ahead(-1, 0), Ahead(0, 0)
-CANDIDATES = (USUAL, Ahead(4608, 0), Ahead(0, 4608), Ahead(0, 8064), Ahead(0, 12288), Ahead(1536, 12288))
+CANDIDATES = (
+    *(USUAL, Ahead(4608, 0), Ahead(1536, 12288), Ahead(0, 8064)),
+    *(Ahead(0, 6144, 2), Ahead(0, 4096, 3), Ahead(0, 4096, 4)),
+)
 """The settings that are measured. Fetching nothing is not among them: it is never much faster, and often slower."""
 
 Settings = Mapping[GGMLType, Mapping[int, Ahead]]
@@ -74,15 +83,21 @@ def parse(text: str) -> Ahead:
     """
     if text in ("usual", "off"):
         return USUAL if text == "usual" else OFF
-    found = {"L1": 0, "L2": 0}
+    found = OFF
     for part in text.split("+"):
-        name, _, n_bytes = part.partition(":")
-        if name not in found or not n_bytes.isdecimal() or not 1 <= int(n_bytes) <= MOST_BYTES:
+        match = re.fullmatch(r"L1:([0-9]+)|L2:([0-9]+)(?:x([0-9]+))?", part)
+        if match is None or not 1 <= int(match[1] or match[2]) * int(match[3] or 1) <= MOST_BYTES:
             raise OptionError(
-                "prefetch", text, f'it must be auto, usual, off, or bytes from 1 to {MOST_BYTES} as "L1:1536+L2:12288"'
+                "prefetch",
+                text,
+                f"it must be auto, usual, off, or bytes from 1 to {MOST_BYTES} "
+                'as "L1:1536+L2:12288", or "L2:4096x3" for 3 times, at most 12288 bytes ahead',
             )
-        found[name] = int(n_bytes)
-    return Ahead(found["L1"], found["L2"])
+        if match[1]:
+            found = replace(found, l1=int(match[1]))
+        else:
+            found = replace(found, l2=int(match[2]), times=int(match[3] or 1))
+    return found
 
 
 def key(instruction_set: str, n_threads: int) -> str:
@@ -117,7 +132,7 @@ def set_up(
         wish: As CpuOptions.prefetch. With "auto", what is not known is measured, in a second or so, where it can be
             kept.
         instruction_set: Of the model's kernels.
-        bytes_of: The bytes of the model's weights that stay in memory and are multiplied, by type, without floats.
+        bytes_of: The bytes of the model's weights that stay in memory and are multiplied, by type.
         n_threads: The threads of the model's forwards.
         options: How the model is loaded.
 
@@ -139,7 +154,7 @@ def set_up(
                 Products(handle, bytes_of),
                 check_cancel=lambda: check_cancelled(options.cancel, f"measuring {_WHAT}"),
             )
-        kept = {kind.name: {str(n): [ahead.l1, ahead.l2] for n, ahead in of.items()} for kind, of in settings.items()}
+        kept = {kind.name: {str(n): astuple(ahead) for n, ahead in of.items()} for kind, of in settings.items()}
         probe_cache.put(options.cache_dir, KIND, key(instruction_set, n_threads), kept)
     _apply(handle, settings)
 
@@ -219,11 +234,13 @@ def _fastest(times: Mapping[Ahead, float]) -> Ahead:
     return best if times[best] < _GAIN * times[USUAL] else USUAL
 
 
-def _ahead(l1: object, l2: object) -> Ahead:
+def _ahead(l1: object, l2: object, times: object) -> Ahead:
     """Return a setting as it was kept (ValueError where it is none)."""
-    if not (type(l1) is int and type(l2) is int and -1 <= l1 <= MOST_BYTES and 0 <= l2 <= MOST_BYTES):
-        raise ValueError(l1, l2)
-    return Ahead(l1, l2)
+    if not (type(l1) is int and type(l2) is int and type(times) is int and -1 <= l1 <= MOST_BYTES):
+        raise ValueError(l1, l2, times)
+    if not (l2 >= 0 and times >= 1 and l2 * times <= MOST_BYTES):
+        raise ValueError(l1, l2, times)
+    return Ahead(l1, l2, times)
 
 
 def _apply(handle: ctypes.c_void_p, settings: Settings) -> None:
@@ -235,4 +252,4 @@ def _apply(handle: ctypes.c_void_p, settings: Settings) -> None:
 
 
 def _set(handle: ctypes.c_void_p, kind: GGMLType, n: int, ahead: Ahead) -> None:
-    check(native().ec_model_set_ahead(handle, kind, n, ahead.l1, ahead.l2), f"fetching {kind.name} ahead")
+    check(native().ec_model_set_ahead(handle, kind, n, ahead.l1, ahead.l2, ahead.times), f"fetching {kind.name} ahead")

@@ -230,11 +230,11 @@ def rarely_read(network: Network) -> TensorInfo | None:
 
 
 def bytes_by_type(network: Network) -> dict[GGMLType, int]:
-    """Return the bytes of the tiles that forwards multiply as integers, by their type."""
+    """Return the bytes of the tiles that forwards multiply, by their type."""
     found: dict[GGMLType, int] = {}
     rare = rarely_read(network)
     for tensor in (placed.tensor for placed in network.matrices):
-        if tensor.type not in (GGMLType.F32, GGMLType.F16, GGMLType.BF16) and tensor is not rare:
+        if tensor is not rare:
             n_bytes = native().ec_tile_bytes(tensor.type, tensor.shape[1], tensor.shape[0])
             found[tensor.type] = found.get(tensor.type, 0) + n_bytes
     return found

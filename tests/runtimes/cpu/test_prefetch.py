@@ -46,6 +46,8 @@ def load(path: Path, **options: object) -> CpuModel:
         ("L2:4608", Ahead(0, 4608)),
         ("L1:1536+L2:12288", Ahead(1536, 12288)),
         ("L2:64+L1:65536", Ahead(65536, 64)),
+        ("L2:4096x3", Ahead(0, 4096, 3)),
+        ("L1:64+L2:32768x2", Ahead(64, 32768, 2)),
     ],
 )
 def test_a_setting_has_a_text(text: str, expected: Ahead) -> None:
@@ -53,7 +55,24 @@ def test_a_setting_has_a_text(text: str, expected: Ahead) -> None:
     assert prefetch.parse(text) == expected == prefetch.parse(str(expected))
 
 
-@pytest.mark.parametrize("text", ["", "on", "L3:64", "L1", "L1:0", "L1:-64", "L1:65537", "L2:64,L1:64", "L1:x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "on",
+        "L3:64",
+        "L1",
+        "L1:0",
+        "L1:-64",
+        "L1:65537",
+        "L2:64,L1:64",
+        "L1:x",
+        "L1:64x2",
+        "L2:64x",
+        "L2:64x0",
+        "L2:32768x3",
+    ],
+)
 def test_other_texts_are_refused(tiny: Path, text: str) -> None:
     """Before anything is loaded."""
     with pytest.raises(OptionError, match=r"prefetch is .*; it must be auto, usual, off, or bytes"):
@@ -66,7 +85,7 @@ def test_no_setting_changes_a_bit(tiny: Path, instruction_set: str, monkeypatch:
     monkeypatch.setenv("EDGEDEC_CPU_ISA", instruction_set)
     with load(tiny) as model:
         expected = one_by_one(model.session(64), TEXT)
-    for text in ("usual", "off", "L1:4608", "L2:4608", "L1:65536+L2:65536"):
+    for text in ("usual", "off", "L1:4608", "L2:4608", "L1:65536+L2:65536", "L2:4096x3"):
         with load(tiny, runtime_options={"prefetch": text}) as model:
             np.testing.assert_array_equal(one_by_one(model.session(64), TEXT), expected)
             np.testing.assert_array_equal(extend(model.session(64), TEXT), expected)
@@ -86,14 +105,14 @@ def times_of(by_setting: Mapping[Ahead, float], slow_moment: bool = False) -> pr
 @pytest.mark.parametrize("slow_moment", [False, True])
 def test_the_fastest_setting_is_chosen(slow_moment: bool) -> None:
     """By type and rows, also where every other measurement meets a busy moment."""
-    fast = Ahead(0, 4608)
+    fast = Ahead(0, 4096, 3)
     found = prefetch.measure([Q4_K, Q6_K], times_of({USUAL: 1.0, fast: 0.8}, slow_moment))
     assert found == {Q4_K: {1: USUAL, 2: fast, 4: fast, 8: fast}, Q6_K: dict.fromkeys(ROWS, USUAL)}
 
 
 def test_a_small_gain_is_none() -> None:
     """The usual setting stays where another one is hardly faster."""
-    found = prefetch.measure([Q4_K], times_of({USUAL: 1.0, Ahead(0, 4608): 0.96}))
+    found = prefetch.measure([Q4_K], times_of({USUAL: 1.0, Ahead(0, 4096, 3): 0.96}))
     assert found == {Q4_K: dict.fromkeys(ROWS, USUAL)}
 
 
@@ -113,7 +132,7 @@ def test_the_time_is_limited() -> None:
 def test_what_was_measured_is_kept(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first load with a cache measures; the next ones, also of other models, take what was found."""
     measured: list[list[GGMLType]] = []
-    fast = Ahead(0, 4608)
+    fast = Ahead(0, 4096, 3)
 
     def measure(kinds: list[GGMLType], *_: object, **__: object) -> dict[GGMLType, dict[int, Ahead]]:
         measured.append(kinds)
@@ -129,14 +148,26 @@ def test_what_was_measured_is_kept(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
     load(tiny).close()
     load(tiny).close()
     best = instruction_sets()[0]
-    assert [set(kinds) <= set(GGMLType) and Q4_K in kinds and GGMLType.F16 not in kinds for kinds in measured] == [True]
+    assert [{Q4_K, GGMLType.F16} <= set(kinds) <= set(GGMLType) for kinds in measured] == [True]
     assert prefetch.known(tiny.parent / "cache", best, 2)[Q4_K] == dict.fromkeys(ROWS, fast)
     assert prefetch.known(tiny.parent / "cache", best, 1) == prefetch.known(None, best, 2) == {}
 
 
 @pytest.mark.parametrize(
     "kept",
-    [None, 3, {"Q4_K": 1}, {"Q9": {}}, {"Q4_K": {"1": [1]}}, {"Q4_K": {"1": [70000, 0]}}, {"Q4_K": {"x": [0, 0]}}],
+    [
+        None,
+        3,
+        {"Q4_K": 1},
+        {"Q9": {}},
+        {"Q4_K": {"1": [1]}},
+        {"Q4_K": {"1": [0, 4608]}},
+        {"Q4_K": {"1": [70000, 0, 1]}},
+        {"Q4_K": {"1": [0, 70000, 1]}},
+        {"Q4_K": {"1": [0, 32768, 3]}},
+        {"Q4_K": {"1": [0, 64, 0]}},
+        {"Q4_K": {"x": [0, 0, 1]}},
+    ],
 )
 def test_what_is_damaged_is_not_known(tmp_path: Path, kept: object) -> None:
     """Then it is measured again."""
@@ -160,20 +191,30 @@ def test_a_load_can_be_cancelled_while_it_measures(tiny: Path, monkeypatch: pyte
     assert prefetch.known(tiny.parent / "cache", instruction_sets()[0], 2) == {}
 
 
-def test_products_of_a_model_are_timed(tiny: Path) -> None:
-    """Piece by piece, around the end of the weights; what the model does not have is refused."""
+@pytest.mark.parametrize("kind", [Q4_K, GGMLType.F16])
+def test_products_of_a_model_are_timed(tiny: Path, kind: GGMLType) -> None:
+    """Piece by piece, around the end of the weights, integers and floats."""
     with load(tiny) as model:
-        products = Products(model.handle, {Q4_K: 100_000})
-        assert all(products(Q4_K, n, ahead) > 0 for n in ROWS for ahead in CANDIDATES)
-        with pytest.raises(SessionError, match="no such weights in memory"):
-            Products(model.handle, {GGMLType.F32: 100})(GGMLType.F32, 1, USUAL)
+        products = Products(model.handle, {kind: 100_000})
+        assert all(products(kind, n, ahead) > 0 for n in ROWS for ahead in CANDIDATES)
         expected = one_by_one(model.session(64), TEXT)
     with load(tiny) as model:
         np.testing.assert_array_equal(one_by_one(model.session(64), TEXT), expected)
 
 
+def test_products_of_weights_that_there_are_not_are_refused(tmp_path: Path) -> None:
+    """The model has matrices of another type only."""
+    path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES["llama"], types=("Q4_K",)))
+    with load(path) as model, pytest.raises(SessionError, match="no such weights in memory"):
+        Products(model.handle, {Q6_K: 100})(Q6_K, 1, USUAL)
+
+
 @pytest.mark.parametrize(
-    "arguments", [(4, 1, 0, 0), (99, 1, 0, 0), (12, 0, 0, 0), (12, 17, 0, 0), (12, 1, -2, 0), (12, 1, 65537, 0)]
+    "arguments",
+    [
+        *((4, 1, 0, 0, 1), (99, 1, 0, 0, 1), (12, 0, 0, 0, 1), (12, 17, 0, 0, 1), (12, 1, -2, 0, 1)),
+        *((12, 1, 65537, 0, 1), (12, 1, 0, -1, 1), (12, 1, 0, 64, -1), (12, 1, 0, 32768, 3)),
+    ],
 )
 def test_the_library_checks_its_arguments(tiny: Path, arguments: tuple[int, ...]) -> None:
     """A type, a number of rows and distances that there are not."""

@@ -117,7 +117,7 @@ def block_config(card: HeadCard, dialect: Dialect = "deepspec", **config: Any) -
             for i in range(shape.n_layer)
         ],
     }
-    markov = {"markov_rank": shape.rank, "enable_confidence_head": shape.confidence}
+    markov: dict[str, Any] = {"markov_rank": shape.rank, "enable_confidence_head": shape.confidence}
     if shape.rank:
         markov["markov_head_type"] = shape.markov
     scales = {"output_multiplier": shape.logit_scale, "final_logit_softcapping": shape.softcap}

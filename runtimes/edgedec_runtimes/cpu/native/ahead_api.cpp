@@ -5,12 +5,14 @@
 
 using namespace edgedec;
 
-int32_t ec_model_set_ahead(ec_model *model, int32_t type, int32_t n_rows, int32_t l1_bytes, int32_t l2_bytes) {
+int32_t ec_model_set_ahead(ec_model *model, int32_t type, int32_t n_rows, int32_t l1_bytes, int32_t l2_bytes,
+                           int32_t l2_times) {
   return guarded([&] {
     require(block_layout(type).columns != 0 && n_rows >= 1 && n_rows <= AHEAD_ROWS, "no such products");
-    require(l1_bytes >= USUAL_AHEAD && l1_bytes <= MOST_AHEAD && l2_bytes >= 0 && l2_bytes <= MOST_AHEAD,
+    require(l1_bytes >= USUAL_AHEAD && l1_bytes <= MOST_AHEAD && l2_bytes >= 0 && l2_times >= 0 &&
+                (int64_t)l2_bytes * l2_times <= MOST_AHEAD,
             "weights are not fetched so far ahead");
-    model->ahead_of(type)[n_rows - 1] = {l1_bytes, l2_bytes};
+    model->ahead_of(type)[n_rows - 1] = {l1_bytes, l2_bytes, l2_times};
     return EC_OK;
   });
 }

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 23
+#define EC_ABI_VERSION 24
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -242,15 +242,17 @@ EC_API int32_t ec_model_set_layers(ec_model *model, const uint8_t *flags);
  * are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. */
 EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, int64_t n,
                                  double magnitude);
-/* Set how many bytes ahead of what is multiplied weights of a type are fetched into the L1 cache and into the L2 cache,
- * in products with n_rows rows; 0: they are not; -1 for l1_bytes: as is usual for the instruction set. There are
- * settings for 1 to EC_AHEAD_ROWS rows, the last of which is for more rows, too. They change no bit of a result, and may
- * be changed between forwards. Without this call, they are the usual ones. */
+/* Set how far ahead of what is multiplied weights of a type are fetched in products with n_rows rows: l1_bytes into the
+ * L1 cache (0: they are not; -1: as is usual for the instruction set), and l2_times times into the L2 cache, the last
+ * time l2_bytes ahead, before that twice as many and so on, EC_MOST_AHEAD at most. There are settings for 1 to
+ * EC_AHEAD_ROWS rows, the last of which is for more rows, too. They change no bit of a result, and may be changed between
+ * forwards. Without this call, they are the usual ones. */
 enum { EC_AHEAD_ROWS = 16, EC_AHEAD_USUAL = -1, EC_MOST_AHEAD = 65536 };
-EC_API int32_t ec_model_set_ahead(ec_model *model, int32_t type, int32_t n_rows, int32_t l1_bytes, int32_t l2_bytes);
+EC_API int32_t ec_model_set_ahead(ec_model *model, int32_t type, int32_t n_rows, int32_t l1_bytes, int32_t l2_bytes,
+                                  int32_t l2_times);
 /* Write the seconds that the model's threads take to multiply n_rows rows with n_bytes of the model's weights of a type,
  * in whole pieces, from the piece with byte first_byte of them on; the first one follows the last one. Weights that are
- * floats or not in memory all the time are not counted. The model must be finished. */
+ * not in memory all the time are not counted. The model must be finished. */
 EC_API int32_t ec_model_time_products(ec_model *model, int32_t type, int32_t n_rows, uint64_t first_byte,
                                       uint64_t n_bytes, double *seconds);
 /* Check that all matrices and vectors are set, and allocate the memory of forwards. */

@@ -53,12 +53,12 @@ std::vector<TilePiece> cut_out(const std::vector<TilePiece> &pieces, uint64_t fi
 
 double product_seconds(ec_model &model, int32_t type, int32_t n_rows, uint64_t first_byte, uint64_t n_bytes) {
   std::vector<TilePiece> pieces;
-  if (!is_float_type(type) && !model.streamer.started()) pieces = pieces_of(model, type);
+  if (!model.streamer.started()) pieces = pieces_of(model, type);
   if (pieces.empty()) throw Invalid("the model has no such weights in memory");
   pieces = cut_out(pieces, first_byte, n_bytes);
   int64_t most_cols = 0;
   for (const TilePiece &piece : pieces) most_cols = std::max(most_cols, piece.matrix->n_cols);
-  const ActivationBuffer buffer(n_rows, most_cols, true, false);
+  const ActivationBuffer buffer(n_rows, most_cols, !is_float_type(type), is_float_type(type));
   const std::vector<float> ones((size_t)most_cols, 1.0f);
   for (int32_t i = 0; i < n_rows; ++i) model.kernels->quantize(buffer.view(), i, 0, most_cols, ones.data());
   std::vector<std::vector<float>> products((size_t)model.pool.size(),

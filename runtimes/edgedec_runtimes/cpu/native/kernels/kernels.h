@@ -31,9 +31,10 @@ struct Activations {
 };
 
 // How many bytes ahead of what is multiplied weights are fetched into the L1 cache and into the L2 cache; 0: they are
-// not. No bit of a result depends on it.
+// not. Into the L2 cache they are asked for several times, each time l2 bytes nearer than before: a processor that has
+// many requests under way drops others. No bit of a result depends on it.
 struct Ahead {
-  int32_t l1, l2;
+  int32_t l1, l2, l2_times;
 };
 constexpr int32_t USUAL_AHEAD = -1;  // as l1: what the instruction set's kernels do by themselves
 constexpr int32_t MOST_AHEAD = 1 << 16;

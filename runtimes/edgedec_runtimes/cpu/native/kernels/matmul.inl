@@ -7,14 +7,16 @@
 // Return how far ahead weights are fetched for products with n activations, unless a matrix says it. A single one is so
 // quick with 16 lanes that fetching far ahead is in its way. With NEON nothing is fetched.
 constexpr Ahead usual_ahead(int64_t n) {
-  if (EDGEDEC_NEON) return {0, 0};
-  return {LANES == 16 && n == 1 ? 4608 : 9216, 0};
+  if (EDGEDEC_NEON) return {};
+  return {LANES == 16 && n == 1 ? 4608 : 9216, 0, 0};
 }
 
-inline Ahead ahead_of(const Matrix &w, int64_t n) {
+inline Ahead ahead_of(const Matrix &w, int64_t n, Ahead usual) {
   const Ahead *said = w.ahead == nullptr ? nullptr : w.ahead + (n < edgedec::AHEAD_ROWS ? n : edgedec::AHEAD_ROWS) - 1;
-  return said == nullptr || said->l1 == edgedec::USUAL_AHEAD ? usual_ahead(n) : *said;
+  return said == nullptr || said->l1 == edgedec::USUAL_AHEAD ? usual : *said;
 }
+
+inline Ahead ahead_of(const Matrix &w, int64_t n) { return ahead_of(w, n, usual_ahead(n)); }
 
 // Fetch n_bytes that lie ahead of p, perhaps behind the end of the weights: then nothing happens. The pieces of a unit
 // that its blocks fetch in turn are equal parts of all of it, its scales included. The function is always inlined: GCC
@@ -23,8 +25,8 @@ EDGEDEC_INLINE void prefetch_ahead(const uint8_t *p, int n_bytes, Ahead ahead) {
   const uintptr_t at = (uintptr_t)p;
   if (ahead.l1 != 0)
     for (int i = 0; i < n_bytes; i += 64) prefetch((const void *)(at + (uintptr_t)(ahead.l1 + i)));
-  if (ahead.l2 != 0)
-    for (int i = 0; i < n_bytes; i += 64) prefetch_to_l2((const void *)(at + (uintptr_t)(ahead.l2 + i)));
+  for (int time = ahead.l2_times; time > 0; --time)
+    for (int i = 0; i < n_bytes; i += 64) prefetch_to_l2((const void *)(at + (uintptr_t)(ahead.l2 * time + i)));
 }
 
 #if EDGEDEC_NEON
@@ -224,7 +226,7 @@ void tile_product(const uint8_t *tile, int64_t n_units, const ActivationBlock *g
     for (int part = 0; part < PARTS; ++part) {
       Floats sums[N];
       UNROLL for (int m = 0; m < N; ++m) sums[m] = acc[part][m];
-      const Ahead now = PARTS <= 2 && part == 0 ? ahead : Ahead{0, 0};
+      const Ahead now = PARTS <= 2 && part == 0 ? ahead : Ahead{};
       const uint8_t *p = tile + begin * Unit::BYTES;
       Rows rows(group + begin * Unit::SUBS, first);
       for (int64_t i = begin; i < end; ++i, p += Unit::BYTES) {
@@ -265,7 +267,7 @@ void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
       const int n = row_end - i < MAX_ROWS ? (int)(row_end - i) : MAX_ROWS;
       const ActivationBlock *group = a.blocks + i / GROUP_ROWS * (a.n / 32);
       const TileProduct product = tile_product_of<Unit>(n, std::make_integer_sequence<int, MAX_ROWS>());
-      const Ahead now = i == row_begin ? ahead : Ahead{0, 0};
+      const Ahead now = i == row_begin ? ahead : Ahead{};
       product(tile, n_units, group, (int)(i % GROUP_ROWS), now, column + (i - row_begin) * stride, stride);
     }
   }
@@ -304,20 +306,25 @@ Product coded_product(int32_t type) {
   }
 }
 
-// The same for float weights: four sums by column modulo 4, which are added at the end.
+// The same for float weights: four sums by column modulo 4, which are added at the end. Nothing is fetched ahead unless
+// a matrix says it.
 template <Floats (*LOAD)(const void *), int BYTES, int N>
-void float_tile_product(const uint8_t *tile, int64_t n_cols, const float *const *x, float *y, int64_t stride) {
+void float_tile_product(const uint8_t *tile, int64_t n_cols, const float *const *x, Ahead ahead, float *y,
+                        int64_t stride) {
   for (int part = 0; part < PARTS; ++part) {
+    const Ahead now = PARTS <= 2 && part == 0 ? ahead : Ahead{};
     const uint8_t *p = tile + BYTES * LANES * part;
     Floats acc[4][N];
     for (int i = 0; i < 4; ++i)
       for (int m = 0; m < N; ++m) acc[i][m] = zero();
     int64_t k = 0;
-    for (; k + 4 <= n_cols; k += 4)
+    for (; k + 4 <= n_cols; k += 4) {
+      prefetch_ahead(tile + k * 16 * BYTES, 4 * 16 * BYTES, now);
       for (int i = 0; i < 4; ++i) {
         const Floats w = LOAD(p + (k + i) * 16 * BYTES);
         for (int m = 0; m < N; ++m) acc[i][m] = fma(w, set(x[m][k + i]), acc[i][m]);
       }
+    }
     for (; k < n_cols; ++k) {
       const Floats w = LOAD(p + k * 16 * BYTES);
       for (int m = 0; m < N; ++m) acc[0][m] = fma(w, set(x[m][k]), acc[0][m]);
@@ -332,9 +339,10 @@ inline Floats load_f32(const void *p) { return load((const float *)p); }
 template <Floats (*LOAD)(const void *), int BYTES>
 void float_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activations &a, int64_t row_begin,
                    int64_t row_end, float *y, int64_t stride) {
-  using Product = void (*)(const uint8_t *, int64_t, const float *const *, float *, int64_t);
+  using Product = void (*)(const uint8_t *, int64_t, const float *const *, Ahead, float *, int64_t);
   static constexpr Product products[4] = {float_tile_product<LOAD, BYTES, 1>, float_tile_product<LOAD, BYTES, 2>,
                                           float_tile_product<LOAD, BYTES, 3>, float_tile_product<LOAD, BYTES, 4>};
+  const Ahead ahead = ahead_of(w, row_end - row_begin, {});
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const uint8_t *tile = w.tiles + t * w.n_cols * BYTES * edgedec::TILE_ROWS;
     float *column = y + (t - tile_begin) * edgedec::TILE_ROWS;
@@ -342,7 +350,7 @@ void float_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, const 
       const int n = row_end - i < 4 ? (int)(row_end - i) : 4;
       const float *x[4] = {};
       for (int m = 0; m < n; ++m) x[m] = a.x + (i + m) * a.n;
-      products[n - 1](tile, w.n_cols, x, column + (i - row_begin) * stride, stride);
+      products[n - 1](tile, w.n_cols, x, i == row_begin ? ahead : Ahead{}, column + (i - row_begin) * stride, stride);
     }
   }
 }

@@ -109,7 +109,7 @@ void halves_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock
     const int n_now = (int)(n_blocks - b < PASS_BLOCKS ? n_blocks - b : PASS_BLOCKS);
     for (int m = 0; m < n; m += PASS_ROWS) {
       const Rows rows(group + m / GROUP_ROWS * n_blocks + b, m % GROUP_ROWS);
-      const Ahead now = m == 0 ? ahead : Ahead{0, 0};
+      const Ahead now = m == 0 ? ahead : Ahead{};
       add[(n - m < PASS_ROWS ? n - m : PASS_ROWS) - 1](tile, n_now, rows, now, sums[m / PASS_ROWS]);
     }
   }
@@ -129,6 +129,6 @@ void product_of_halves(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
     for (int64_t i = row_begin; i < row_end; i += 16)
       halves_product<Type>(w.tiles + t * (n_blocks / Unit::SUBS) * Unit::BYTES, n_blocks,
                            a.blocks + i / GROUP_ROWS * n_blocks, row_end - i < 16 ? (int)(row_end - i) : 16,
-                           i == row_begin ? ahead : Ahead{0, 0},
+                           i == row_begin ? ahead : Ahead{},
                            y + (t - tile_begin) * edgedec::TILE_ROWS + (i - row_begin) * stride, stride);
 }

@@ -214,7 +214,7 @@ void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *
     Scales scales;
     Type::read_scales(unit, n_run, scales);
     for (int pass = 0; pass < PARTS; pass += AT_ONCE) {
-      const Ahead now = pass == 0 ? ahead : Ahead{0, 0};
+      const Ahead now = pass == 0 ? ahead : Ahead{};
       Floats acc[AT_ONCE][N];
       UNROLL for (int part = 0; part < AT_ONCE; ++part)
         UNROLL for (int v = 0; v < N; ++v) acc[part][v] = sums[pass + part][v];
@@ -256,7 +256,7 @@ void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
     for (int64_t i = row_begin; i < row_end; i += MAX_ROWS) {
       const int n = row_end - i < MAX_ROWS ? (int)(row_end - i) : MAX_ROWS;
       products[n - 1](w.tiles + t * tile_bytes, n_blocks, a.blocks + i / GROUP_ROWS * n_blocks, n,
-                      i == row_begin ? ahead : Ahead{0, 0},
+                      i == row_begin ? ahead : Ahead{},
                       y + (t - tile_begin) * edgedec::TILE_ROWS + (i - row_begin) * stride, stride);
     }
 }
