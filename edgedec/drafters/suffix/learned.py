@@ -35,6 +35,10 @@ class Places(NamedTuple):
     length: int
 
 
+Behind = tuple[Places, int | None]
+"""Places, and a token behind them; None for the places themselves."""
+
+
 class SortedMatch:
     """The longest context at a text's end that a sorted text knows.
 
@@ -113,13 +117,16 @@ class SortedMatch:
             return EMPTY_DRAFT
         known = rates.known()
 
-        def children(places: Places, depth: int) -> list[Child]:
+        def children(behind: Behind, depth: int) -> list[Child[Behind]]:
             if depth >= _DEEPEST:
                 return []
-            rate = known[bucket_of(places.length)]
-            return [(rate * s, token, rate * s) for s, token in self._ranked(places) if rate * s >= LEAST_PATH]
+            places, last = behind
+            found = places if last is None else self._narrowed(places, last)
+            rate = known[bucket_of(found.length)]
+            chances = [(rate * share, token) for share, token in self._ranked(found)]
+            return [(p, token, p, (found, token)) for p, token in chances if p >= LEAST_PATH]
 
-        return grow_tree(self._places, children, self._narrowed, n_max=n_max, least_path=LEAST_PATH, older_first=True)
+        return grow_tree((self._places, None), children, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
 class LearnedDrafter(FixedTextDrafter):

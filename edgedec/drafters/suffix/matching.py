@@ -55,37 +55,35 @@ class Match:
 
     def follow(self, token: int) -> None:
         """Move on to the longest context that ends with this token."""
-        self.state, self.length = self.automaton.follow(self.state, self.length, token)
+        known, state, length = self.automaton, self.state, self.length
+        target = known.next[state].get(token)
+        while target is None and state > 0:
+            state = known.link[state]
+            length, target = known.length[state], known.next[state].get(token)
+        self.state, self.length = (0, 0) if target is None else (target, length + 1)
 
     def best(self) -> int | None:
         """Return the most frequent continuation of the context; None without a context."""
         following = self.automaton.next[self.state]
-        return _ranked(following, self.automaton.count)[0][1] if self.length and following else None
+        return _ranked(following, self.automaton.count)[0][0][1] if self.length and following else None
 
     def draft(self, rates: "MatchRates", n_max: int) -> Draft:
         """Return a tree of at most `n_max` nodes: what followed the context, most probable paths first."""
         if not self.length:
             return EMPTY_DRAFT
-        following, counts, known = self.automaton.next, self.automaton.count, rates.known()
+        following, counts, known, length = self.automaton.next, self.automaton.count, rates.known(), self.length
 
-        def children(state: int, depth: int) -> list[Child]:
-            found = []
+        def children(state: int, depth: int) -> list[Child[int]]:
+            found: list[Child[int]] = []
             if following[state]:
-                rate = known[bucket_of(self.length + depth)]
-                for share, token in _ranked(following[state], counts):
-                    p = rate * share
+                rate, (ranked, total) = known[bucket_of(length + depth)], _ranked(following[state], counts)
+                for count, token in ranked:
+                    p = rate * (count / total)
                     if p >= LEAST_PATH:
-                        found.append((p, token, p))
+                        found.append((p, token, p, following[state][token]))
             return found
 
-        return grow_tree(
-            self.state,
-            children,
-            lambda state, token: following[state][token],
-            n_max=n_max,
-            least_path=LEAST_PATH,
-            older_first=True,
-        )
+        return grow_tree(self.state, children, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
 @dataclass(slots=True)
@@ -112,14 +110,16 @@ class MatchRates:
         return [hits / trials for hits, trials in zip(self.hits, self.trials, strict=True)]
 
 
-def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> list[tuple[float, int]]:
-    """Return up to three continuations of a state, most frequent first: the share of each, and its token."""
-    if len(following) == 1:
-        return [(1.0, token) for token in following]
-    found = [(counts[target] or 1, token) for token, target in islice(following.items(), _LOOKED_AT)]
-    total = sum([count for count, _ in found])
+def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+    """Return up to three continuations of a state, most frequent first: the count of each, its token; all counts."""
+    found: list[tuple[int, int]] = []
+    total = 0
+    for token, target in islice(following.items(), _LOOKED_AT):
+        count = counts[target] or 1
+        total += count
+        found.append((count, token))
     found.sort(reverse=True)
-    return [(count / total, token) for count, token in found[:_CHILDREN]]
+    return found[:_CHILDREN], total
 
 
 def bucket_of(length: int) -> int:
