@@ -19,6 +19,7 @@ _LOOKED_AT = 64  # continuations of a context, those first seen: the others woul
 # How often the most frequent continuation of a match of 1, 2, 3 to 4, 5 to 8, ... tokens comes, before any is seen.
 _PRIOR = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9)
 _PRIOR_WEIGHT = 12.0
+_MOST_BITS = 32  # of the length of a match
 _MEMORY = 400  # observations after which older ones count half
 
 
@@ -76,7 +77,7 @@ class Match:
         def children(state: int, depth: int) -> list[Child[int]]:
             found: list[Child[int]] = []
             if following[state]:
-                rate, (ranked, total) = known[bucket_of(length + depth)], _ranked(following[state], counts)
+                rate, (ranked, total) = known[(length + depth - 1).bit_length()], _ranked(following[state], counts)
                 for count, token in ranked:
                     p = rate * (count / total)
                     if p >= LEAST_PATH:
@@ -98,7 +99,7 @@ class MatchRates:
         best = match.best()
         if best is None:
             return
-        bucket = bucket_of(match.length)
+        bucket = min((match.length - 1).bit_length(), len(_PRIOR) - 1)
         self.hits[bucket] += token == best
         self.trials[bucket] += 1
         if self.trials[bucket] > _MEMORY:
@@ -106,8 +107,9 @@ class MatchRates:
             self.trials[bucket] *= 0.5
 
     def known(self) -> list[float]:
-        """Return the rate of each bucket."""
-        return [hits / trials for hits, trials in zip(self.hits, self.trials, strict=True)]
+        """Return the rate of a match by the bits that its length less one has."""
+        rates = [hits / trials for hits, trials in zip(self.hits, self.trials, strict=True)]
+        return rates + rates[-1:] * _MOST_BITS
 
 
 def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
@@ -120,11 +122,6 @@ def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> tuple[list[t
         found.append((count, token))
     found.sort(reverse=True)
     return found[:_CHILDREN], total
-
-
-def bucket_of(length: int) -> int:
-    """Return the bucket of a match of that many tokens, at least one."""
-    return min((length - 1).bit_length(), len(_PRIOR) - 1)
 
 
 class FixedTextDrafter:
