@@ -135,9 +135,7 @@ def prepare(text: TextState, decoder: Decoder) -> Prepared:
     pending = text.token_ids[text.n_cached :]
     begun = perf_counter()
     n_generated = len(text.token_ids) - len(text.request.prompt_ids)
-    # Another rule draws the first token without a draft, whether the prompt was read now or by an earlier request.
-    drafts = len(pending) == 1 and (n_generated or text.request.rule == COUPLED)
-    draft = _propose(text, decoder, n_generated) if drafts else EMPTY_DRAFT
+    draft = _propose(text, decoder, n_generated) if len(pending) == 1 else EMPTY_DRAFT
     return Prepared(text, decoder, pending, draft, perf_counter() - begun)
 
 
