@@ -2,11 +2,22 @@
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from edgedec.draft_constants import BUCKET, LOSS_SHARE, NEWEST, NEXT_TO_NOTHING, NOTICED, ODD, SAMPLES, STALE, SURE
+from edgedec.draft_constants import (
+    BUCKET,
+    FIRST,
+    LOSS_SHARE,
+    NEWEST,
+    NEXT_TO_NOTHING,
+    NOTICED,
+    ODD,
+    SAMPLES,
+    STALE,
+    SURE,
+)
 
 Cost = Callable[[int], float]
 """Seconds of a forward by the nodes of the draft in it."""
@@ -52,6 +63,19 @@ class SharedForward:
     n_items: int = 1
 
 
+class StepSeconds(dict[int, float]):
+    """Seconds of a step by the nodes of its draft, found out for some numbers at once when one is first asked for."""
+
+    def __init__(self, find_out: Callable[[range], Sequence[float]]) -> None:
+        super().__init__()
+        self._find_out = find_out
+
+    def __missing__(self, n_nodes: int) -> float:
+        some = range(n_nodes, n_nodes + FIRST) if n_nodes else range(1)
+        self.update(zip(some, self._find_out(some), strict=True))
+        return self[n_nodes]
+
+
 @dataclass(slots=True)
 class _Bucket:
     """What is known of forwards in contexts of about one length.
@@ -77,27 +101,32 @@ class _Bucket:
 
     def seconds(self, n_rows: int) -> float | None:
         """Return the seconds of `n_rows` rows, None where nothing was measured."""
-        known = self._seconds.get(n_rows)
-        if known is None and self.most:
-            known = self._seconds[n_rows] = self._sum_up(n_rows)
-        return known
+        return self.sums((n_rows,)).get(n_rows)
 
-    def _sum_up(self, n_rows: int) -> float:
-        if n_rows in self._recent:
-            return self.points[n_rows]
-        measured = self._measured = self._measured or self.table()
-        rows = list(measured)
-        least, most = rows[0], rows[-1]
-        index = bisect_left(rows, n_rows)
-        single = n_rows / least * measured[least]
-        if index == len(rows):
-            return min(single, measured[most] * n_rows / most)
-        if not index or rows[index] in self._recent:
-            return measured[rows[index]]
-        below = rows[index - 1]
-        times, rest = divmod(n_rows, below)
-        in_parts = times * measured[below] + rest * measured[least]
-        return min(measured[rows[index]], single, in_parts)
+    def sums(self, numbers: Iterable[int]) -> Mapping[int, float]:
+        """Return the seconds of these numbers of rows, and of others; nothing where nothing was measured."""
+        sums, recent = self._seconds, self._recent
+        for n_rows in numbers if self.most else ():
+            if n_rows in sums:
+                continue
+            if n_rows in recent:
+                sums[n_rows] = self.points[n_rows]
+                continue
+            measured = self._measured = self._measured or self.table()
+            rows = list(measured)
+            least, most = rows[0], rows[-1]
+            index = bisect_left(rows, n_rows)
+            single = n_rows / least * measured[least]
+            if index == len(rows):
+                sums[n_rows] = min(single, measured[most] * n_rows / most)
+            elif not index or rows[index] in recent:
+                sums[n_rows] = measured[rows[index]]
+            else:
+                below = rows[index - 1]
+                times, rest = divmod(n_rows, below)
+                in_parts = times * measured[below] + rest * measured[least]
+                sums[n_rows] = min(measured[rows[index]], single, in_parts)
+        return sums
 
     def observe(self, n_rows: int, seconds: float) -> float:
         """Take the seconds of a real step and return them, cut where they are out of all proportion."""
@@ -234,6 +263,7 @@ class CostCurve:
         beside_s: Mean seconds that a step takes beside proposing and its forward, as Python does: [a plain step, one
             that verifies a draft]. On a small model they are a part of what a draft costs.
         others: Tokens that other requests gain by the same forward, where forwards are shared.
+        n_texts: Texts that share the forward of the present step.
         joined: The latest forward that was noted of those that several sessions had rows in; None before.
         latest_s: Seconds of the latest forward, of keeping a branch of it, and of what a step takes beside; cut where
             they are out of all proportion. None before the first forward, and until the next one when it was set to
@@ -253,6 +283,7 @@ class CostCurve:
             cheapest = min(base.values(), default=seconds)
             base[n_rows] = min(seconds, cheapest)  # where more rows took less, the time of fewer rows was disturbed
         self.keep_s = self.others = 0.0
+        self.n_texts = 1
         self.beside_s = [0.0, 0.0]
         self.joined: SharedForward | None = None
         self.latest_s: float | None = None
@@ -329,12 +360,13 @@ class CostCurve:
         bucket, (plain_s, draft_s) = self._bucket(n_past), self.beside_s
         if not self.resuming.after_draft:
             draft_s += self._resume_s(bucket)
-        return lambda n_nodes: (bucket.seconds(n_nodes + 1) or float(n_nodes + 1)) + (draft_s if n_nodes else plain_s)
 
-    @property
-    def n_texts(self) -> int:
-        """Texts that share the forward of the present step."""
-        return 1 + round(self.others)
+        def find_out(some: range) -> list[float]:
+            rows = range(some.start + 1, some.stop + 1)
+            sums, beside_s = bucket.sums(rows), draft_s if some.start else plain_s
+            return [(sums.get(n_rows) or float(n_rows)) + beside_s for n_rows in rows]
+
+        return StepSeconds(find_out).__getitem__
 
     def _resume_s(self, bucket: _Bucket) -> float:
         """Return the seconds that the next plain step takes longer when a draft comes before it."""
@@ -362,12 +394,12 @@ def best_length(
     >>> best_length(0.8, DraftPrice(0.01), lambda n: 0.05, 8, 1 / 0.05)[0]
     4
     """
-    best, gain = 1, 0.0
-    expected, path = 1.0 + others, 1.0
+    best, gain, plain_rate = 1, 0.0, max(plain_rate, 1e-9)
+    expected, path, level, once = 1.0 + others, 1.0, price.level, price.once
     for n in range(1, n_max + 1):
         path *= rate
         expected += path
-        found = expected / (price.of(n) + cost(n)) / max(plain_rate, 1e-9)
+        found = expected / (once + n * level + cost(n)) / plain_rate
         if found > gain:
             best, gain = n, found
         if path * rate < NEXT_TO_NOTHING * (1 - rate):  # what all further nodes together would add

@@ -42,21 +42,19 @@ class DrafterNeeds:
         layers: Whether the drafter runs the target with layers left out.
         candidates: How many of the most probable tokens of each row learn() gets.
         varies: Whether these needs may change with every step.
+        of_each_step: Whether learn() gets something that is lost with its step, so that the drafter can't take the step
+            in later. Any other drafter may rest: the tokens of the steps that it missed come in one learn() before the
+            next propose().
     """
 
     taps: tuple[int, ...] = ()
     layers: bool = False
     candidates: int = 0
     varies: bool = False
+    of_each_step: bool = field(init=False)
 
-    @property
-    def of_each_step(self) -> bool:
-        """Whether learn() gets something that is lost with its step, so that the drafter can't take the step in later.
-
-        Any other drafter may rest: the tokens of the steps that it missed come in one learn() before the next
-        propose().
-        """
-        return bool(self.taps or self.candidates)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of_each_step", bool(self.taps or self.candidates))
 
 
 class Correction:
@@ -76,6 +74,11 @@ class Correction:
     def corrected(self, p: float) -> float:
         """Return the estimate p, 0 to 1, corrected by what was observed: 0 to MOST_P."""
         return min(MOST_P, p * self.factors[bisect_right(self.edges, p)])
+
+    def all_corrected(self, chances: Sequence[float]) -> list[float]:
+        """Return estimates, each corrected like one."""
+        edges, factors = self.edges, self.factors
+        return [min(MOST_P, p * factors[bisect_right(edges, p)]) for p in chances]
 
 
 @dataclass(slots=True)

@@ -130,7 +130,7 @@ class DecodeStats:
 
     def count_outcome(self, name: str, n_tried: int, n_right: int) -> None:
         """Count the nodes of a proposal whose parent was right, and those that were right themselves."""
-        counts = self._of(name)
+        counts = self.drafters.get(name) or self._of(name)
         counts["tried"] += n_tried
         counts["right"] += n_right
 

@@ -26,8 +26,8 @@ from typing import Any
 
 import edgedec
 from edgedec.cost_curve import CostCurve
-from edgedec.decoding import generate as generate_module
 from edgedec.decoding import step as step_module
+from edgedec.decoding.text_loop import TextLoop
 from edgedec.drafters.head import HeadDrafter
 from edgedec.drafters.suffix.common import CommonDrafter
 from edgedec.drafters.suffix.suffix import SuffixDrafter
@@ -39,18 +39,18 @@ from edgedec_runtimes.cpu.library import native
 _WRAPPED: tuple[tuple[Any, str, str], ...] = (
     (Policy, "propose", "policy: propose"),
     (Policy, "learn", "policy: learn"),
-    (SuffixDrafter, "draft", "suffix: draft"),
-    (SuffixDrafter, "accept", "suffix: accept"),
-    (CommonDrafter, "draft", "common: draft"),
-    (CommonDrafter, "accept", "common: accept"),
-    (HeadDrafter, "draft", "head: draft"),
-    (HeadDrafter, "accept", "head: accept"),
+    (SuffixDrafter, "propose", "suffix: propose"),
+    (SuffixDrafter, "learn", "suffix: learn"),
+    (CommonDrafter, "propose", "common: propose"),
+    (CommonDrafter, "learn", "common: learn"),
+    (HeadDrafter, "propose", "head: propose"),
+    (HeadDrafter, "learn", "head: learn"),
     (CostCurve, "observe", "cost curve: observe"),
     (step_module, "_propose", "step: propose"),
-    (step_module, "_forward", "step: forward"),
+    (step_module, "evaluate", "step: forward"),
     (step_module, "_accept", "step: accept"),
     (step_module, "_learn", "step: learn"),
-    (generate_module, "step", "step: the rest"),
+    (TextLoop, "stepped", "step: the rest"),
 )
 _NATIVE = ("ec_forward", "ec_draft_chains")
 REST = "the rest"

@@ -1,12 +1,12 @@
 """The methods of the comparison of EAGLE-3's relatives: what each is made of, and what its drafts cost.
 
-"block" is the drafter of `edgedec train-drafter --kind block`; "deer" is the same without its Markov head, so that the
-laws of a block's tokens are independent of each other, as a diffusion model's are after one step (DEER). "narrow" is
-the draft model that "narrow-tvd" and "s2d" change.
+"block" is the drafter of `edgedec train-drafter --kind block`; "deer" is the same with a Markov head that stays zero,
+so that the laws of a block's tokens are independent of each other, as a diffusion model's are after one step (DEER).
+"narrow" is the draft model that "narrow-tvd" and "s2d" change.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from relatives_narrow import Narrow, narrow_price, variation
 from relatives_rows import N_ROWS, Prompts, RowsLearner, Transfer
 
 from edgedec_export.training.batches import tap_scale
-from edgedec_export.training.block.network import shape_of
+from edgedec_export.training.block.network import MARKOV_TABLE, shape_of
 from edgedec_export.training.block.shape import block_card, block_shape, price_of
 from edgedec_export.training.block.student import BlockStudent
 from edgedec_export.training.head_student import HeadStudent
@@ -35,6 +35,7 @@ from edgedec_export.training.target_parts import TargetParts, card_of
 from edgedec_runtimes.trained_heads.card import HeadCard
 
 _MOST_HELD_BACK = 48_000_000
+_MARKOV = (MARKOV_TABLE, "markov_w2")
 _FITTED_FILES = 4  # of lessons, to which a draft model's output is fitted
 
 
@@ -186,17 +187,20 @@ def _narrow(paper: str, exits: Sequence[int], loss: Any = cross_entropy) -> Rela
 
 def _block(paper: str, *, markov: bool) -> Relative:
     def card(given: Given) -> HeadCard:
-        shape = block_shape(given.parts.network.n_embd, None, None, None)
-        kept = shape if markov else replace(shape, markov="none", rank=0)
-        return block_card(given.parts, kept, len(given.borrowed.token_ids), None)
+        shape = block_shape(given.parts.network.n_embd, None, None, None if markov else 1)
+        return block_card(given.parts, shape, len(given.borrowed.token_ids), None)
 
     def new(given: Given) -> Method:
         ids = given.borrowed.token_ids
-        return BlockStudent(given.parts, card(given), ids, given.first_lessons(), seed=0, device="cpu")
+        student = BlockStudent(given.parts, card(given), ids, given.first_lessons(), seed=0, device="cpu")
+        if not markov:
+            for name in _MARKOV:
+                student.weights[name].requires_grad_(False).zero_()
+        return student
 
     def price(given: Given) -> Price:
-        read = price_of(card(given), 1, row_bytes(given.parts))
-        return by_bytes(DraftBytes(read.once, (read.level,) * shape_of(card(given)).size), given.parts)
+        read, shape = price_of(card(given), 1, row_bytes(given.parts)), shape_of(card(given))
+        return by_bytes(DraftBytes(read.once, (read.level if markov else 0.0,) * shape.size), given.parts)
 
     return Relative(paper, new, price)
 

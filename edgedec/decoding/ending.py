@@ -4,6 +4,7 @@ import codecs
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from edgedec import plugins
 from edgedec.constraint import Constraint
@@ -174,7 +175,7 @@ class TextEnd:
         temperature, n_most = request.sampling.temperature or 1.0, session.n_text_max
         if request.sampling.max_tokens is not None:
             n_most = min(n_most, len(request.prompt_ids) + request.sampling.max_tokens)
-        text, piece = TextStream(request.sampling.stop), session.model.tokenizer.piece
+        text, piece = TextStream(request.sampling.stop), cache(session.model.tokenizer.piece)
         early = _early_ends(request, session.model)
         return cls(is_end, request.sampling.max_tokens, n_most, constraint, early, temperature, text, piece)
 
@@ -191,15 +192,17 @@ class TextEnd:
             n_before: Tokens of the text before the step, the prompt included.
         """
         path, token_ids, constraint = verification.path, verification.token_ids, self.constraint
-        rows = [0, *(node + 1 for node in path)]
-        masses = self._log_masses(token_ids, forward, rows)  # before the first token is committed
+        rows = [0, *[node + 1 for node in path]] if path else [0]
+        masses = self._log_masses(token_ids, forward, rows) if constraint is not None else []  # before any is committed
         texts, logprobs, before, reason = list[str](), list[float](), None, None
         for i, token_id in enumerate(token_ids):
             taken = token_id if constraint is None else constraint.commit(token_id)
             if constraint is not None:
                 constraint.logprob += masses[i]
                 logprobs.append(constraint.logprob)
-            before = self._end_before(taken, forward, rows[i])
+            before = _END_TOKEN if self.is_end(taken) else None
+            if before is None and self.early:
+                before = self._early_end(taken, forward, rows[i])
             texts.append(self.text.feed(self.piece(taken)) if before is None else "")
             reason = self._reason(before, n_before + i + 1)
             if reason is not None or taken != token_id:
@@ -221,15 +224,12 @@ class TextEnd:
 
     def _log_masses(self, token_ids: tuple[int, ...], forward: Forward, rows: list[int]) -> list[float]:
         """Return the log Z of the row of each token, by the masks that the tokens were drawn with."""
-        if self.constraint is None:
-            return []
+        assert self.constraint is not None, "without a grammar there are no masks"
         logits, log_mass = forward.logits, self.constraint.log_mass
         return [log_mass(logits[rows[i]], token_ids[:i], self.temperature) for i in range(len(token_ids))]
 
-    def _end_before(self, token_id: int, forward: Forward, row: int) -> EndBefore | None:
-        """Return why the text ends before a token that was drawn from a row; None where it does not."""
-        if self.is_end(token_id):
-            return _END_TOKEN
+    def _early_end(self, token_id: int, forward: Forward, row: int) -> EndBefore | None:
+        """Return why a method ends the text before a token that was drawn from a row; None where none does."""
         for early in self.early:
             before = early.before(forward.logits[row], token_id, forward.ops)
             if before is not None:

@@ -5,7 +5,6 @@ import math
 import weakref
 from collections.abc import Generator, Iterator
 from time import monotonic, perf_counter, sleep
-from typing import TYPE_CHECKING
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
@@ -29,9 +28,6 @@ from edgedec.sampling import Noise
 from edgedec.scheduler.drafter_set import open_policy
 from edgedec.sequence import COUPLED, Generation, Request, TextState, TokenOutput
 from edgedec.stats import DecodeStats
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("edgedec.decoding.generate")
 _PAUSE_S = 1.0
@@ -220,6 +216,7 @@ def open_run(
         on_progress=on_progress,
         constraint=constraint,
         forward_rows=slot.forward_rows,
+        takes_best=request.sampling.takes_best and constraint is None,
     )
     if request.rule != COUPLED:
         text.stats.add_reason(f"verified by {request.rule}: a text of the same distribution, not plain decoding's own")
@@ -229,7 +226,7 @@ def open_run(
         if early.note:
             text.stats.add_reason(early.note)
     if drafting is not None and request.draft:
-        decoder.strict = drafting.strict
+        decoder.strict = drafting.strict and session.model.batch_invariant is not True
         decoder.policy = open_policy(drafting, session, curve, text, decoder.noise, constraint)
         if decoder.policy is not None and constraint is not None:
             from edgedec.scheduler.jump_forward import ForcedDrafts

@@ -58,7 +58,8 @@ class Decoder:
         constraint: The grammar that the text keeps to, or None.
         forced: Puts the tokens that the grammar forces into drafts, or None.
         forward_rows: Most rows of a forward that verifies, where memory is planned; None for all that the model can.
-        strict: Whether to verify only where the rows of one forward have the bits of single steps.
+        strict: Whether to look if the rows of a forward have the bits of single steps, and to verify only these.
+        takes_best: Whether each token is the model's most probable one, whatever came before.
         logprobs: One entry for each token of the latest step, where the request asks for them.
         added: What the latest step added to the text.
         saved: Knows what drafts saved.
@@ -74,6 +75,7 @@ class Decoder:
     forced: "ForcedDrafts | None" = None
     forward_rows: int | None = None
     strict: bool = True
+    takes_best: bool = False
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
     added: Added = field(default_factory=Added)
     saved: TimeSaved = field(default_factory=TimeSaved)
@@ -107,7 +109,7 @@ class Prepared:
             self.decoder.session,
             self.text.n_cached,
             np.array([*self.pending, *draft.tokens], np.int32),
-            parents=None if draft.is_chain else _rows_above(draft),
+            parents=None if not draft.tokens or draft.is_chain else _rows_above(draft),
             rows="all" if draft.tokens else "last",
             taps=policy.drafters.needs.taps if policy is not None else (),
         )
@@ -133,9 +135,7 @@ def prepare(text: TextState, decoder: Decoder) -> Prepared:
     pending = text.token_ids[text.n_cached :]
     begun = perf_counter()
     n_generated = len(text.token_ids) - len(text.request.prompt_ids)
-    # Another rule draws the first token without a draft, whether the prompt was read now or by an earlier request.
-    drafts = len(pending) == 1 and (n_generated or text.request.rule == COUPLED)
-    draft = _propose(text, decoder, n_generated) if drafts else EMPTY_DRAFT
+    draft = _propose(text, decoder, n_generated) if len(pending) == 1 else EMPTY_DRAFT
     return Prepared(text, decoder, pending, draft, perf_counter() - begun)
 
 
@@ -180,7 +180,8 @@ def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification
     else:
         stats.forward_s += forward_s
         stats.n_steps += 1
-        plain_s = _plain_s(decoder.curve, forward_s) if not draft.tokens and len(prepared.pending) == 1 else None
+        if decoder.curve is not None and not draft.tokens and len(prepared.pending) == 1:
+            plain_s = _plain_s(decoder.curve, forward_s)
         if curve is not None:
             curve.observe(len(prepared.pending) + len(draft.tokens), forward_s, n_past, keep_s)
     _learn(text, decoder, draft, forward, verification)
@@ -196,14 +197,14 @@ def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification
     return verification
 
 
-def _plain_s(curve: CostCurve | None, forward_s: float) -> float | None:
+def _plain_s(curve: CostCurve, forward_s: float) -> float | None:
     """Return what a plain step's forward takes where no draft came before it; None where other texts had a part in it.
 
     Args:
         curve: The cost curve, which has not seen this forward yet.
         forward_s: What this plain step's forward took.
     """
-    if curve is None or curve.others:
+    if curve.others:
         return None
     return forward_s / (1 + curve.resuming.share) if curve.resuming.after_draft else forward_s
 
@@ -245,7 +246,7 @@ def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
 
 def _rows_above(draft: Draft) -> NDArray[np.int32]:
     """Return the row that each row of a forward follows, where the last token is row 0 and node i is row i + 1."""
-    return np.array([-1, *(parent + 1 for parent in draft.parents)], np.int32)
+    return np.array([-2, *draft.parents], np.int32) + 1
 
 
 def _accept(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -> tuple[Verification, float | None]:
@@ -259,7 +260,7 @@ def _accept(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -
     verification = decoder.added.verification
     n_top = text.request.sampling.logprobs
     if n_top is not None:
-        rows = forward.logits[[0, *(node + 1 for node in verification.path)]]
+        rows = forward.logits[[0, *[node + 1 for node in verification.path]]]
         chosen = zip(rows, verification.token_ids, strict=True)
         decoder.logprobs = [_logprobs(row, token, n_top, forward.ops) for row, token in chosen]
     keep_s = None
@@ -267,7 +268,7 @@ def _accept(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -
     if len(draft.tokens) and not draft.is_chain:
         begun = perf_counter()
         try:
-            decoder.session.keep(np.array([0, *(node + 1 for node in verification.path)], dtype=np.int32))
+            decoder.session.keep(np.array([-1, *verification.path], dtype=np.int32) + 1)
         except RuntimeLostError:  # the tokens stand: the grammar has them already; all of them are to be read again
             n_cached = 0
         keep_s = perf_counter() - begun
@@ -280,7 +281,7 @@ def _verify(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -
     """Choose tokens along a path of the draft, by the rule that the request names."""
     rule, best = text.request.rule, forward.best
     if rule == COUPLED:
-        if best and text.request.sampling.takes_best and decoder.constraint is None:
+        if best and decoder.takes_best:
             return verify_coupled(draft, lambda row, accepted: best[row])
         return verify_coupled(draft, partial(_choose_token, text, decoder, forward))
     from edgedec.verification.rule_tools import uniform_source

@@ -1,7 +1,7 @@
 """Drafters: they propose tokens, which the target verifies. One method a file.
 
-Proposals come from text (`suffix`: the prompt, earlier outputs, a small corpus), from tables of the target's own
-probabilities (`ngram`), from a smaller model (`draft_model`), or from a trained head (`head`).
+Proposals come from text (`suffix`: the prompt, earlier outputs, a small corpus), from a smaller model (`draft_model`),
+or from a trained head (`head`).
 
 A new drafter is a file in one of these folders or, where `auto` does not use it, in methods/edgedec_methods, with a
 class that keeps the contract edgedec.drafter.Drafter: begin, propose, learn, memory_bytes, and what it needs of the

@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 from edgedec.draft import Draft
 from edgedec.sampling import Distribution
 
 S = TypeVar("S")
 
-Child = tuple[float, int, float]
+Child = tuple[float, int, float, S]
 """A token that may follow a node: its score, which decides where the tree grows; the token; P(accepted | parent
-accepted)."""
+accepted); the state behind the token."""
 
 
 @dataclass(slots=True)
@@ -82,40 +82,29 @@ class DraftBuilder:
             least_leaf: The path probability below which a token beside the chain is left out.
             corrected: P that the drafter gives to a token of the chain -> P by which the path probability goes.
         """
-        n_levels, parent, path = 0, -1, 1.0
+        n_levels, parent, path, n_max = 0, -1, 1.0, self.n_max
         for level in levels:
             if not level.tokens:
                 break
             n_levels += 1
             above, parent = parent, len(self.tokens)
             for i, (token, p) in enumerate(zip(level.tokens, level.p, strict=True)):
-                if self.n_left and (i == 0 or path * p >= least_leaf):
+                if len(self.tokens) < n_max and (i == 0 or path * p >= least_leaf):
                     self.add(token, above, p, level.q)
             path *= corrected(level.p[0])
-            if path < least_path or not self.n_left or monotonic() > deadline_s:
+            if path < least_path or len(self.tokens) >= n_max or monotonic() > deadline_s:
                 break
         return n_levels
 
     def build(self) -> Draft:
         """Return the draft; with the q of each node where one was drawn."""
         draft = Draft.tree(self.tokens, self.parents, self.p_accept)
-        return draft if all(law is None for law in self._laws) else replace(draft, q=tuple(self._laws))
-
-
-class _Siblings(NamedTuple):
-    """The children of a node: the node, the state behind it, its path's score, and how many tokens lead to it."""
-
-    children: Sequence[Child]
-    parent: int
-    state: Any
-    path: float
-    depth: int
+        return replace(draft, q=tuple(self._laws)) if any(self._laws) else draft
 
 
 def grow_tree(
     root: S,
-    children: Callable[[S, int], Sequence[Child]],
-    follow: Callable[[S, int], S],
+    children: Callable[[S, int], Sequence[Child[S]]],
     *,
     n_max: int,
     least_path: float,
@@ -124,34 +113,36 @@ def grow_tree(
     """Grow a tree of at most `n_max` nodes, highest product of scores along the path first.
 
     Args:
-        root: The state after the text.
+        root: The state behind the text.
         children: `(state, depth)` -> the tokens that may follow, highest score first, none twice; `depth` is how many
             drafted tokens lead to the state.
-        follow: `(state, token)` -> the state after the token.
         n_max: Most nodes.
         least_path: The product of scores below which a path is left out; the root's first child always stays.
         older_first: Which of two paths with equal products comes first: the one whose parent was added first, or else
             the one whose next better sibling or parent was.
     """
-    nodes, order = DraftBuilder(n_max), 0
+    tokens, parents, p_accept, order = list[int](), list[int](), list[float](), 0
     first = children(root, 0) if n_max > 0 else ()
-    # minus the path's score, order of equal scores, which of the siblings, the siblings
-    queue = [(-first[0][0], order, 0, _Siblings(first, -1, root, 1.0, 0))] if first else []
+    # minus the path's score, order of equal scores, which of the siblings, and these: the children of a node, the node,
+    # its path's score, and how many tokens lead to it
+    queue = [(-first[0][0], order, 0, (first, -1, 1.0, 0))] if first else []
     while queue:
         negative, place, rank, family = heappop(queue)
-        _, token, p = family.children[rank]
-        node = nodes.add(token, family.parent, p)
-        if not nodes.n_left:
+        siblings, parent, _, depth = family
+        _, token, p, state = siblings[rank]
+        tokens.append(token)
+        parents.append(parent)
+        p_accept.append(p)
+        if len(tokens) == n_max:
             break
-        state, depth = follow(family.state, token), family.depth + 1
-        below = _Siblings(children(state, depth), node, state, -negative, depth)
-        for next_rank, siblings in ((rank + 1, family), (0, below)):
-            if next_rank < len(siblings.children):
-                score = siblings.path * siblings.children[next_rank][0]
+        below = children(state, depth + 1), len(tokens) - 1, -negative, depth + 1
+        for next_rank, its in ((rank + 1, family), (0, below)):
+            if next_rank < len(its[0]):
+                score = its[2] * its[0][next_rank][0]
                 if score >= least_path:
                     order += 1
-                    heappush(queue, (-score, place if older_first and next_rank else order, next_rank, siblings))
-    return nodes.build()
+                    heappush(queue, (-score, place if older_first and next_rank else order, next_rank, its))
+    return Draft.tree(tokens, parents, p_accept)
 
 
 def path_of(tokens: Sequence[int], parents: Sequence[int], token_ids: Sequence[int], root: int = -1) -> list[int]:

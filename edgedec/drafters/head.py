@@ -94,7 +94,8 @@ class HeadDrafter:
         if self._tally.why:
             state.rest()
             raise DrafterRestsError(self._tally.why)
-        self._check_held()
+        if state.gone:
+            raise DrafterRestsError(SHED)
         state.follow()
         self._ids: list[int] = []
         self._begun_s = 0.0
@@ -121,25 +122,23 @@ class HeadDrafter:
         self._begun_s = self.state.read_s
         self._levels.begin()
 
-    def _check_held(self) -> None:
-        if self.state.gone:
-            raise DrafterRestsError(SHED)
-
     def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Draft a chain with the second best tokens beside it, or a drawn chain, for as long as that pays.
 
         Raises:
             DrafterRestsError: Another request has shed the head.
         """
-        self._check_held()
+        if self.state.gone:
+            raise DrafterRestsError(SHED)
         left_s = deadline_s - monotonic()
         begun, self.calls, self.own_s = perf_counter(), [], 0.0
         n_max = min(n_max, self._context.target.room(len(self._ids)))
         if len(self._ids) < 2 or n_max < 1 or (left_s < 0 and not self._levels.draws):
             return EMPTY_DRAFT
-        rules = ChainRules(n_max, self._context.floor.path_probability, most_s=left_s)
+        known, least_path = self._context.correction, self._context.floor.path_probability
+        rules = ChainRules(n_max, least_path, known.edges, tuple(known.factors), left_s)
         draft = self._chain(rules) if self._context.shape.kind == CHAIN else self._tree(rules)
-        self._first = draft.tokens[0] if len(draft) else None
+        self._first = draft.tokens[0] if draft.tokens else None
         self.own_s += perf_counter() - begun
         return draft
 
@@ -150,7 +149,7 @@ class HeadDrafter:
         """
         nodes, known = DraftBuilder(rules.n_max), self._context.correction
         nodes.add_levels(
-            self._levels_behind(replace(rules, edges=known.edges, factors=tuple(known.factors))),
+            self._levels_behind(rules),
             deadline_s=inf if self._levels.draws else monotonic() + rules.most_s,
             least_path=rules.least_path,
             least_leaf=_LEAST_LEAF if self._context.target.model.capabilities.trees else 1.0,

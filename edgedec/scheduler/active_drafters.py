@@ -28,6 +28,7 @@ class ActiveDrafter:
         cost: What each of its nodes takes.
         greedy: Whether the text's tokens are drawn at temperature 0; what is known of sampled texts is kept apart.
         draft: What it proposed before this step.
+        chances: P(node accepted | parent accepted) of its nodes, by what was observed of the drafter's estimates.
         places: By node of `draft`, the node's index in the tree of all proposals.
         n_before: How many nodes that tree had before.
         missed: Tokens of the text that it has to read before its next draft; None before its first draft.
@@ -44,9 +45,14 @@ class ActiveDrafter:
         ask_s: Seconds that this took.
         taught_s: Mean seconds that teaching it takes.
         idles: Whether it leaves this text alone, as following the text would cost more than its drafts bring.
+        n_unread: Tokens of the text that the target had to read when the text was begun.
+        gained_s: Seconds that its drafts gained.
         n_own: Nodes of the step's draft that it proposed, and no other drafter before it.
         unlearned: Tokens of the steps in which it rested, which it learns when it is asked again.
         hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
+        costly: Whether a node that the drafter drafts takes enough time to be counted.
+        in_place: Whether it knows the text already as far as the target's session holds it.
+        worth: What its drafts are worth in texts like this one.
     """
 
     name: str
@@ -55,6 +61,7 @@ class ActiveDrafter:
     cost: DraftCost = DraftCost.NOTHING
     greedy: bool = True
     draft: Draft = EMPTY_DRAFT
+    chances: list[float] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     n_before: int = 0
     missed: int | None = None
@@ -72,23 +79,17 @@ class ActiveDrafter:
     ask_s: float = 0.0
     taught_s: float = 0.0
     idles: bool = False
+    n_unread: int = 0
+    gained_s: float = 0.0
     n_own: int = 0
     unlearned: list[int] = field(default_factory=list)
+    costly: bool = field(init=False)
+    in_place: bool = field(init=False)
+    worth: Worth = field(init=False)
 
-    @property
-    def costly(self) -> bool:
-        """Whether a node that the drafter drafts takes enough time to be counted."""
-        return self.cost is not DraftCost.NOTHING
-
-    @property
-    def in_place(self) -> bool:
-        """Whether it knows the text already as far as the target's session holds it."""
-        return self.cost is DraftCost.CALLS
-
-    @property
-    def worth(self) -> Worth:
-        """What its drafts are worth in texts like this one."""
-        return self.record.worth[self.greedy]
+    def __post_init__(self) -> None:
+        self.costly, self.in_place = self.cost is not DraftCost.NOTHING, self.cost is DraftCost.CALLS
+        self.worth = self.record.worth[self.greedy]
 
     def is_due(self, token_s: float, n_texts: int, *, among_others: bool = False) -> bool:
         """Tell whether it is asked before this step, as that pays or to find out; `tries` says which.
@@ -100,8 +101,9 @@ class ActiveDrafter:
         """
         if self.idles:
             return False
-        self.worth.paid = self.worth.pays(token_s, among_others=among_others)
-        return self.may_ask(self.worth.paid, self.worth.price_s, n_texts)
+        pays = self.worth.paid = self.worth.pays(token_s, among_others=among_others)
+        self.tries = not pays
+        return pays or self._may_try(self.worth.price_s, n_texts)
 
     def may_ask(self, pays: bool, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
         """Tell whether to ask the drafter: where that pays, or to find out, where the loss fits its budget.
@@ -112,9 +114,11 @@ class ActiveDrafter:
             n_texts: Texts that share the forward.
             n_steps: Steps in a row that a trial takes: one, unless the drafter first has to read what it missed.
         """
-        record, self.tries = self.record, not pays
-        if not self.tries:
-            return True
+        self.tries = not pays
+        return pays or self._may_try(loss_s, n_texts, n_steps)
+
+    def _may_try(self, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
+        record = self.record
         if self.trials == 0:
             if record.wait_s(max(loss_s, record.trial_s), self.share(n_texts), n_texts) > 0:
                 return False
@@ -138,22 +142,25 @@ class ActiveDrafter:
             return 0.0  # what it needs may come with each step
         return self.record.wait_s(self.worth.price_s, self.share(n_texts), n_texts)
 
-    def idle_if_dear(self) -> None:
-        """Leave the text alone where the record says so."""
-        if self.following is not None and self.record.goes_without(self.greedy):
+    def idle_if_dear(self, n_unread: int, most: int | None) -> None:
+        """Leave a text of so many unread tokens alone where the record says so; it may grow by `most` tokens."""
+        self.n_unread = n_unread
+        followed = self.record.followed[self.greedy]
+        if self.following is not None and self.record.goes_without(self.greedy, followed.loss_s(n_unread, most)):
             self.following.idle()
             self.idles = True
 
-    def count_following(self) -> None:
-        """Count at a text's end what following it took as lost, where drafts did not pay."""
-        if self.following is not None and not self.idles and not self.worth.paid:
-            self.record.trials.lost_s += self.following.followed_s
+    def count_following(self, n_tokens: int) -> None:
+        """Note at the end of a text that grew by `n_tokens` what following took; what drafts did not repay is lost."""
+        if self.following is not None and not self.idles:
+            read_s = self.following.followed_s
+            self.record.followed[self.greedy].note(self.n_unread + n_tokens, n_tokens, read_s, self.gained_s)
+            self.record.trials.lost_s += max(0.0, read_s - max(0.0, self.gained_s))
 
     def catch_up(self) -> None:
         """Have the drafter learn the tokens of the steps in which it rested (raises what the drafter raises)."""
-        if self.unlearned:
-            token_ids, self.unlearned = tuple(self.unlearned), []
-            self.drafter.learn(Verification((), token_ids), {})
+        token_ids, self.unlearned = tuple(self.unlearned), []
+        self.drafter.learn(Verification((), token_ids), {})
 
     def judge(self, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
         """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""
@@ -161,10 +168,6 @@ class ActiveDrafter:
             spent_s = max(self.worth.believed(seconds), min(seconds, ODD * token_s))
             self.record.trials.lost_s += max(0.0, spent_s - gain * token_s)
         self.worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
-
-    def corrected_p(self) -> list[float]:
-        """Return P(node accepted | parent accepted) of its draft's nodes, by what was observed of its estimates."""
-        return [self.record.calibration[self.greedy].corrected(p) for p in self.draft.p_accept]
 
     def share_s(self, seconds: float, curve: CostCurve) -> float:
         """Return what its latest draft cost its generation, where `seconds` passed, waiting for others included.
@@ -235,7 +238,8 @@ class ActiveDrafters:
         """
         started = perf_counter()
         try:
-            active.catch_up()
+            if active.unlearned:
+                active.catch_up()
             draft = active.drafter.propose(n_max, monotonic() + self.patience_s + extra_s)
             if not isinstance(draft, Draft):
                 raise PluginError(f"propose() returned a {type(draft).__name__}; it must return an edgedec Draft")
@@ -247,12 +251,14 @@ class ActiveDrafters:
             return perf_counter() - started
         active.draft = draft
         n = len(draft.tokens)
+        if n:
+            active.chances = active.record.calibration[active.greedy].all_corrected(draft.p_accept)
         if n and not self._options.coupled and self._keeps_q(draft):
             self.drawn = draft if self.drawn is None else self.drawn
             active.n_before, active.places = 0, list(range(n))
         elif n:
-            p = draft.p_accept if self._options.always else active.corrected_p()
             active.n_before = len(tree.tokens)
+            p = draft.p_accept if self._options.always else active.chances
             active.places = tree.add(draft.tokens, draft.parents, p)
             if self._recorder is not None:
                 self._recorder.drafted(active.places, draft.depths())
@@ -288,12 +294,13 @@ class ActiveDrafters:
         close_drafter(removed.drafter)
         self._use([active for active in self.all if active is not removed])
 
-    def close(self) -> None:
-        """Let the drafters learn the rest of the text, and end the threads of those that have one."""
+    def close(self, n_tokens: int) -> None:
+        """Let the drafters learn the rest of the text, which grew by `n_tokens`, and end the threads that some have."""
         for active in self.all:
             with suppress(Exception):  # a drafter never ends the text
-                active.catch_up()
-                active.count_following()
+                if active.unlearned:
+                    active.catch_up()
+                active.count_following(n_tokens)
             close_drafter(active.drafter)
 
 

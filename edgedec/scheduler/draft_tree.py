@@ -88,11 +88,12 @@ class DraftTree:
         Where that chain is accepted, its rows follow one another, and a session has nothing to move to keep them. The
         draft has no q: its nodes were chosen, so they no longer follow the distribution they were drawn from.
         """
-        places = {node: place for place, node in enumerate(dict.fromkeys([*self._chain_of(nodes, self.p), *nodes]))}
-        return Draft.tree(
-            [self.tokens[node] for node in places],
-            [places.get(self.parents[node], -1) for node in places],
-            [self.p[node] for node in places],
+        order = list(dict.fromkeys([*self._chain_of(nodes, self.p), *nodes]))
+        places, parents = dict(zip(order, range(len(order)), strict=True)), map(self.parents.__getitem__, order)
+        return Draft(
+            tuple(map(self.tokens.__getitem__, order)),
+            tuple([places.get(parent, -1) for parent in parents]),
+            tuple(map(self.p.__getitem__, order)),
         )
 
     def chain(self, paths: Sequence[float]) -> list[int]:
@@ -179,10 +180,11 @@ class Choice:
     paths: list[float] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     rate: float = 0.0
+    _expected: "Expected | None" = None  # as long as nothing else is chosen
 
     def choose(self, cost: Cost, spent_s: float = 0.0) -> None:
         """Choose among all proposals; the arguments are those of best()."""
-        self.paths = self.tree.paths()
+        self.paths, self._expected = self.tree.paths(), None
         self.nodes, self.rate = self.best(cost, spent_s)
 
     def best(self, cost: Cost, spent_s: float = 0.0) -> tuple[list[int], float]:
@@ -206,8 +208,10 @@ class Choice:
 
     @property
     def expected(self) -> Expected:
-        """What is expected of the step with the chosen nodes."""
-        return self.expected_of([self.paths[node] for node in self.nodes])
+        """What is expected of the step with the nodes that choose() has chosen."""
+        if self._expected is None:
+            self._expected = self.expected_of([self.paths[node] for node in self.nodes])
+        return self._expected
 
     def expected_of(self, paths: Sequence[float], n_nodes: int | None = None) -> Expected:
         """Return what is expected of a step of `n_nodes` nodes, by default as many as there are path probabilities."""

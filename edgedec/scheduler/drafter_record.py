@@ -13,10 +13,12 @@ from edgedec.draft_constants import (
     KEPT_OF_TRIALS,
     MEMORY,
     MOST_P,
+    NEWEST,
     NEXT_TO_NOTHING,
     NOTICED,
     ODD,
     PRIOR,
+    STALE,
     TRIAL_SHARE,
     TRIAL_STEPS,
 )
@@ -145,10 +147,6 @@ class Worth:
     n_drafts: list[int] = field(default_factory=lambda: [0, 0])
     paid: bool = True
 
-    def at_first(self, price_s: float) -> None:
-        """Expect a draft to take `price_s` seconds where nothing better is known."""
-        self.price_s = self.price_s or price_s
-
     def pays(self, token_s: float, *, among_others: bool = False) -> bool:
         """Tell whether the next draft is expected to be worth its price, where a token is worth `token_s` seconds.
 
@@ -159,8 +157,8 @@ class Worth:
 
     def note(self, gain: float, price_s: float, *, among_others: bool = False, is_trial: bool) -> None:
         """Take a draft that was worth `gain` tokens and took `price_s` seconds."""
-        self.at_first(price_s)
-        self.price_s += (1 - KEPT_OF_TRIALS) * (self.believed(price_s) - self.price_s)
+        known_s = self.price_s or price_s
+        self.price_s = known_s + (1 - KEPT_OF_TRIALS) * (min(price_s, ODD * known_s) - known_s)
         self.n_drafts[among_others] += 1
         new = max(1 / self.n_drafts[among_others], 1 - (KEPT_OF_TRIALS if is_trial else KEPT))
         self.gains[among_others] += new * (gain - self.gains[among_others])
@@ -168,6 +166,44 @@ class Worth:
     def believed(self, price_s: float) -> float:
         """Return the seconds that a draft counts as: far more than expected is a busy machine, or a prompt to read."""
         return min(price_s, ODD * self.price_s)
+
+
+@dataclass(slots=True)
+class Followed:
+    """What reading texts along took, and what drafts gained there: sums over earlier texts, later ones counting more.
+
+    Attributes:
+        n_texts: Texts.
+        n_read: Tokens that were read.
+        n_tokens: Tokens that came.
+        read_s: Seconds that reading took.
+        gained_s: Seconds that drafts gained, what drafting took left out.
+    """
+
+    n_texts: float = 0.0
+    n_read: float = 0.0
+    n_tokens: float = 0.0
+    read_s: float = 0.0
+    gained_s: float = 0.0
+
+    def note(self, n_read: int, n_tokens: int, read_s: float, gained_s: float) -> None:
+        """Take a text that was followed."""
+        kept = 1 - NEWEST
+        self.n_texts, self.n_read = kept * self.n_texts + 1, kept * self.n_read + n_read
+        self.n_tokens = kept * self.n_tokens + n_tokens
+        self.read_s, self.gained_s = kept * self.read_s + read_s, kept * self.gained_s + gained_s
+
+    def loss_s(self, n_unread: int, most: int | None) -> float:
+        """Return the seconds that following a text of so many unread tokens is expected to lose, and 0 where it gains.
+
+        The text is expected to become as long as earlier ones, and at most `most` tokens.
+        """
+        if self.n_tokens < STALE:
+            return 0.0
+        n_tokens = self.n_tokens / self.n_texts
+        n_tokens = n_tokens if most is None else min(n_tokens, most)
+        reading_s = (n_unread + n_tokens) * self.read_s / self.n_read
+        return max(0.0, reading_s - n_tokens * self.gained_s / self.n_tokens)
 
 
 @dataclass(slots=True)
@@ -187,6 +223,7 @@ class DrafterRecord:
         first_s: Seconds that reading the prompt took in the latest generation that asked it; None before the first.
         worth: What the drafts are worth of a drafter that may be asked before any step, [sampling, greedy].
         known: What such a drafter's drafts take, by their levels; None before the first.
+        followed: What a drafter that follows texts took and gained, [sampling, greedy].
     """
 
     calibration: tuple[Calibration, Calibration] = field(default_factory=lambda: (Calibration(), Calibration()))
@@ -200,6 +237,7 @@ class DrafterRecord:
     first_s: float | None = None
     worth: tuple[Worth, Worth] = field(default_factory=lambda: (Worth(), Worth()))
     known: DraftSeconds | None = None
+    followed: tuple[Followed, Followed] = field(default_factory=lambda: (Followed(), Followed()))
     is_new: bool = True
 
     def expect(self, traits: DrafterTraits) -> None:
@@ -224,12 +262,14 @@ class DrafterRecord:
         trials.lost_s = max(trials.lost_s, share * trials.total_s - TRIAL_STEPS * wanted_s)
         return 0.0 if self.n_granted else max(0.0, -trials.left_s(share, -wanted_s) / share)
 
-    def goes_without(self, greedy: bool) -> bool:
-        """Tell whether a drafter that follows texts leaves the next one alone.
+    def goes_without(self, greedy: bool, loss_s: float = 0.0) -> bool:
+        """Tell whether a drafter that follows texts leaves the next one alone, where that is expected to lose `loss_s`.
 
-        It does where its drafts did not pay lately, and its trials, to which following belongs, have lost their share.
+        It does where following loses, or its drafts did not pay lately, and its trials, to which following belongs,
+        have lost their share.
         """
-        return not self.worth[greedy].paid and self.trials.left_s(TRIAL_SHARE) < 0
+        loses = loss_s > 0 or not self.worth[greedy].paid
+        return loses and self.trials.left_s(TRIAL_SHARE, -loss_s) < 0
 
     def observe(self, n_right: int, depth: int, *, greedy: bool, is_trial: bool) -> None:
         """Take a draft that was right `n_right` tokens deep, where `depth` tokens were compared with the text."""

@@ -95,7 +95,7 @@ class Drafting:
 
     def end(self, policy: Policy) -> None:
         """Let the drafters of a text go, which is written."""
-        policy.drafters.close()
+        policy.close()
         if policy in self.policies:
             self.policies.remove(policy)
 
@@ -229,7 +229,7 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
         following = drafter if traits.follows and isinstance(drafter, Following) else None
         active = ActiveDrafter(name, drafter, record, traits.cost, greedy, model=traits.about, following=following)
         if not drafting.always and context.recorder is None:
-            active.idle_if_dear()
+            active.idle_if_dear(len(sequence.token_ids) - sequence.n_cached, sequence.request.sampling.max_tokens)
         found.append(active)
     return found
 

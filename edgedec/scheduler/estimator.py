@@ -33,8 +33,9 @@ high, and CAUTION where the gain comes later or the text has lost time already.
 | a plain step among d drafts in a row | `RowTrials` | TRIAL_SHARE | it loses rate w - 1 of d steps |
 
 Where n texts share the forward, all of them try a drafter in the same step, and its share is divided by the root of n.
-What a drafter takes in each step, asked or not, as a head that reads the text along with the target, is lost as well
-while its drafts do not pay; once that share is spent, the head leaves whole texts alone.
+What a drafter takes beside its drafts, as a head that reads the text along with the target, is lost as well where its
+drafts do not repay it. Before a text is read, that loss is expected by what earlier texts took for each token read and
+gained for each that came (`drafter_record.Followed`); once the share is spent, the head leaves the text alone.
 
 A drafter rests for as long as its budget needs to grow: (lost + c - b t) / b seconds. If all of them rest, no step is
 looked at in the meantime. To measure which rows are exact waits until drafts have promised as much as it takes, which
@@ -91,10 +92,10 @@ def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> Draft
         log: What the generation has decided so far.
         choice: What is chosen of the other drafters' proposals.
     """
-    record, cost, n_max, rate = active.record, choice.cost, choice.n_max, choice.expected.rate
-    p, price = record.rate(active.greedy), _price(active, cost)
+    record, cost, n_max, price = active.record, choice.cost, choice.n_max, _price(active, choice.cost)
     if active.in_place:
-        return _plan_known(active, p, price, choice, rate)
+        return _plan_known(active, price, choice)
+    p, rate = record.rate(active.greedy), choice.expected.rate
     always, others = choice.options.always, choice.curve.others
     if active.cost is DraftCost.TARGET:
         active.missed = 0
@@ -126,17 +127,18 @@ def _price(active: ActiveDrafter, cost: Cost) -> DraftPrice:
     return record.known.price
 
 
-def _plan_known(active: ActiveDrafter, p: float, price: DraftPrice, choice: Choice, rate: float) -> DraftPlan | None:
-    """Return how to ask a drafter that has read the text already, where `rate` tokens a second come without it.
+def _plan_known(active: ActiveDrafter, price: DraftPrice, choice: Choice) -> DraftPlan | None:
+    """Return how to ask a drafter that has read the text already, None where its draft would not pay.
 
-    Its chain ends by its own probabilities, the next of which is about its mean acceptance `p`.
+    Its chain ends by its own probabilities, the next of which is about its mean acceptance.
     """
     cost, n_max, n_texts = choice.cost, choice.n_max, choice.curve.n_texts
+    active.worth.price_s = active.worth.price_s or price.of(1)
     if choice.options.always:
         return DraftPlan(n_max, price)
-    active.worth.at_first(price.of(1))
     if not active.is_due(cost(0) / n_texts, n_texts, among_others=bool(choice.nodes)):
         return None
+    p, rate = active.record.rate(active.greedy), choice.expected.rate
     length, gain = best_length(p, price, cost, n_max, rate, choice.curve.others)
     rate *= max(gain, 1.0)
     least = max(_least_gain(price, cost, length, rate), (price.level + _row_behind(cost, length, n_max)) * rate)
@@ -185,7 +187,7 @@ def note_draft(
         choice: What was chosen with it.
         among_others: Whether nodes of other drafters were chosen before.
     """
-    record, n, cost = active.record, len(active.draft), choice.cost
+    record, n, cost = active.record, len(active.draft.tokens), choice.cost
     active.n_asked += 1
     active.asked_s += seconds
     if n and record.known is not None:
@@ -194,8 +196,8 @@ def note_draft(
         _note_time(record, seconds, plan.price, max(active.draft.depths()), active.missed)
     active.missed = 0
     if active.in_place:
-        active.worth.at_first(plan.price.of(1))
         token_s = cost(0) / choice.curve.n_texts
+        active.gained_s += gain_s - seconds
         active.judge(gain_s / token_s, seconds, token_s, among_others=among_others)
     elif active.tries:
         lost_s = seconds + cost(n) - cost(0)

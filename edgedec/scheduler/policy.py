@@ -59,6 +59,7 @@ class Policy:
     Attributes:
         drafters: The drafters that are still at work.
         skips: Whether the latest step was one of many in which no drafter can be due; such a step is not looked at.
+        rests: Whether the next step is one of these.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Policy:
         self._n_nodes = 0  # of the latest draft; the step may have left it out since
         self._n_skips = self._n_skipped = 0  # steps to pass before a drafter may be due; of these, the steps made
         self._own_s = 0.0  # this text's part of the steps that the drafters' records have not counted yet
-        self._is_rest = self.skips = False
+        self._is_rest = self.skips = self.rests = False
         self.drafters = ActiveDrafters(drafters, n_vocab, options, recorder)
 
     def propose(self, stats: DecodeStats, n_past: int, room: int) -> Draft:
@@ -140,7 +141,7 @@ class Policy:
         for active in self.drafters.all:
             active.draft = EMPTY_DRAFT
             if not active.costly:
-                active.worth.at_first(NEXT_TO_NOTHING * self._plain_s)
+                active.worth.price_s = active.worth.price_s or NEXT_TO_NOTHING * self._plain_s
                 active.asked = self._asks_all or active.is_due(self._plain_s / n_texts, n_texts)
                 if active.asked:
                     active.ask_s = self.drafters.ask(stats, active, choice.tree, min(choice.n_max, AT_ONCE))
@@ -155,18 +156,14 @@ class Policy:
         Their drafts were merged and chosen among in that time; `seconds` includes the seconds that they were asked.
         """
         asked = [active for active in self.drafters.all if active.asked and not active.costly]
-        beside_s = seconds - sum(active.ask_s for active in asked)
+        beside_s = seconds - sum([active.ask_s for active in asked])
         for active in asked:
             active.ask_s += beside_s / len(asked)
-
-    @property
-    def rests(self) -> bool:
-        """Whether the next step is one of many in which no drafter can be due."""
-        return self._n_skipped < self._n_skips
 
     def rest(self) -> Draft:
         """Count a step before which no drafter can be due, and return no draft."""
         self._n_skipped += 1
+        self.rests = self._n_skipped < self._n_skips
         self._log.count_rest()
         self._is_rest = self.skips = True
         return EMPTY_DRAFT
@@ -178,8 +175,9 @@ class Policy:
         """
         if self._n_skipped:
             self._count_step(0, self._n_skipped * step_s)
-        n_waits = 0 if not step_s or self._asks_all else self._steps_to_wait(self.drafters.all, step_s)
+        n_waits = self._steps_to_wait(self.drafters.all, step_s) if step_s and not self._asks_all else 0
         self._n_skips, self._n_skipped, self._is_rest = max(0, min(AT_ONCE, n_waits - 1)), 0, n_waits > 0
+        self.rests = self._n_skips > 0
         if not self._is_rest:
             return False
         self._ask_nobody()
@@ -197,9 +195,12 @@ class Policy:
 
     def _steps_to_wait(self, drafters: Sequence[ActiveDrafter], step_s: float) -> int:
         """Return how many steps of `step_s` seconds pass before one of some drafters may be asked; 0 for none."""
-        n_texts = self._curve.n_texts
-        waits_s = [active.wait_s(step_s / n_texts, n_texts) for active in drafters]
-        return ceil(min([AT_ONCE + 1.0, *(wait_s / step_s for wait_s in waits_s)]))
+        n_texts, least_s = self._curve.n_texts, (AT_ONCE + 1.0) * step_s
+        for active in drafters:
+            least_s = min(least_s, active.wait_s(step_s / n_texts, n_texts))
+            if not least_s:
+                break
+        return ceil(least_s / step_s)
 
     @property
     def will_call(self) -> bool:
@@ -249,23 +250,24 @@ class Policy:
 
     def _ask_costly(self, stats: DecodeStats, active: ActiveDrafter, choice: Choice) -> None:
         """Ask a costly drafter where that pays, and choose anew."""
-        begun, before = perf_counter(), choice.expected
+        begun = perf_counter()
         plan = plan_draft(active, self._log, choice)
         active.asked = plan is not None
         if plan is None:
             return
+        before = choice.expected
         self._floor.path_probability = plan.least_path
         asked_s = self.drafters.ask(stats, active, choice.tree, plan.n_max, plan.extra_s)
         seconds = active.share_s(asked_s, self._curve)
         drawn = active.draft is self.drafters.drawn
         if active.draft.tokens:
             if not drawn and active.model is not None:
-                choice.tree.drop_improbable(active.draft, active.corrected_p())
+                choice.tree.drop_improbable(active.draft, active.chances)
             choice.choose(choice.cost)
         found = choice.expected
         if drawn:  # it is verified whole, and alone
             tree = DraftTree()
-            tree.add(active.draft.tokens, active.draft.parents, active.corrected_p())
+            tree.add(active.draft.tokens, active.draft.parents, active.chances)
             found = choice.expected_of(tree.paths(), len(active.draft))  # the tree is merged
         mean_rate = (1 + self._curve.others) * max(1 / choice.cost(0), self._log.tokens_per_s)  # of all requests alike
         beside_s = active.taught_s + perf_counter() - begun - asked_s
@@ -281,7 +283,7 @@ class Policy:
             draft = used[0].draft
         else:  # also where another request's thread has just shed the last drafter
             chosen = set(nodes)
-            used = tuple(active for active in used if len(active.draft) and not chosen.isdisjoint(active.places))
+            used = tuple([active for active in used if active.draft.tokens and not chosen.isdisjoint(active.places)])
             draft = tree.draft(nodes)
         for active in used:
             active.verified = True
@@ -324,7 +326,7 @@ class Policy:
         needs = self.drafters.needs
         for active in self.drafters.all:
             active.record.trials.total_s += own_s
-            if not active.asked and (self._is_rest or not active.costly) and not needs.of_each_step:
+            if not (active.asked or needs.of_each_step) and (self._is_rest or not active.costly):
                 active.unlearned.extend(token_ids)
             else:
                 self._teach(stats, active, verification, hidden, node_s)
@@ -349,7 +351,8 @@ class Policy:
         own = verification if same else Verification(path, token_ids, verification.candidates)
         active.draft, active.verified = EMPTY_DRAFT, False  # a step may come in which no drafter is asked
         try:
-            active.catch_up()
+            if active.unlearned:
+                active.catch_up()
             active.drafter.learn(own, hidden)
         except Exception as error:  # a drafter never ends the text
             self.drafters.drop(stats, active, error)
@@ -358,7 +361,7 @@ class Policy:
             active.taught_s += NEWEST * (taught_s - active.taught_s)
         else:
             token_s = max(self._plain_s / self._curve.n_texts, 1e-9)
-            active.worth.at_first(NEXT_TO_NOTHING * self._plain_s)
+            active.worth.price_s = active.worth.price_s or NEXT_TO_NOTHING * self._plain_s
             active.judge(n_gained - active.n_own * node_s / token_s, active.ask_s + taught_s, token_s)
             active.n_own = 0
 
@@ -370,6 +373,10 @@ class Policy:
         stats.count_outcome(active.name, n_tried, len(path))
         active.n_used += active.verified and bool(path)
         return tuple(path[: len(token_ids) - 1])  # the step's last token is the target's own
+
+    def close(self) -> None:
+        """Let the drafters go, as the text is written."""
+        self.drafters.close(self._log.n_tokens)
 
     def explain(self) -> list[str]:
         """Return a sentence on how often drafting paid and, where it did not, why; one more for each draft model."""

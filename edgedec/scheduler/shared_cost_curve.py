@@ -1,9 +1,8 @@
 """The cost of one session's rows in forwards that it shares with others."""
 
-from functools import cache
 from threading import Lock
 
-from edgedec.cost_curve import Cost, CostCurve, SharedForward
+from edgedec.cost_curve import Cost, CostCurve, SharedForward, StepSeconds
 from edgedec.draft_constants import NEWEST
 from edgedec.model import Session
 
@@ -55,7 +54,7 @@ class JoinedCurve(CostCurve):
         """Return the latest forward of the session, and count who else was in it."""
         shared = self._session.shared
         assert shared is not None, "a joined curve is made for sessions whose forwards are shared"
-        self._n_others = shared.n_items - 1
+        self.n_texts, self._n_others = shared.n_items, shared.n_items - 1
         self.others = float(self._n_others)
         return shared
 
@@ -65,15 +64,16 @@ class JoinedCurve(CostCurve):
         n_others, common = self._n_others, self._common.cost(n_past)
         n_alike = 1 + n_others * min(1.0, self._drafted_by_others / max(self._drafted, 1e-9))
 
-        @cache  # so that nothing changes within a step while other sessions observe theirs
-        def seconds(n_nodes: int) -> float:
+        def find_out(some: range) -> list[float]:
             with self._lock:
-                plain = found = common(n_others)
-                if n_nodes:
-                    found += (common(n_others + round(n_nodes * n_alike)) - plain) / n_alike
-            return found + self._all_beside_s(n_nodes)
+                plain = common(n_others)
+                more = [(common(n_others + round(n * n_alike)) - plain) / n_alike if n else 0.0 for n in some]
+            beside_s = self._all_beside_s(some.start)
+            return [plain + more_s + beside_s for more_s in more]
 
-        return seconds
+        return StepSeconds(
+            find_out
+        ).__getitem__  # so that nothing changes in a step while other sessions observe theirs
 
     def _all_beside_s(self, n_nodes: int) -> float:
         """Return what all sessions together take beside a forward, as their threads share one interpreter."""

@@ -30,7 +30,7 @@ def verify_coupled(draft: Draft, choose_token: ChooseToken) -> Verification:
     >>> verify_coupled(tree, lambda row, accepted: {0: 5, 1: 7, 3: 9}[row])
     Verification(path=(0, 2), token_ids=(5, 7, 9), candidates=None)
     """
-    if not len(draft):
+    if not draft.tokens:
         return Verification((), (choose_token(0, ()),))
     children: dict[tuple[int, int], int] = {}
     for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):

@@ -19,7 +19,7 @@ Status: study
 
 from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import Shedding
-from edgedec.drafters.ngram.recycling import NgramDrafter, Ranking
+from edgedec_methods.recycling import NgramDrafter, Ranking
 
 _LEAST_RATE = 0.3
 

@@ -24,8 +24,8 @@ import math
 from edgedec.drafter import DraftContext
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child
-from edgedec.drafters.ngram.recycling import NgramDrafter, Ranking
-from edgedec.drafters.ngram.table import BITS, context_key
+from edgedec_methods.candidate_table import BITS, context_key
+from edgedec_methods.recycling import NgramDrafter, Ranking
 
 _EXPLORATION = 0.1  # c
 _MOST_VISITS = 100  # of a context in the rule, so that the bonus at most doubles a score
@@ -41,16 +41,16 @@ class TrigramDrafter(NgramDrafter):
         rankings = {2: Ranking(context, error=1.5, known=0.8), 1: Ranking(context, error=2.0, known=0.65)}
         super().__init__(context, "trigram", rankings, _LEAST_RATE)
 
-    def _children(self, state: int, depth: int) -> list[Child]:
+    def _children(self, state: int, depth: int) -> list[Child[int]]:
         """Return the tokens that may follow, with the bonus in their scores, highest score first."""
         order, ids, probs = self.longest(state)
         if not order:
             return []
         visits = self.table.visits
         bonus = _EXPLORATION * math.sqrt(min(visits(context_key(state, order)), _MOST_VISITS))
-        children = [
-            (min(1.0, p * (1 + bonus / (1 + visits(context_key((state << BITS) | token, 2))))), token, p)
-            for _, token, p in self._rankings[order].rank(ids, probs, self._length + depth)
-        ]
+        children = list[Child[int]]()
+        for token, p in self._rankings[order].rank(ids, probs, self._length + depth):
+            score = min(1.0, p * (1 + bonus / (1 + visits(context_key((state << BITS) | token, 2)))))
+            children.append((score, token, p, self._follow(state, token)))
         children.sort(key=lambda child: -child[0])
         return children

@@ -74,7 +74,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def opened(files: dict[str, Path], way: str = "plain", **options: Any) -> edgedec.Engine:
     """Load the model."""
-    chosen = {"n_ctx": 1024, "n_parallel": 3, "n_threads": 1, "draft_head": files.get(way, "off")}
+    chosen: dict[str, Any] = {"n_ctx": 1024, "n_parallel": 3, "n_threads": 1, "draft_head": files.get(way, "off")}
     chosen |= WAYS[way] | options
     return edgedec.load(files["target"], runtime="cpu", **chosen)
 

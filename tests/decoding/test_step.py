@@ -213,7 +213,7 @@ def test_the_tokens_are_plain_decodings(
     assert found.token_ids == plain[name]
     assert left(found.decoder) is drafter
     assert found.decoder.policy is not None
-    found.decoder.policy.drafters.close()  # a step without room asks nobody, and is learned at the end
+    found.decoder.policy.close()  # a step without room asks nobody, and is learned at the end
     assert drafter.history == [*PROMPT, *plain[name]]
     accepted = found.sequence.stats.n_accepted_tokens
     assert accepted == 0 if script is wrong else accepted > 4

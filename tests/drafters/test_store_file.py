@@ -20,6 +20,7 @@ from support.processes.rights import as_anybody
 
 import edgedec
 from edgedec.api.options import DraftOptions
+from edgedec.drafters.suffix.matching import Match
 from edgedec.drafters.suffix.store_file import (
     DraftStore,
     newest,
@@ -165,7 +166,10 @@ def test_what_one_process_saw_the_next_one_proposes(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert held(path) == [[5, 6, 7], [8]]
     learned, note = filled(path)
-    assert learned.young.follow(*learned.young.follow(0, 0, 5), 6)[1] == 2
+    match = Match(learned.young)
+    match.follow(5)
+    match.follow(6)
+    assert match.length == 2
     assert (learned.take_outputs(), note) == ([], None)
 
 

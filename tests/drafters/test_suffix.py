@@ -13,6 +13,7 @@ from support.models.tiny_models import tiny_llama
 import edgedec
 from edgedec.draft import Draft, Verification
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
+from edgedec.drafters.suffix.matching import Match
 from edgedec.drafters.suffix.suffix import SuffixDrafter, SuffixStore
 from edgedec.errors import RequestError
 
@@ -63,12 +64,12 @@ def test_the_last_state_links_to_the_longest_context_seen_before(text: Text) -> 
 def test_following_a_text_finds_its_longest_known_context(known: list[Text], text: Text) -> None:
     """Over several texts, added one after the other, no context runs from one into the next."""
     automaton = automaton_of(*known)
-    state = length = 0
+    match = Match(automaton)
     for end, token in enumerate(text, start=1):
-        state, length = automaton.follow(state, length, token)
+        match.follow(token)
         longest = next(text[i:end] for i in range(end + 1) if i == end or n_times(text[i:end], *known))
-        assert length == len(longest)
-        assert set(automaton.next[state]) == followers(longest, *known)
+        assert match.length == len(longest)
+        assert set(automaton.next[match.state]) == followers(longest, *known)
 
 
 @given(short_texts)

@@ -17,7 +17,6 @@ from edgedec.drafter import DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.ngram.recycling import RecyclingDrafter
 from edgedec.drafters.suffix.common import CommonDrafter, CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError
@@ -28,6 +27,7 @@ from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.scheduler.plugin_guard import GuardedFactory
 from edgedec.sequence import Generation, Request
+from edgedec_methods.recycling import RecyclingDrafter
 from edgedec_methods.stand import StandDrafter
 from edgedec_methods.trigram import TrigramDrafter
 from edgedec_runtimes.cpu.model import CpuModel

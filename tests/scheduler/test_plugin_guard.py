@@ -337,7 +337,7 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
     policy, _ = opened_with(factory, guard=False)
     assert policy is not None
     assert policy.drafters.needs == DrafterNeeds()
-    policy.drafters.close()
+    policy.close()
     assert len(called) == 2
     assert threading.current_thread() not in called
     join(before)
@@ -376,7 +376,7 @@ def test_what_a_drafter_of_another_package_declares_counts() -> None:
         (active,) = policy.drafters.all
         assert (active.cost, active.record.price) == (cost, price)
         assert active.record.rate(True) == pytest.approx(rate)
-        policy.drafters.close()
+        policy.close()
 
 
 def test_traits_of_another_type_are_refused() -> None:
@@ -422,7 +422,7 @@ def test_a_drafter_of_another_package_may_follow_texts() -> None:
     for _ in range(20):
         first.worth.note(0.0, 0.002, is_trial=True)
     first.is_due(0.01, 1)
-    first.count_following()
+    first.count_following(10)
     assert first.record.trials.lost_s == 0.5
     second = following(reading := Reading())
     assert second.idles

@@ -384,7 +384,7 @@ def test_a_cheap_drafter_that_takes_more_than_it_brings_rests_and_learns_later(c
         policy.learn(stats, draft, Verification((), (1,)), {})
     assert drafter.n_asked < 400 / 8 + 60
     assert drafter.position < 400
-    policy.drafters.close()
+    policy.close()
     assert drafter.position == 400
 
 
@@ -441,7 +441,7 @@ def test_a_costly_drafter_learns_every_token_in_order_asked_or_not(clock: Clock)
     for i, token in enumerate(text):
         draft = policy.propose(stats, i, 60) if i else EMPTY_DRAFT
         policy.learn(stats, draft, Verification((), (token,)), {})
-    policy.drafters.close()
+    policy.close()
     assert drafter.n_asked > 0
     assert drafter.learned == text
 

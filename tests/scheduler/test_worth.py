@@ -15,7 +15,7 @@ from edgedec.cost_curve import CostCurve, DraftPrice, SharedForward
 from edgedec.draft import Draft, Verification
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
-from edgedec.scheduler.drafter_record import DrafterRecord, Worth
+from edgedec.scheduler.drafter_record import DrafterRecord, Followed, Worth
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
 from edgedec.sessions.batching import BatchedSession
@@ -139,7 +139,7 @@ def test_a_text_whose_drafters_rest_is_not_looked_at(clock: Clock) -> None:
     assert text.drafter.position < 400
     n_asked = text.drafter.n_asked
     assert f"no drafter asked in {400 - n_asked}, as" in text.policy.explain()[0]
-    text.policy.drafters.close()
+    text.policy.close()
     assert text.drafter.position == 400
 
 
@@ -178,17 +178,17 @@ def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clo
     def opened() -> tuple[ActiveDrafter, Reader]:
         reader = Reader(TEXT, 0.5, clock=clock)
         active = ActiveDrafter("reader", reader, record, DraftCost.CALLS, following=reader)
-        active.idle_if_dear()
+        active.idle_if_dear(30, None)
         return active, reader
 
     first, _ = opened()
     assert not first.idles  # nothing is known of it yet
     worth = first.worth
-    worth.at_first(0.002)
+    worth.price_s = 0.002
     for _ in range(20):
         worth.note(0.0, 0.002, is_trial=True)
     assert not first.is_due(STEP_S, 1) or first.tries
-    first.count_following()
+    first.count_following(10)
     assert record.trials.lost_s >= 0.030
     second, reader = opened()
     assert second.idles
@@ -196,10 +196,48 @@ def test_a_drafter_that_reads_along_leaves_texts_alone_while_it_does_not_pay(clo
     assert not second.is_due(STEP_S, 1)
     assert second.wait_s(STEP_S, 1) == float("inf")
     lost_s = record.trials.lost_s
-    second.count_following()
+    second.count_following(10)
     assert record.trials.lost_s == lost_s
     record.trials.total_s = lost_s / 0.009  # time has passed: 1 % of it may be lost
     assert not opened()[0].idles
+
+
+def test_a_long_prompt_is_left_alone_where_earlier_texts_did_not_repay_their_reading() -> None:
+    """A head that pays in a chat reads no long prompt for a short answer, unless that may be lost to find out."""
+    record = DrafterRecord()
+    chat = Followed()
+    chat.note(200, 100, 0.004, 0.010)  # 20 us for each token that is read, 100 us gained for each that comes
+    assert chat.loss_s(100, None) == 0.0
+    assert chat.loss_s(1000, None) == pytest.approx(1100 * 20e-6 - 100 * 100e-6)
+    assert chat.loss_s(100, 20) == pytest.approx(120 * 20e-6 - 20 * 100e-6)
+    loss_s = chat.loss_s(1000, None)
+    assert record.goes_without(True, loss_s)
+    assert not record.goes_without(True, 0.0)
+    record.trials.total_s = 1.01 * loss_s / 0.01
+    assert not record.goes_without(True, loss_s)
+
+
+def test_nothing_is_expected_of_a_head_before_texts_have_shown_it() -> None:
+    """A few tokens tell too little, and later texts count more than earlier ones."""
+    followed = Followed()
+    followed.note(1000, 63, 1.0, 0.0)
+    assert followed.loss_s(1000, None) == 0.0
+    followed.note(1000, 64, 1.0, 0.0)
+    assert followed.loss_s(1000, None) > 1.0
+    for _ in range(30):
+        followed.note(1000, 64, 1.0, 2.0)
+    assert followed.loss_s(1000, 64) == 0.0
+
+
+def test_what_drafts_repaid_of_reading_is_not_lost(clock: Clock) -> None:
+    """Of 30 ms that a text took to read, its drafts gained 20 ms; a text that was left alone lost nothing."""
+    record = DrafterRecord()
+    reader = Reader(TEXT, 0.5, clock=clock)
+    active = ActiveDrafter("reader", reader, record, DraftCost.CALLS, following=reader, gained_s=0.020)
+    active.idle_if_dear(100, None)
+    active.count_following(64)
+    assert record.trials.lost_s == pytest.approx(0.010)
+    assert record.followed[True] == Followed(1, 164, 64, 0.030, 0.020)
 
 
 def test_texts_that_share_a_forward_spend_less_of_it_on_trials() -> None:

@@ -41,8 +41,12 @@ class SuffixAutomaton:
         if state >= 0:
             target = transitions[state][token]
             links[new] = target if lengths[target] == lengths[state] + 1 else self._split(state, token, target)
-        self.last = new
-        self._count(new)
+        self.last = state = new
+        for _ in range(_MAX_CLIMB):  # the contexts of the new state and of its links occurred once more
+            if state <= 0:
+                return
+            self.count[state] += 1
+            state = links[state]
 
     def _split(self, state: int, token: int, target: int) -> int:
         """Return a new state for the contexts of `target` that are no longer than `state` and the token after it."""
@@ -56,30 +60,6 @@ class SuffixAutomaton:
             state = self.link[state]
         self.link[target] = clone
         return clone
-
-    def _count(self, state: int) -> None:
-        """Count that the contexts of a state and of its links occurred once more."""
-        for _ in range(_MAX_CLIMB):
-            if state <= 0:
-                return
-            self.count[state] += 1
-            state = self.link[state]
-
-    def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Return the longest known context that ends with a context and a token behind it: its state and its length.
-
-        Args:
-            state: The context's state.
-            length: Tokens of the context.
-            token: The token.
-        """
-        while state >= 0:
-            target = self.next[state].get(token)
-            if target is not None:
-                return target, length + 1
-            state = self.link[state]
-            length = self.length[state] if state >= 0 else 0
-        return 0, 0
 
     def memory_bytes(self) -> int:
         """Return about how much memory the automaton takes."""

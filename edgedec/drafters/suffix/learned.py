@@ -15,7 +15,7 @@ import numpy as np
 from edgedec.draft import EMPTY_DRAFT, Draft
 from edgedec.drafter import DraftContext, SortedText
 from edgedec.drafters.draft_builder import Child, grow_tree
-from edgedec.drafters.suffix.matching import LEAST_PATH, FixedTextDrafter, MatchRates, bucket_of
+from edgedec.drafters.suffix.matching import LEAST_PATH, FixedTextDrafter, MatchRates
 from edgedec.errors import CapabilityError
 
 NAME = "learned"
@@ -33,6 +33,10 @@ class Places(NamedTuple):
     low: int
     high: int
     length: int
+
+
+Behind = tuple[Places, int | None]
+"""Places, and a token behind them; None for the places themselves."""
 
 
 class SortedMatch:
@@ -113,13 +117,17 @@ class SortedMatch:
             return EMPTY_DRAFT
         known = rates.known()
 
-        def children(places: Places, depth: int) -> list[Child]:
+        def children(behind: Behind, depth: int) -> list[Child[Behind]]:
             if depth >= _DEEPEST:
                 return []
-            rate = known[bucket_of(places.length)]
-            return [(rate * s, token, rate * s) for s, token in self._ranked(places) if rate * s >= LEAST_PATH]
+            places, last = behind
+            found = places if last is None else self._narrowed(places, last)
+            rate = known[(found.length - 1).bit_length()]
+            chances = [(rate * share, token) for share, token in self._ranked(found)]
+            return [(p, token, p, (found, token)) for p, token in chances if p >= LEAST_PATH]
 
-        return grow_tree(self._places, children, self._narrowed, n_max=n_max, least_path=LEAST_PATH, older_first=True)
+        here: Behind = (self._places, None)
+        return grow_tree(here, children, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
 class LearnedDrafter(FixedTextDrafter):

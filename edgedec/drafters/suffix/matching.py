@@ -19,6 +19,7 @@ _LOOKED_AT = 64  # continuations of a context, those first seen: the others woul
 # How often the most frequent continuation of a match of 1, 2, 3 to 4, 5 to 8, ... tokens comes, before any is seen.
 _PRIOR = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9)
 _PRIOR_WEIGHT = 12.0
+_MOST_BITS = 32  # of the length of a match
 _MEMORY = 400  # observations after which older ones count half
 
 
@@ -55,37 +56,35 @@ class Match:
 
     def follow(self, token: int) -> None:
         """Move on to the longest context that ends with this token."""
-        self.state, self.length = self.automaton.follow(self.state, self.length, token)
+        known, state, length = self.automaton, self.state, self.length
+        target = known.next[state].get(token)
+        while target is None and state > 0:
+            state = known.link[state]
+            length, target = known.length[state], known.next[state].get(token)
+        self.state, self.length = (0, 0) if target is None else (target, length + 1)
 
     def best(self) -> int | None:
         """Return the most frequent continuation of the context; None without a context."""
         following = self.automaton.next[self.state]
-        return _ranked(following, self.automaton.count)[0][1] if self.length and following else None
+        return _ranked(following, self.automaton.count)[0][0][1] if self.length and following else None
 
     def draft(self, rates: "MatchRates", n_max: int) -> Draft:
         """Return a tree of at most `n_max` nodes: what followed the context, most probable paths first."""
         if not self.length:
             return EMPTY_DRAFT
-        following, counts, known = self.automaton.next, self.automaton.count, rates.known()
+        following, counts, known, length = self.automaton.next, self.automaton.count, rates.known(), self.length
 
-        def children(state: int, depth: int) -> list[Child]:
-            found = []
+        def children(state: int, depth: int) -> list[Child[int]]:
+            found: list[Child[int]] = []
             if following[state]:
-                rate = known[bucket_of(self.length + depth)]
-                for share, token in _ranked(following[state], counts):
-                    p = rate * share
+                rate, (ranked, total) = known[(length + depth - 1).bit_length()], _ranked(following[state], counts)
+                for count, token in ranked:
+                    p = rate * (count / total)
                     if p >= LEAST_PATH:
-                        found.append((p, token, p))
+                        found.append((p, token, p, following[state][token]))
             return found
 
-        return grow_tree(
-            self.state,
-            children,
-            lambda state, token: following[state][token],
-            n_max=n_max,
-            least_path=LEAST_PATH,
-            older_first=True,
-        )
+        return grow_tree(self.state, children, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class MatchRates:
         best = match.best()
         if best is None:
             return
-        bucket = bucket_of(match.length)
+        bucket = min((match.length - 1).bit_length(), len(_PRIOR) - 1)
         self.hits[bucket] += token == best
         self.trials[bucket] += 1
         if self.trials[bucket] > _MEMORY:
@@ -108,23 +107,21 @@ class MatchRates:
             self.trials[bucket] *= 0.5
 
     def known(self) -> list[float]:
-        """Return the rate of each bucket."""
-        return [hits / trials for hits, trials in zip(self.hits, self.trials, strict=True)]
+        """Return the rate of a match by the bits that its length less one has."""
+        rates = [hits / trials for hits, trials in zip(self.hits, self.trials, strict=True)]
+        return rates + rates[-1:] * _MOST_BITS
 
 
-def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> list[tuple[float, int]]:
-    """Return up to three continuations of a state, most frequent first: the share of each, and its token."""
-    if len(following) == 1:
-        return [(1.0, token) for token in following]
-    found = [(counts[target] or 1, token) for token, target in islice(following.items(), _LOOKED_AT)]
-    total = sum([count for count, _ in found])
+def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+    """Return up to three continuations of a state, most frequent first: the count of each, its token; all counts."""
+    found: list[tuple[int, int]] = []
+    total = 0
+    for token, target in islice(following.items(), _LOOKED_AT):
+        count = counts[target] or 1
+        total += count
+        found.append((count, token))
     found.sort(reverse=True)
-    return [(count / total, token) for count, token in found[:_CHILDREN]]
-
-
-def bucket_of(length: int) -> int:
-    """Return the bucket of a match of that many tokens, at least one."""
-    return min((length - 1).bit_length(), len(_PRIOR) - 1)
+    return found[:_CHILDREN], total
 
 
 class FixedTextDrafter:

@@ -84,6 +84,7 @@ class SuffixDrafter:
         assert isinstance(store, SuffixStore), "the store's entry of this name is ours"
         self._store = store
         self._limit = store_limit(context.budget_bytes)
+        self._most_states = self._limit // STATE_BYTES
         self._text = SuffixAutomaton()
         self._predicted = SuffixAutomaton()
         self._output: Text = array("i")
@@ -127,7 +128,7 @@ class SuffixDrafter:
 
     def _take(self, token: int) -> None:
         """Add a token to the text; a text that fills its half of the budget is forgotten first."""
-        if self._text.memory_bytes() > self._limit:
+        if len(self._text.next) > self._most_states:
             self._text = SuffixAutomaton()
         self._text.add(token)
         for match in self._earlier:
@@ -136,7 +137,8 @@ class SuffixDrafter:
     def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Return a tree of at most `n_max` nodes: what followed the longest match, most probable paths first."""
         with self._lock:
-            self._read()
+            if self._prompt or self._unread:
+                self._read()
             self._drafted = True
             return self._longest().draft(self._store.rates, n_max)
 
@@ -186,8 +188,11 @@ class SuffixDrafter:
     def _longest(self) -> Match:
         """Return the longest context at the text's end that occurred before, in this text or in an earlier one."""
         state = self._text.link[self._text.last] if self._text.last else 0
-        own = Match(self._text, state, self._text.length[state])
-        return max([own, *self._earlier], key=lambda match: match.length)
+        longest = Match(self._text, state, self._text.length[state])
+        for match in self._earlier:
+            if match.length > longest.length:
+                longest = match
+        return longest
 
     def memory_bytes(self) -> int:
         """Return about how much memory the drafter and the store hold."""

@@ -155,11 +155,13 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         The results of sessions that are no forks of each other, and go on at their own pace, are arrays of their own.
         """
         results: list[Forward] = []
-        n_wanted, first = 0, 0
+        n_wanted = first = 0
         for item in checked:
             n_wanted += len(item.wanted)
         logits, place = self._logits, self._logits_address
-        is_own = n_wanted > len(logits) or any(item.session.family is not checked[0].session.family for item in checked)
+        is_own = n_wanted > len(logits)
+        if len(checked) > 1:
+            is_own = is_own or len({item.session.family for item in checked}) > 1
         if is_own:
             logits = np.empty((n_wanted, self.card.n_vocab), np.float32)
             place = address(logits)

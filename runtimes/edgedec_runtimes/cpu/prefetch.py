@@ -63,10 +63,7 @@ class Ahead:
 
 
 USUAL, OFF = Ahead(-1, 0), Ahead(0, 0)
-CANDIDATES = (
-    *(USUAL, Ahead(4608, 0), Ahead(1536, 12288), Ahead(0, 8064)),
-    *(Ahead(0, 6144, 2), Ahead(0, 4096, 3), Ahead(0, 4096, 4)),
-)
+CANDIDATES = (USUAL, Ahead(4608, 0), Ahead(1536, 12288), Ahead(0, 8064), Ahead(0, 6144, 2), Ahead(0, 4096, 3))
 """The settings that are measured. Fetching nothing is not among them: it is never much faster, and often slower."""
 
 Settings = Mapping[GGMLType, Mapping[int, Ahead]]

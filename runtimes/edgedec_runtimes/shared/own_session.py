@@ -3,8 +3,7 @@
 import math
 import struct
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -16,10 +15,27 @@ from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
 from edgedec_runtimes.shared.follower import Follower
 from edgedec_runtimes.shared.library_model import LibraryModel
+from edgedec_runtimes.shared.model_lock import ModelLock
 from edgedec_runtimes.shared.session_state import SessionState
 
 _HEAD = struct.Struct("<64sI")
 _BESIDE = b"beside keys and values:"
+
+
+class SessionLock:
+    """Holds a model's lock inside a block, which begins with a SessionError where the session is closed."""
+
+    def __init__(self, lock: ModelLock, state: SessionState) -> None:
+        self._lock, self._state = lock, state
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+        if self._state.is_closed:
+            self._lock.threads.release()
+            self._state.check_open()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.threads.release()
 
 
 class OwnSession(Session):
@@ -38,13 +54,11 @@ class OwnSession(Session):
         """Begin empty; `n_layer` is how many layers are counted on their own, all where it is None."""
         self._model = model
         self.state = SessionState(n_ctx, model.card.n_layer if n_layer is None else n_layer)
+        self._lock = SessionLock(model.lock, self.state)
 
-    @contextmanager
-    def using(self) -> Iterator[None]:
+    def using(self) -> "SessionLock":
         """Hold the model's lock inside the block (SessionError where the session is closed)."""
-        with self._model.lock:
-            self.state.check_open()
-            yield
+        return self._lock
 
     @cached_property  # which is an attribute after the first read: every step reads it
     def model(self) -> LibraryModel[Any, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import ge
 from typing import Any, NoReturn
 
 import numpy as np
@@ -145,8 +146,9 @@ def _hidden(given: NDArray[np.float32], resume_after: int | None, limits: Limits
 def _parents(given: NDArray[np.int32], n: int) -> NDArray[np.int32]:
     parents = np.asarray(given)
     is_rows = parents.shape == (n,) and parents.dtype.kind in "iu"
-    if not is_rows or not all(-1 <= parent < row for row, parent in enumerate(parents.tolist())):
-        raise RequestError(f"parents must be {n} row numbers, each -1 or below its own row, found {parents.tolist()}")
+    above = parents.tolist()
+    if not is_rows or min(above) < -1 or any(map(ge, above, range(n))):
+        raise RequestError(f"parents must be {n} row numbers, each -1 or below its own row, found {above}")
     return np.ascontiguousarray(parents, dtype=np.int32)
 
 

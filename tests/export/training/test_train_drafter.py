@@ -191,6 +191,17 @@ def test_a_block_drafter_comes_out(target: Path, block: tuple[Path, dict[str, An
 
 
 @needs_torch
+def test_a_block_drafter_drafts(target: Path, block: tuple[Path, dict[str, Any]]) -> None:
+    """The text stays the same on the cpu runtime."""
+    with edgedec.load(target, runtime="cpu", draft="off", n_ctx=256) as engine:
+        plain = engine.generate("some words", max_tokens=24, temperature=0)
+    with edgedec.load(target, runtime="cpu", draft="head", draft_head=block[0], n_ctx=256) as engine:
+        drafted = engine.generate("some words", max_tokens=24, temperature=0)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.drafters["head"]["nodes"] > 0
+
+
+@needs_torch
 @pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 def test_the_llamacpp_runtime_runs_a_draft_model(target: Path, narrow: tuple[Path, dict[str, Any]]) -> None:
     """The same file; the text stays the same there, too."""

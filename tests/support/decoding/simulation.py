@@ -175,7 +175,7 @@ def decode(
         token_ids.extend(verification.token_ids)
         drafted.append(len(draft))
         policy.learn(stats, draft, verification, {})
-    policy.drafters.close()
+    policy.close()
     return Run(token_ids, clock.now - begun, drafted, stats)
 
 

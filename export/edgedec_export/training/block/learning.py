@@ -21,7 +21,7 @@ class Scorer:
 
     Attributes:
         rows: bf16[n_vocab_draft, n_embd], the target's output rows, which do not learn.
-        markov: f32[n_vocab_draft, rank], the Markov head's; rank 0 where there is none.
+        markov: f32[n_vocab_draft, rank], the Markov head's.
     """
 
     rows: Tensor
@@ -71,7 +71,6 @@ def loss_of(states: Tensor, scorer: Scorer, shares: Tensor, which: Tensor, dista
                 gradient += 2 * distance * q * (signs - (q * signs).sum(-1, keepdim=True))
             gradient = (weight * gradient).to(joined.dtype)
             by_state.append(gradient @ joined)
-            if rank:
-                by_markov += gradient.T @ x[:, -rank:]
+            by_markov += gradient.T @ x[:, -rank:]
     handle = (states * torch.cat([*by_state, states[:0]]).float()).sum() + (scorer.markov * by_markov).sum()
     return total, handle

@@ -59,9 +59,8 @@ def new_weights(card: HeadCard, output_norm: Any, tap_scale: Any, embedding: Any
         norms = {"input_norm": n, "post_attention_norm": n, "q_norm": card.head_dim, "k_norm": card.head_dim}
         layer |= {name: torch.ones(size) for name, size in norms.items()}
         weights |= {f"layers.{i}.{name}": values for name, values in layer.items()}
-    if block.rank:
-        weights[MARKOV_TABLE] = random(card.n_vocab_draft + 1, block.rank, 1.0)
-        weights["markov_w2"] = torch.zeros(card.n_vocab_draft, block.rank)
+    weights[MARKOV_TABLE] = random(card.n_vocab_draft + 1, block.rank, 1.0)
+    weights["markov_w2"] = torch.zeros(card.n_vocab_draft, block.rank)
     given = {"output_norm": FIRST_OUTPUT * output_norm, "mask": embedding, TAP_SCALE: tap_scale}
     return weights | {name: torch.from_numpy(np.array(values, np.float32)) for name, values in given.items()}
 
@@ -75,10 +74,9 @@ def finished(card: HeadCard, weights: Weights, token_ids: NDArray[np.int32]) -> 
         token_ids: int32[n_vocab_draft], the tokens that it can draft.
     """
     arrays = folded(weights)
-    if MARKOV_TABLE in arrays:
-        places = np.full(card.n_vocab_target, len(token_ids))
-        places[token_ids] = np.arange(len(token_ids))
-        arrays[MARKOV_TABLE] = arrays[MARKOV_TABLE][places]
+    places = np.full(card.n_vocab_target, len(token_ids))
+    places[token_ids] = np.arange(len(token_ids))
+    arrays[MARKOV_TABLE] = arrays[MARKOV_TABLE][places]
     return arrays
 
 

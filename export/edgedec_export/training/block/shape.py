@@ -53,6 +53,6 @@ def price_of(card: HeadCard, n_target_bytes: int, bytes_per_output_row: float) -
         bytes_per_output_row: Bytes of a row of the output matrix.
     """
     sizes = {name: prod(shape) for name, shape in expected_shapes(card, n_taps=len(card.taps)).items()}
-    level = sizes.get("markov_w2", 0) * _BYTES_PER_WEIGHT
+    level = sizes["markov_w2"] * _BYTES_PER_WEIGHT
     body = sum(size for name, size in sizes.items() if not name.startswith("markov_")) * _BYTES_PER_WEIGHT
     return DraftPrice(level, once=body + card.n_vocab_draft * bytes_per_output_row).times(1 / n_target_bytes)

@@ -55,8 +55,7 @@ class BlockStudent:
         written = np.concatenate([lesson.token_ids[lesson.n_prompt :] for lesson in lessons])
         arrays = {name: values.numpy() for name, values in weights.items()}  # of the same memory
         first_attention(card, arrays, lessons, parts.embeddings(written))
-        if self._shape.rank:
-            markov_table(arrays, known, card.rms_epsilon)
+        markov_table(arrays, known, card.rms_epsilon)
         self.weights: Weights = {name: values.to(device) for name, values in weights.items()}
         for name in weights.keys() - {TAP_SCALE}:
             self.weights[name].requires_grad_()
@@ -109,16 +108,13 @@ class BlockStudent:
         return found
 
     def _scorer(self, weights: Weights) -> Scorer:
-        none = self._borrowed.rows.new_zeros(len(self._borrowed.rows), 0, dtype=torch.float32)
-        return Scorer(self._borrowed.rows, weights.get("markov_w2", none))
+        return Scorer(self._borrowed.rows, weights["markov_w2"])
 
     def _states(self, weights: Weights, blocks: Blocks) -> Tensor:
         """Return f32[R, n_embd + rank], the rows' states beside the Markov embeddings of the tokens before."""
         known, places = np.unique(blocks.before[blocks.depths == 0], return_inverse=True)
         embeddings = torch.from_numpy(self._borrowed.parts.embeddings(known)).to(self._borrowed.device)
         states = states_of(self._card, weights, blocks, embeddings[self._on(places)]).float()
-        if self._shape.markov == "none":
-            return states
         return torch.cat([states, F.embedding(self._on(self._places[blocks.before]), weights[MARKOV_TABLE])], -1)
 
     def _on(self, array: Any) -> Tensor:

@@ -50,14 +50,15 @@ class CpuHeadCall:
 
     def answer(self, others: Sequence[DraftCall]) -> None:
         """Draft for this text and those of other calls of the same kind, together; see DraftCall."""
-        calls = [self, *(call for call in others if isinstance(call, CpuHeadCall))]
+        calls = [self, *[call for call in others if isinstance(call, CpuHeadCall)]]
         with self._state.using():  # which holds the model's lock, so that the others stay open
             for call in calls[1:]:
                 with call._state.using():
                     pass
-            items = (DraftItem * len(calls))(*(call.item for call in calls))
+            items = (DraftItem * len(calls))(*[call.item for call in calls])
             code = getattr(native(), self.kind)(items, len(calls))
-            self._state._check(code)
+            if code:
+                self._state._check(code)
             for call, item in zip(calls, items, strict=True):
                 call.item.n_found = item.n_found
 

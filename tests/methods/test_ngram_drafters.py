@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgedec.draft import Draft
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory
-from edgedec.drafters.ngram.recycling import RecyclingDrafter
+from edgedec_methods.recycling import RecyclingDrafter
 from edgedec_methods.stand import StandDrafter
 from edgedec_methods.trigram import TrigramDrafter
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from edgedec.draft import Candidates, Draft, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterNeeds
-from edgedec.drafters.ngram.recycling import RecyclingDrafter
-from edgedec.drafters.ngram.table import CandidateTable, context_key
 from edgedec.sampling import Noise, gumbel_of
 from edgedec.verification.rule_tools import children_of
+from edgedec_methods.candidate_table import CandidateTable, context_key
+from edgedec_methods.recycling import RecyclingDrafter
 
 MakeContext = Callable[..., DraftContext]
 MakeCandidates = Callable[[list[tuple[int, dict[int, float]]]], Candidates]

@@ -1,7 +1,7 @@
-"""recycling: the tokens that the target held probable after a token when it last evaluated that token.
+"""Token Recycling: a table of the tokens that the target held probable after each token when it last evaluated it.
 
-Token Recycling (Luo et al. 2024, arXiv:2408.08696): every row that a step evaluates, accepted or not, leaves its most
-probable next tokens in a table. Lossless, as it only proposes. It differs from the paper, for the sake of a CPU:
+Every row that a step evaluates, accepted or not, leaves its most probable next tokens in the table. Lossless, as it
+only proposes. It differs from the paper, for the sake of a CPU:
 
 - The tree has no fixed template of 80 nodes: it grows along the most probable paths, by the probabilities that the
   table keeps beside the ids.
@@ -9,6 +9,13 @@ probable next tokens in a table. Lossless, as it only proposes. It differs from 
 - The prompt fills in tokens that were never evaluated with the tokens that followed them in the prompt. Where
   the target gives no candidates, the tokens of the text are learned instead.
 - Above temperature 0 children are ranked with the noise that the target draws with.
+
+Paper: Luo et al. 2024, arXiv:2408.08696
+Option: `--draft recycling`
+For: texts that repeat what the target held probable, not what they said
+Measured: replayed beside `auto`, 1.68 times as fast as plain decoding, where `auto` alone is 1.69 (the texts of
+    `edgedec bench qwen2.5-coder-1.5b --prompts FILE --per-task 4`)
+Status: study
 """
 
 import math
@@ -21,8 +28,8 @@ from edgedec.draft import Candidates, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds, store_limit
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child, grow_tree, path_of
-from edgedec.drafters.ngram.table import BITS, CandidateTable, K, context_key, last_tokens, learn_text
 from edgedec.sampling import gumbel_of
+from edgedec_methods.candidate_table import BITS, CandidateTable, K, context_key, last_tokens, learn_text
 
 _MAX_PROMPT = 8_192  # only so many last tokens of a prompt are learned
 _TEXT_BYTES = 8_192  # memory of a drafter beside its table
@@ -54,8 +61,8 @@ class Ranking:
         self._error = error
         self._known = known
 
-    def rank(self, ids: Sequence[int], probs: Sequence[float], position: int) -> list[Child]:
-        """Return the candidates as children, most probable first; improbable candidates are left out.
+    def rank(self, ids: Sequence[int], probs: Sequence[float], position: int) -> list[tuple[int, float]]:
+        """Return the candidates with their probabilities, most probable first; improbable candidates are left out.
 
         Args:
             ids: The candidates.
@@ -64,7 +71,7 @@ class Ranking:
         """
         known = self._known
         if self._noise is None:
-            return [(known * p, token, known * p) for token, p in zip(ids, probs, strict=True) if p >= _LEAST_CANDIDATE]
+            return [(token, known * p) for token, p in zip(ids, probs, strict=True) if p >= _LEAST_CANDIDATE]
         key, sharpness = self._noise.key(position), self._sharpness
         scores = [
             (math.log(p) * sharpness + gumbel_of(key, token), token)
@@ -76,7 +83,7 @@ class Ranking:
         scores.sort(key=lambda score: -score[0])
         return self._shares(scores, 1 - sum(probs), probs[len(scores) - 1])
 
-    def _shares(self, scores: list[tuple[float, int]], rest: float, least: float) -> list[Child]:
+    def _shares(self, scores: list[tuple[float, int]], rest: float, least: float) -> list[tuple[int, float]]:
         """Turn noisy scores into probabilities.
 
         Args:
@@ -90,7 +97,7 @@ class Ranking:
         weights = [math.exp((score - most) / self._error) for score, _ in scores]
         total = sum(weights) + math.exp((outside - most) / self._error)
         scale = self._known / total
-        return [(scale * w, token, scale * w) for w, (_, token) in zip(weights, scores, strict=True)]
+        return [(token, scale * w) for w, (_, token) in zip(weights, scores, strict=True)]
 
 
 class NgramDrafter:
@@ -132,18 +139,17 @@ class NgramDrafter:
     def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Grow a tree of at most `n_max` nodes from the text's last tokens, most probable paths first."""
         with self._lock:
-            return grow_tree(
-                self._state, self._children, self._follow, n_max=n_max, least_path=_LEAST_PATH, older_first=False
-            )
+            return grow_tree(self._state, self._children, n_max=n_max, least_path=_LEAST_PATH, older_first=False)
 
     def _follow(self, state: int, token: int) -> int:
         """Return the state after one more token."""
         return ((state << BITS) | token) & ((1 << BITS * self._n_tokens) - 1)
 
-    def _children(self, state: int, depth: int) -> list[Child]:
+    def _children(self, state: int, depth: int) -> list[Child[int]]:
         """Return the tokens that may follow a state `depth` tokens behind the text, highest score first."""
         order, ids, probs = self.longest(state)
-        return self._rankings[order].rank(ids, probs, self._length + depth) if order else []
+        ranked = self._rankings[order].rank(ids, probs, self._length + depth) if order else []
+        return [(p, token, p, self._follow(state, token)) for token, p in ranked]
 
     def longest(self, state: int) -> tuple[int, list[int], list[float]]:
         """Return the longest known context at a state's end: its number of tokens, its candidates, their probabilities.
