@@ -332,7 +332,7 @@ enum {
   EC_DRAFT_HEAD_FFN_NORM,
   EC_DRAFT_HEAD_Q_NORM, /* [head_dim], absent where heads are not normed */
   EC_DRAFT_HEAD_K_NORM,
-  EC_DRAFT_HEAD_ATTN_KERNELS_BASE, /* [2][conv_length][n_embd], what is added to the kernels: before, behind the block */
+  EC_DRAFT_HEAD_ATTN_KERNELS_BASE, /* [2][conv_length][n_embd], added to the kernels: before, behind the block */
   EC_DRAFT_HEAD_FFN_KERNELS_BASE,
   EC_DRAFT_HEAD_N_LAYER_VECTORS,
   /* of the head */
@@ -350,8 +350,8 @@ enum {
 /* The norm before fc: none, one over all taps together, or one over each tap. */
 enum { EC_FC_NORM_NONE, EC_FC_NORM_JOINED, EC_FC_NORM_EACH };
 /* How the scores of a row of a block depend on the token before: not at all, by the product of W2 and its row of W1
- * alone, with a gate, or with a recurrent state. A selector scores the best tokens of the row alone, each by its own row
- * of W2 times the gated row of W1. All others score EC_NOT_SELECTED, so that softmax makes 0 of it. */
+ * alone, with a gate, or with a recurrent state. A selector scores the best tokens of the row alone, and adds to each
+ * the product of its own row of W2 and the gated row of W1; all others score EC_NOT_SELECTED, which softmax makes 0. */
 enum { EC_MARKOV_NONE, EC_MARKOV_VANILLA, EC_MARKOV_GATED, EC_MARKOV_RNN, EC_MARKOV_SELECTOR };
 #define EC_NOT_SELECTED -1e30f
 enum { EC_MOST_BLOCK = 128 };
@@ -375,7 +375,7 @@ typedef struct ec_draft_head_config {
   int32_t markov;        /* EC_MARKOV_... */
   int32_t rank;
   int32_t top_k;         /* tokens that EC_MARKOV_SELECTOR scores in a row; else 0 */
-  int32_t conv_length;   /* rows that the convolutions before and behind the layers' blocks go over; 0: there are none */
+  int32_t conv_length;   /* rows that the convolutions before and behind a layer's blocks go over; 0: there are none */
   int32_t conv_group;    /* elements that share what is added to their kernels */
   int32_t mask_token;    /* whose embedding masked rows have; -1: EC_DRAFT_HEAD_MASK */
   float rms_epsilon;

@@ -4,6 +4,7 @@ import ctypes
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,7 +144,8 @@ def test_the_native_interface_refuses_what_a_head_does_not_use(tmp_path: Path) -
         extra = HeadTensor.of(np.ones(n, np.float32))
         with pytest.raises(SessionError):
             beside(path, replace(FLOAT_HEAD, tensors={**FLOAT_HEAD.tensors, name: extra}))
-    for shape in ({"top_k": 0}, {"conv_group": 7}, {"conv_group": 0}, {"conv_length": -1}):
+    shapes: list[dict[str, Any]] = [{"top_k": 0}, {"conv_group": 7}, {"conv_group": 0}, {"conv_length": -1}]
+    for shape in shapes:
         assert SELECTING.card.block is not None
         block = replace(SELECTING.card.block, **shape)
         with pytest.raises(SessionError):

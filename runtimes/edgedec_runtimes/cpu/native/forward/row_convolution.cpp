@@ -1,4 +1,4 @@
-// Convolutions over the rows of an item before and behind a block of a layer (RowConvolution). They read rows of the same
+// Convolutions over the rows of an item before and behind a block of a layer (RowConvolution). They read rows of one
 // forward only: what stands before an item's first row counts as 0.
 #include <algorithm>
 
@@ -27,8 +27,8 @@ const Activations &Run::block_input(int thread, const RowConvolution &before, co
   return m_.normed.view();
 }
 
-// Convolve row i of `from`, [rows][n_embd], before the block (side 0) or behind it (side 1). An element of the result is
-// summed up from the row itself backwards, without any fusing.
+// Convolve row i of `from`, [rows][n_embd], before the block (side 0) or behind it (side 1). An element of the result
+// is summed up from the row itself backwards, without any fusing.
 void Run::convolve_row(const RowConvolution &convolution, int side, const std::vector<int32_t> &rows, int64_t i,
                        const float *from, float *out) const {
   const int64_t n = c_.n_embd, group = m_.row_conv_group, length = m_.row_conv_length;
