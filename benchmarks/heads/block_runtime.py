@@ -37,6 +37,10 @@ RANK = 128
 SIZES = {"135m": (576, 9, 3, 64), "0.5b": (896, 14, 2, 64), "1.5b": (1536, 12, 2, 128)}
 LISTS = (3072, 9216, 24576)
 LENGTHS = (4, 7)
+_EIGHT_BITS = (
+    *("fc", "embedding", "markov_w1", "attention_conv_proj", "mlp_conv_proj"),
+    *("selector_predecessor", "selector_successor", "selector_hidden"),
+)
 _OTHER = np.zeros(64 << 20, np.uint8)  # more than caches hold
 
 
@@ -79,6 +83,8 @@ def ways_of(name: str, n_list: int) -> Iterator[Way]:
             shape = BlockShape(n_layer, size, shifted=True, markov="vanilla", rank=RANK)
             lengths = tuple(n for n in (*LENGTHS, 8) if n <= size)
             yield Way(f"{n_layer} layers, {size} rows", replace(card, taps=(1, 2, 3, 4, 5), block=shape), lengths)
+    shape = BlockShape(2, 8, shifted=False, markov="selector", rank=256, top_k=16, conv_length=2, conv_group=16)
+    yield Way("DFlash2, 2 layers, 8 rows", replace(card, taps=(1, 2, 3, 4, 5), block=shape), LENGTHS)
 
 
 def beside(card: HeadCard) -> HeadBeside:
@@ -89,7 +95,7 @@ def beside(card: HeadCard) -> HeadBeside:
         if len(shape) == 1 or shape[1] % 32:
             tensors[name] = HeadTensor.of(np.ones(shape, np.float32))
             continue
-        type = GGMLType.Q8_0 if name in ("fc", "embedding", "markov_w1") else GGMLType.Q4_0
+        type = GGMLType.Q8_0 if name.rpartition(".")[2] in _EIGHT_BITS else GGMLType.Q4_0
         blocks = rng.integers(0, 256, (shape[0] * shape[1] // 32, type.block_bytes), np.uint8)
         blocks[:, :2] = np.array([0.3 / 8 / np.sqrt(shape[1])], np.float16).view(np.uint8)
         tensors[name] = HeadTensor(shape, type, blocks.reshape(-1))

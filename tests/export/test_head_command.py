@@ -89,11 +89,13 @@ def test_info_shows_a_card(head: Path) -> None:
     assert found["tensors"]["fc"] == {"shape": [64, 192], "type": "F32", "n_bytes": 64 * 192 * 4}
 
 
-@pytest.mark.parametrize("form", ["confidence", "unshifted"])
+@pytest.mark.parametrize("form", ["confidence", "unshifted", "selecting"])
 def test_a_block_head_is_exported_and_shown(target: Path, tmp_path: Path, form: str) -> None:
     """The GGUF is the same head; a person reads its layers, its rows, its Markov head and its confidence."""
     sizes = {"n_embd": 64, "n_embd_target": 64, "head_dim": 16, "taps": (0, 2, 4), "n_vocab_target": 260}
-    card = block_card({"n_layer": 2} | ({"shifted": False} if form == "unshifted" else DSPARK), **sizes)
+    selecting = {"shifted": False, "markov": "selector", "rank": 32, "top_k": 4, "conv_length": 2, "conv_group": 16}
+    forms = {"confidence": DSPARK, "unshifted": {"shifted": False}, "selecting": selecting}
+    card = block_card({"n_layer": 2} | forms[form], **sizes)
     folder, out = tmp_path / "head", tmp_path / "m.head.gguf"
     write_block(folder, tiny_block(card))
     done = run_here("export", str(folder), "--to", "gguf", "--for", str(target), "-o", str(out), "--type", "Q8_0")
@@ -114,6 +116,13 @@ def test_a_block_head_is_exported_and_shown(target: Path, tmp_path: Path, form: 
             "block 5 rows, the newest token, which drafts nothing, and 4 masks",
             "Markov head no",
             "confidence none",
+        ),
+        "selecting": (
+            "kind a trained draft head (DFlash2)",
+            "attention_conv_proj mlp_conv_proj",
+            "selector_predecessor selector_successor selector_hidden",
+            "convolutions over 2 rows, with kernels for 16 neighbours",
+            "Markov head by the token before, among the 4 best tokens of a row, of rank 32",
         ),
     }
     for line in lines[form]:
