@@ -129,7 +129,7 @@ class EngineOptions:
             joined by "+", or a factory pins drafters: their drafts are verified whatever they cost. "off" and None
             decode plainly. The text is the same in every case.
         draft_model: A smaller model, best of the same family, that may draft too; named as the model is.
-        draft_head: A trained draft head (EAGLE-3) for this model, named as the model is; also the folder of a
+        draft_head: A trained draft head (EAGLE-3, DFlash, DSpark) for this model, named as the model is; also the folder of a
             checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu). None for the head
             that lies beside the model, was trained here or is shipped (edgedec.head_kinds), where there is one;
             "off" for none.
