@@ -129,8 +129,8 @@ class EngineOptions:
             joined by "+", or a factory pins drafters: their drafts are verified whatever they cost. "off" and None
             decode plainly. The text is the same in every case.
         draft_model: A smaller model, best of the same family, that may draft too; named as the model is.
-        draft_head: A trained draft head (EAGLE-3, DFlash, DSpark) for this model, named as the model is; also the folder of a
-            checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu). None for the head
+        draft_head: A trained draft head (EAGLE-3, DFlash, DSpark, DFlash2) for this model, named as the model is; also
+            the folder of a checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu). None for the head
             that lies beside the model, was trained here or is shipped (edgedec.head_kinds), where there is one;
             "off" for none.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
