@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.heads.tiny_blocks import block_card, tiny_block, write_block
@@ -94,7 +95,7 @@ def test_a_block_head_is_exported_and_shown(target: Path, tmp_path: Path, form: 
     """The GGUF is the same head; a person reads its layers, its rows, its Markov head and its confidence."""
     sizes = {"n_embd": 64, "n_embd_target": 64, "head_dim": 16, "taps": (0, 2, 4), "n_vocab_target": 260}
     selecting = {"shifted": False, "markov": "selector", "rank": 32, "top_k": 4, "conv_length": 2, "conv_group": 16}
-    forms = {"confidence": DSPARK, "unshifted": {"shifted": False}, "selecting": selecting}
+    forms: dict[str, dict[str, Any]] = {"confidence": DSPARK, "unshifted": {"shifted": False}, "selecting": selecting}
     card = block_card({"n_layer": 2} | forms[form], **sizes)
     folder, out = tmp_path / "head", tmp_path / "m.head.gguf"
     write_block(folder, tiny_block(card))
