@@ -11,6 +11,7 @@ from edgedec_runtimes.trained_heads.head import Head
 _MOST = {"n_vocab_draft": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 _MULTIPLE = 16
 _MOST_TAPS = 16
+_SCALES_OF_BLOCK = ("embedding_scale", "logit_scale")
 _MOST_OF_BLOCK = {"n_layer": 64, "size": 128, "rank": 2**14, "conv_length": 16}
 
 
@@ -27,9 +28,13 @@ def require_runnable(head: Head) -> None:
     for name, most in _MOST_OF_BLOCK.items() if card.block is not None else ():
         if getattr(card.block, name) > most:
             _refuse(head, f"its block's {name} is {getattr(card.block, name)}, expected at most {most}")
-    for name in ("rms_epsilon", "rope_base"):
-        if not 0 < ctypes.c_float(getattr(card, name)).value < math.inf:
-            _refuse(head, f"{name} is {getattr(card, name)}, expected a positive number that float32 holds")
+    numbers = {"rms_epsilon": card.rms_epsilon, "rope_base": card.rope_base}
+    if card.block is not None:
+        numbers |= {name: getattr(card.block, name) for name in _SCALES_OF_BLOCK}
+        numbers |= {"softcap": card.block.softcap} if card.block.softcap else {}
+    for name, number in numbers.items():
+        if not 0 < ctypes.c_float(number).value < math.inf:
+            _refuse(head, f"{name} is {number}, expected a positive number that float32 holds")
     for name in ("n_embd", "head_dim"):
         if getattr(card, name) % _MULTIPLE:
             _refuse(head, f"{name} is {getattr(card, name)}, expected a multiple of {_MULTIPLE}")

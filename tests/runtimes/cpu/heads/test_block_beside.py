@@ -78,10 +78,13 @@ def test_it_drafts_what_the_cpu_runtime_drafts(tiny: Tiny, head: Head, tmp_path:
         ({"n_layer": 65}, "its block's n_layer is 65, expected at most 64"),
         ({"conv_length": 17}, "its block's conv_length is 17, expected at most 16"),
         ({"rank": 2**14 + 1}, "its block's rank is 16385, expected at most 16384"),
+        ({"embedding_scale": 1e-60}, "embedding_scale is 1e-60, expected a positive number that float32 holds"),
+        ({"logit_scale": 1e60}, "logit_scale is 1e.60, expected a positive number"),
+        ({"softcap": 1e60}, "softcap is 1e.60, expected a positive number"),
     ],
 )
-def test_blocks_that_the_kernels_do_not_take_are_refused(block: dict[str, int], message: str) -> None:
-    """Each size by name."""
+def test_blocks_that_the_kernels_do_not_take_are_refused(block: dict[str, float], message: str) -> None:
+    """Each size and each factor by name."""
     require_runnable(FLOAT_HEAD)
     assert FLOAT_HEAD.card.block is not None
     card = replace(FLOAT_HEAD.card, block=replace(FLOAT_HEAD.card.block, **block))  # type: ignore[arg-type]
