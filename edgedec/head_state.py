@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import DraftPrice, SharedForward
+from edgedec.cost_curve import SharedForward
+from edgedec.draft_price import DraftPrice
 from edgedec.logit_ops import LogitOps
 
 

@@ -15,7 +15,8 @@ from support.processes.installed import with_plugin
 
 import edgedec
 from edgedec import plugins
-from edgedec.cost_curve import DraftPrice, SharedForward
+from edgedec.cost_curve import SharedForward
+from edgedec.draft_price import DraftPrice
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_kinds import HeadDescription, HeadKind, Kinship, find_head, kind_of, require_fit, usable_head

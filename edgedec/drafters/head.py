@@ -259,7 +259,8 @@ class _Allowed:
     """What a grammar allows of the head's scores, as levels and laws over the target's vocabulary.
 
     Attributes:
-        levels: Makes them of rows over the head's own tokens or, where a grammar or an option names others, over all.
+        levels: Makes levels and laws. Its rows have the head's own tokens; those of the whole vocabulary where a
+            grammar, a bias or a penalty is asked for.
     """
 
     def __init__(self, context: DraftContext, state: HeadState) -> None:

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgedec.cost_curve import Budget, DraftPrice
+from edgedec.cost_curve import Budget
 from edgedec.draft import Draft
 from edgedec.draft_constants import (
     CLEAR_GAIN,
@@ -22,6 +22,7 @@ from edgedec.draft_constants import (
     TRIAL_SHARE,
     TRIAL_STEPS,
 )
+from edgedec.draft_price import DraftPrice
 from edgedec.drafter import Correction
 from edgedec.drafter_traits import DrafterTraits
 

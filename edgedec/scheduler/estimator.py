@@ -58,8 +58,9 @@ asked in several steps or not at all, and a trial of it takes TRIAL_STEPS steps.
 
 from dataclasses import dataclass
 
-from edgedec.cost_curve import Cost, DraftPrice, best_length
+from edgedec.cost_curve import Cost, best_length
 from edgedec.draft_constants import AT_ONCE, BUCKET, CAUTION, FIRST, GAIN, TRIAL_STEPS
+from edgedec.draft_price import DraftPrice
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog

@@ -1,6 +1,6 @@
 """Drafts of a head whose laws are a block's: one for each place, corrected by the token before, in exact sums."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,9 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from support.decoding.exact_distributions import Drawing, text_of
 from support.decoding.rule_checks import check_exact, models
+from support.decoding.tree_draws import Drawn, each_way
 
-from edgedec.cost_curve import DraftPrice, SharedForward
+from edgedec.cost_curve import SharedForward
 from edgedec.draft import Draft
+from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DraftContext, Floor
 from edgedec.drafters.drawn_trees import TreePlace, parse_shape
 from edgedec.drafters.head import HeadDrafter
@@ -88,41 +90,23 @@ def drafter(head: Block, params: SamplingParams = SAMPLED, **context: Any) -> He
     return made
 
 
-def _first_of(drawn: Callable[..., Iterator[tuple[int, float]]], law: Distribution, number: float) -> int:
+def _first_of(drawn: Drawn, law: Distribution, number: float) -> int:
     return next(drawn(law, TreePlace(), 0))[0]
 
 
 def all_drafts(propose: Callable[[], Draft]) -> list[Drawing]:
     """Return every draft that may be drawn, with its probability: each token is drawn in every way."""
-    waiting: list[tuple[int, ...]] = [()]
-    drawings: list[Drawing] = []
-    while waiting:
-        script, taken, chances = waiting.pop(), list[int](), list[float]()
 
-        def drawn(
-            law: Distribution,
-            place: TreePlace,
-            key: int,
-            script: tuple[int, ...] = script,
-            taken: list[int] = taken,
-            chances: list[float] = chances,
-        ) -> Iterator[tuple[int, float]]:
-            left = dict(zip(law.token_ids.tolist(), law.probs.tolist(), strict=True))
-            while left:
-                i, tokens, mass = len(taken), list(left), sum(left.values())
-                if i >= len(script):
-                    waiting.extend((*taken, other) for other in range(1, len(tokens)))
-                taken.append(script[i] if i < len(script) else 0)
-                token = tokens[taken[-1]]
-                chances.append(left.pop(token) / mass)
-                yield token, 0.0
-
+    def make(drawn: Drawn) -> Draft:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("edgedec.drafters.drawn_trees.drawn_without_replacement", drawn)
             patch.setattr("edgedec.verification.rule_tools.sample", partial(_first_of, drawn))
-            draft = propose()
+            return propose()
+
+    drawings: list[Drawing] = []
+    for chance, draft in each_way(make):
         assert draft.q is not None
-        drawings.append((float(np.prod(chances)), draft, draft.q))
+        drawings.append((chance, draft, draft.q))
     return drawings
 
 

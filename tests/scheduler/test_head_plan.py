@@ -7,8 +7,9 @@ from typing import cast
 import pytest
 from support.decoding.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
-from edgedec.cost_curve import CostCurve, DraftPrice, SharedForward
+from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft
+from edgedec.draft_price import DraftPrice
 from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.head import HeadDrafter

@@ -13,8 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from support.decoding.simulation import GREEDY, a_text, decode, fake_session
 
-from edgedec.cost_curve import CostCurve, DraftPrice
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, Verification
+from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
 from edgedec.errors import PluginError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import DraftPrice
+from edgedec.draft_price import DraftPrice
 from edgedec.errors import OptionError
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_export.target_rows import output_name
@@ -157,7 +157,7 @@ class BlockKind:
 
     Attributes:
         parts: The target.
-        shape: What the drafter has beyond other heads.
+        shape: The shape of its blocks.
         cache_dir: As in HeadKind.
     """
 

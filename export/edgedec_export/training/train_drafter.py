@@ -44,7 +44,7 @@ class TrainOptions:
     """How a drafter is trained.
 
     Attributes:
-        kind: "head"; "block" for a block drafter; "model" for a narrow draft model.
+        kind: What is trained: "head" (an EAGLE-3 head), "block" (a block drafter) or "model" (a narrow draft model).
         n_layers: Layers of a block drafter, None for two; or of a draft model, None for four.
         width: Elements of a draft model's hidden states; None for a third of the target's.
         block: Tokens that a block drafts; None for six, or for eight where the target is wide.

@@ -27,7 +27,15 @@ from numpy.typing import NDArray
 
 from edgedec_runtimes.trained_heads.card import BlockShape, Markov
 from edgedec_runtimes.trained_heads.record import layer_ids
-from edgedec_runtimes.trained_heads.settings import MOST_VALUES, optional, rope_of, sizes_of, target_name
+from edgedec_runtimes.trained_heads.settings import (
+    MOST_VALUES,
+    check_expected,
+    optional,
+    refuse_unknown,
+    rope_of,
+    sizes_of,
+    target_name,
+)
 from edgedec_runtimes.weights.config_values import ConfigValues
 
 MOST_LAYERS = 64
@@ -91,8 +99,8 @@ class BlockSettings:
 
     Attributes:
         neighbours: RoPE turns pairs of neighbours in the file, so that rows of q and k must be reordered.
-        n_vocab_draft: None where the file does not say it.
-        n_vocab_target: None where the file does not say it.
+        n_vocab_draft: Tokens that the head can draft; None where the file does not say how many.
+        n_vocab_target: Tokens of the target; None where the file does not say how many.
         has_confidence: The file says that there is a confidence head.
         shape: Its confidence is false, and its mask_token -1 where the file names no mask.
     """
@@ -134,7 +142,8 @@ def read_block_settings(path: Path, raw: Mapping[str, Any]) -> BlockSettings:
     """
     values = _flat(path, raw)
     _refuse_relatives(values)
-    _check_known(values)
+    check_expected(values, _EXPECTED)
+    refuse_unknown(values, _KNOWN | _EXPECTED.keys())
     n_embd, n_head, n_head_kv, head_dim = sizes_of(values)
     base, divisors = rope_of(values, head_dim)
     n_layer = values.whole("num_hidden_layers", most=MOST_LAYERS)
@@ -180,18 +189,6 @@ def _refuse_relatives(values: ConfigValues) -> None:
             values.refuse("architectures", f"which is {form}")
     if values.values.get("projector_type") == "domino":
         values.refuse("projector_type", "expected dspark, as Domino has a recurrent network over the prefix")
-
-
-def _check_known(values: ConfigValues) -> None:
-    """Refuse a setting with another value than the one that edgedec runs, and one that edgedec does not know."""
-    for key, expected in _EXPECTED.items():
-        if key in values.values and values.values[key] not in expected:
-            values.refuse(key, f"expected {' or '.join(map(str, expected))}")
-    for key in sorted(values.values.keys() - _KNOWN - _EXPECTED.keys()):
-        value = values.values[key]
-        if isinstance(value, str) or not value:  # a word describes; a flag that is off, or an empty list, asks nothing
-            continue
-        values.refuse(key[:80], "which edgedec does not know; delete it from the file where it changes no token")
 
 
 def _shape(values: ConfigValues, n_layer: int, windows: tuple[int, ...]) -> BlockShape:

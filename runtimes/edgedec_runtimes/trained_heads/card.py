@@ -50,10 +50,10 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """What a block head has beyond what all heads have.
+    """The fields of a block head's card that an EAGLE-3 head does not have.
 
-    Row j of a block stands at position anchor + j, where the anchor is the position of the newest token. Every row sees
-    the keys and values of all features before the anchor.
+    Row j of a block stands at position anchor + j, where the anchor is the position of the newest token. Every row
+    attends to all tokens before the anchor, whose keys and values are made of their features.
 
     Attributes:
         n_layer: Its decoder layers.

@@ -63,7 +63,7 @@ _IN_LAYER = {
     "mlp_conv_base": "ffn_conv_base",
     "mlp_conv_proj": "ffn_conv_proj.weight",
 }
-# Parts of names of tensors and settings that another form of drafter has.
+# A tensor or a setting with one of these in its name belongs to a form of block head that edgedec does not run.
 _RELATIVES = {
     "hyper_connection": "DeepSeek-V4's form, with experts",
     "laguna": "Laguna's form, with gates and a norm for each tap",

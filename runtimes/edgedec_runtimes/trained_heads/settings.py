@@ -15,7 +15,7 @@ the output of layer 0, which no trainer takes. `tie_word_embeddings` is ignored,
 output matrix of its own: the tensors decide.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,8 @@ class Settings:
     Attributes:
         target_name: What the file calls the model that the head was trained for; "" where it does not name it.
         taps: Empty where the file names no layers; then `n_taps` says how many there are.
-        n_vocab_draft: None where the file does not say it.
-        n_vocab_target: None where the file does not say it.
+        n_vocab_draft: Tokens that the head can draft; None where the file does not say how many.
+        n_vocab_target: Tokens of the target; None where the file does not say how many.
         rope_divisors: float32[head_dim / 2] that the frequencies are divided by, or None.
     """
 
@@ -168,13 +168,23 @@ def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[ConfigValues, bool]:
 
 def _check_known(values: ConfigValues) -> None:
     """Refuse a setting with another value than the one that edgedec runs, and one that edgedec does not know."""
-    for key, expected in _EXPECTED.items():
-        if key in values.values and values.values[key] not in expected:
-            values.refuse(key, f"expected {' or '.join(map(str, expected))}")
+    check_expected(values, _EXPECTED)
     kinds = values.values.get("layer_types", ["full_attention"])
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         values.refuse("layer_types", "expected full_attention")
-    for key in sorted(values.values.keys() - _KNOWN - _EXPECTED.keys()):
+    refuse_unknown(values, _KNOWN | _EXPECTED.keys())
+
+
+def check_expected(values: ConfigValues, expected: Mapping[str, tuple[object, ...]]) -> None:
+    """Refuse a setting whose value is none of those that edgedec runs (raises UnsupportedModelError)."""
+    for key, allowed in expected.items():
+        if key in values.values and values.values[key] not in allowed:
+            values.refuse(key, f"expected {' or '.join(map(str, allowed))}")
+
+
+def refuse_unknown(values: ConfigValues, known: Set[str]) -> None:
+    """Refuse a setting that edgedec does not know, unless it asks for nothing (raises UnsupportedModelError)."""
+    for key in sorted(values.values.keys() - known):
         value = values.values[key]
         if isinstance(value, str) or not value:  # a word describes; a flag that is off, or an empty list, asks nothing
             continue
@@ -217,7 +227,7 @@ def _taps(values: ConfigValues) -> tuple[tuple[int, ...], list[str]]:
 
 
 def target_name(values: ConfigValues) -> str:
-    """Return what speculators' dialect calls the target; "" where the file does not name it."""
+    """Return the target's name, where speculators' dialect has it; "" where the file does not name the target."""
     config = ConfigValues(values.path, values.table("speculators_config"), values.remedy)
     return text(ConfigValues(values.path, config.table("verifier"), values.remedy), "name_or_path")
 

@@ -1,14 +1,20 @@
 """Every tree that a shape may draw from a tiny model's distributions, with its probability."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
+from edgedec.draft import Draft
 from edgedec.drafters.drawn_trees import TreePlace, draw_tree, parse_shape
 from edgedec.drafters.levels import agreement
 from edgedec.sampling import Distribution
 from support.decoding.exact_distributions import Drawing, Law, sparse
 from support.decoding.rule_checks import check_exact, models
+
+T = TypeVar("T")
+Drawn = Callable[..., Iterator[tuple[int, float]]]
+"""Draws tokens of a law: `(law, place, key)` -> the tokens in the order drawn, each with a number that is 0 here."""
 
 
 class Evaluated:
@@ -24,18 +30,21 @@ class Evaluated:
         return [found[path] for path in paths]
 
 
-def all_draws(shape: str, q: Law, n_max: int, least_path: float = 0.0) -> list[Drawing]:
-    """Return every tree that a shape may draw, with its probability: each draw is made in every way."""
+def each_way(make: Callable[[Drawn], T]) -> list[tuple[float, T]]:
+    """Return what `make` returns for every way in which it may draw tokens without replacement, with the probability.
+
+    Args:
+        make: Gets what stands for drawn_without_replacement of edgedec.drafters.drawn_trees.
+    """
     waiting: list[tuple[int, ...]] = [()]
-    drawings: list[Drawing] = []
+    ways: list[tuple[float, T]] = []
     while waiting:
-        script = waiting.pop()
-        taken: list[int] = []
-        chances: list[float] = []
+        script, taken, chances = waiting.pop(), list[int](), list[float]()
 
         def drawn(
             law: Distribution,
             place: TreePlace,
+            key: int = 0,
             script: tuple[int, ...] = script,
             taken: list[int] = taken,
             chances: list[float] = chances,
@@ -50,10 +59,20 @@ def all_draws(shape: str, q: Law, n_max: int, least_path: float = 0.0) -> list[D
                 chances.append(left.pop(token) / mass)
                 yield token, 0.0
 
+        made = make(drawn)
+        ways.append((float(np.prod(chances)), made))
+    return ways
+
+
+def all_draws(shape: str, q: Law, n_max: int, least_path: float = 0.0) -> list[Drawing]:
+    """Return every tree that a shape may draw, with its probability: each draw is made in every way."""
+
+    def make(drawn: Drawn) -> Draft:
         draft = draw_tree(parse_shape(shape), Evaluated(q), drawn, n_max, least_path, agreement)
         assert len(draft) <= n_max
-        drawings.append((float(np.prod(chances)), draft, draft.q or [None] * len(draft)))
-    return drawings
+        return draft
+
+    return [(chance, draft, draft.q or [None] * len(draft)) for chance, draft in each_way(make)]
 
 
 def check_drawn_tree(rule: str, shape: str, n_vocab: int, n_max: int, least_path: float) -> None:

@@ -21,7 +21,7 @@ MARKOV_TABLE = "markov_w1"
 
 
 def shape_of(card: HeadCard) -> BlockShape:
-    """Return what a block drafter has beyond other heads."""
+    """Return the shape of the blocks of a block drafter's card."""
     assert card.block is not None, "the card is a block drafter's"
     return card.block
 
@@ -65,6 +65,13 @@ def new_weights(card: HeadCard, output_norm: Any, tap_scale: Any, embedding: Any
     return weights | {name: torch.from_numpy(np.array(values, np.float32)) for name, values in given.items()}
 
 
+def places_of(card: HeadCard, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return int64[n_vocab_target], the row of the Markov table for each token; all off the list share the last row."""
+    places = np.full(card.n_vocab_target, len(token_ids))
+    places[token_ids] = np.arange(len(token_ids))
+    return places
+
+
 def finished(card: HeadCard, weights: Weights, token_ids: NDArray[np.int32]) -> dict[str, NDArray[np.float32]]:
     """Return the tensors of a drafter that has learned: the scale of the taps in `fc`, the Markov table for all tokens.
 
@@ -74,9 +81,7 @@ def finished(card: HeadCard, weights: Weights, token_ids: NDArray[np.int32]) -> 
         token_ids: int32[n_vocab_draft], the tokens that it can draft.
     """
     arrays = folded(weights)
-    places = np.full(card.n_vocab_target, len(token_ids))
-    places[token_ids] = np.arange(len(token_ids))
-    arrays[MARKOV_TABLE] = arrays[MARKOV_TABLE][places]
+    arrays[MARKOV_TABLE] = arrays[MARKOV_TABLE][places_of(card, token_ids)]
     return arrays
 
 

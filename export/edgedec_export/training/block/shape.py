@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import prod
 
-from edgedec.cost_curve import DraftPrice
+from edgedec.draft_price import DraftPrice
 from edgedec.errors import OptionError
 from edgedec_export.training.target_parts import TargetParts, card_of
 from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard, Target
@@ -15,7 +15,7 @@ _LIMITS = {"n_layers": (1, 8), "block": (2, 16), "rank": (1, 1024)}
 
 
 def block_shape(n_embd: int, n_layers: int | None, size: int | None, rank: int | None) -> BlockShape:
-    """Return what a block drafter for a target of this width has beyond other heads.
+    """Return the shape of the blocks of a drafter that is trained for a target of this width.
 
     Args:
         n_embd: Elements of the target's hidden states.

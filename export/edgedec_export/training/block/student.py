@@ -12,7 +12,7 @@ from edgedec_export.training.batches import grouped_by_length, tap_scale
 from edgedec_export.training.block.blocks import Blocks, Cuts, blocks_of
 from edgedec_export.training.block.initial import first_attention, markov_table
 from edgedec_export.training.block.learning import Scorer, distance_share, loss_of
-from edgedec_export.training.block.network import MARKOV_TABLE, new_weights, shape_of, states_of
+from edgedec_export.training.block.network import MARKOV_TABLE, new_weights, places_of, shape_of, states_of
 from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import ROWS_AT_ONCE, TAP_SCALE, Tensor, Weights, target_shares
@@ -60,8 +60,7 @@ class BlockStudent:
         for name in weights.keys() - {TAP_SCALE}:
             self.weights[name].requires_grad_()
         self._optimizers = Optimizers(self.weights, _MATRIX_RATE, _VECTOR_RATE, table=MARKOV_TABLE)
-        self._places = np.full(card.n_vocab_target, len(token_ids))  # of tokens in the list
-        self._places[token_ids] = np.arange(len(token_ids))
+        self._places = places_of(card, token_ids)
 
     def learn(self, lessons: Sequence[Lesson], part: float) -> float:
         """Learn from lessons and return the loss; `part` of the training is over."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import DraftPrice
+from edgedec.draft_price import DraftPrice
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.cpu.draft_head.parts import is_read_by_tokens, is_read_once, native_config, place_of

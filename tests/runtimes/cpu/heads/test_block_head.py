@@ -1,10 +1,7 @@
 """A head that drafts blocks on the cpu runtime: it scores as plain formulas do, and its state goes with the session."""
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 
 import numpy as np
 import pytest
@@ -12,11 +9,11 @@ from numpy.typing import NDArray
 from support.heads.loaded_blocks import FLOATS, INTEGERS, TEXT, loaded, of_floats, of_integers, oracle
 from support.heads.reference_block import NOT_SELECTED
 from support.heads.tiny_blocks import tiny_block
+from support.heads.together import drafted_together
 from support.models.tiny_quantized import Tiny
 
-from edgedec.cost_curve import SharedForward
 from edgedec.errors import ModelFormatError
-from edgedec.head_state import ChainRules, DraftCall, DraftedChain, HeadState
+from edgedec.head_state import ChainRules, HeadState
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model, Session
 from edgedec_runtimes.cpu.library import instruction_sets
@@ -220,25 +217,6 @@ def test_rows_of_a_causal_block_do_not_depend_on_the_rows_behind_them(tmp_path: 
         assert (short.tokens, short.p, short.second_p) == (long.tokens[:2], long.p[:2], long.second_p[:2])
 
 
-def drafted(sessions: Sequence[tuple[Session, int]], rules: ChainRules) -> list[DraftedChain]:
-    """Return the chains behind texts of which the sessions hold so many tokens, drafted together."""
-    calls: list[DraftCall] = []
-    threads = ThreadPoolExecutor(len(sessions))
-    all_there = Barrier(len(sessions), action=lambda: calls[0].answer(calls[1:]))
-
-    def joined(call: DraftCall) -> SharedForward:
-        calls.append(call)
-        all_there.wait(30)
-        return SharedForward(0.0, len(calls), len(calls))
-
-    with threads:
-        found = [
-            threads.submit(head_of(session).seen_by(joined=joined).chain, n, int(TEXT[n]), rules)
-            for session, n in sessions
-        ]
-        return [future.result(30) for future in found]
-
-
 @pytest.mark.parametrize("pair", PAIRS)
 def test_texts_are_drafted_together_as_alone(pair: tuple[Tiny, Head], tmp_path: Path) -> None:
     """Texts of different lengths, with few, many and no rows to read first: each gets the bits that it gets alone."""
@@ -254,7 +232,7 @@ def test_texts_are_drafted_together_as_alone(pair: tuple[Tiny, Head], tmp_path: 
         sure = sorted(head_of(session).chain(n, int(TEXT[n]), ChainRules(1)).sure for session, n in groups[0][:-1])
         for rules in (ChainRules(6), ChainRules(3), ChainRules(6, least_path=sure[3][0])):
             alone = [head_of(session).chain(n, int(TEXT[n]), rules) for session, n in groups[0]]
-            assert drafted(groups[1], rules) == alone
+            assert drafted_together(groups[1], TEXT, rules) == alone
             assert alone[-1].tokens == ()
             assert alone[0].tokens
         assert len({len(chain.tokens) for chain in alone}) > 2  # chains that ended while others went on

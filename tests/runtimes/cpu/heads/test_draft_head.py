@@ -1,17 +1,16 @@
 """A draft head on the cpu runtime: its scores are those of plain formulas, and its state goes with the session."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.heads.reference_head import ReferenceHead
 from support.heads.tiny_heads import TinyHead, write_head
+from support.heads.together import drafted_together
 from support.models.random_blocks import random_blocks
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
@@ -20,7 +19,7 @@ from edgedec.cost_curve import SharedForward
 from edgedec.errors import ModelFormatError, RequestError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.head_state import ChainRules, DraftCall, DraftedChain, HeadState
+from edgedec.head_state import ChainRules, DraftCall, HeadState
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model, Session
 from edgedec_export.block_types import quantize_q4_0
@@ -179,25 +178,6 @@ def test_a_chain_is_the_best_tokens_until_its_path_is_unlikely(tmp_path: Path) -
     assert shorter.tokens == chain.tokens[:1]
 
 
-def drafted(sessions: list[tuple[Session, int]], rules: ChainRules) -> list[DraftedChain]:
-    """Return the chains behind texts of which the sessions hold so many tokens, drafted together."""
-    calls: list[DraftCall] = []
-    threads = ThreadPoolExecutor(len(sessions))
-    all_there = Barrier(len(sessions), action=lambda: calls[0].answer(calls[1:]))
-
-    def joined(call: DraftCall) -> SharedForward:
-        calls.append(call)
-        all_there.wait(30)
-        return SharedForward(0.0, len(calls), len(calls))
-
-    with threads:
-        found = [
-            threads.submit(head_of(session).seen_by(joined=joined).chain, n, int(TEXT[n]), rules)
-            for session, n in sessions
-        ]
-        return [future.result(30) for future in found]
-
-
 @pytest.mark.parametrize("kinds", [(FLOATS, OF_FLOATS), (INTEGERS, OF_INTEGERS), (INTEGERS, NORMED)])
 def test_texts_are_drafted_together_as_alone(kinds: tuple[Tiny, TinyHead], tmp_path: Path) -> None:
     """Texts of different lengths, with few, many and no rows to read first: each gets the bits that it gets alone.
@@ -215,7 +195,7 @@ def test_texts_are_drafted_together_as_alone(kinds: tuple[Tiny, TinyHead], tmp_p
             groups.append(list(zip(sessions, [*lengths, 30], strict=True)))
         for rules in (ChainRules(6), ChainRules(6), ChainRules(6, least_path=0.05)):  # the second time nothing is new
             alone = [head_of(session).chain(n, int(TEXT[n]), rules) for session, n in groups[0]]
-            assert drafted(groups[1], rules) == alone
+            assert drafted_together(groups[1], TEXT, rules) == alone
             assert alone[-1].tokens == ()
             assert alone[0].tokens
         assert len({len(chain.tokens) for chain in alone}) > 2  # chains that ended while others went on
@@ -232,7 +212,7 @@ def test_many_texts_are_drafted_in_several_forwards(tmp_path: Path) -> None:
             read(session, TEXT[:n])
         rows = [row.copy() for row in scores(*sessions[0])]
         expected = head_of(sessions[0][0]).chain(30, int(TEXT[30]), ChainRules(N_DRAFT))
-        assert drafted(sessions, ChainRules(N_DRAFT)) == [expected] * 10
+        assert drafted_together(sessions, TEXT, ChainRules(N_DRAFT)) == [expected] * 10
         assert all(same(scores(*one), rows) for one in sessions)
 
 
