@@ -56,7 +56,7 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
             f"the plug-in {name!r} is no architecture but of the type {type(architecture).__name__}; remove its package"
         )
     info = describe(gguf)
-    said = read_hyperparameters(gguf, info, runtime, architecture.keys)
+    said = read_hyperparameters(gguf, info, runtime, architecture.keys, architecture.ignored)
     hyper = replace(said, layers=architecture.layers(Header(gguf, info, said)))
     switches = architecture.switches(Header(gguf, info, hyper))
     _check_layers(gguf, hyper, switches)
@@ -86,9 +86,21 @@ def _check_layers(gguf: GGUF, hyper: Hyperparameters, switches: Switches) -> Non
 
 
 def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
-    """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts."""
+    """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts.
+
+    What no layer reads is left out: tensors of other parts of the file, and keys and values of layers that read those
+    of another one.
+    """
     architecture: Architecture = load_plugin(ARCHITECTURES, hyper.architecture)
-    return unfused(_renamed(gguf, architecture.renamed), hyper)
+    found = unfused(_renamed(gguf, architecture.renamed), hyper)
+    sharing = [number for number, layer in enumerate(hyper.layers) if layer.kv_from != number]
+    unread = {f"blk.{layer}.{short}.weight" for layer in sharing for short in ("attn_k", "attn_v", "attn_k_norm")}
+    kept = {
+        name: tensor
+        for name, tensor in found.tensors.items()
+        if name not in unread and not name.startswith(architecture.ignored)
+    }
+    return found if len(kept) == len(found.tensors) else replace(found, tensors=MappingProxyType(kept))
 
 
 def _renamed(gguf: GGUF, names: Mapping[str, str]) -> GGUF:

@@ -28,9 +28,10 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   const Target targets[3] = {{&layer.matrices[EC_Q], qkv, width},
                              {&layer.matrices[EC_K], qkv + n_q, width},
                              {&layer.matrices[EC_V], qkv + n_q + n_kv, width}};
+  const int n_targets = n_kv == 0 ? 1 : layer.matrices[EC_V].n_rows == 0 ? 2 : 3;
   if (!goes_on(thread)) return false;
   const Activations &input = attention_input(thread, layer, rows, memory);
-  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, n_kv != 0 ? 3 : 1, memory);
+  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, n_targets, memory);
   release(thread, EC_PART_QKV, l);
   if (layer.convolves()) write_columns(thread, layer, rows);
   else write_keys_and_values(thread, layer, rows, memory);
@@ -41,7 +42,7 @@ bool Run::attention_block(int thread, int32_t l, float *memory) {
   if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
   const Activations mixed = layer.convolves() ? m_.convolved.view() : attended(layer);
   add_product(thread, EC_OP_ATTN_OUT, mixed, attending, layer.matrices[EC_ATTN_OUT],
-              layer.vectors[EC_POST_ATTN_NORM], layer.around_attention, memory);
+              {layer.vectors[EC_POST_ATTN_NORM], layer.around_attention}, memory);
   add_output_bias(thread, layer, attending);
   release(thread, EC_PART_ATTN_OUT, l);
   return true;
@@ -117,8 +118,13 @@ void Run::write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t 
   float *keys = base + layer.n_q() + head * d, *values = keys + layer.n_kv();
   KVCache &cache = plan_.items[row.item].session->cache;
   const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
+  if (layer.matrices[EC_V].n_rows == 0) memcpy(values, keys, (size_t)d * sizeof(float));
   prepare(keys, cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS], head, layer.vectors[EC_K_NORM]);
   if (!bias.empty()) k_.add(values, bias.data() + head * d, 1.0f, d);
+  if (c_.value_norm != 0) {
+    k_.rms_norm(values, m_.ones.data(), c_.rms_epsilon, d, memory);
+    memcpy(values, memory, (size_t)d * sizeof(float));
+  }
   cache.write(k_, layer.number, head, row.slot, keys, values);
 }
 
