@@ -26,7 +26,7 @@ from support.models.tiny_gemma4 import (
     rope_divisors,
     token_parts,
 )
-from support.models.tiny_models import N_VOCAB, vocabulary
+from support.models.tiny_models import vocabulary
 from support.models.tiny_shapes import Tiny as Tiny
 
 FILE_SIZED = (
@@ -210,7 +210,7 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
     keys |= dict(tiny.keys)
     name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
     general = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
-    return general | {f"{tiny.architecture}.{key}": value for key, value in keys.items()} | vocabulary(N_VOCAB)
+    return general | {f"{tiny.architecture}.{key}": value for key, value in keys.items()} | vocabulary(tiny.n_vocab)
 
 
 def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
@@ -227,11 +227,11 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
 
     is_gemma = tiny.architecture.startswith("gemma")
     embedding_gain = 2.0 / (n_embd**0.5 if is_gemma and not tiny.tied else 1.0)
-    tensors = {"token_embd.weight": matrix(N_VOCAB, n_embd, embedding_gain)}
+    tensors = {"token_embd.weight": matrix(tiny.n_vocab, n_embd, embedding_gain)}
     if tiny.architecture == "gemma4":
         tensors["rope_freqs.weight"] = rope_divisors(tiny.head_dim // 2)
     if tiny.n_per_layer:
-        tensors |= per_layer_tables(tiny.n_layer, tiny.n_per_layer, n_embd, N_VOCAB, matrix)
+        tensors |= per_layer_tables(tiny.n_layer, tiny.n_per_layer, n_embd, tiny.n_vocab, matrix)
         tensors["per_layer_proj_norm.weight"] = random_vector(tiny.n_per_layer, 1.0, rng)
     for i in range(tiny.n_layer):
         if tiny.architecture == "gemma4":
@@ -267,7 +267,7 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
     norm = "token_embd_norm.weight" if tiny.architecture in _HYBRID else "output_norm.weight"
     tensors[norm] = random_vector(n_embd, 1.0, rng)
     if not tiny.tied:
-        tensors["output.weight"] = matrix(N_VOCAB, n_embd, 2.0 * tiny.gain)
+        tensors["output.weight"] = matrix(tiny.n_vocab, n_embd, 2.0 * tiny.gain)
     n_pairs = (tiny.n_rot or tiny.head_dim) // 2
     divisors = _DIVISORS.get(tiny.architecture, {"rope_freqs.weight": 8}) if tiny.rope_factors else {}
     for name, most in divisors.items():

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from support.models.tiny_models import N_VOCAB
+
 
 @dataclass(frozen=True, slots=True)
 class Tiny:
@@ -28,6 +30,7 @@ class Tiny:
             twice as wide.
         n_per_layer: Elements that each layer gets of a token; 0 where it gets none.
         keys_as_values: Layers that see everything have no matrix of values, and half the key-value heads.
+        n_vocab: Tokens, at least N_VOCAB.
         keys: More metadata keys, below the architecture's name.
     """
 
@@ -59,6 +62,7 @@ class Tiny:
     n_shared: int = 0
     n_per_layer: int = 0
     keys_as_values: bool = False
+    n_vocab: int = N_VOCAB
     keys: tuple[tuple[str, Any], ...] = ()
     seed: int = 0
 
