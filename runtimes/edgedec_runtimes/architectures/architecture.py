@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.rope import Rope, read_rope
+from edgedec_runtimes.shared.hyperparameters import LayerShape
 
 OUTPUT_BIAS = "attn_output.bias"
 SINKS = "attn_sinks.weight"
@@ -17,8 +18,15 @@ EXPERT_BIASES = frozenset(f"ffn_{name}.bias" for name in ("gate_inp", "gate_exps
 BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})
 POST_NORMS = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
+PER_LAYER = frozenset({"per_layer_proj_norm.weight", "post_norm.weight"})
+EXPERT_NORMS = frozenset(
+    {
+        *("ffn_gate_inp.scale", "pre_ffw_norm_2.weight", "post_ffw_norm_1.weight", "post_ffw_norm_2.weight"),
+        "ffn_down_exps.scale",
+    }
+)
 QK_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
-CONVOLUTION = frozenset({"shortconv.conv.weight"})
+CONVOLUTION_KERNELS = frozenset({"shortconv.conv.weight"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,8 @@ class Switches:
         sliding_window: How many tokens the layers of `sliding` see.
         sliding: By layer: whether it sees a sliding window instead of all tokens before it; () for no layer.
         rope_sliding: How queries and keys of the layers of `sliding` are rotated; None for `rope`.
+        value_norm: Each head of the values is normed, without a weight. A layer without a matrix of values has its keys
+            as they are before their norm.
         unrotated: By layer: whether queries and keys are not rotated; () for no layer.
         convolution_length: How many tokens the short convolutions of layers without attention go over (LFM2); 0 where
             all layers have attention.
@@ -67,6 +77,7 @@ class Switches:
     sliding_window: int = 0
     sliding: tuple[bool, ...] = ()
     rope_sliding: Rope | None = None
+    value_norm: bool = False
     unrotated: tuple[bool, ...] = ()
     convolution_length: int = 0
     temperature_scale: float = 0.0
@@ -93,6 +104,11 @@ def plain(header: Header) -> Switches:
     return Switches(rope=read_rope(header), attention_scale=header.hyper.head_dim**-0.5)
 
 
+def said_layers(header: Header) -> tuple[LayerShape, ...]:
+    """Return the shapes of the layers as the metadata has them."""
+    return header.hyper.layers
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A family of networks. An entry point of the group `edgedec.architectures` names one.
@@ -103,7 +119,10 @@ class Architecture:
         vectors: Vectors that its files may have.
         needed: Vectors that every layer of its files has.
         renamed: Names of tensors in its files, of a layer's tensors without its number, with their usual names.
-        is_hybrid: Layers with 0 key-value heads have something else in place of attention.
+        layers: Returns the shape of each layer, given a header whose shapes are what the metadata of every decoder says
+            (`read_hyperparameters`): for networks whose layers differ in more than that.
+        ignored: How names of tensors begin, and keys below the architecture's name, that are of other parts of a file
+            than the decoder, such as what reads images.
     """
 
     switches: Callable[[Header], Switches] = plain
@@ -111,4 +130,5 @@ class Architecture:
     vectors: frozenset[str] = frozenset()
     needed: frozenset[str] = INPUT_NORMS
     renamed: Mapping[str, str] = field(default_factory=dict)
-    is_hybrid: bool = False
+    layers: Callable[[Header], tuple[LayerShape, ...]] = said_layers
+    ignored: tuple[str, ...] = ()

@@ -11,13 +11,17 @@ from dataclasses import dataclass, fields
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.architectures.architecture import INPUT_NORMS, Switches
+from edgedec_runtimes.architectures.architecture import EXPERT_NORMS, Switches
+from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import CONVOLUTION as CONVOLUTION_MIXER
 
 # The numbers of native/edgedec_cpu.h.
-EMBEDDING, OUTPUT, CONVOLUTION = 0, 1, 14
+EMBEDDING, OUTPUT, CONVOLUTION, ROUTER_NORM = 0, 1, 14, 22
+PER_LAYER_ROWS, PER_LAYER_PROJECTION = 14, 15
+MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2}
 CONVOLUTION_KERNELS = "shortconv.conv.weight"
 MATRICES = {
     "token_embd.weight": EMBEDDING,
@@ -38,9 +42,14 @@ MATRICES = {
     "ffn_gate_shexp.weight": 6,
     "ffn_up_shexp.weight": 7,
     "ffn_down_shexp.weight": 8,
+    "inp_gate.weight": 16,
+    "proj.weight": 17,
     "ffn_gate_exps.weight": 11,  # experts come last, as what a stage reads must lie together in the tile file
     "ffn_up_exps.weight": 12,
     "ffn_down_exps.weight": 13,
+    "ffn_gate_up_exps.weight": 11,
+    "per_layer_model_proj.weight": PER_LAYER_PROJECTION,
+    PER_LAYER_TABLE: PER_LAYER_ROWS,
 }
 VECTORS = {
     "output_norm.weight": 0,
@@ -61,14 +70,31 @@ VECTORS = {
     "ffn_gate_exps.bias": 16,
     "ffn_up_exps.bias": 17,
     "ffn_down_exps.bias": 18,
+    "per_layer_proj_norm.weight": 19,
+    "post_norm.weight": 20,
+    "layer_output_scale.weight": 21,
+    "ffn_gate_inp.scale": ROUTER_NORM,
+    "pre_ffw_norm_2.weight": 23,
+    "post_ffw_norm_1.weight": 24,
+    "post_ffw_norm_2.weight": 25,
+    "ffn_down_exps.scale": 26,
 }
-_GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
-_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight"})
+_PER_LAYER_MATRICES = ("per_layer_model_proj.weight", PER_LAYER_TABLE)
+_GLOBAL = frozenset(
+    {"token_embd.weight", "output.weight", "output_norm.weight", "per_layer_proj_norm.weight", *_PER_LAYER_MATRICES}
+)
+_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight", "ffn_gate_up_exps.weight"})
+_OF_PER_LAYER = frozenset({"inp_gate.weight", "proj.weight", "post_norm.weight"})
+_OF_KEYS = frozenset({"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"})
+_OF_SEPARATE_EXPERTS = frozenset({"ffn_gate_exps.weight", "ffn_up_exps.weight"})
 _DENSE = frozenset({"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"})
 _SHARED = frozenset(
     {"ffn_gate_inp_shexp.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"}
 )
-_EXPERTS = frozenset({"ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"})
+_EXPERTS = EXPERT_NORMS | {
+    *("ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"),
+    "ffn_gate_up_exps.weight",
+}
 
 TILE_TYPES = frozenset(
     {
@@ -101,8 +127,15 @@ TILE_TYPES = frozenset(
 )
 
 # The largest sizes that native/forward/model.cpp takes.
-_LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
-_LARGEST |= {"n_expert": 1024, "n_ff_expert": 2**20, "n_ff_shared": 2**20}
+_LARGEST = {
+    "n_per_layer": 2**17,
+    "n_vocab": 2**24 - 1,
+    "n_embd": 2**17,
+    "n_expert": 1024,
+    "n_ff_expert": 2**20,
+    "n_ff_shared": 2**20,
+}
+_LARGEST_OF_LAYER = {"n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 _MOST_TOKENS = 2**31 - 1
 _LONGEST_CONVOLUTION = 16
 
@@ -134,16 +167,10 @@ class Network(Hyperparameters):
     matrices: tuple[Placed, ...]
     vectors: tuple[Placed, ...]
 
-    @property
-    def n_convolutions(self) -> int:
-        """How many layers have a short convolution in place of attention."""
-        return self.n_layer - self.n_attention
-
     def mixed_widths(self, layer: int) -> tuple[int, int]:
         """Return the elements of a layer's queries, and of its keys; of a convolution those of each of its inputs."""
-        if self.has_attention[layer]:
-            return self.n_head * self.head_dim, self.n_head_kv * self.head_dim
-        return self.n_embd, self.n_embd
+        shape = self.layers[layer]
+        return (shape.n_q, shape.n_kv) if shape.mixer == ATTENTION else (self.n_embd, self.n_embd)
 
 
 def read_network(gguf: GGUF) -> Network:
@@ -168,18 +195,26 @@ def read_network(gguf: GGUF) -> Network:
 
 def _check(gguf: GGUF, n: Network) -> None:
     """Refuse sizes, numbers, types and shapes that the kernels do not take."""
-    for name, size in _LARGEST.items():
-        if getattr(n, name) > size:
-            raise _unsupported(gguf, f"{name} is {getattr(n, name)}, more than {size}")
+    of_layers = [(shape, name, size) for shape in n.layers for name, size in _LARGEST_OF_LAYER.items()]
+    for of, name, size in [*((n, name, size) for name, size in _LARGEST.items()), *of_layers]:
+        if getattr(of, name) > size:
+            raise _unsupported(gguf, f"{name} is {getattr(of, name)}, more than {size}")
     _check_numbers(gguf, n)
-    if n.head_dim % 16 or n.n_embd % 16:
-        raise _unsupported(gguf, f"heads of {n.head_dim} or states of {n.n_embd} elements are no multiple of 16")
+    for shape in n.layers:
+        if shape.head_dim % 16 or n.n_embd % 16:
+            raise _unsupported(
+                gguf, f"heads of {shape.head_dim} or states of {n.n_embd} elements are no multiple of 16"
+            )
     divisors = [gguf.tensors[name] for name in DIVISORS if name in gguf.tensors]
     for tensor in (*divisors, *(placed.tensor for placed in n.vectors)):
         n_dims = 2 if tensor.name.endswith(CONVOLUTION_KERNELS) else 1
         if tensor.type is not GGMLType.F32 or len(tensor.shape) != n_dims:
             raise _unsupported(gguf, f"tensor {tensor.name!r} is not {'a vector' if n_dims == 1 else 'rows'} of F32")
     for placed in n.matrices:
+        if placed.which == PER_LAYER_ROWS and n.n_per_layer % placed.tensor.type.block_size:
+            raise _unsupported(
+                gguf, f"{placed.tensor.type.name} has no blocks of the {n.n_per_layer} elements that a layer gets"
+            )
         if placed.tensor.type not in TILE_TYPES:
             raise _unsupported(gguf, f"tensor {placed.tensor.name!r} is {placed.tensor.type.name}")
     if n.n_ff_expert % 32 or n.n_expert_used > n.n_expert:
@@ -195,11 +230,11 @@ def _check(gguf: GGUF, n: Network) -> None:
 
 def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
     """Return the shape that each tensor must have, by name."""
-    e = n.n_embd
+    e, p_l, n_table = n.n_embd, n.n_per_layer, n.n_layer * n.n_vocab
     rows_of_experts = n.n_expert * n.n_ff_expert
     expected: dict[str, tuple[int, ...]] = {}
     for p in n.matrices:
-        n_ff = n.n_ff_shared if n.has_experts(p.layer) else n.n_ff
+        n_ff = n.dense_width(p.layer)
         n_q, n_kv = n.mixed_widths(p.layer)
         shapes = (
             *(
@@ -214,13 +249,18 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
                 (n_ff, e),
             ),
             *((e, n.n_expert), (e, 1), (e, rows_of_experts), (e, rows_of_experts), (n.n_ff_expert, n.n_expert * e)),
+            *((p_l, n_table), (e, n.n_layer * p_l), (e, p_l), (p_l, e)),
         )
+        if p.tensor.name.endswith("ffn_gate_up_exps.weight"):
+            expected[p.tensor.name] = (e, 2 * rows_of_experts)
+            continue
         expected[p.tensor.name] = shapes[p.which]
-    n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
-    norms = (n_q, n_kv) if n.switches.wide_norms else (n.head_dim, n.head_dim)
     of_experts = (n.n_expert, 0, n.n_expert, rows_of_experts, rows_of_experts, n.n_expert * e)
-    lengths = (e, e, e, n_q, n_kv, n_kv, *norms, e, e, 0, e, n.n_head, *of_experts)
     for p in n.vectors:
+        shape = n.layers[p.layer]
+        norms = (shape.n_q, shape.n_kv) if n.switches.wide_norms else (shape.head_dim, shape.head_dim)
+        lengths = (e, e, e, shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head, *of_experts)
+        lengths = (*lengths, p_l, e, 1, e, e, e, e, n.n_expert)
         is_kernels = p.which == CONVOLUTION
         expected[p.tensor.name] = (n.switches.convolution_length, e) if is_kernels else (lengths[p.which],)
     return expected
@@ -246,7 +286,7 @@ def _check_numbers(gguf: GGUF, n: Network) -> None:
     for name, size in (("sliding_window", s.sliding_window), ("temperature_tokens", s.temperature_tokens)):
         if size > _MOST_TOKENS:
             raise _unsupported(gguf, f"{name} is {size}, more than {_MOST_TOKENS}")
-    if n.n_convolutions and not 2 <= s.convolution_length <= _LONGEST_CONVOLUTION:
+    if n.n_with(CONVOLUTION_MIXER) and not 2 <= s.convolution_length <= _LONGEST_CONVOLUTION:
         raise _unsupported(gguf, f"convolution_length is {s.convolution_length}, none from 2 to {_LONGEST_CONVOLUTION}")
     yarn = (rope.n_ctx_original, rope.beta_fast, rope.beta_slow, rope.base - 1)
     if rope.yarn and not (min(yarn) > 0 and 0 <= rope.log_multiplier <= 1):
@@ -259,12 +299,13 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     matrices, vectors = [], []
     needed = {"output_norm.weight"} | architecture.needed
     used = set(DIVISORS) & architecture.vectors
+    may_lack = _OPTIONAL_MATRICES | ({"attn_v.weight"} if found.switches.value_norm else frozenset())
     for name, layer, short in _names(found.hyper):
         tensor = gguf.tensors.get(name)
-        if short in MATRICES and short not in _matrices_of(found.hyper, layer):
+        if short in _OF_SEPARATE_EXPERTS and f"blk.{layer}.ffn_gate_up_exps.weight" in gguf.tensors:
             continue
         if tensor is None:
-            if short in (MATRICES.keys() | {CONVOLUTION_KERNELS}) - _OPTIONAL_MATRICES or short in needed:
+            if short in (MATRICES.keys() | {CONVOLUTION_KERNELS}) - may_lack or short in needed:
                 raise ModelFormatError(f"{gguf.paths[0]}: it has no tensor {name!r}; download the file again")
             continue
         used.add(name)
@@ -280,23 +321,35 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     return tuple(matrices), tuple(vectors)
 
 
-def _matrices_of(n: Hyperparameters, layer: int) -> frozenset[str]:
-    """Return the names of the matrices that a layer has; those of the network beside its layers are always there."""
-    if not n.has_experts(layer):
-        return frozenset(MATRICES.keys() - _EXPERTS - _SHARED)
-    return frozenset(MATRICES.keys() - _DENSE - (frozenset() if n.n_ff_shared else _SHARED))
-
-
 def _names(n: Hyperparameters) -> Iterator[tuple[str, int, str]]:
     """Yield (name, layer, name within the layer) of every tensor that can be there, in the order of their use."""
     yield "token_embd.weight", 0, "token_embd.weight"
-    for layer, has_attention in enumerate(n.has_attention):
-        others = "shortconv." if has_attention else "attn_"  # what the layer has not; both kinds have a norm before
+    for layer in range(n.n_layer):
         for short in (*MATRICES, *VECTORS):
-            if short not in _GLOBAL and (short in INPUT_NORMS or not short.startswith(others)):
+            if short not in _GLOBAL and _is_possible(n, layer, short):
                 yield f"blk.{layer}.{short}", layer, short
+    for name in ("per_layer_proj_norm.weight", *_PER_LAYER_MATRICES) if n.n_per_layer else ():
+        yield name, 0, name
     yield "output_norm.weight", 0, "output_norm.weight"
     yield "output.weight", 0, "output.weight"
+
+
+def _is_possible(n: Hyperparameters, layer: int, short: str) -> bool:
+    """Return whether a layer of this shape can have a tensor."""
+    mixer = n.layers[layer].mixer
+    if short == "attn_norm.weight":  # before every mixer
+        return mixer != NO_MIXER
+    if short in _OF_KEYS and mixer == ATTENTION:
+        return n.stores_kv(layer)
+    if short.startswith(("attn_", "shortconv.")):
+        return mixer == (ATTENTION if short.startswith("attn_") else CONVOLUTION_MIXER)
+    if short in _OF_PER_LAYER:
+        return n.n_per_layer > 0
+    if n.has_experts(layer):
+        return short not in _DENSE and (n.n_ff_shared > 0 or short not in _SHARED)
+    if n.dense_width(layer):
+        return short not in _EXPERTS | _SHARED
+    return not short.startswith(("ffn_", "pre_ffw_", "post_ffw_"))
 
 
 def _unsupported(gguf: GGUF, reason: str) -> UnsupportedModelError:

@@ -1,7 +1,7 @@
 """The reference model, which evaluates forwards row by row."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -11,11 +11,11 @@ from edgedec.errors import MemoryCapError, OptionError, counted
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
-from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluate, logits
+from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluate, logits, per_layer_inputs
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import Weights
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import CONVOLUTION, Hyperparameters
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import CheckedItem
 
@@ -58,8 +58,9 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
     """Implements edgedec.model.Model."""
 
     def __init__(self, weights: Weights, tokenizer: ReferenceTokenizer, card: ModelCard, needs: Needs) -> None:
+        can = replace(_CAPABILITIES, hidden_input=weights.per_layer is None)  # layers also read the tokens there
         super().__init__(
-            weights, card, _CAPABILITIES, tokenizer, partial(memory_terms, needs), lambda: None, tree_rows=LOGIT_ROWS
+            weights, card, can, tokenizer, partial(memory_terms, needs), lambda: None, tree_rows=LOGIT_ROWS
         )
         self._needs = needs
 
@@ -90,7 +91,8 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         assert inputs is not None, "a forward has tokens or hidden states"
         for i, row in enumerate(_rows(item)):
             self.stop.check()
-            output = evaluate(weights, session.cache, inputs[i], row)
+            per_layer = None if item.tokens is None else per_layer_inputs(weights, item.tokens[i], inputs[i])
+            output = evaluate(weights, session.cache, inputs[i], row, per_layer)
             for tap, tapped in output.tapped.items():
                 hidden[tap][i] = tapped
             for j in np.flatnonzero(item.wanted == i):
@@ -116,8 +118,9 @@ def _rows(item: CheckedItem) -> list[Row]:
 def memory_terms(needs: Needs, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
     """Return the terms of the memory plan for sessions of `n_ctx` tokens and `n_rows` rows of logits."""
     hyper, n_vocab = needs.hyper, needs.hyper.n_vocab
-    column_bytes = 0 if all(hyper.has_attention) else 4 * hyper.n_embd
-    kv_bytes = n_ctx * hyper.n_layer * (2 * hyper.n_kv * needs.kv_dtype.itemsize + column_bytes + 1)
+    column_bytes = 4 * hyper.n_embd if hyper.n_with(CONVOLUTION) else 0
+    n_kv = max(layer.n_kv for layer in hyper.layers)
+    kv_bytes = n_ctx * hyper.n_layer * (2 * n_kv * needs.kv_dtype.itemsize + column_bytes + 1)
     return (
         MemoryTerm("interpreter and libraries", needs.base_bytes, "measured", base=True),
         MemoryTerm("weights", needs.weight_bytes, "float32"),
