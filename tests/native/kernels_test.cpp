@@ -425,6 +425,7 @@ int main(int argc, char **argv) {
     check_softcap(kernels);
     check_halves(kernels);
     check_attention(kernels);
+    check_states(kernels);
     printf("%-12s %d checks\n", kernels.name, n_checked - before);
   }
   if (!only_names) check_groups();

@@ -21,6 +21,34 @@ QK_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 CONVOLUTION = frozenset({"shortconv.conv.weight"})
 
 
+@dataclass(frozen=True, slots=True)
+class StateSpace:
+    """The sizes of Mamba-2 mixers (Dao and Gu 2024, arXiv:2405.21060).
+
+    Attributes:
+        n_inner: Elements of all heads together.
+        n_head: Heads; the state of one is [n_inner / n_head][n_state].
+        n_group: Groups of heads that share their keys and queries, which are called B and C.
+        length: Tokens that the convolution goes over.
+    """
+
+    n_inner: int
+    n_head: int
+    n_state: int
+    n_group: int
+    length: int
+
+    @property
+    def n_convolved(self) -> int:
+        """Elements that the convolution goes over."""
+        return self.n_inner + 2 * self.n_group * self.n_state
+
+    @property
+    def n_in(self) -> int:
+        """Rows of the matrix that a mixer begins with: the gate, what is convolved, and a number for each head."""
+        return self.n_inner + self.n_convolved + self.n_head
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches:
     """How a network differs from others of its shape.
@@ -30,6 +58,7 @@ class Switches:
         attention_scale: What the products of queries and keys are multiplied by.
         rope_interleaved: A rotation pairs neighbouring elements of a head, not its two halves.
         gelu: The feed-forward activation is GELU (the tanh form), not SiLU.
+        ungated: Feed-forward blocks and experts have no gate: the square of ReLU of `up` is the activation.
         glu_limit, glu_slope: l and s where a gate g becomes min(g, l) * sigmoid(s * min(g, l)), and what it multiplies
             becomes 1 + u, with u kept from -l to l; a limit of 0 where they do not.
         wide_norms: The norms of queries and keys are over all heads together, not over each head.
@@ -50,12 +79,14 @@ class Switches:
             the sigmoid of each ("sigmoid"), or a softmax over those that a token goes through ("chosen").
         norm_experts: The weights of a token's experts are divided by their sum.
         expert_scale: What these weights are multiplied by.
+        state_space: The sizes of Mamba-2 mixers; None where no layer has one.
     """
 
     rope: Rope
     attention_scale: float
     rope_interleaved: bool = False
     gelu: bool = False
+    ungated: bool = False
     glu_limit: float = 0.0
     glu_slope: float = 1.0
     wide_norms: bool = False
@@ -74,6 +105,7 @@ class Switches:
     expert_gating: str = "softmax"
     norm_experts: bool = False
     expert_scale: float = 1.0
+    state_space: StateSpace | None = None
 
     def slides(self, layer: int) -> bool:
         """Return whether a layer sees a sliding window instead of all tokens before it."""

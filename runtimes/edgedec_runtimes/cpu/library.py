@@ -34,7 +34,7 @@ class Config(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "n_head", "n_head_kv", "head_dim", "n_ff")),
-        *((name, c_int32) for name in ("n_rot", "rope_interleaved", "gelu", "wide_norms")),
+        *((name, c_int32) for name in ("n_rot", "rope_interleaved", "gelu", "ungated", "wide_norms")),
         *((name, c_int32) for name in ("sliding_window", "temperature_tokens")),
         *((name, c_float) for name in ("temperature_scale", "rms_epsilon", "embedding_scale", "residual_scale")),
         *((name, c_float) for name in ("logit_scale", "attention_scale", "attention_softcap", "logit_softcap")),

@@ -100,6 +100,7 @@ typedef struct ec_config {
   int32_t n_rot;            /* elements of a head that are rotated */
   int32_t rope_interleaved; /* pairs are neighbours (1) or halves of the rotated part (0) */
   int32_t gelu;             /* feed-forward activation: tanh GELU (1) or SiLU (0) */
+  int32_t ungated;          /* no feed-forward block has a gate: the square of ReLU of `up` goes to `down` (1) */
   int32_t wide_norms;       /* norms of queries and keys are over all heads together (1) or over each head (0) */
   int32_t sliding_window;   /* tokens that a sliding layer sees */
   int32_t temperature_tokens; /* t: queries at position p are multiplied by 1 + temperature_scale * ln(1 + floor(p /

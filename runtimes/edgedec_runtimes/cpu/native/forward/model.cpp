@@ -89,13 +89,19 @@ Ahead *ec_model::ahead_of(int32_t type) {
   return place->second.data();
 }
 
+// Check the gate of a feed-forward block, or of experts, which a model has or has not.
+void ec_model::require_gate(const Matrix &gate, const char *name, int64_t n_rows) const {
+  if (config.ungated == 0) require_matrix(gate, name, n_rows, config.n_embd);
+  else require(gate.n_rows == 0, std::string("there is ") + name + ", and blocks have no gates");
+}
+
 // Check the matrices of a layer's experts but for those of a shared one.
 void ec_model::check_experts(const Layer &layer) const {
   const ec_config &c = config;
   const Matrix *m = layer.matrices;
   require(c.n_expert != 0, "a layer has experts, and the model has none");
   require_matrix(m[EC_ROUTER], "ffn_gate_inp", c.n_expert, c.n_embd);
-  require_matrix(m[EC_GATE_EXPERTS], "ffn_gate_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
+  require_gate(m[EC_GATE_EXPERTS], "ffn_gate_exps", (int64_t)c.n_expert * c.n_ff_expert);
   require_matrix(m[EC_UP_EXPERTS], "ffn_up_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
   require_matrix(m[EC_DOWN_EXPERTS], "ffn_down_exps", (int64_t)c.n_expert * c.n_embd, c.n_ff_expert);
   if (m[EC_SHARED_ROUTER].n_rows != 0) require_matrix(m[EC_SHARED_ROUTER], "ffn_gate_inp_shexp", 1, c.n_embd);
@@ -169,7 +175,7 @@ void ec_model::finish() {
     if (layer.has_experts()) check_experts(layer);
     if (!layer.has_experts() || c.n_ff_shared != 0) {
       const int64_t n_ff = layer.has_experts() ? c.n_ff_shared : c.n_ff;
-      require_matrix(m[EC_GATE], "ffn_gate", n_ff, c.n_embd);
+      require_gate(m[EC_GATE], "ffn_gate", n_ff);
       require_matrix(m[EC_UP], "ffn_up", n_ff, c.n_embd);
       require_matrix(m[EC_DOWN], "ffn_down", c.n_embd, n_ff);
     }

@@ -159,6 +159,7 @@ struct ec_model {
 
  private:
   void check_experts(const edgedec::Layer &layer) const;
+  void require_gate(const edgedec::Matrix &gate, const char *name, int64_t n_rows) const;
   void finish_convolution(edgedec::Layer &layer);
   void check_row_convolution(const edgedec::RowConvolution &convolution) const;
 };
