@@ -287,7 +287,7 @@ void Run::activate(float *gates, float *ups, int64_t n) const {
       ups[i] = (1.0f + std::max(-limit, std::min(ups[i], limit))) / slope;
     }
   }
-  k_.gated(gates, ups, n, c_.gelu != 0, gates);
+  k_.gated(gates, ups, n, c_.activation, gates);
 }
 
 // Multiply gate and up. A panel of both gives 32 columns of the gated activations, one block to quantize.
