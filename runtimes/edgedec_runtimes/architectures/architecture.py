@@ -57,8 +57,9 @@ class Switches:
         rope: How queries and keys are rotated.
         attention_scale: What the products of queries and keys are multiplied by.
         rope_interleaved: A rotation pairs neighbouring elements of a head, not its two halves.
-        gelu: The feed-forward activation is GELU (the tanh form), not SiLU.
-        ungated: Feed-forward blocks and experts have no gate: the square of ReLU of `up` is the activation.
+        activation: What a gate g of the feed-forward block becomes before it multiplies: g * sigmoid(g) ("silu"), the
+            tanh form of GELU ("gelu"), the greater of g and 0 ("relu"), or the square of that ("relu2").
+        ungated: Feed-forward blocks and experts have no gate: `up` itself goes through the activation.
         glu_limit, glu_slope: l and s where a gate g becomes min(g, l) * sigmoid(s * min(g, l)), and what it multiplies
             becomes 1 + u, with u kept from -l to l; a limit of 0 where they do not.
         wide_norms: The norms of queries and keys are over all heads together, not over each head.
@@ -85,7 +86,7 @@ class Switches:
     rope: Rope
     attention_scale: float
     rope_interleaved: bool = False
-    gelu: bool = False
+    activation: str = "silu"
     ungated: bool = False
     glu_limit: float = 0.0
     glu_slope: float = 1.0

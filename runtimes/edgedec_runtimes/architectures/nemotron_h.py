@@ -29,6 +29,7 @@ def _switches(header: Header) -> Switches:
     return replace(
         plain(header),
         unrotated=(True,) * header.hyper.n_layer,
+        activation="relu2",
         ungated=True,
         state_space=read_state_space(header),
     )

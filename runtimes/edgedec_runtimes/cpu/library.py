@@ -14,12 +14,14 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.plugins import DISTRIBUTION
 
-ABI_VERSION = 25
+ABI_VERSION = 26
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE, NOT_FINITE = range(6)
 OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "logits", "other")
+ACTIVATIONS = {"silu": 0, "gelu": 1, "relu": 2, "relu2": 3}
+"""What a gate becomes before it multiplies (Switches.activation)."""
 GATINGS = {"softmax": 0, "sigmoid": 1, "chosen": 2}
 """How scores of experts become weights (Switches.expert_gating)."""
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
@@ -34,7 +36,7 @@ class Config(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "n_head", "n_head_kv", "head_dim", "n_ff")),
-        *((name, c_int32) for name in ("n_rot", "rope_interleaved", "gelu", "ungated", "wide_norms")),
+        *((name, c_int32) for name in ("n_rot", "rope_interleaved", "activation", "ungated", "wide_norms")),
         *((name, c_int32) for name in ("sliding_window", "temperature_tokens")),
         *((name, c_float) for name in ("temperature_scale", "rms_epsilon", "embedding_scale", "residual_scale")),
         *((name, c_float) for name in ("logit_scale", "attention_scale", "attention_softcap", "logit_softcap")),

@@ -17,6 +17,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
+    ACTIVATIONS,
     GATINGS,
     KERNEL_ROWS,
     LAYER_SLIDES,
@@ -180,7 +181,9 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
         keep_to_cores(cores)
     names = [field[0] for field in Config._fields_]
     numbers = {name: getattr(network if hasattr(network, name) else network.switches, name) for name in names}
-    config = Config(**numbers | {"expert_gating": GATINGS[network.switches.expert_gating]})
+    switches = network.switches
+    named = {"activation": ACTIVATIONS[switches.activation], "expert_gating": GATINGS[switches.expert_gating]}
+    config = Config(**numbers | named)
     handle = ctypes.c_void_p()
     code = native().ec_model_create(
         ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)

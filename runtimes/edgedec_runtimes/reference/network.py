@@ -168,7 +168,7 @@ def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
         limit, slope = np.float32(switches.glu_limit), np.float32(switches.glu_slope)
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
         return gate * _sigmoid(slope * gate) * (up + np.float32(1))
-    return (_gelu(gate) if switches.gelu else _silu(gate)) * up
+    return _ACTIVATIONS[switches.activation](gate) * up
 
 
 def _experts(weights: Weights, layer: Layer, router: Floats, x: Floats) -> Floats:
@@ -213,6 +213,14 @@ def _gelu(x: Floats) -> Floats:
     inner = np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x * x * x)
     result: Floats = np.multiply(np.float32(0.5) * x, np.float32(1) + np.tanh(inner))
     return result
+
+
+def _relu(x: Floats) -> Floats:
+    result: Floats = np.maximum(x, np.float32(0))
+    return result
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "relu": _relu, "relu2": lambda x: _relu(x) * _relu(x)}
 
 
 def _capped(x: Floats, cap: float) -> Floats:

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 25
+#define EC_ABI_VERSION 26
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -88,6 +88,10 @@ enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
  * those that were chosen. */
 enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
 
+/* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the greater
+ * of g and 0, or the square of that. */
+enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3 };
+
 /* The shape of a model, and the switches by which architectures differ. */
 typedef struct ec_config {
   int32_t n_vocab;
@@ -99,8 +103,8 @@ typedef struct ec_config {
   int32_t n_ff;
   int32_t n_rot;            /* elements of a head that are rotated */
   int32_t rope_interleaved; /* pairs are neighbours (1) or halves of the rotated part (0) */
-  int32_t gelu;             /* feed-forward activation: tanh GELU (1) or SiLU (0) */
-  int32_t ungated;          /* no feed-forward block has a gate: the square of ReLU of `up` goes to `down` (1) */
+  int32_t activation;       /* of gates: EC_SILU ... */
+  int32_t ungated;          /* feed-forward blocks have no gate: `up` itself goes through the activation (1) */
   int32_t wide_norms;       /* norms of queries and keys are over all heads together (1) or over each head (0) */
   int32_t sliding_window;   /* tokens that a sliding layer sees */
   int32_t temperature_tokens; /* t: queries at position p are multiplied by 1 + temperature_scale * ln(1 + floor(p /

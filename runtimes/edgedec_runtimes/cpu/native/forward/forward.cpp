@@ -278,12 +278,8 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   return true;
 }
 
-// Replace n gates by the gated activations; `ups` is changed. Without gates, what is replaced is `up` itself.
+// Replace n gates by the gated activations; `ups` is changed. Without gates, `gates` holds what `up` gave.
 void Run::activate(float *gates, float *ups, int64_t n) const {
-  if (c_.ungated != 0) {  // the square of ReLU; what is no number stays so
-    for (int64_t i = 0; i < n; ++i) gates[i] = gates[i] < 0.0f ? 0.0f : gates[i] * gates[i];
-    return;
-  }
   if (c_.glu_limit != 0.0f) {  // as SiLU of what is multiplied by the slope
     const float limit = c_.glu_limit, slope = c_.glu_slope;
     for (int64_t i = 0; i < n; ++i) {
@@ -291,7 +287,7 @@ void Run::activate(float *gates, float *ups, int64_t n) const {
       ups[i] = (1.0f + std::max(-limit, std::min(ups[i], limit))) / slope;
     }
   }
-  k_.gated(gates, ups, n, c_.gelu != 0, gates);
+  k_.gated(gates, c_.ungated == 0 ? ups : nullptr, n, c_.activation, gates);
 }
 
 // Multiply gate and up, or up alone where there is no gate. A panel of both gives 32 columns of the activations, one

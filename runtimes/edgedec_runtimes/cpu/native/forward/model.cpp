@@ -38,6 +38,7 @@ void check_config(const ec_config &c) {
   require(c.n_head % c.n_head_kv == 0, "the heads are no multiple of the key-value heads");
   require(c.head_dim % 16 == 0 && c.n_embd % 16 == 0, "head_dim and n_embd must be multiples of 16");
   require(c.n_rot > 0 && c.n_rot % 2 == 0 && c.n_rot <= c.head_dim, "n_rot must be even and at most head_dim");
+  require(c.activation >= EC_SILU && c.activation <= EC_RELU2, "the activation of gates is none that is known");
   require(c.n_expert >= 0 && c.n_expert <= MAX_EXPERTS && c.n_expert_used >= (c.n_expert != 0) &&
               c.n_expert_used <= c.n_expert,
           "the experts are out of range");
