@@ -47,6 +47,7 @@ void check_config(const ec_config &c) {
           "the width of an expert is out of range, or no multiple of 32");
   require(c.n_expert == 0 || (isfinite(c.expert_scale) && c.expert_scale > 0),
           "the factor of experts is not a positive number");
+  require(c.ungated == 0 || c.glu_limit == 0.0f, "gates have a limit, and there are none");
   require(c.glu_limit == 0.0f || (isfinite(c.glu_slope) && c.glu_slope > 0),
           "the slope of gates is not a positive number");
   require(c.sliding_window >= 0 && c.temperature_tokens >= 0, "the sliding window or a number of tokens is negative");
