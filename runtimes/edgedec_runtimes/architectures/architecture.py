@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.rope import Rope, read_rope
+from edgedec_runtimes.shared.hyperparameters import LayerShape
 
 OUTPUT_BIAS = "attn_output.bias"
 SINKS = "attn_sinks.weight"
@@ -18,7 +19,7 @@ BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})
 POST_NORMS = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
 QK_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
-CONVOLUTION = frozenset({"shortconv.conv.weight"})
+CONVOLUTION_KERNELS = frozenset({"shortconv.conv.weight"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,11 @@ def plain(header: Header) -> Switches:
     return Switches(rope=read_rope(header), attention_scale=header.hyper.head_dim**-0.5)
 
 
+def said_layers(header: Header) -> tuple[LayerShape, ...]:
+    """Return the shapes of the layers as the metadata has them."""
+    return header.hyper.layers
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A family of networks. An entry point of the group `edgedec.architectures` names one.
@@ -136,7 +142,8 @@ class Architecture:
         vectors: Vectors that its files may have.
         needed: Vectors that every layer of its files has.
         renamed: Names of tensors in its files, of a layer's tensors without its number, with their usual names.
-        is_hybrid: Layers with 0 key-value heads have something else in place of attention.
+        layers: Returns the shape of each layer, given a header whose shapes are what the metadata of every decoder says
+            (`read_hyperparameters`): for networks whose layers differ in more than that.
     """
 
     switches: Callable[[Header], Switches] = plain
@@ -144,4 +151,4 @@ class Architecture:
     vectors: frozenset[str] = frozenset()
     needed: frozenset[str] = INPUT_NORMS
     renamed: Mapping[str, str] = field(default_factory=dict)
-    is_hybrid: bool = False
+    layers: Callable[[Header], tuple[LayerShape, ...]] = said_layers

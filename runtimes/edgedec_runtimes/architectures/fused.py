@@ -11,7 +11,7 @@ from types import MappingProxyType
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
-_FUSED = re.compile(r"(blk\.\d+\.)(attn_qkv|ffn_up|shortconv\.in_proj)\.(weight|bias)")
+_FUSED = re.compile(r"blk\.(\d+)\.(attn_qkv|ffn_up|shortconv\.in_proj)\.(weight|bias)")
 _EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight")
 _EXPERT_BIASES = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.bias")
 _SHARED_ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
@@ -24,23 +24,30 @@ def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     the shared expert. What has another number of rows than its parts together stays as it is, and so does what is there
     beside a part.
     """
-    heads = [n * hyper.head_dim for n in (hyper.n_head, hyper.n_head_kv, hyper.n_head_kv)]
     found: dict[str, TensorInfo] = {}
     for name, stored in gguf.tensors.items():
-        tensor = _as_matrix(stored, hyper)
-        match = _FUSED.fullmatch(name)
-        parts: dict[str, int] = {}
-        if match is not None and match[2] == "attn_qkv":
-            names = ("attn_q", "attn_k", "attn_v")
-            parts = {f"{match[1]}{part}.{match[3]}": n for part, n in zip(names, heads, strict=True)}
-        elif match is not None and match[2] == "shortconv.in_proj":
-            parts = {f"{match[1]}shortconv.{part}.{match[3]}": hyper.n_embd for part in ("b", "c", "x")}
-        elif match is not None and f"{match[1]}ffn_gate.{match[3]}" not in gguf.tensors:
-            parts = {f"{match[1]}{part}.{match[3]}": hyper.n_ff for part in ("ffn_gate", "ffn_up")}
+        tensor, parts = _as_matrix(stored, hyper), _parts(gguf, name, hyper)
         is_alone = not (parts.keys() - {name}) & gguf.tensors.keys()
         fits = is_alone and sum(parts.values()) == tensor.shape[-1]
         found |= _cut(tensor, parts) if fits else {name: tensor}
     return gguf if found == gguf.tensors else replace(gguf, tensors=MappingProxyType(found))
+
+
+def _parts(gguf: GGUF, name: str, hyper: Hyperparameters) -> dict[str, int]:
+    """Return the rows of the parts of a fused tensor by name, in their order; {} for any other tensor."""
+    match = _FUSED.fullmatch(name)
+    if match is None or int(match[1]) >= hyper.n_layer:
+        return {}
+    layer, before, kind = hyper.layers[int(match[1])], f"blk.{match[1]}.", match[3]
+    if match[2] == "attn_qkv":
+        rows = {"attn_q": layer.n_q, "attn_k": layer.n_kv, "attn_v": layer.n_kv}
+    elif match[2] == "shortconv.in_proj":
+        rows = dict.fromkeys(("shortconv.b", "shortconv.c", "shortconv.x"), hyper.n_embd)
+    elif f"{before}ffn_gate.{kind}" not in gguf.tensors:
+        rows = dict.fromkeys(("ffn_gate", "ffn_up"), layer.n_ff)
+    else:
+        return {}
+    return {f"{before}{part}.{kind}": n for part, n in rows.items()}
 
 
 def _as_matrix(tensor: TensorInfo, hyper: Hyperparameters) -> TensorInfo:

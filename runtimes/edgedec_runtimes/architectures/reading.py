@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from edgedec.errors import PluginError, UnsupportedModelError
+from edgedec.errors import ModelFormatError, PluginError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import describe
@@ -12,7 +12,7 @@ from edgedec.plugins import ARCHITECTURES, is_own, load_plugin, plugins
 from edgedec_runtimes.architectures.architecture import Architecture, Switches
 from edgedec_runtimes.architectures.fused import unfused
 from edgedec_runtimes.architectures.header import Header
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters, read_hyperparameters
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, Hyperparameters, read_hyperparameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,33 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
             f"the plug-in {name!r} is no architecture but of the type {type(architecture).__name__}; remove its package"
         )
     info = describe(gguf)
-    hyper = read_hyperparameters(gguf, info, runtime, architecture.keys, is_hybrid=architecture.is_hybrid)
+    said = read_hyperparameters(gguf, info, runtime, architecture.keys)
+    hyper = replace(said, layers=architecture.layers(Header(gguf, info, said)))
     switches = architecture.switches(Header(gguf, info, hyper))
+    _check_layers(gguf, hyper, switches)
     return Described(usual_tensors(gguf, hyper), architecture, hyper, switches)
+
+
+def _check_layers(gguf: GGUF, hyper: Hyperparameters, switches: Switches) -> None:
+    """Refuse layers whose numbers contradict each other."""
+    path = gguf.paths[0]
+    for number, layer in enumerate(hyper.layers):
+        if layer.mixer != ATTENTION:
+            continue
+        n_rot, source = switches.rope_of(number).n_rot, hyper.layers[layer.kv_from]
+        are_heads = 1 <= layer.n_head_kv <= layer.n_head and layer.n_head % layer.n_head_kv == 0
+        if not are_heads or n_rot % 2 or not 1 <= n_rot <= layer.head_dim:
+            raise ModelFormatError(
+                f"{path}: layer {number} has {layer.n_head} heads on {layer.n_head_kv} key-value heads, {n_rot} "
+                f"rotated elements of {layer.head_dim}; expected a multiple and an even number of at most the head: "
+                "download the file again"
+            )
+        has_source = layer.kv_from <= number and hyper.stores_kv(layer.kv_from)
+        if not has_source or (source.n_head_kv, source.head_dim) != (layer.n_head_kv, layer.head_dim):
+            raise ModelFormatError(
+                f"{path}: layer {number} reads the keys and values of layer {layer.kv_from}, which has none of its "
+                "shape; download the file again"
+            )
 
 
 def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:

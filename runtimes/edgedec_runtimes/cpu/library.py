@@ -35,12 +35,11 @@ class Config(ctypes.Structure):
     """ec_config: the switches by which architectures differ."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "n_head", "n_head_kv", "head_dim", "n_ff")),
-        *((name, c_int32) for name in ("n_rot", "rope_interleaved", "activation", "ungated", "wide_norms")),
-        *((name, c_int32) for name in ("sliding_window", "temperature_tokens")),
+        *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "rope_interleaved", "activation", "ungated")),
+        *((name, c_int32) for name in ("wide_norms", "sliding_window", "temperature_tokens")),
         *((name, c_float) for name in ("temperature_scale", "rms_epsilon", "embedding_scale", "residual_scale")),
         *((name, c_float) for name in ("logit_scale", "attention_scale", "attention_softcap", "logit_softcap")),
-        *((name, c_int32) for name in ("n_expert", "n_expert_used", "n_ff_expert", "n_ff_shared")),
+        *((name, c_int32) for name in ("n_expert", "n_expert_used", "n_ff_expert")),
         *((name, c_int32) for name in ("expert_gating", "norm_experts")),
         *((name, c_float) for name in ("expert_scale", "glu_limit", "glu_slope")),
     )
@@ -69,7 +68,16 @@ class Item(ctypes.Structure):
 
 
 LAYER_SLIDES, LAYER_UNROTATED = 1, 2
-"""What is special about a layer (ec_model_set_layers)."""
+"""What is special about a layer (LayerShape.flags)."""
+
+
+class LayerShape(ctypes.Structure):
+    """ec_layer: the shape of a layer."""
+
+    _fields_ = tuple(
+        (name, c_int32) for name in ("flags", "mixer", "n_head", "n_head_kv", "head_dim", "n_ff", "kv_from")
+    )
+
 
 LOOK_UP = ctypes.CFUNCTYPE(c_int32, POINTER(c_int32), c_int32, c_void_p, c_int64)
 """ec_look_up: finds the embeddings of tokens."""
@@ -159,7 +167,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
     "ec_model_set_mapping": (None, (c_void_p, c_void_p)),
     "ec_model_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
-    "ec_model_set_layers": (c_int32, (c_void_p, c_void_p)),
+    "ec_model_set_layers": (c_int32, (c_void_p, POINTER(LayerShape))),
     "ec_model_set_rope": (c_int32, (c_void_p, c_int32, c_void_p, c_int64, c_double)),
     "ec_model_set_ahead": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)),
     "ec_model_time_products": (c_int32, (c_void_p, c_int32, c_int32, c_uint64, c_uint64, POINTER(c_double))),

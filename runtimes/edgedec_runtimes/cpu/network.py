@@ -11,13 +11,15 @@ from dataclasses import dataclass, fields
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.architectures.architecture import INPUT_NORMS, Switches
+from edgedec_runtimes.architectures.architecture import Switches
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import CONVOLUTION as CONVOLUTION_MIXER
 
 # The numbers of native/edgedec_cpu.h.
 EMBEDDING, OUTPUT, CONVOLUTION = 0, 1, 14
+MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2}
 CONVOLUTION_KERNELS = "shortconv.conv.weight"
 MATRICES = {
     "token_embd.weight": EMBEDDING,
@@ -101,8 +103,8 @@ TILE_TYPES = frozenset(
 )
 
 # The largest sizes that native/forward/model.cpp takes.
-_LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
-_LARGEST |= {"n_expert": 1024, "n_ff_expert": 2**20, "n_ff_shared": 2**20}
+_LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_expert": 1024, "n_ff_expert": 2**20, "n_ff_shared": 2**20}
+_LARGEST_OF_LAYER = {"n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 _MOST_TOKENS = 2**31 - 1
 _LONGEST_CONVOLUTION = 16
 
@@ -134,16 +136,10 @@ class Network(Hyperparameters):
     matrices: tuple[Placed, ...]
     vectors: tuple[Placed, ...]
 
-    @property
-    def n_convolutions(self) -> int:
-        """How many layers have a short convolution in place of attention."""
-        return self.n_layer - self.n_attention
-
     def mixed_widths(self, layer: int) -> tuple[int, int]:
         """Return the elements of a layer's queries, and of its keys; of a convolution those of each of its inputs."""
-        if self.has_attention[layer]:
-            return self.n_head * self.head_dim, self.n_head_kv * self.head_dim
-        return self.n_embd, self.n_embd
+        shape = self.layers[layer]
+        return (shape.n_q, shape.n_kv) if shape.mixer == ATTENTION else (self.n_embd, self.n_embd)
 
 
 def read_network(gguf: GGUF) -> Network:
@@ -168,12 +164,16 @@ def read_network(gguf: GGUF) -> Network:
 
 def _check(gguf: GGUF, n: Network) -> None:
     """Refuse sizes, numbers, types and shapes that the kernels do not take."""
-    for name, size in _LARGEST.items():
-        if getattr(n, name) > size:
-            raise _unsupported(gguf, f"{name} is {getattr(n, name)}, more than {size}")
+    of_layers = [(shape, name, size) for shape in n.layers for name, size in _LARGEST_OF_LAYER.items()]
+    for of, name, size in [*((n, name, size) for name, size in _LARGEST.items()), *of_layers]:
+        if getattr(of, name) > size:
+            raise _unsupported(gguf, f"{name} is {getattr(of, name)}, more than {size}")
     _check_numbers(gguf, n)
-    if n.head_dim % 16 or n.n_embd % 16:
-        raise _unsupported(gguf, f"heads of {n.head_dim} or states of {n.n_embd} elements are no multiple of 16")
+    for shape in n.layers:
+        if shape.head_dim % 16 or n.n_embd % 16:
+            raise _unsupported(
+                gguf, f"heads of {shape.head_dim} or states of {n.n_embd} elements are no multiple of 16"
+            )
     divisors = [gguf.tensors[name] for name in DIVISORS if name in gguf.tensors]
     for tensor in (*divisors, *(placed.tensor for placed in n.vectors)):
         n_dims = 2 if tensor.name.endswith(CONVOLUTION_KERNELS) else 1
@@ -199,7 +199,7 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
     rows_of_experts = n.n_expert * n.n_ff_expert
     expected: dict[str, tuple[int, ...]] = {}
     for p in n.matrices:
-        n_ff = n.n_ff_shared if n.has_experts(p.layer) else n.n_ff
+        n_ff = n.dense_width(p.layer)
         n_q, n_kv = n.mixed_widths(p.layer)
         shapes = (
             *(
@@ -216,11 +216,11 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
             *((e, n.n_expert), (e, 1), (e, rows_of_experts), (e, rows_of_experts), (n.n_ff_expert, n.n_expert * e)),
         )
         expected[p.tensor.name] = shapes[p.which]
-    n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
-    norms = (n_q, n_kv) if n.switches.wide_norms else (n.head_dim, n.head_dim)
     of_experts = (n.n_expert, 0, n.n_expert, rows_of_experts, rows_of_experts, n.n_expert * e)
-    lengths = (e, e, e, n_q, n_kv, n_kv, *norms, e, e, 0, e, n.n_head, *of_experts)
     for p in n.vectors:
+        shape = n.layers[p.layer]
+        norms = (shape.n_q, shape.n_kv) if n.switches.wide_norms else (shape.head_dim, shape.head_dim)
+        lengths = (e, e, e, shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head, *of_experts)
         is_kernels = p.which == CONVOLUTION
         expected[p.tensor.name] = (n.switches.convolution_length, e) if is_kernels else (lengths[p.which],)
     return expected
@@ -246,7 +246,7 @@ def _check_numbers(gguf: GGUF, n: Network) -> None:
     for name, size in (("sliding_window", s.sliding_window), ("temperature_tokens", s.temperature_tokens)):
         if size > _MOST_TOKENS:
             raise _unsupported(gguf, f"{name} is {size}, more than {_MOST_TOKENS}")
-    if n.n_convolutions and not 2 <= s.convolution_length <= _LONGEST_CONVOLUTION:
+    if n.n_with(CONVOLUTION_MIXER) and not 2 <= s.convolution_length <= _LONGEST_CONVOLUTION:
         raise _unsupported(gguf, f"convolution_length is {s.convolution_length}, none from 2 to {_LONGEST_CONVOLUTION}")
     yarn = (rope.n_ctx_original, rope.beta_fast, rope.beta_slow, rope.base - 1)
     if rope.yarn and not (min(yarn) > 0 and 0 <= rope.log_multiplier <= 1):
@@ -261,8 +261,6 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     used = set(DIVISORS) & architecture.vectors
     for name, layer, short in _names(found.hyper):
         tensor = gguf.tensors.get(name)
-        if short in MATRICES and short not in _matrices_of(found.hyper, layer):
-            continue
         if tensor is None:
             if short in (MATRICES.keys() | {CONVOLUTION_KERNELS}) - _OPTIONAL_MATRICES or short in needed:
                 raise ModelFormatError(f"{gguf.paths[0]}: it has no tensor {name!r}; download the file again")
@@ -280,23 +278,29 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     return tuple(matrices), tuple(vectors)
 
 
-def _matrices_of(n: Hyperparameters, layer: int) -> frozenset[str]:
-    """Return the names of the matrices that a layer has; those of the network beside its layers are always there."""
-    if not n.has_experts(layer):
-        return frozenset(MATRICES.keys() - _EXPERTS - _SHARED)
-    return frozenset(MATRICES.keys() - _DENSE - (frozenset() if n.n_ff_shared else _SHARED))
-
-
 def _names(n: Hyperparameters) -> Iterator[tuple[str, int, str]]:
     """Yield (name, layer, name within the layer) of every tensor that can be there, in the order of their use."""
     yield "token_embd.weight", 0, "token_embd.weight"
-    for layer, has_attention in enumerate(n.has_attention):
-        others = "shortconv." if has_attention else "attn_"  # what the layer has not; both kinds have a norm before
+    for layer in range(n.n_layer):
         for short in (*MATRICES, *VECTORS):
-            if short not in _GLOBAL and (short in INPUT_NORMS or not short.startswith(others)):
+            if short not in _GLOBAL and _is_possible(n, layer, short):
                 yield f"blk.{layer}.{short}", layer, short
     yield "output_norm.weight", 0, "output_norm.weight"
     yield "output.weight", 0, "output.weight"
+
+
+def _is_possible(n: Hyperparameters, layer: int, short: str) -> bool:
+    """Return whether a layer of this shape can have a tensor."""
+    mixer = n.layers[layer].mixer
+    if short == "attn_norm.weight":  # before every mixer
+        return mixer != NO_MIXER
+    if short.startswith(("attn_", "shortconv.")):
+        return mixer == (ATTENTION if short.startswith("attn_") else CONVOLUTION_MIXER)
+    if n.has_experts(layer):
+        return short not in _DENSE and (n.n_ff_shared > 0 or short not in _SHARED)
+    if n.dense_width(layer):
+        return short not in _EXPERTS | _SHARED
+    return not short.startswith("ffn_")
 
 
 def _unsupported(gguf: GGUF, reason: str) -> UnsupportedModelError:

@@ -23,6 +23,7 @@ from edgedec_runtimes.cpu.library import (
     LAYER_SLIDES,
     LAYER_UNROTATED,
     Config,
+    LayerShape,
     address,
     check,
     forced_instruction_set,
@@ -30,7 +31,7 @@ from edgedec_runtimes.cpu.library import (
     native,
     native_handle,
 )
-from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
+from edgedec_runtimes.cpu.network import EMBEDDING, MIXERS, OUTPUT, Network
 from edgedec_runtimes.cpu.options import own
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
@@ -192,9 +193,19 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     return handle
 
 
+def _native_shape(network: Network, layer: int) -> LayerShape:
+    """Return a layer's shape and what is special about it."""
+    shape, switches = network.layers[layer], network.switches
+    flags = LAYER_SLIDES * switches.slides(layer) + LAYER_UNROTATED * (not switches.rotates(layer))
+    sizes = (shape.n_head, shape.n_head_kv, shape.head_dim, network.dense_width(layer), shape.kv_from)
+    return LayerShape(flags, MIXERS[shape.mixer], *sizes)
+
+
 def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles, n_ctx: int) -> None:
     """Give a native model its weights, and rotations for contexts of n_ctx tokens. The tiles must outlive the model."""
     library = native()
+    layers = (LayerShape * network.n_layer)(*(_native_shape(network, layer) for layer in range(network.n_layer)))
+    check(library.ec_model_set_layers(handle, layers), str(gguf.paths[0]))
     if isinstance(tiles, StreamedTiles):
         tiles.attach(handle, network)
     else:
@@ -207,16 +218,13 @@ def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles |
             )
         code = library.ec_model_set_vector(handle, placed.which, placed.layer, address(values), len(values))
         check(code, placed.tensor.name)
-    _set_positions(handle, gguf, network, n_ctx)
+    _set_ropes(handle, gguf, network, n_ctx)
     check(library.ec_model_finish(handle), str(gguf.paths[0]))
 
 
-def _set_positions(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int) -> None:
-    """Set which layers see a window, which rotate, and how fast."""
-    switches, flags = network.switches, np.zeros(network.n_layer, np.uint8)
-    for layer in range(network.n_layer):
-        flags[layer] = LAYER_SLIDES * switches.slides(layer) + LAYER_UNROTATED * (not switches.rotates(layer))
-    check(native().ec_model_set_layers(handle, address(flags)), str(gguf.paths[0]))
+def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int) -> None:
+    """Set how fast layers rotate queries and keys."""
+    switches = network.switches
     for sliding, rope in enumerate((switches.rope, switches.rope_sliding)):
         if rope is not None:
             found = turns_in(gguf, rope, n_ctx)

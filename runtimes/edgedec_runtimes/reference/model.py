@@ -15,7 +15,7 @@ from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluat
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import Weights
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import CONVOLUTION, Hyperparameters
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import CheckedItem
 
@@ -116,8 +116,9 @@ def _rows(item: CheckedItem) -> list[Row]:
 def memory_terms(needs: Needs, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
     """Return the terms of the memory plan for sessions of `n_ctx` tokens and `n_rows` rows of logits."""
     hyper, n_vocab = needs.hyper, needs.hyper.n_vocab
-    column_bytes = 0 if all(hyper.has_attention) else 4 * hyper.n_embd
-    kv_bytes = n_ctx * hyper.n_layer * (2 * hyper.n_kv * needs.kv_dtype.itemsize + column_bytes + 1)
+    column_bytes = 4 * hyper.n_embd if hyper.n_with(CONVOLUTION) else 0
+    n_kv = max(layer.n_kv for layer in hyper.layers)
+    kv_bytes = n_ctx * hyper.n_layer * (2 * n_kv * needs.kv_dtype.itemsize + column_bytes + 1)
     return (
         MemoryTerm("interpreter and libraries", needs.base_bytes, "measured", base=True),
         MemoryTerm("weights", needs.weight_bytes, "float32"),

@@ -20,7 +20,7 @@ from edgedec.model import LayerSet
 from edgedec_runtimes.architectures.architecture import Switches
 from edgedec_runtimes.architectures.rope import Turns
 from edgedec_runtimes.reference.weights import Layer, Weights
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, CONVOLUTION, NO_MIXER, Hyperparameters
 
 Floats = NDArray[np.float32]
 _LEAST_SUM = np.float32(6.103515625e-5)  # that the weights of experts are divided by
@@ -31,7 +31,7 @@ class KVCache:
     """Keys and values by layer and slot.
 
     Attributes:
-        keys, values: f16 or f32[n_layer, n_ctx, n_kv]; keys are rotated to their position.
+        keys, values: f16 or f32[n_layer, n_ctx, n_kv] with the largest n_kv; keys are rotated to their position.
         columns: f32[n_layer, n_ctx, n_embd], what short convolutions go over; f32[0, n_ctx, 0] where there are none.
     """
 
@@ -42,8 +42,8 @@ class KVCache:
     @classmethod
     def empty(cls, hyper: Hyperparameters, n_ctx: int, dtype: np.dtype[np.floating]) -> "KVCache":
         """Return a cache of `n_ctx` slots, all zero."""
-        shape = (hyper.n_layer, n_ctx, hyper.n_kv)
-        columns = (0, n_ctx, 0) if all(hyper.has_attention) else (hyper.n_layer, n_ctx, hyper.n_embd)
+        shape = (hyper.n_layer, n_ctx, max(layer.n_kv for layer in hyper.layers))
+        columns = (hyper.n_layer, n_ctx, hyper.n_embd) if hyper.n_with(CONVOLUTION) else (0, n_ctx, 0)
         return cls(np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros(columns, np.float32))
 
     def arrays(self) -> tuple[NDArray[np.floating], ...]:
@@ -89,14 +89,22 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row) -> RowOu
     """
     tapped, scale = {}, np.float32(weights.switches.residual_scale)
     for i in range(row.first_layer, weights.hyper.n_layer):
-        if row.layers is None or row.layers.attn[i]:
-            mix = _attention if weights.layers[i].kernels is None else _convolution
+        shape = weights.hyper.layers[i]
+        if shape.mixer != NO_MIXER and _mixes(row, i, shape.kv_from):
+            mix = _attention if shape.mixer == ATTENTION else _convolution
             state = state + mix(weights, cache, i, state, row.visible) * scale
-        if row.layers is None or row.layers.mlp[i]:
+        if weights.hyper.has_mlp(i) and (row.layers is None or row.layers.mlp[i]):
             state = state + _feed_forward(weights, weights.layers[i], state) * scale
         if i in row.taps:
             tapped[i] = state
     return RowOutput(state, tapped)
+
+
+def _mixes(row: Row, layer: int, source: int) -> bool:
+    """Return whether a row runs a layer's mixer: not where it leaves out the layer whose keys and values that reads."""
+    if row.layers is None:
+        return True
+    return bool(row.layers.attn[layer] and (source < row.first_layer or row.layers.attn[source]))
 
 
 def embeddings(weights: Weights, token_ids: NDArray[np.int32]) -> Floats:
@@ -112,26 +120,32 @@ def logits(weights: Weights, state: Floats) -> Floats:
 
 
 def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
-    hyper, switches, layer = weights.hyper, weights.switches, weights.layers[i]
-    position, slot = len(visible) - 1, visible[-1]
+    hyper, switches, layer, shape = weights.hyper, weights.switches, weights.layers[i], weights.hyper.layers[i]
+    position, slot, stored = len(visible) - 1, visible[-1], (shape.kv_from, slice(None), slice(shape.n_kv))
     x = _normed(state, layer.attn_norm, hyper.rms_epsilon)
-    q = _normed_heads(_project(layer.q, layer.q_bias, x), layer.q_norm, hyper)
-    k = _normed_heads(_project(layer.k, layer.k_bias, x), layer.k_norm, hyper)
-    if layer.turns is not None:
-        q, k = (_rotate(y, position, hyper, layer.turns, interleaved=switches.rope_interleaved) for y in (q, k))
+
+    def placed(y: Floats, norm: Floats | None) -> Floats:
+        """Return queries or keys, normed and rotated to the row's position."""
+        y = _normed_heads(y, norm, hyper)
+        if layer.turns is None:
+            return y
+        return _rotate(y, position, shape.head_dim, layer.turns, interleaved=switches.rope_interleaved)
+
+    q = placed(_project(layer.q, layer.q_bias, x), layer.q_norm)
     if switches.temperature_tokens:
         step = position // switches.temperature_tokens
         q = q * np.float32(1 + switches.temperature_scale * math.log(1 + step))
-    cache.keys[i, slot] = k
-    cache.values[i, slot] = _project(layer.v, layer.v_bias, x)
+    if layer.k is not None and layer.v is not None:
+        cache.keys[stored][slot] = placed(_project(layer.k, layer.k_bias, x), layer.k_norm)
+        cache.values[stored][slot] = _project(layer.v, layer.v_bias, x)
     seen = visible[-layer.window :] if layer.window else visible
-    heads = (len(seen), hyper.n_head_kv, hyper.head_dim)
-    keys = cache.keys[i, seen].astype(np.float32).reshape(heads)
-    values = cache.values[i, seen].astype(np.float32).reshape(heads)
+    heads = (len(seen), shape.n_head_kv, shape.head_dim)
+    keys = cache.keys[stored][seen].astype(np.float32).reshape(heads)
+    values = cache.values[stored][seen].astype(np.float32).reshape(heads)
     # Each key-value head serves a group of query heads.
-    grouped = q.reshape(hyper.n_head_kv, -1, hyper.head_dim)
+    grouped = q.reshape(shape.n_head_kv, -1, shape.head_dim)
     scores = grouped @ keys.transpose(1, 2, 0) * np.float32(switches.attention_scale)
-    sinks = None if layer.sinks is None else layer.sinks.reshape(hyper.n_head_kv, -1, 1)
+    sinks = None if layer.sinks is None else layer.sinks.reshape(shape.n_head_kv, -1, 1)
     mixed = _softmax(_capped(scores, switches.attention_softcap), sinks) @ values.transpose(1, 0, 2)
     output = _project(layer.attn_output, layer.attn_output_bias, mixed.reshape(-1))
     return _normed(output, layer.attn_post_norm, hyper.rms_epsilon)
@@ -141,8 +155,10 @@ def _convolution(weights: Weights, cache: KVCache, i: int, state: Floats, visibl
     """Return the output of a gated short convolution (LFM2): C * conv(B * x), of three products of the state."""
     layer = weights.layers[i]
     assert layer.kernels is not None, "the layer has a convolution"
+    assert layer.k is not None, "a convolution has three products"
+    assert layer.v is not None, "a convolution has three products"
     normed = _normed(state, layer.attn_norm, weights.hyper.rms_epsilon)
-    c, b, x = (matrix @ normed for matrix in (layer.q, layer.k, layer.v))
+    c, b, x = layer.q @ normed, layer.k @ normed, layer.v @ normed
     cache.columns[i, visible[-1]] = b * x
     seen = cache.columns[i, visible[-layer.kernels.shape[1] :]]
     convolved = (seen.T * layer.kernels[:, -len(seen) :]).sum(axis=1)
@@ -261,21 +277,21 @@ def _softmax(scores: Floats, sinks: Floats | None = None) -> Floats:
     return result
 
 
-def _rotate(x: Floats, position: int, hyper: Hyperparameters, turns: Turns, *, interleaved: bool) -> Floats:
+def _rotate(x: Floats, position: int, head_dim: int, turns: Turns, *, interleaved: bool) -> Floats:
     """Return heads with each pair of their elements rotated by its angle at `position` (Su et al. 2021).
 
     Args:
         x: f32[n * head_dim], heads one after another.
     """
-    heads = x.reshape(-1, hyper.head_dim)
-    half = hyper.n_rot // 2
+    heads = x.reshape(-1, head_dim)
+    half = len(turns.frequencies)
     angles = position * turns.frequencies
     cos = (np.cos(angles) * turns.magnitude).astype(np.float32)
     sin = (np.sin(angles) * turns.magnitude).astype(np.float32)
     if interleaved:
-        first, second = slice(0, hyper.n_rot, 2), slice(1, hyper.n_rot, 2)
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     else:
-        first, second = slice(0, half), slice(half, hyper.n_rot)
+        first, second = slice(0, half), slice(half, 2 * half)
     turned = heads.copy()
     turned[:, first] = heads[:, first] * cos - heads[:, second] * sin
     turned[:, second] = heads[:, first] * sin + heads[:, second] * cos

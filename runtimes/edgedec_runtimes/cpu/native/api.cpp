@@ -185,14 +185,10 @@ int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const
   });
 }
 
-int32_t ec_model_set_layers(ec_model *model, const uint8_t *flags) {
+int32_t ec_model_set_layers(ec_model *model, const ec_layer *layers) {
   return guarded([&] {
     require(!model->finished, "the model is finished already");
-    for (size_t i = 0; i < model->layers.size(); ++i) {
-      Layer &layer = model->layers[i];
-      layer.slides = (flags[i] & EC_LAYER_SLIDES) != 0, layer.unrotated = (flags[i] & EC_LAYER_UNROTATED) != 0;
-      require(!layer.slides || model->config.sliding_window > 0, "a layer slides, and there is no sliding window");
-    }
+    model->set_layers(layers);
     return EC_OK;
   });
 }
@@ -234,23 +230,6 @@ void ec_model_destroy(ec_model *model) { delete model; }
 
 namespace {
 
-KVShape kv_shape(const ec_model *model, int32_t kv_type) {
-  require(kv_type >= EC_KV_F16 && kv_type <= EC_KV_GEAR, "no such KV type");
-  const ec_config &c = model->config;
-  if (model->elsewhere) return {0, c.n_head_kv, c.head_dim, EC_KV_F16, 0};
-  require(kv_type == EC_KV_F16 || (c.head_dim % 32 == 0 && c.head_dim <= MAX_PACKED_HEAD),
-          "keys and values of less than 16 bits need a head_dim that is a multiple of 32 and at most 256");
-  // Keys are stored without their bias where the bias is one vector, which only rotation changes: not with a norm after
-  // it.
-  bool biased = false, normed = false;
-  for (const Layer &layer : model->layers) {
-    biased = biased || !layer.vectors[EC_K_BIAS].empty();
-    normed = normed || layer.slides || !layer.vectors[EC_K_NORM].empty();
-  }
-  const bool apart = kv_type != EC_KV_F16 && biased && !normed;
-  return {c.n_layer - model->columns().n_conv, c.n_head_kv, c.head_dim, kv_type, apart ? c.n_rot : 0};
-}
-
 void check_tokens(const ec_session *session, int32_t n_tokens) {
   require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
   if (session->cache.shape().page_bytes() == 0) return;
@@ -263,7 +242,8 @@ void check_tokens(const ec_session *session, int32_t n_tokens) {
 int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session) {
   return guarded([&] {
     require(model->finished && n_ctx >= 1 && n_ctx <= 1 << 24, "a session's length is out of range");
-    *session = new ec_session(model, KVCache(kv_shape(model, kv_type), n_ctx), ColumnCache(model->columns(), n_ctx));
+    require(kv_type >= EC_KV_F16 && kv_type <= EC_KV_GEAR, "no such KV type");
+    *session = new ec_session(model, KVCache(model->kv_shape(kv_type), n_ctx), ColumnCache(model->columns(), n_ctx));
     return EC_OK;
   });
 }

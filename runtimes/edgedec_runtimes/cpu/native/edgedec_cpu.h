@@ -81,7 +81,7 @@ enum {
 
 /* How keys and values are stored: as halves; or in groups of 32 with a half as scale, as int8, as 4 bits, or as 4 bits
  * with the largest elements (one of 16) as halves beside them. The last three take a head_dim that is a multiple of 32
- * and at most 256. */
+ * and at most 512. */
 enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
 
 /* How the gates of experts come from their scores: a softmax over all experts, the sigmoid of each, or a softmax over
@@ -97,11 +97,6 @@ typedef struct ec_config {
   int32_t n_vocab;
   int32_t n_embd;
   int32_t n_layer;
-  int32_t n_head;
-  int32_t n_head_kv;
-  int32_t head_dim;
-  int32_t n_ff;
-  int32_t n_rot;            /* elements of a head that are rotated */
   int32_t rope_interleaved; /* pairs are neighbours (1) or halves of the rotated part (0) */
   int32_t activation;       /* of gates: EC_SILU ... */
   int32_t ungated;          /* feed-forward blocks have no gate: `up` itself goes through the activation (1) */
@@ -120,7 +115,6 @@ typedef struct ec_config {
   int32_t n_expert;        /* of a layer with a mixture; 0: there is none */
   int32_t n_expert_used;   /* experts that a row goes through */
   int32_t n_ff_expert;     /* a multiple of 32 */
-  int32_t n_ff_shared;     /* of the shared expert; 0: there is none */
   int32_t expert_gating;   /* EC_GATING_... */
   int32_t norm_experts;    /* the gates of a row's experts are divided by their sum (1) or not (0) */
   float expert_scale;      /* gates are multiplied by it */
@@ -131,6 +125,20 @@ typedef struct ec_config {
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */
 enum { EC_LAYER_SLIDES = 1, EC_LAYER_UNROTATED = 2 };
+
+/* What stands before the feed-forward block of a layer: nothing, attention, or a short convolution. */
+enum { EC_MIXER_NONE, EC_MIXER_ATTENTION, EC_MIXER_CONVOLUTION };
+
+/* The shape of a layer. A layer that reads the keys and values of another one has neither EC_K nor EC_V. */
+typedef struct ec_layer {
+  int32_t flags; /* EC_LAYER_... */
+  int32_t mixer; /* EC_MIXER_... */
+  int32_t n_head; /* this number and the next two are of attention */
+  int32_t n_head_kv;
+  int32_t head_dim;
+  int32_t n_ff;    /* of the feed-forward block, in a layer with experts of the shared one; 0: there is none */
+  int32_t kv_from; /* the layer whose keys and values it reads: its own number, or that of a layer before it */
+} ec_layer;
 
 /* The stages of a forward that read weights. */
 enum { EC_PART_QKV, EC_PART_ATTN_OUT, EC_PART_GATE_UP, EC_PART_DOWN, EC_PART_OUTPUT };
@@ -241,10 +249,10 @@ EC_API int32_t ec_model_stream_experts(ec_model *model, int32_t n_slots);
 EC_API uint64_t ec_model_streamed_bytes(ec_model *model);
 /* Set a vector, which is copied. */
 EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n);
-/* Set what is special about each layer: flags [n_layer] of EC_LAYER_... Without this call, nothing is. */
-EC_API int32_t ec_model_set_layers(ec_model *model, const uint8_t *flags);
-/* Set the rotation of queries and keys: the radians per position of each pair, [n_rot / 2], and what rotated elements
- * are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. */
+/* Set the shapes of the layers, [n_layer]. */
+EC_API int32_t ec_model_set_layers(ec_model *model, const ec_layer *layers);
+/* Set the rotation of queries and keys: the radians per position of each of n pairs, 2 * n at most the length of a
+ * head, and what rotated elements are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. */
 EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, int64_t n,
                                  double magnitude);
 /* Set how far ahead of what is multiplied weights of a type are fetched in products with n_rows rows: l1_bytes into the

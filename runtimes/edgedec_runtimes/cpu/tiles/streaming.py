@@ -12,6 +12,7 @@ A memory plan predicts what a token takes (`StreamPlan.seconds_per_token`), from
 (read_rates.py).
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -266,8 +267,8 @@ def _layer_parts(network: Network, offsets: Mapping[str, int]) -> list[WeightPar
             end = begin + _tile_bytes(placed, placed.tensor.shape[1])
             known = ranges.get(key, (begin, end))
             ranges[key] = min(begin, known[0]), max(end, known[1])
-    for layer in range(network.n_layer):  # with experts and none that is shared, there is no other matrix in this stage
-        ranges.setdefault((layer, DOWN), (0, 0))
+    for layer, stage in itertools.product(range(network.n_layer), range(OUTPUT_ROWS)):  # some have no matrix
+        ranges.setdefault((layer, stage), (0, 0))
     return [
         WeightPart(stage, layer, 0, 0, begin, end - begin) for (layer, stage), (begin, end) in sorted(ranges.items())
     ]

@@ -28,9 +28,10 @@ int64_t panels(const Matrix &w) { return (w.n_rows + PANEL_ROWS - 1) / PANEL_ROW
 void begin_streaming(ec_model &model, const Plan &plan) {
   std::vector<int32_t> order;
   for (int32_t l = 0; l < model.config.n_layer; ++l) {
-    if (!plan.attn(l).empty()) order.push_back(Streamer::part(EC_PART_QKV, l));
-    if (!plan.attending(l).empty()) order.push_back(Streamer::part(EC_PART_ATTN_OUT, l));
-    if (!plan.mlp(l).empty())
+    const Layer &layer = model.layers[(size_t)l];
+    if (layer.mixes() && !plan.attn(l).empty()) order.push_back(Streamer::part(EC_PART_QKV, l));
+    if (layer.mixes() && !plan.attending(l).empty()) order.push_back(Streamer::part(EC_PART_ATTN_OUT, l));
+    if (layer.has_mlp() && !plan.mlp(l).empty())
       order.insert(order.end(), {Streamer::part(EC_PART_GATE_UP, l), Streamer::part(EC_PART_DOWN, l)});
   }
   for (int32_t p = model.streamer.first_output_part(); plan.n_wanted > 0 && p < model.streamer.n_parts(); ++p)
@@ -73,8 +74,10 @@ void Run::operator()(int thread) {
 
 // Return at least the number of pieces of any stage that is cut into pieces of two parts.
 int64_t Run::most_pieces() const {
-  const int64_t widest = std::max<int64_t>({c_.n_vocab, c_.n_ff, c_.n_ff_shared, c_.n_expert, c_.n_embd,
-                                            m_.n_q() + 2 * m_.n_kv(), m_.n_row_kernels()});
+  const int64_t of_layers =
+      m_.most([&](const Layer &layer) { return std::max<int64_t>(layer.shape.n_ff, width_of(layer)); });
+  const int64_t widest =
+      std::max<int64_t>({c_.n_vocab, of_layers, c_.n_expert, c_.n_embd, m_.n_row_kernels()});
   const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
   return std::max((widest / PANEL_ROWS + 3) * bands, most_expert_pieces());
 }
@@ -111,8 +114,8 @@ void Run::embed(int thread) {
       if (c_.embedding_scale != 1.0f)
         for (int32_t i = 0; i < c_.n_embd; ++i) x[i] *= c_.embedding_scale;
     }
-    for (int i = 0; i < 2; ++i) m_.rope[i].fill(m_.cos_sin[i].data() + r * c_.n_rot, row.position);
-    item.session->cache.write_rotation(row.slot, m_.cos_sin[0].data() + r * c_.n_rot);
+    for (int i = 0; i < 2; ++i) m_.rope[i].fill(m_.cos_sin[i].data() + r * m_.rope[i].n_rot(), row.position);
+    item.session->cache.write_rotation(row.slot, m_.cos_sin[0].data() + r * m_.rope[0].n_rot());
   });
 }
 
@@ -258,9 +261,9 @@ Activations Run::gated(const Matrix &down) const {
 
 bool Run::mlp_block(int thread, int32_t l, float *memory) {
   const std::vector<int32_t> &rows = plan_.mlp(l);
-  if (rows.empty()) return true;
-  if (!fetch(thread, EC_PART_GATE_UP, l)) return false;
   const Layer &layer = m_.layers[(size_t)l];
+  if (rows.empty() || !layer.has_mlp()) return true;
+  if (!fetch(thread, EC_PART_GATE_UP, l)) return false;
   if (!goes_on(thread)) return false;
   const Activations &normed = block_input(thread, layer.around_ffn, rows, layer.vectors[EC_FFN_NORM], memory);
   const Matrix &down = layer.matrices[EC_DOWN];
@@ -361,9 +364,11 @@ void Run::find_best(int thread) {
 Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel) {
   if (model.row_conv_length == 0) plan.end_early(model.config.n_layer);
   plan.group_rows();
-  const int64_t wide = model.config.wide_norms ? model.n_q() : 0;
+  const bool wide = model.config.wide_norms != 0;
   const size_t panel = 2 * BAND * PANEL_ROWS;
-  const size_t row = (size_t)std::max<int64_t>({model.n_input(), model.config.head_dim, wide});
+  const size_t of_norms =
+      (size_t)model.most([&](const Layer &layer) { return wide ? layer.n_q() : (int64_t)layer.shape.head_dim; });
+  const size_t row = std::max((size_t)model.n_input(), of_norms);
   const size_t scratch = std::max({panel, row, attention_scratch(model, plan), expert_scratch(model, plan)});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
   model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));

@@ -29,21 +29,15 @@ void require_vector(const std::vector<float> &v, const char *name, int64_t n, bo
 }
 
 void check_config(const ec_config &c) {
-  require(
-      c.n_vocab > 0 && c.n_embd > 0 && c.n_layer > 0 && c.n_head > 0 && c.n_head_kv > 0 && c.head_dim > 0 && c.n_ff > 0,
-      "a size of the model is not positive");
-  require(c.n_vocab < 1 << 24 && c.n_embd <= 1 << 17 && c.n_layer <= 1 << 12 && c.n_head <= 1 << 12 &&
-              c.head_dim <= 1 << 12 && c.n_ff <= 1 << 20,
-          "a size of the model is out of range");
-  require(c.n_head % c.n_head_kv == 0, "the heads are no multiple of the key-value heads");
-  require(c.head_dim % 16 == 0 && c.n_embd % 16 == 0, "head_dim and n_embd must be multiples of 16");
-  require(c.n_rot > 0 && c.n_rot % 2 == 0 && c.n_rot <= c.head_dim, "n_rot must be even and at most head_dim");
+  require(c.n_vocab > 0 && c.n_embd > 0 && c.n_layer > 0, "a size of the model is not positive");
+  require(c.n_vocab < 1 << 24 && c.n_embd <= 1 << 17 && c.n_layer <= 1 << 12, "a size of the model is out of range");
+  require(c.n_embd % 16 == 0, "n_embd must be a multiple of 16");
   require(c.activation >= EC_SILU && c.activation <= EC_RELU2, "the activation of gates is none that is known");
   require(c.n_expert >= 0 && c.n_expert <= MAX_EXPERTS && c.n_expert_used >= (c.n_expert != 0) &&
               c.n_expert_used <= c.n_expert,
           "the experts are out of range");
   require(c.n_ff_expert >= 0 && c.n_ff_expert <= 1 << 20 && c.n_ff_expert % 32 == 0 &&
-              (c.n_expert == 0 || c.n_ff_expert > 0) && c.n_ff_shared >= 0 && c.n_ff_shared <= 1 << 20,
+              (c.n_expert == 0 || c.n_ff_expert > 0),
           "the width of an expert is out of range, or no multiple of 32");
   require(c.n_expert == 0 || (isfinite(c.expert_scale) && c.expert_scale > 0),
           "the factor of experts is not a positive number");
@@ -89,6 +83,55 @@ Ahead *ec_model::ahead_of(int32_t type) {
   const auto [place, is_new] = ahead.try_emplace(type);
   if (is_new) place->second.fill({USUAL_AHEAD, 0, 0});
   return place->second.data();
+}
+
+void ec_model::set_layers(const ec_layer *shapes) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    Layer &layer = layers[i];
+    const ec_layer &l = layer.shape = shapes[i];
+    require(l.mixer >= EC_MIXER_NONE && l.mixer <= EC_MIXER_CONVOLUTION, "no such mixer");
+    require(l.n_ff >= 0 && l.n_ff <= 1 << 20, "the width of a layer is out of range");
+    layer.slides = (l.flags & EC_LAYER_SLIDES) != 0, layer.unrotated = (l.flags & EC_LAYER_UNROTATED) != 0;
+    require(!layer.slides || config.sliding_window > 0, "a layer slides, and there is no sliding window");
+    if (!layer.attends()) continue;
+    require(l.n_head > 0 && l.n_head <= 1 << 12 && l.n_head_kv > 0 && l.head_dim > 0 && l.head_dim <= 1 << 12,
+            "a size of a layer is out of range");
+    require(l.n_head % l.n_head_kv == 0, "the heads are no multiple of the key-value heads");
+    require(l.head_dim % 16 == 0, "head_dim must be a multiple of 16");
+    require(l.kv_from >= 0 && l.kv_from <= (int32_t)i, "a layer reads the keys and values of a later one");
+    const ec_layer &source = layers[(size_t)l.kv_from].shape;
+    require(source.mixer == EC_MIXER_ATTENTION && source.kv_from == l.kv_from && source.n_head_kv == l.n_head_kv &&
+                source.head_dim == l.head_dim,
+            "a layer reads keys and values of another shape");
+    layer.stores_kv = l.kv_from == (int32_t)i;
+  }
+}
+
+// Number the layers among those that store the same.
+void ec_model::number_layers() {
+  int32_t n_stored = 0, n_convolutions = 0;
+  for (Layer &layer : layers) {
+    if (layer.convolves()) layer.number = n_convolutions++;
+    if (layer.stores_kv) layer.number = n_stored++;
+    if (layer.attends()) layer.number = layers[(size_t)layer.shape.kv_from].number;
+  }
+}
+
+KVShape ec_model::kv_shape(int32_t kv_type) const {
+  std::vector<KVShape::Heads> stored;
+  // Keys are stored without their bias where the bias is one vector, which only rotation changes: not with a norm after
+  // it.
+  bool biased = false, normed = false;
+  for (const Layer &layer : layers) {
+    if (elsewhere || !layer.stores_kv) continue;
+    stored.push_back({layer.shape.n_head_kv, layer.shape.head_dim});
+    require(kv_type == EC_KV_F16 || (layer.shape.head_dim % 32 == 0 && layer.shape.head_dim <= MAX_PACKED_HEAD),
+            "keys and values of less than 16 bits need a head_dim that is a multiple of 32 and at most 512");
+    biased = biased || !layer.vectors[EC_K_BIAS].empty();
+    normed = normed || layer.slides || !layer.vectors[EC_K_NORM].empty();
+  }
+  const bool apart = kv_type != EC_KV_F16 && biased && !normed;
+  return {stored, kv_type, apart ? rope[0].n_rot() : 0};
 }
 
 // Check the gate of a feed-forward block, or of experts, which a model has or has not.
@@ -145,6 +188,48 @@ ColumnShape ec_model::columns() const {
   return {elsewhere ? 0 : n, config.n_layer, config.n_vocab, config.n_embd, convolution_length - 1};
 }
 
+// Check the attention or the convolution of a layer.
+void ec_model::check_mixer(const Layer &layer) const {
+  const ec_config &c = config;
+  const Matrix *m = layer.matrices;
+  const std::vector<float> *v = layer.vectors;
+  if (!layer.mixes()) return;
+  require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
+  if (n_kv(layer) != 0) {
+    require_matrix(m[EC_K], "attn_k", n_kv(layer), n_input());
+    require_matrix(m[EC_V], "attn_v", n_kv(layer), n_input());
+  }
+  require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, n_q(layer));
+  require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, !paired);
+  require_vector(v[EC_EMBEDDING_NORM], "embedding_norm", c.n_embd, !paired);
+  require_vector(v[EC_ATTN_OUT_BIAS], "attn_output.bias", c.n_embd, true);
+  require_vector(v[EC_POST_ATTN_NORM], "post_attention_norm", c.n_embd, true);
+  require(v[EC_ATTN_OUT_BIAS].empty() || v[EC_POST_ATTN_NORM].empty(), "the bias of attn_output stands before a norm");
+  if (!layer.attends()) return;
+  require(layer.unrotated || rope[rope_of(layer)].n_rot() <= layer.shape.head_dim, "more is rotated than a head has");
+  require_vector(v[EC_Q_BIAS], "attn_q.bias", layer.n_q(), true);
+  require_vector(v[EC_K_BIAS], "attn_k.bias", layer.n_kv(), true);
+  require_vector(v[EC_V_BIAS], "attn_v.bias", layer.n_kv(), true);
+  require_vector(v[EC_Q_NORM], "attn_q_norm", c.wide_norms ? layer.n_q() : layer.shape.head_dim, true);
+  require_vector(v[EC_K_NORM], "attn_k_norm", c.wide_norms ? layer.n_kv() : layer.shape.head_dim, true);
+  require(!c.wide_norms || (v[EC_Q_BIAS].empty() && v[EC_K_BIAS].empty()), "biases stand before norms over all heads");
+  require_vector(v[EC_SINKS], "attn_sinks", layer.shape.n_head, true);
+}
+
+// Check the feed-forward block or the experts of a layer.
+void ec_model::check_mlp(const Layer &layer) const {
+  const Matrix *m = layer.matrices;
+  if (!layer.has_mlp()) return;
+  if (layer.has_experts()) check_experts(layer);
+  if (const int64_t n_ff = layer.shape.n_ff; n_ff != 0) {
+    require_gate(m[EC_GATE], "ffn_gate", n_ff);
+    require_matrix(m[EC_UP], "ffn_up", n_ff, config.n_embd);
+    require_matrix(m[EC_DOWN], "ffn_down", config.n_embd, n_ff);
+  }
+  require_vector(layer.vectors[EC_FFN_NORM], "ffn_norm", config.n_embd, true);
+  require_vector(layer.vectors[EC_POST_FFN_NORM], "post_ffw_norm", config.n_embd, true);
+}
+
 void ec_model::finish() {
   const ec_config &c = config;
   if (!of_head) require_matrix(token_embd, "token_embd", c.n_vocab, c.n_embd);
@@ -152,35 +237,20 @@ void ec_model::finish() {
   if (output.n_rows == 0) output = token_embd;
   require_matrix(output, "output", c.n_vocab, c.n_embd);
   require_vector(output_norm, "output_norm", c.n_embd, of_head);
-  for (int i = 0; i < 2; ++i) {
-    const size_t n = rope[i].frequencies.size();
-    require((i == 1 && n == 0) || n == (size_t)c.n_rot / 2,
-            "the frequencies of rotations are missing or of another number");
-  }
-  const int64_t n_normed_q = c.wide_norms ? n_q() : c.head_dim, n_normed_k = c.wide_norms ? n_kv() : c.head_dim;
+  require(!rope[0].frequencies.empty(), "the frequencies of rotations are missing");
+  number_layers();
   // normed, attended, gated, pairs, those that experts read, and their gated, convolved
   bool quantized[7] = {}, floats[7] = {};
-  int32_t n_of_kind[2] = {};  // layers with attention, with a convolution
   const auto note = [&](int which, const Matrix &m) {
     if (m.n_rows != 0) (is_float_type(m.type) ? floats : quantized)[which] = true;
   };
   note(0, output);
   for (Layer &layer : layers) {
     const Matrix *m = layer.matrices;
-    layer.number = n_of_kind[layer.convolves()]++;
     if (layer.convolves()) finish_convolution(layer);
     if (layer.slides) layer.window = c.sliding_window;
-    require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
-    require_matrix(m[EC_K], "attn_k", n_kv(layer), n_input());
-    require_matrix(m[EC_V], "attn_v", n_kv(layer), n_input());
-    require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, n_q(layer));
-    if (layer.has_experts()) check_experts(layer);
-    if (!layer.has_experts() || c.n_ff_shared != 0) {
-      const int64_t n_ff = layer.has_experts() ? c.n_ff_shared : c.n_ff;
-      require_gate(m[EC_GATE], "ffn_gate", n_ff);
-      require_matrix(m[EC_UP], "ffn_up", n_ff, c.n_embd);
-      require_matrix(m[EC_DOWN], "ffn_down", c.n_embd, n_ff);
-    }
+    check_mixer(layer);
+    check_mlp(layer);
     for (int i : {EC_Q, EC_K, EC_V}) note(paired ? 3 : 0, m[i]);
     for (int i : {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(0, m[i]);
     for (int i : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(4, m[i]);
@@ -191,37 +261,22 @@ void ec_model::finish() {
     }
     note(2, m[EC_DOWN]);
     note(5, m[EC_DOWN_EXPERTS]);
-    const std::vector<float> *v = layer.vectors;
-    require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, !paired);
-    require_vector(v[EC_EMBEDDING_NORM], "embedding_norm", c.n_embd, !paired);
-    require_vector(v[EC_FFN_NORM], "ffn_norm", c.n_embd, true);
-    require_vector(v[EC_Q_BIAS], "attn_q.bias", n_q(), true);
-    require_vector(v[EC_K_BIAS], "attn_k.bias", n_kv(), true);
-    require_vector(v[EC_V_BIAS], "attn_v.bias", n_kv(), true);
-    require_vector(v[EC_Q_NORM], "attn_q_norm", n_normed_q, true);
-    require_vector(v[EC_K_NORM], "attn_k_norm", n_normed_k, true);
-    require(!c.wide_norms || (v[EC_Q_BIAS].empty() && v[EC_K_BIAS].empty()),
-            "biases stand before norms over all heads");
-    require_vector(v[EC_ATTN_OUT_BIAS], "attn_output.bias", c.n_embd, true);
-    require_vector(v[EC_SINKS], "attn_sinks", c.n_head, true);
-    require(v[EC_ATTN_OUT_BIAS].empty() || v[EC_POST_ATTN_NORM].empty(),
-            "the bias of attn_output stands before a norm");
-    require_vector(v[EC_POST_ATTN_NORM], "post_attention_norm", c.n_embd, true);
-    require_vector(v[EC_POST_FFN_NORM], "post_ffw_norm", c.n_embd, true);
   }
   const size_t rows = (size_t)max_rows;
+  const int64_t most_q = most([](const Layer &layer) { return layer.n_q(); });
   x.resize(rows * (size_t)c.n_embd);
   branch.resize(rows * (size_t)c.n_embd);
   if (row_conv_length != 0) entering.resize(rows * (size_t)c.n_embd);
   kernels_of_rows.resize(rows * (size_t)n_row_kernels());
-  qkv.resize(rows * (size_t)std::max<int64_t>(n_q() + 2 * n_kv(), n_of_kind[1] > 0 ? 3 * c.n_embd : 0));
-  attention.resize(rows * (size_t)n_q());
-  for (int i = 0; i < 2; ++i) cos_sin[i].resize(2 * rows * rope[i].frequencies.size());
+  qkv.resize(rows * (size_t)most([&](const Layer &layer) { return n_q(layer) + 2 * n_kv(layer); }));
+  attention.resize(rows * (size_t)most_q);
+  for (int i = 0; i < 2; ++i) cos_sin[i].resize(rows * (size_t)rope[i].n_rot());
   normed = ActivationBuffer(max_rows, c.n_embd, quantized[0], floats[0]);
   for (int i = 0; i < pool.size(); ++i) own_normed.emplace_back(GROUP_ROWS, c.n_embd, quantized[0], floats[0]);
-  attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);
-  if (n_of_kind[1] > 0) convolved = ActivationBuffer(max_rows, c.n_embd, quantized[6], floats[6]);
-  gated = ActivationBuffer(max_rows, std::max(c.n_ff, c.n_ff_shared), quantized[2], floats[2]);
+  attended = ActivationBuffer(max_rows, most_q, quantized[1], floats[1]);
+  if (columns().n_conv > 0) convolved = ActivationBuffer(max_rows, c.n_embd, quantized[6], floats[6]);
+  gated = ActivationBuffer(max_rows, most([](const Layer &layer) { return layer.shape.n_ff; }), quantized[2],
+                           floats[2]);
   require(c.n_expert == 0 || !streamer.started() || experts.started(), "the experts are not set up for streaming");
   if (c.n_expert != 0) {
     routings.resize(layers.size());

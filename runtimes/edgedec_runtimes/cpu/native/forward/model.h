@@ -1,5 +1,6 @@
 // A decoder-only transformer: its weights, in tiles that the caller owns, and the memory of its forwards.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -63,6 +64,7 @@ class ActivationBuffer {
 struct Rope {
   std::vector<double> frequencies;  // [n_rot / 2], radians per position
   double magnitude = 1.0;           // of rotated elements
+  int32_t n_rot() const { return 2 * (int32_t)frequencies.size(); }
   // Write the cosines and sines of a position, [2][n_rot / 2].
   void fill(float *cos_sin, int32_t position) const;
 };
@@ -78,17 +80,25 @@ struct RowConvolution {
 constexpr int MAX_CONVOLUTION = 16;  // the most tokens that a convolution goes over
 
 struct Layer {
+  ec_layer shape{};
   Matrix matrices[EC_N_MATRICES];
   std::vector<float> vectors[EC_N_VECTORS];
   RowConvolution around_attention, around_ffn;
   bool slides = false, unrotated = false;
   int32_t window = 0;  // tokens that it sees; 0: all
   bool has_experts() const { return matrices[EC_ROUTER].n_rows != 0; }
-  int32_t number = 0;  // among the layers with attention, or among those with a convolution
-  // A layer with a kernel has a short convolution in place of attention. The matrices of queries, keys and values are
-  // then its C, B and x, of n_embd rows each: what enters the convolution is B * x, and what leaves it is multiplied by
-  // C.
-  bool convolves() const { return !vectors[EC_CONVOLUTION].empty(); }
+  // Among the layers that store keys and values (the number of the layer whose own it reads), or among those with a
+  // convolution.
+  int32_t number = 0;
+  bool stores_kv = false;
+  bool attends() const { return shape.mixer == EC_MIXER_ATTENTION; }
+  // Of a short convolution, the matrices of queries, keys and values are C, B and x, of n_embd rows each: what enters
+  // the convolution is B * x, and what leaves it is multiplied by C.
+  bool convolves() const { return shape.mixer == EC_MIXER_CONVOLUTION; }
+  bool mixes() const { return shape.mixer != EC_MIXER_NONE; }
+  bool has_mlp() const { return has_experts() || shape.n_ff != 0; }
+  int64_t n_q() const { return (int64_t)shape.n_head * shape.head_dim; }
+  int64_t n_kv() const { return (int64_t)shape.n_head_kv * shape.head_dim; }
 };
 
 }  // namespace edgedec
@@ -125,12 +135,12 @@ struct ec_model {
 
   // --- memory of a forward, for up to max_rows rows ---
   std::vector<float> x;                 // [rows][n_embd], the residual stream
-  std::vector<float> qkv;               // [rows][n_head * head_dim + 2 * n_kv]
-  std::vector<float> attention;         // [rows][n_head * head_dim]
+  std::vector<float> qkv;               // [rows][n_q(layer) + 2 * n_kv(layer)]
+  std::vector<float> attention;         // [rows][n_q(layer)]
   std::vector<float> kept;              // attention's results by spans, where several threads compute one result
   std::vector<float> branch;            // [rows][n_embd], a block's output before its norm or convolution
   std::vector<float> entering, kernels_of_rows;  // [rows][n_embd], [rows][n_row_kernels()], of convolutions over rows
-  std::vector<float> cos_sin[2];        // [rows][n_rot], of each rope
+  std::vector<float> cos_sin[2];        // [rows][2 * pairs], of each rope
   edgedec::ActivationBuffer normed, attended, convolved, gated;
   std::vector<edgedec::ActivationBuffer> own_normed;  // of each thread, for one group of rows
   std::vector<edgedec::Routing> routings;  // by layer, where there are experts
@@ -140,11 +150,20 @@ struct ec_model {
   edgedec::ActivationBuffer pairs;  // [rows][2 * n_embd], where `paired` is true
   std::vector<std::vector<float>> thread_memory;  // a panel, a row, scores
 
-  int64_t n_q() const { return (int64_t)config.n_head * config.head_dim; }
-  int64_t n_kv() const { return (int64_t)config.n_head_kv * config.head_dim; }
-  // The elements of a layer's queries, and of its keys; those of a convolution's three inputs.
-  int64_t n_q(const edgedec::Layer &layer) const { return layer.convolves() ? config.n_embd : n_q(); }
-  int64_t n_kv(const edgedec::Layer &layer) const { return layer.convolves() ? config.n_embd : n_kv(); }
+  // The elements of a layer's queries, and of the keys that it makes; those of a convolution's three inputs.
+  int64_t n_q(const edgedec::Layer &layer) const { return layer.convolves() ? config.n_embd : layer.n_q(); }
+  int64_t n_kv(const edgedec::Layer &layer) const {
+    return layer.convolves() ? config.n_embd : layer.stores_kv ? layer.n_kv() : 0;
+  }
+  // The greatest number of a layer.
+  template <class Number>
+  int64_t most(Number number) const {
+    int64_t found = 0;
+    for (const edgedec::Layer &layer : layers) found = std::max<int64_t>(found, number(layer));
+    return found;
+  }
+  // The keys and values of a session.
+  edgedec::KVShape kv_shape(int32_t kv_type) const;
   edgedec::ColumnShape columns() const;
   // Where a type of weights has its Matrix::ahead, as is usual until another is set; it stays there.
   edgedec::Ahead *ahead_of(int32_t type);
@@ -155,9 +174,14 @@ struct ec_model {
     return row_conv_length == 0 ? 0 : 2 * (int64_t)row_conv_length * (config.n_embd / row_conv_group);
   }
   int64_t n_input() const { return (paired ? 2 : 1) * (int64_t)config.n_embd; }
+  // Take the shapes of the layers, [n_layer]. Throws Invalid.
+  void set_layers(const ec_layer *shapes);
   void finish();
 
  private:
+  void number_layers();
+  void check_mixer(const edgedec::Layer &layer) const;
+  void check_mlp(const edgedec::Layer &layer) const;
   void check_experts(const edgedec::Layer &layer) const;
   void require_gate(const edgedec::Matrix &gate, const char *name, int64_t n_rows) const;
   void finish_convolution(edgedec::Layer &layer);

@@ -130,7 +130,11 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     for (int32_t r = 0; r < plan.n_rows; ++r) {
       const ec_item &item = items[plan.rows[(size_t)r].item];
       if (l < item.first_layer) continue;
-      if (item.attn == nullptr || item.attn[l]) plan.attn_rows[(size_t)l].push_back(r);
+      const Layer &layer = model.layers[(size_t)l];
+      const int32_t source = layer.attends() ? layer.shape.kv_from : l;
+      // A row that leaves a layer out also leaves out the attention of those layers that read its keys and values.
+      const bool has_kv = item.attn == nullptr || source < item.first_layer || item.attn[source];
+      if (item.attn == nullptr || (item.attn[l] && has_kv)) plan.attn_rows[(size_t)l].push_back(r);
       if (item.mlp == nullptr || item.mlp[l]) plan.mlp_rows[(size_t)l].push_back(r);
     }
   for (const std::vector<int32_t> &rows : plan.attn_rows) plan.attn_ranges.push_back(ranges_of(plan, rows));

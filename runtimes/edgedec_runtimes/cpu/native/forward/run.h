@@ -127,12 +127,12 @@ class Run {
 
   // --- attention.cpp ---
   bool attention_block(int thread, int32_t l, float *memory);
+  Activations attended(const Layer &layer) const;
+  int64_t width_of(const Layer &layer) const { return m_.n_q(layer) + 2 * m_.n_kv(layer); }  // of a row of qkv
   void add_output_bias(int thread, const Layer &layer, const std::vector<int32_t> &rows);
   void write_keys_and_values(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
   void norm_wide(float *x, const std::vector<float> &weight, float *memory);
   void write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory);
-  void prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
-                    const float *cos_sin, float *memory);
   float temperature_at(int32_t position) const;
   void attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
   struct AttentionCut;
@@ -140,9 +140,9 @@ class Run {
   struct Spans {
     int64_t begin, end;
   };
-  AttentionCut cut(const AttentionGroup &group, size_t n_groups) const;
-  int64_t count_pieces(const std::vector<AttentionGroup> &groups) const;
-  AttentionPiece find_piece(const std::vector<AttentionGroup> &groups, int64_t number) const;
+  AttentionCut cut(const Layer &layer, const AttentionGroup &group, size_t n_groups) const;
+  int64_t count_pieces(const Layer &layer, const std::vector<AttentionGroup> &groups) const;
+  AttentionPiece find_piece(const Layer &layer, const std::vector<AttentionGroup> &groups, int64_t number) const;
   Spans set_queries(AttentionWork &w, int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece);
   AttentionWork work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const;
   void attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory);
@@ -182,10 +182,12 @@ class Run {
   Stages stages_;
   std::vector<Gathered> gathered_ = std::vector<Gathered>((size_t)m_.pool.size());
   const size_t n_kept_ = attention_kept(m_, plan_);
+  const size_t n_heads_ =  // of all rows
+      (size_t)(plan_.n_rows * m_.most([](const Layer &layer) { return layer.shape.n_head; }));
   std::vector<float> states_ =  // AttentionWork::state of each row and head, where rows attend in several steps
-      std::vector<float>(plan_.has_steps() ? 2 * (size_t)(plan_.n_rows * c_.n_head) : 0);
+      std::vector<float>(plan_.has_steps() ? 2 * n_heads_ : 0);
   std::vector<std::atomic<int64_t>> n_finished_ =  // parts of each chunk of queries
-      std::vector<std::atomic<int64_t>>(n_kept_ == 0 ? 0 : (size_t)(plan_.n_rows * c_.n_head));
+      std::vector<std::atomic<int64_t>>(n_kept_ == 0 ? 0 : n_heads_);
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 

@@ -54,15 +54,16 @@ struct Matrix {
 //   int8     n = head_dim bytes; half scales, n = head_dim / 32
 //   4 bit    n = head_dim / 2 bytes, 16 to a group of 32 elements: element i in the low half of byte i, element 16 + i
 //            in the high one, plus 8; half scales as above; then n_outliers exact elements as halves, and their places
-//            as bytes
+//            as bytes, counted from the last multiple of 256 elements (each 256 elements have 16 of them)
 // Rotated keys are multiplied by a Hadamard matrix. Where keys are stored without their bias, a page ends with the
 // cosines and sines of its tokens' positions, [64 / 16][n_rot][16] floats: the bias is rotated and added when the keys
 // are read.
 constexpr int PAGE_TOKENS = 64;
 constexpr int KEY_BLOCK = 16;
 constexpr int UNPACKED_TOKENS = 32;  // most values that are unpacked at a time
-constexpr int MAX_PACKED_HEAD = 256;  // most elements of a head whose keys and values have less than 16 bits
+constexpr int MAX_PACKED_HEAD = 512;  // most elements of a head whose keys and values have less than 16 bits
 constexpr int OUTLIERS_OF = 16;       // one element of so many is kept exactly
+constexpr int OUTLIER_ELEMENTS = 256;  // elements of which the places of those that are kept are counted together
 constexpr int MAX_OUTLIERS = MAX_PACKED_HEAD / OUTLIERS_OF;
 
 struct KVLayout {
