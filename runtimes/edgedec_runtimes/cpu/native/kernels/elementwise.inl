@@ -132,3 +132,51 @@ void to_halves(const float *x, int64_t n, uint16_t *out) {
   for (int64_t i = 0; i < whole; i += LANES) store_halves(out + i, load(x + i));
   for (int64_t i = whole; i < n; ++i) out[i] = edgedec::float_to_half(x[i]);
 }
+
+// ln(1 + e) for e from 0 to 1: 2 artanh(e / (2 + e)), whose series ends below a float's precision.
+inline Floats log1p_of(Floats e) {
+  const Floats s = div(e, add(set(2.0f), e)), s2 = mul(s, s);
+  Floats p = set(2.0f / 15);
+  p = fma(p, s2, set(2.0f / 13));
+  p = fma(p, s2, set(2.0f / 11));
+  p = fma(p, s2, set(2.0f / 9));
+  p = fma(p, s2, set(2.0f / 7));
+  p = fma(p, s2, set(2.0f / 5));
+  p = fma(p, s2, set(2.0f / 3));
+  p = fma(p, s2, set(2.0f));
+  return mul(s, p);
+}
+
+// ln(1 + e^x), computed from e^-|x|
+inline Floats softplus_of(Floats x) { return add(max(zero(), x), log1p_of(exp_of(sub(zero(), abs(x))))); }
+
+// Replace each vector of x by what `f` makes of it.
+template <class F>
+void map_by(float *x, int64_t n, F f) {
+  const int64_t whole = n - n % LANES;
+  for (int64_t i = 0; i < whole; i += LANES) store(x + i, f(load(x + i)));
+  if (whole == n) return;
+  float rest[LANES] = {};
+  memcpy(rest, x + whole, (size_t)(n - whole) * sizeof(float));
+  store(rest, f(load(rest)));
+  memcpy(x + whole, rest, (size_t)(n - whole) * sizeof(float));
+}
+
+void map(Function function, float *x, int64_t n) {
+  switch (function) {
+    case Function::silu: return map_by(x, n, silu_of);
+    case Function::sigmoid: return map_by(x, n, sigmoid);
+    case Function::softplus: return map_by(x, n, softplus_of);
+    case Function::exp: return map_by(x, n, exp_of);
+  }
+}
+
+void multiply_by_sigmoid(float *x, const float *gate, int64_t n) {
+  const int64_t whole = n - n % LANES;
+  for (int64_t i = 0; i < whole; i += LANES) store(x + i, mul(load(x + i), sigmoid(load(gate + i))));
+  if (whole == n) return;
+  float rest[LANES] = {};
+  memcpy(rest, gate + whole, (size_t)(n - whole) * sizeof(float));
+  store(rest, sigmoid(load(rest)));
+  for (int64_t i = whole; i < n; ++i) x[i] *= rest[i - whole];
+}
