@@ -1,7 +1,7 @@
 // A layer with the gated delta rule (Yang et al. 2024, arXiv:2412.06464): the stages around its recurrence
 // (state_stages.cpp).
 //
-// A row of m_.qkv is what the convolution goes over (queries, keys, values), a gate for each element of the result, and
+// A row of m_.mix is what the convolution goes over (queries, keys, values), a gate for each element of the result, and
 // two numbers for each head: of how much the state forgets, and of how much it learns.
 #include <math.h>
 
@@ -26,7 +26,7 @@ void Run::make_delta_record(const Layer &layer, const RowInfo &row, int64_t i, i
   const RecurrentShape &shape = m_.recurrent;
   const int64_t n_key = shape.n_key, n_value = shape.n_value, n_keys = shape.n_key_head * n_key;
   const int64_t per_key = shape.n_head / shape.n_key_head, first = key_head * per_key;
-  const float *products = m_.qkv.data() + i * m_.qkv_width(layer);
+  const float *products = m_.mix.data() + i * layer.mix_width;
   float *record = record_of(layer, row, i), *query = m_.queries.data() + i * n_keys + key_head * n_key,
         *key = record + shape.keys() + key_head * n_key;
   // Convolve n elements from `begin` on, and keep what the convolutions of later rows read.
@@ -71,11 +71,11 @@ void Run::gate_results(int thread, int32_t l, const std::vector<int32_t> &rows, 
   const Layer &layer = m_.layers[(size_t)l];
   const RecurrentShape &shape = m_.recurrent;
   const int64_t n_value = shape.n_value, n_together = n_value % 32 == 0 ? 1 : shape.n_head;  // blocks are quantized
-  const Activations to = mixed(layer);
+  const Activations to = mixed();
   stages_.each(thread, (int64_t)rows.size() * (shape.n_head / n_together), [&](int64_t piece) {
     const int64_t i = piece / (shape.n_head / n_together), first = piece % (shape.n_head / n_together) * n_together;
     const int64_t query = (int64_t)plan_.query_of(l, (size_t)i);
-    const float *gates = m_.qkv.data() + query * m_.qkv_width(layer) + shape.n_column;
+    const float *gates = m_.mix.data() + query * layer.mix_width + shape.n_column;
     const float *results = m_.scanned.data() + query * shape.n_head * shape.n_lanes();
     for (int64_t h = first; h < first + n_together; ++h) {
       float *out = memory + (h - first) * n_value;

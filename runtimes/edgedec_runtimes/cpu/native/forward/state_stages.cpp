@@ -9,7 +9,40 @@
 namespace edgedec {
 
 size_t state_scratch(const ec_model &model, const Plan &plan) {
-  return (size_t)(1 + plan.n_kept_states) * (size_t)model.recurrent.tile_floats();
+  const RecurrentShape &r = model.recurrent;
+  return (size_t)std::max((1 + plan.n_kept_states) * r.tile_floats(), (int64_t)r.n_head * r.n_value);
+}
+
+bool Run::recurrent_block(int thread, int32_t l, float *memory) {
+  const std::vector<int32_t> &rows = plan_.attn(l);
+  const Layer &layer = m_.layers[(size_t)l];
+  if (rows.empty()) {
+    scan(thread, l, rows, memory);  // what was accepted since
+    return true;
+  }
+  if (!fetch(thread, EC_PART_QKV, l) || !goes_on(thread)) return false;
+  Target targets[4];
+  int n_targets = 0;
+  float *out = m_.mix.data();
+  for (int which : {EC_MIX, EC_MIX_GATE, EC_MIX_ALPHA, EC_MIX_BETA}) {
+    const Matrix &matrix = layer.matrices[which];
+    if (matrix.n_rows == 0) continue;
+    targets[n_targets++] = {&matrix, out, layer.mix_width};
+    out += matrix.n_rows;
+  }
+  const Activations &input = block_input(thread, layer.around_attention, rows, layer.vectors[EC_ATTN_NORM], memory);
+  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, n_targets, memory);
+  release(thread, EC_PART_QKV, l);
+  make_delta_records(thread, layer, rows);
+  scan(thread, l, rows, memory);
+  const std::vector<int32_t> &going_on = plan_.attending(l);
+  if (going_on.empty()) return true;
+  gate_results(thread, l, going_on, memory);
+  if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
+  add_product(thread, EC_OP_ATTN_OUT, mixed(), going_on, layer.matrices[EC_MIX_OUT], layer.vectors[EC_POST_ATTN_NORM],
+              layer.around_attention, memory);
+  release(thread, EC_PART_ATTN_OUT, l);
+  return true;
 }
 
 // Return the record of row i of those that run this layer: in the log, or in memory of the forward for those that are
@@ -19,13 +52,13 @@ float *Run::record_of(const Layer &layer, const RowInfo &row, int64_t i) const {
   return record != nullptr ? record : m_.records.data() + i * m_.recurrent.record_floats();
 }
 
-// Return the column that row i goes over at a position: of a row of the forward, which is in m_.qkv, or of one before
+// Return the column that row i goes over at a position: of a row of the forward, which is in m_.mix, or of one before
 // it; nullptr where there is none.
 const float *Run::column_of(const Layer &layer, const RowInfo &row, int64_t i, int32_t position) const {
   if (position < 0) return nullptr;
   const ec_item &item = plan_.items[row.item];
   const int32_t slot = slot_of(row, position);
-  if (slot >= item.n_past) return m_.qkv.data() + (i - row.index + slot - item.n_past) * m_.qkv_width(layer);
+  if (slot >= item.n_past) return m_.mix.data() + (i - row.index + slot - item.n_past) * layer.mix_width;
   return item.session->states.record(slot, layer.state);
 }
 
@@ -56,7 +89,10 @@ void Run::scan(int thread, int32_t l, const std::vector<int32_t> &rows, float *m
     });
     end_stage(thread, EC_OP_ATTENTION);
   }
-  n_folded.store(l + 1, std::memory_order_relaxed);  // by every thread that comes here, all of them at this layer
+  // A thread that is late comes here after others are at later layers.
+  for (int32_t n = n_folded.load(std::memory_order_relaxed);
+       n <= l && !n_folded.compare_exchange_weak(n, l + 1, std::memory_order_relaxed);) {
+  }
 }
 
 void Run::scan_piece(int32_t l, const std::vector<int32_t> &rows, int32_t item, int64_t piece, float *memory) const {
