@@ -36,6 +36,14 @@ enum {
   EC_GATE_EXPERTS,
   EC_UP_EXPERTS,
   EC_DOWN_EXPERTS,
+  /* of a layer with a recurrent state: */
+  EC_MIX,       /* [2 * n_state_key_head * n_state_key + n_state_head * n_state_value][n_embd], what the convolution goes
+                   over: queries, keys, values */
+  EC_MIX_GATE,  /* [n_state_head * n_state_value][n_embd], whose SiLU multiplies the result */
+  EC_MIX_ALPHA, /* [n_state_head][n_embd], of how much of the state is kept; where EC_MIX_BETA is absent, twice as many
+                   rows, those of a key head together: of its heads' beta, then of their alpha */
+  EC_MIX_BETA,  /* [n_state_head][n_embd], of how much is learned (the delta rule) */
+  EC_MIX_OUT,   /* [n_embd][n_state_head * n_state_value] */
   EC_N_MATRICES
 };
 
@@ -57,11 +65,14 @@ enum {
   EC_EXPERT_BIAS,    /* [n_expert], added to the gates of experts only to choose them */
   EC_CONVOLUTION,    /* [n_embd][length], the kernels of a layer with a short convolution (gated: LFM2) in place of
                         attention: EC_Q, EC_K and EC_V are then C, B and x, of n_embd rows each, and C * conv(B * x)
-                        goes to EC_ATTN_OUT */
+                        goes to EC_ATTN_OUT; of a layer with a recurrent state [rows of EC_MIX][length] */
   EC_ROUTER_BIAS,    /* [n_expert], of the scores of experts */
   EC_GATE_EXPERTS_BIAS, /* [n_expert][n_ff_expert] */
   EC_UP_EXPERTS_BIAS,   /* the same */
   EC_DOWN_EXPERTS_BIAS, /* [n_expert][n_embd] */
+  EC_STATE_BIAS, /* [n_state_head], added to alpha */
+  EC_STATE_RATE, /* [n_state_head], at most 0: e^(rate * softplus(alpha)) of the state is kept */
+  EC_STATE_NORM, /* [n_state_value], of each head of the result */
   EC_N_VECTORS
 };
 
@@ -121,13 +132,24 @@ typedef struct ec_config {
   float glu_limit;         /* l: gates g become min(g, l) * sigmoid(glu_slope * min(g, l)), and what they multiply, u,
                               becomes 1 + u, where u is kept from -l to l; 0: they do not */
   float glu_slope;
+  int32_t attention_gate;   /* EC_Q has twice as many rows: those of a head's query, then those of a gate, whose sigmoid
+                               multiplies the head's result */
+  int32_t state_rule;       /* EC_RULE_..., of layers with a recurrent state; below, their sizes */
+  int32_t n_state_head;     /* heads, each with a state of n_state_key x n_state_value */
+  int32_t n_state_key_head; /* keys (and queries) of a row; each belongs to the same number of heads */
+  int32_t n_state_key;
+  int32_t n_state_value;
+  int32_t state_tiled;      /* head h has key h % n_state_key_head (1), or neighbouring heads have the same (0) */
 } ec_config;
+
+/* How a row changes a recurrent state: the gated delta rule. */
+enum { EC_RULE_NONE, EC_RULE_DELTA };
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */
 enum { EC_LAYER_SLIDES = 1, EC_LAYER_UNROTATED = 2 };
 
-/* What stands before the feed-forward block of a layer: nothing, attention, or a short convolution. */
-enum { EC_MIXER_NONE, EC_MIXER_ATTENTION, EC_MIXER_CONVOLUTION };
+/* What stands before the feed-forward block of a layer: nothing, attention, a short convolution, or a recurrence. */
+enum { EC_MIXER_NONE, EC_MIXER_ATTENTION, EC_MIXER_CONVOLUTION, EC_MIXER_RECURRENT };
 
 /* The shape of a layer. A layer that reads the keys and values of another one has neither EC_K nor EC_V. */
 typedef struct ec_layer {

@@ -21,6 +21,7 @@ constexpr size_t MOST_KEPT = 1 << 21;  // the most floats of spans that threads 
 bool Run::attention_block(int thread, int32_t l, float *memory) {
   const std::vector<int32_t> &rows = plan_.attn(l);
   const Layer &layer = m_.layers[(size_t)l];
+  if (layer.recurs()) return recurrent_block(thread, l, memory);
   if (rows.empty() || !layer.mixes()) return true;
   if (!fetch(thread, EC_PART_QKV, l)) return false;
   const int64_t n_q = m_.n_q(layer), n_kv = m_.n_kv(layer), width = n_q + 2 * n_kv;
@@ -110,11 +111,12 @@ void Run::write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t 
   const float temperature = temperature_at(row.position);
   float *base = m_.qkv.data() + i * width_of(layer);
   for (int32_t h = head * group; h < (head + 1) * group; ++h) {
-    prepare(base + h * d, layer.vectors[EC_Q_BIAS], h, layer.vectors[EC_Q_NORM]);
-    for (int32_t j = 0; temperature != 1.0f && j < d; ++j) base[h * d + j] *= temperature;
+    float *query = base + h * query_stride(layer);
+    prepare(query, layer.vectors[EC_Q_BIAS], h, layer.vectors[EC_Q_NORM]);
+    for (int32_t j = 0; temperature != 1.0f && j < d; ++j) query[j] *= temperature;
   }
   if (!layer.stores_kv) return;
-  float *keys = base + layer.n_q() + head * d, *values = keys + layer.n_kv();
+  float *keys = base + m_.n_q(layer) + head * d, *values = keys + layer.n_kv();
   KVCache &cache = plan_.items[row.item].session->cache;
   const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
   prepare(keys, cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS], head, layer.vectors[EC_K_NORM]);
@@ -255,7 +257,7 @@ Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32
     const RowInfo &row = plan_.rows[(size_t)rows[at.place]];
     // What rows share is before a tree.
     const bool in_tree = plan_.items[row.item].parents != nullptr && !group.unfinished;
-    w.query[q] = m_.qkv.data() + (int64_t)at.query * width_of(layer) + h * d;
+    w.query[q] = m_.qkv.data() + (int64_t)at.query * width_of(layer) + h * query_stride(layer);
     w.out[q] = m_.attention.data() + (int64_t)at.place * layer.n_q() + h * d;
     w.state[q] = states_.empty() ? nullptr : states_.data() + 2 * ((int64_t)at.place * layer.shape.n_head + h);
     w.visible[q] = row.visible;
@@ -291,7 +293,10 @@ void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const Attent
     k_.join_spans(w);
   }
   const Activations out = attended(layer);
-  if (group.unfinished || (d % 32 != 0 && out.blocks != nullptr)) return;
+  if (group.unfinished) return;
+  for (int32_t q = 0; c_.attention_gate != 0 && q < w.n_queries; ++q)
+    k_.multiply_by_sigmoid(w.out[q], w.query[q] + d, d);
+  if (d % 32 != 0 && out.blocks != nullptr) return;
   for (int32_t q = 0; q < w.n_queries; ++q) {
     const int64_t at = w.out[q] - m_.attention.data();
     k_.quantize(out, at / out.n, at % out.n, d, w.out[q]);

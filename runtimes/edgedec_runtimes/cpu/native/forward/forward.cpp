@@ -74,12 +74,13 @@ void Run::operator()(int thread) {
 
 // Return at least the number of pieces of any stage that is cut into pieces of two parts.
 int64_t Run::most_pieces() const {
-  const int64_t of_layers =
-      m_.most([&](const Layer &layer) { return std::max<int64_t>(layer.shape.n_ff, width_of(layer)); });
+  const int64_t of_layers = m_.most([&](const Layer &layer) {
+    return std::max<int64_t>({layer.shape.n_ff, width_of(layer), layer.mix_width});
+  });
   const int64_t widest =
       std::max<int64_t>({c_.n_vocab, of_layers, c_.n_expert, c_.n_embd, m_.n_row_kernels()});
   const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
-  return std::max((widest / PANEL_ROWS + 3) * bands, most_expert_pieces());
+  return std::max((widest / PANEL_ROWS + 4) * bands, most_expert_pieces());
 }
 
 // Note that a stage of this operation is over.
@@ -369,7 +370,9 @@ Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, cons
   const size_t of_norms =
       (size_t)model.most([&](const Layer &layer) { return wide ? layer.n_q() : (int64_t)layer.shape.head_dim; });
   const size_t row = std::max((size_t)model.n_input(), of_norms);
-  const size_t scratch = std::max({panel, row, attention_scratch(model, plan), expert_scratch(model, plan)});
+  const size_t of_states = model.recurrent.n_layer() > 0 ? state_scratch(model, plan) : 0;
+  const size_t scratch =
+      std::max({panel, row, attention_scratch(model, plan), expert_scratch(model, plan), of_states});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
   model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));
   Run run(model, plan, logits, best, cancel);
@@ -379,6 +382,7 @@ Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, cons
     const FaultsUnblocked unblocked;
     model.pool.run([&](int thread) { run(thread); });
   }
+  plan.n_folded = run.n_folded;
   model.speeds = learned_speeds(model.speeds, run.efforts());
   const bool streamed = !model.streamer.started() || model.streamer.end();
   if (model.experts.started()) model.experts.check();

@@ -61,7 +61,7 @@ void RecurrentState::go_back(int32_t position) {
 // the text, which is a draft and will be evaluated once more; and all that are old.
 int32_t RecurrentState::verified(const ec_item &item, const RowNotes &notes) const {
   int32_t n = least_base();
-  while (n < item.n_past && (notes.ran_as_first(n) || item.n_past - n > KEPT_ROWS)) ++n;
+  while (n < item.n_past && (notes.ran_as_first(n) || item.n_past - n > LOGGED_ROWS)) ++n;
   return n;
 }
 
@@ -71,7 +71,7 @@ void RecurrentState::begin(const ec_item &item, const RowNotes &notes) {
   cut(resumes_ ? item.n_past + item.n_rows : item.n_past);
   const int32_t n_verified = verified(item, notes), first_wanted = item.n_wanted > 0 ? item.wanted[0] : item.n_rows;
   const bool is_chain = item.parents == nullptr && item.block == EC_BLOCK_NONE && !resumes_;
-  const int32_t n_long = is_chain && n_verified == item.n_past ? std::min(item.n_rows - KEPT_ROWS, first_wanted) : 0;
+  const int32_t n_long = is_chain && n_verified == item.n_past ? std::min(item.n_rows - LOGGED_ROWS, first_wanted) : 0;
   const int32_t n_own = std::max(n_long, 0);
   const bool reads = is_chain && item.n_rows > 1 && first_wanted >= item.n_rows - 1;
   reading_ = !reads ? Reading::none : item.n_wanted == 0 ? Reading::text : Reading::end;
@@ -106,7 +106,7 @@ void RecurrentState::make_records(int32_t begin, int32_t end) {
 // Hold nothing behind the first n_tokens rows.
 void RecurrentState::cut(int32_t n_tokens) {
   while (first_ + (int64_t)log_.size() > n_tokens && !log_.empty()) {
-    if (log_.back().use_count() == 1 && spare_.size() < KEPT_ROWS) spare_.push_back(log_.back());
+    if (log_.back().use_count() == 1 && spare_.size() < LOGGED_ROWS) spare_.push_back(log_.back());
     log_.pop_back();
   }
   while (!checkpoints_.empty() && checkpoints_.back().n_tokens > n_tokens) checkpoints_.pop_back();
@@ -115,7 +115,7 @@ void RecurrentState::cut(int32_t n_tokens) {
 void RecurrentState::forget_before(int32_t slot) {
   const int32_t n = std::min(std::max(slot - first_, 0), (int32_t)log_.size());
   for (int32_t i = 0; i < n; ++i)
-    if (log_[(size_t)i].use_count() == 1 && spare_.size() < KEPT_ROWS) spare_.push_back(log_[(size_t)i]);
+    if (log_[(size_t)i].use_count() == 1 && spare_.size() < LOGGED_ROWS) spare_.push_back(log_[(size_t)i]);
   log_.erase(log_.begin(), log_.begin() + n);
   first_ += n;
 }

@@ -50,7 +50,7 @@ struct RecurrentShape {
   int32_t key_of(int32_t head) const { return tiled ? head % n_key_head : head / (n_head / n_key_head); }
 };
 
-constexpr int32_t KEPT_ROWS = 32;          // rows that a long chain leaves in the log
+constexpr int32_t LOGGED_ROWS = 32;          // rows that a long chain leaves in the log
 constexpr int32_t MOST_CHECKPOINTS = 4;    // of a session
 constexpr int32_t CHECKPOINT_ROWS = 2048;  // between two of them while a long text is read
 
