@@ -65,7 +65,7 @@ void Run::operator()(int thread) {
   end_stage(thread, EC_OP_OTHER);
   copy_taps(thread, -1);
   for (int32_t l = 0; l < c_.n_layer; ++l) {
-    if (!attention_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
+    if (!mixer_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
     copy_taps(thread, l);
   }
   logits(thread, memory);

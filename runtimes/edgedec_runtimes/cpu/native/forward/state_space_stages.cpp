@@ -16,7 +16,7 @@ void Run::make_space_records(int thread, const Layer &layer, const std::vector<i
                 n_keys = shape.n_key_head * (int64_t)shape.n_key;
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     const RowInfo &row = plan_.rows[(size_t)rows[(size_t)i]];
-    const float *products = state_products(layer, i);
+    const float *products = m_.mix.data() + i * layer.mix_width;
     float *record = record_of(layer, row, i), *values = m_.convolved_rows.data() + i * n_column;
     convolve_columns(layer, row, i, 0, n_column, values);
     k_.add(values, layer.vectors[EC_CONVOLUTION_BIAS].data(), 1.0f, n_column);
@@ -51,7 +51,7 @@ void Run::pass_results(int thread, int32_t l, const std::vector<int32_t> &rows, 
   const RecurrentShape &shape = m_.recurrent;
   const std::vector<float> &norm = layer.vectors[EC_STATE_NORM], &passed = layer.vectors[EC_STATE_PASSED];
   const int64_t n_value = shape.n_value, n_inner = shape.n_head * n_value, n_group = n_inner / shape.n_key_head;
-  const Activations to = mixed(layer);
+  const Activations to = mixed();
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     const int64_t query = (int64_t)plan_.query_of(l, (size_t)i);
     const float *values = m_.convolved_rows.data() + query * shape.n_column;
@@ -61,7 +61,7 @@ void Run::pass_results(int thread, int32_t l, const std::vector<int32_t> &rows, 
       std::copy_n(results + h * shape.n_lanes(), n_value, out + h * n_value);
       k_.add(out + h * n_value, values + h * n_value, passed[(size_t)h], n_value);
     }
-    k_.gated(state_products(layer, query) + shape.n_column, out, n_inner, EC_SILU, out);
+    k_.gated(m_.mix.data() + query * layer.mix_width + shape.n_column, out, n_inner, EC_SILU, out);
     for (int64_t begin = 0; !norm.empty() && begin < n_inner; begin += n_group)
       k_.rms_norm(out + begin, norm.data() + begin, c_.rms_epsilon, n_group, normed + begin);
     k_.quantize(to, i, 0, n_inner, norm.empty() ? out : normed);
