@@ -29,4 +29,7 @@ void check_attention(const edgedec::Kernels &kernels);
 // group_checks.cpp
 void check_groups();
 
+// recurrence_checks.cpp
+void check_recurrence();
+
 }  // namespace checks

@@ -26,7 +26,7 @@ _KEYS = frozenset(
 )
 
 _MAX_WIDTH = 2**24
-ATTENTION, CONVOLUTION, NO_MIXER = "attention", "convolution", "none"
+ATTENTION, CONVOLUTION, RECURRENT, NO_MIXER = "attention", "convolution", "recurrent", "none"
 """The mixers of layers (LayerShape.mixer)."""
 
 
@@ -35,7 +35,8 @@ class LayerShape:
     """The shape of one layer.
 
     Attributes:
-        mixer: What stands before the feed-forward block: "attention", "convolution" (a short one, of LFM2) or "none".
+        mixer: What stands before the feed-forward block: "attention", "convolution" (a short one, of LFM2), "recurrent"
+            (Switches.recurrence) or "none".
         n_head, n_head_kv: Heads of queries, and of keys and values.
         head_dim: Length of a head, of keys as of values.
         n_ff: Width of the feed-forward block, unless the layer has experts; 0 where it has none.
@@ -180,7 +181,9 @@ def read_hyperparameters(
     if info.value_length != info.key_length:
         raise UnsupportedModelError(f"{path}: keys and values differ in length; use the llamacpp runtime")
     head_dim = positive(gguf, "attention.key_length", info.key_length)
-    n_ff = refuse_missing(gguf, f"{name}.feed_forward_length") if info.n_ff is None else info.n_ff
+    n_ff = info.n_ff
+    if n_ff is None:
+        n_ff = (0,) * info.n_layer if info.n_expert else refuse_missing(gguf, f"{name}.feed_forward_length")
     sizes = enumerate(zip(info.n_head, info.n_head_kv, n_ff, strict=True))
     return Hyperparameters(
         architecture=name,
