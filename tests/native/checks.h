@@ -32,4 +32,7 @@ void check_states(const edgedec::Kernels &kernels);
 // group_checks.cpp
 void check_groups();
 
+// recurrence_checks.cpp
+void check_recurrence();
+
 }  // namespace checks

@@ -441,7 +441,7 @@ int main(int argc, char **argv) {
     check_states(kernels);
     printf("%-12s %d checks\n", kernels.name, n_checked - before);
   }
-  if (!only_names) check_groups();
+  if (!only_names) check_groups(), check_recurrence();
   if (!only_names) printf("%d of %d checks failed\n", n_failed, n_checked);
   return n_failed != 0;
 }

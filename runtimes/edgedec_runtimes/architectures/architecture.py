@@ -20,34 +20,46 @@ INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})
 POST_NORMS = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
 QK_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 CONVOLUTION_KERNELS = frozenset({"shortconv.conv.weight"})
+RECURRENCE_VECTORS = frozenset({"ssm_conv1d.weight", "ssm_dt.bias", "ssm_a", "ssm_norm.weight"})
 
 
 @dataclass(frozen=True, slots=True)
-class StateSpace:
-    """The sizes of Mamba-2 mixers (Dao and Gu 2024, arXiv:2405.21060).
+class Recurrence:
+    """The sizes of the layers with a recurrent state.
+
+    A row's queries and keys, [n_key_head, n_key] each, and its values, [n_head, n_value], come out of one matrix and
+    then of a convolution. Each head has a state, [n_key, n_value]. Papers of state spaces call keys B and queries C.
 
     Attributes:
-        n_inner: Elements of all heads together.
-        n_head: Heads; the state of one is [n_inner / n_head][n_state].
-        n_group: Groups of heads that share their keys and queries, which are called B and C.
-        length: Tokens that the convolution goes over.
+        rule: How a row changes the state: "delta" (the gated delta rule), or "space" (the state spaces of Mamba-2).
+        n_head: Heads with a state.
+        n_key_head: Heads of queries and keys; each belongs to the same number of heads.
+        length: How many tokens the convolution goes over.
+        tiled: Head h has key h % n_key_head; else neighbouring heads have the same key.
     """
 
-    n_inner: int
+    rule: str
     n_head: int
-    n_state: int
-    n_group: int
+    n_key_head: int
+    n_key: int
+    n_value: int
     length: int
+    tiled: bool = False
 
     @property
-    def n_convolved(self) -> int:
+    def n_values(self) -> int:
+        """Elements of a row's values."""
+        return self.n_head * self.n_value
+
+    @property
+    def n_norm(self) -> int:
+        """Elements that the weights of the norm of the results have."""
+        return self.n_values if self.rule == "space" else self.n_value
+
+    @property
+    def n_column(self) -> int:
         """Elements that the convolution goes over."""
-        return self.n_inner + 2 * self.n_group * self.n_state
-
-    @property
-    def n_in(self) -> int:
-        """Rows of the matrix that a mixer begins with: the gate, what is convolved, and a number for each head."""
-        return self.n_inner + self.n_convolved + self.n_head
+        return 2 * self.n_key_head * self.n_key + self.n_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +93,8 @@ class Switches:
             the sigmoid of each ("sigmoid"), or a softmax over those that a token goes through ("chosen").
         norm_experts: The weights of a token's experts are divided by their sum.
         expert_scale: What these weights are multiplied by.
-        state_space: The sizes of Mamba-2 mixers; None where no layer has one.
+        attention_gate: Every head of queries has a gate behind it, whose sigmoid multiplies the head's result.
+        recurrence: The sizes of the layers with a recurrent state; None where there are none.
     """
 
     rope: Rope
@@ -107,7 +120,8 @@ class Switches:
     expert_gating: str = "softmax"
     norm_experts: bool = False
     expert_scale: float = 1.0
-    state_space: StateSpace | None = None
+    attention_gate: bool = False
+    recurrence: Recurrence | None = None
 
     def slides(self, layer: int) -> bool:
         """Return whether a layer sees a sliding window instead of all tokens before it."""
@@ -143,7 +157,8 @@ class Architecture:
         needed: Vectors that every layer of its files has.
         renamed: Names of tensors in its files, of a layer's tensors without its number, with their usual names.
         layers: Returns the shape of each layer, given a header whose shapes are what the metadata of every decoder says
-            (`read_hyperparameters`): for networks whose layers differ in more than that.
+            (`read_hyperparameters`): for networks whose layers differ in more than that. Blocks behind the last shape are
+            no layers of the text, and left out.
     """
 
     switches: Callable[[Header], Switches] = plain

@@ -11,16 +11,16 @@ from edgedec_runtimes.architectures.mamba2 import (
     read_state_space,
 )
 from edgedec_runtimes.architectures.rope import SCALING_KEYS
-from edgedec_runtimes.shared.hyperparameters import ATTENTION_AND_STATE_SPACE, LayerShape
+from edgedec_runtimes.shared.hyperparameters import ATTENTION_AND_RECURRENT, LayerShape
 
 
 def _switches(header: Header) -> Switches:
-    return replace(plain(header), state_space=read_state_space(header))
+    return replace(plain(header), recurrence=read_state_space(header))
 
 
 def _layers(header: Header) -> tuple[LayerShape, ...]:
     """Return the shapes of the layers; all of them have both mixers."""
-    return tuple(replace(layer, mixer=ATTENTION_AND_STATE_SPACE) for layer in header.hyper.layers)
+    return tuple(replace(layer, mixer=ATTENTION_AND_RECURRENT) for layer in header.hyper.layers)
 
 
 FALCON_H1 = Architecture(

@@ -12,18 +12,18 @@ from edgedec_runtimes.architectures.mamba2 import (
     STATE_SPACE_VECTORS,
     read_state_space,
 )
-from edgedec_runtimes.shared.hyperparameters import NO_MIXER, STATE_SPACE, LayerShape
+from edgedec_runtimes.shared.hyperparameters import NO_MIXER, RECURRENT, LayerShape
 
 
 def _switches(header: Header) -> Switches:
-    start = replace(GRANITE.switches(header), state_space=read_state_space(header))
+    start = replace(GRANITE.switches(header), recurrence=read_state_space(header))
     return mixed(header, start, normed=True) if header.hyper.n_expert else start
 
 
 def _layers(header: Header) -> tuple[LayerShape, ...]:
     """Return the shapes of the layers; those without key-value heads have a mixer."""
     return tuple(
-        replace(layer, mixer=STATE_SPACE) if layer.mixer == NO_MIXER else layer for layer in header.hyper.layers
+        replace(layer, mixer=RECURRENT) if layer.mixer == NO_MIXER else layer for layer in header.hyper.layers
     )
 
 

@@ -6,10 +6,10 @@ Other architectures have such mixers in some layers, or beside attention; what t
 from dataclasses import replace
 
 from edgedec.errors import ModelFormatError
-from edgedec_runtimes.architectures.architecture import Architecture, StateSpace, Switches
+from edgedec_runtimes.architectures.architecture import Architecture, Recurrence, Switches
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.rope import Rope
-from edgedec_runtimes.shared.hyperparameters import STATE_SPACE, LayerShape
+from edgedec_runtimes.shared.hyperparameters import NO_MIXER, RECURRENT, LayerShape
 
 _SIZES = ("inner_size", "time_step_rank", "state_size", "group_count", "conv_kernel")
 STATE_SPACE_KEYS = frozenset(f"ssm.{name}" for name in _SIZES)
@@ -18,36 +18,39 @@ STATE_SPACE_VECTORS = frozenset({"ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_dt
 STATE_SPACE_NORM = frozenset({"ssm_norm.weight"})
 
 
-def read_state_space(header: Header) -> StateSpace:
+def read_state_space(header: Header) -> Recurrence:
     """Return the sizes of a network's mixers.
 
     Raises:
         ModelFormatError: A size is missing or 0, or the heads do not share the elements and the groups evenly.
     """
     n_inner, n_head, n_state, n_group, length = (header.whole(f"ssm.{name}", 0) for name in _SIZES)
-    if not (n_inner and n_head and n_state and n_group) or n_inner % n_head or n_head % n_group:
+    if not min(n_inner, n_head, n_state, n_group, length) or n_inner % n_head or n_head % n_group:
         raise ModelFormatError(
-            f"{header.gguf.paths[0]}: its mixers have {n_inner} elements in {n_head} heads of {n_group} groups, and "
-            f"{n_state} numbers for each; expected 1 or more, and multiples: download the file again"
+            f"{header.gguf.paths[0]}: the sizes {', '.join(f'ssm.{name}' for name in _SIZES)} are {n_inner}, {n_head}, "
+            f"{n_state}, {n_group}, {length}; expected positive numbers, inner_size a multiple of time_step_rank, and "
+            "that one of group_count: download the file again"
         )
-    return StateSpace(n_inner, n_head, n_state, n_group, length)
+    return Recurrence("space", n_head, n_group, n_state, n_inner // n_head, length)
 
 
-def mixers_without_attention(header: Header) -> tuple[LayerShape, ...]:
-    """Return the shapes of the layers, where those with neither attention nor a feed-forward block are mixers."""
+def mixers_and_blocks(header: Header) -> tuple[LayerShape, ...]:
+    """Return the shapes of layers that are one thing each: attention, a feed-forward block, or else a mixer."""
     return tuple(
-        replace(layer, mixer=STATE_SPACE) if not layer.n_head_kv and not layer.n_ff else layer
+        replace(layer, mixer=RECURRENT if layer.mixer == NO_MIXER else layer.mixer, is_mixer=True)
+        if not layer.n_ff
+        else layer
         for layer in header.hyper.layers
     )
 
 
 def _switches(header: Header) -> Switches:
-    return Switches(rope=Rope(0, 1.0), attention_scale=1.0, state_space=read_state_space(header))
+    return Switches(rope=Rope(0, 1.0), attention_scale=1.0, recurrence=read_state_space(header))
 
 
 MAMBA2 = Architecture(
     _switches,
     keys=STATE_SPACE_KEYS,
     needed=frozenset({"attn_norm.weight"}) | STATE_SPACE_VECTORS | STATE_SPACE_NORM,
-    layers=mixers_without_attention,
+    layers=mixers_and_blocks,
 )

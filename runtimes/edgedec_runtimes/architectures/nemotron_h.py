@@ -19,7 +19,7 @@ from edgedec_runtimes.architectures.mamba2 import (
     STATE_SPACE_KEYS,
     STATE_SPACE_NORM,
     STATE_SPACE_VECTORS,
-    mixers_without_attention,
+    mixers_and_blocks,
     read_state_space,
 )
 from edgedec_runtimes.architectures.rope import SCALING_KEYS
@@ -31,7 +31,7 @@ def _switches(header: Header) -> Switches:
         unrotated=(True,) * header.hyper.n_layer,
         activation="relu2",
         ungated=True,
-        state_space=read_state_space(header),
+        recurrence=read_state_space(header),
     )
 
 
@@ -40,5 +40,5 @@ NEMOTRON_H = Architecture(
     keys=SCALING_KEYS | STATE_SPACE_KEYS | {"attention.layer_norm_epsilon"},
     vectors=BIASES | {OUTPUT_BIAS},
     needed=INPUT_NORMS | STATE_SPACE_VECTORS | STATE_SPACE_NORM,
-    layers=mixers_without_attention,
+    layers=mixers_and_blocks,
 )

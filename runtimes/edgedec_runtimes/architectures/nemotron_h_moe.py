@@ -5,6 +5,7 @@ A router takes the sigmoid of each score, and a bias for each expert is added on
 
 from dataclasses import replace
 
+from edgedec.errors import UnsupportedModelError
 from edgedec_runtimes.architectures.architecture import EXPERT_CHOICE_BIAS, Switches
 from edgedec_runtimes.architectures.experts import SHARED_KEYS, mixed
 from edgedec_runtimes.architectures.header import Header
@@ -12,6 +13,10 @@ from edgedec_runtimes.architectures.nemotron_h import NEMOTRON_H
 
 
 def _switches(header: Header) -> Switches:
+    if (n_groups := header.whole("expert_group_count", 0)) > 1:
+        raise UnsupportedModelError(
+            f"{header.gguf.paths[0]}: its experts are chosen by groups, {n_groups} of them; use the llamacpp runtime"
+        )
     normed = header.flag("expert_weights_norm", default=False)
     return mixed(header, NEMOTRON_H.switches(header), normed=normed, gating="sigmoid")
 

@@ -24,6 +24,8 @@ ACTIVATIONS = {"silu": 0, "gelu": 1, "relu": 2, "relu2": 3}
 """What a gate becomes before it multiplies (Switches.activation)."""
 GATINGS = {"softmax": 0, "sigmoid": 1, "chosen": 2}
 """How scores of experts become weights (Switches.expert_gating)."""
+STATE_RULES = {"delta": 1}
+"""How rows change recurrent states (Recurrence.rule)."""
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
 KERNEL_ROWS = 256
 """Most rows that go through the layers together; also the most rows of a tree."""
@@ -42,6 +44,8 @@ class Config(ctypes.Structure):
         *((name, c_int32) for name in ("n_expert", "n_expert_used", "n_ff_expert")),
         *((name, c_int32) for name in ("expert_gating", "norm_experts")),
         *((name, c_float) for name in ("expert_scale", "glu_limit", "glu_slope")),
+        *((name, c_int32) for name in ("attention_gate", "state_rule", "n_state_head", "n_state_key_head")),
+        *((name, c_int32) for name in ("n_state_key", "n_state_value", "state_tiled")),
     )
 
 

@@ -21,7 +21,7 @@ from edgedec_runtimes.architectures.architecture import Recurrence, Switches
 from edgedec_runtimes.architectures.rope import Turns
 from edgedec_runtimes.reference.recurrent import recur, silu
 from edgedec_runtimes.reference.weights import Layer, Weights
-from edgedec_runtimes.shared.hyperparameters import CONVOLUTION, NO_MIXER, Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, CONVOLUTION, NO_MIXER, RECURRENT, Hyperparameters
 
 Floats = NDArray[np.float32]
 _LEAST_SUM = np.float32(6.103515625e-5)  # that the weights of experts are divided by
@@ -104,7 +104,7 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row) -> RowOu
         shape = weights.hyper.layers[i]
         if shape.mixer != NO_MIXER and _mixes(row, i, shape.kv_from):
             state = state + _mixer(weights, cache, i, state, row.visible) * scale
-        elif shape.recurs and len(row.visible) > 1:  # the state stays as it is
+        elif shape.has(RECURRENT) and len(row.visible) > 1:  # the state stays as it is
             cache.states[i, row.visible[-1]] = cache.states[i, row.visible[-2]]
         if weights.hyper.has_mlp(i) and (row.layers is None or row.layers.mlp[i]):
             state = state + _feed_forward(weights, weights.layers[i], state) * scale
@@ -135,10 +135,10 @@ def logits(weights: Weights, state: Floats) -> Floats:
 def _mixer(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
     """Return what the mixer of a layer gives for a row: attention, a convolution, a recurrence, or two of them added."""
     shape = weights.hyper.layers[i]
-    if not shape.recurs:
-        return (_attention if shape.attends else _convolution)(weights, cache, i, state, visible)
+    if not shape.has(RECURRENT):
+        return (_attention if shape.has(ATTENTION) else _convolution)(weights, cache, i, state, visible)
     output = _recurrence(weights, cache, i, state, visible)
-    return output + _attention(weights, cache, i, state, visible) if shape.attends else output
+    return output + _attention(weights, cache, i, state, visible) if shape.has(ATTENTION) else output
 
 
 def _recurrence(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:

@@ -16,7 +16,7 @@ from edgedec_runtimes.architectures.architecture import Switches
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS, Turns, turns_in
 from edgedec_runtimes.reference.recurrent import RecurrentWeights
-from edgedec_runtimes.shared.hyperparameters import NO_MIXER, RECURRENT, Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, RECURRENT, Hyperparameters
 
 _MAY_LACK = (
     *("attn_norm", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm"),
@@ -199,7 +199,7 @@ def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
 def _read_mixer(reader: _Reader, found: Described, i: int) -> dict[str, Any]:
     """Return the fields of Layer about its attention or convolution; None for vectors that it does not have."""
     h, shape, maybe, p = found.hyper, found.hyper.layers[i], reader.maybe, f"blk.{i}"
-    d, is_attention = h.n_embd, shape.attends
+    d, is_attention = h.n_embd, shape.has(ATTENTION)
     n_q, n_kv = (shape.n_q, shape.n_kv) if is_attention else (d, d)
     q, k, v, out = ("attn_q", "attn_k", "attn_v", "attn_output") if is_attention else _CONVOLVED
     normed = (n_q, n_kv) if found.switches.wide_norms else (shape.head_dim, shape.head_dim)
@@ -231,11 +231,11 @@ def _read_mixer(reader: _Reader, found: Described, i: int) -> dict[str, Any]:
 def _read_recurrence(reader: _Reader, found: Described, i: int) -> RecurrentWeights | None:
     """Return the weights of a layer with a recurrent state; None for a layer without."""
     sizes, d, p = found.switches.recurrence, found.hyper.n_embd, f"blk.{i}"
-    if sizes is None or not found.hyper.layers[i].recurs:
+    if sizes is None or not found.hyper.has_mixer(i, RECURRENT):
         return None
     beta, is_space = f"{p}.ssm_beta.weight", sizes.rule == "space"
     is_joined = not is_space and beta not in reader.left
-    norm = reader.maybe(i, "ssm_norm.weight", sizes.n_values if is_space else sizes.n_value)
+    norm = reader.maybe(i, "ssm_norm.weight", sizes.n_norm)
     return RecurrentWeights(
         mix=reader.take(f"{p}.ssm_mix.weight", sizes.n_column, d),
         gate=reader.take(f"{p}.ssm_gate.weight", sizes.n_values, d),

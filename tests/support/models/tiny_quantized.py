@@ -35,6 +35,8 @@ EXPORTED_TYPES = tuple(name for name in TILE_TYPES if GGMLType[name] in FLOATS o
 
 U8 = NDArray[np.uint8]
 _L_CACHE = 3  # of short convolutions
+_L_STATE = 4  # of those before recurrent states
+_DELTA = ("qwen35", "qwen35moe", "qwen3next")
 Fused = dict[str, tuple[str, ...]]
 _QKV: Fused = {"attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight")}
 _GATE_UP: Fused = {"ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight")}
@@ -60,6 +62,7 @@ _VECTORS = {
     "qwen2moe": (*_INPUT_NORMS, *_BIASES),
     "qwen3": (*_INPUT_NORMS, *_QK_NORMS),
     "qwen3moe": (*_INPUT_NORMS, *_QK_NORMS),
+    **dict.fromkeys(_DELTA, ("attn_norm.weight", "post_attention_norm.weight", *_QK_NORMS)),
     "seed_oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight"),
 }
 # Which matrices its files keep as one, and of what parts.
@@ -85,6 +88,8 @@ class Tiny:
         rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
         sliding_window: Tokens that layers with a window see.
         convolutions: Layers that have a short convolution in place of attention.
+        recurrent: Layers that have a recurrent state in place of attention.
+        n_state_head, n_state_key_head, n_state: Heads with states, heads of their keys, and the width of both.
         n_rot: Elements of a head that are rotated; None for all.
         n_expert, n_expert_used: Experts of a layer and of a token; 0 for a feed-forward block.
         n_dense: Layers from the first on that have a feed-forward block instead of experts.
@@ -111,6 +116,10 @@ class Tiny:
     rope_scale: float = 1.0
     sliding_window: int = 8
     convolutions: tuple[int, ...] = ()
+    recurrent: tuple[int, ...] = ()
+    n_state_head: int = 4
+    n_state_key_head: int = 2
+    n_state: int = 64
     n_rot: int | None = None
     n_expert: int = 0
     n_expert_used: int = 0
@@ -128,6 +137,7 @@ class Tiny:
         return float(dict(self.keys).get("logit_scale", 1.0))
 
 
+_SECTIONS = np.array([3, 3, 2, 0], np.int32)
 _YARN = (
     *(("rope.scaling.type", "yarn"), ("rope.scaling.factor", 8.0)),
     *(("rope.scaling.original_context_length", 16), ("rope.scaling.yarn_beta_fast", 4.0)),
@@ -188,6 +198,20 @@ ARCHITECTURES = {
     "qwen2moe": Tiny(
         "qwen2moe", n_head=8, n_head_kv=4, head_dim=32, n_expert=8, n_expert_used=4, n_ff_shared=512, seed=1
     ),
+    "qwen35": Tiny("qwen35", n_layer=4, recurrent=(0, 1, 3), n_rot=16, keys=(("rope.dimension_sections", _SECTIONS),)),
+    "qwen35moe": Tiny(
+        "qwen35moe",
+        n_layer=4,
+        recurrent=(0, 2, 3),
+        n_rot=32,
+        n_expert=8,
+        n_expert_used=4,
+        n_ff_shared=256,
+        keys=(("rope.dimension_sections", _SECTIONS),),
+    ),
+    "qwen3next": Tiny(
+        "qwen3next", n_layer=4, recurrent=(0, 1, 3), n_rot=32, n_expert=8, n_expert_used=4, n_ff_shared=256
+    ),
     "granitemoe": Tiny(
         "granitemoe",
         n_expert=12,
@@ -246,10 +270,10 @@ WINDOWED_EXAONE4 = Tiny(
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
-_NOT_EXPORTED = ("lfm2", "phi3", "phi3-short")
+_NOT_EXPORTED = ("lfm2", "phi3", "phi3-short", "qwen35")
 EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in _NOT_EXPORTED]
-"""Those that are exported to ONNX: not those with experts, with convolutions, or with other turns in long contexts."""
-_BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", *_HYBRID, "smollm3", "olmo2")
+"""Those that are exported to ONNX: not those with experts, with convolutions or recurrent states, or with other turns in long contexts."""
+_BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", *_HYBRID, *_DELTA, "smollm3", "olmo2")
 UNIFORM = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 
@@ -279,6 +303,15 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
     if tiny.convolutions:
         n_head_kv = [0 if i in tiny.convolutions else tiny.n_head_kv for i in range(tiny.n_layer)]
         keys |= {"attention.head_count_kv": np.array(n_head_kv, np.int32), "shortconv.l_cache": _L_CACHE}
+    if tiny.recurrent:
+        keys |= {
+            "attention.recurrent_layers": [layer in tiny.recurrent for layer in range(tiny.n_layer)],
+            "ssm.conv_kernel": _L_STATE,
+            "ssm.state_size": tiny.n_state,
+            "ssm.group_count": tiny.n_state_key_head,
+            "ssm.time_step_rank": tiny.n_state_head,
+            "ssm.inner_size": tiny.n_state_head * tiny.n_state,
+        }
     if tiny.architecture in ("gemma2", "gemma3"):
         keys |= {"attention.sliding_window": tiny.sliding_window}
     if tiny.architecture == "gemma2":
@@ -337,6 +370,11 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
             layer["shortconv.out_proj.weight"] = matrix(n_embd, n_embd)
             kernels = (rng.standard_normal(n_embd * _L_CACHE) / _L_CACHE**0.5).astype(np.float32)
             layer["shortconv.conv.weight"] = RawTensor(GGMLType.F32, (_L_CACHE, n_embd), kernels.tobytes())
+        if i in tiny.recurrent:
+            layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
+            layer |= _recurrence(tiny, matrix, rng)
+        elif tiny.architecture in _DELTA:
+            layer["attn_q.weight"] = matrix(2 * n_q, n_embd, 1.5)  # each head's query, then its gate
         layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny, i)}
         tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
     norm = "token_embd_norm.weight" if tiny.architecture in _HYBRID else "output_norm.weight"
@@ -349,6 +387,26 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
         values = np.linspace(1, most, n_pairs, dtype=np.float32)
         tensors[name] = RawTensor(GGMLType.F32, values.shape, values.tobytes())
     return tensors
+
+
+def _recurrence(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Generator) -> dict[str, RawTensor]:
+    """Return the tensors of a layer with the gated delta rule but for its norm."""
+    n_head, n_values = tiny.n_state_head, tiny.n_state_head * tiny.n_state
+    n_column = 2 * tiny.n_state_key_head * tiny.n_state + n_values
+    kernels = (rng.standard_normal(n_column * _L_STATE) / _L_STATE**0.5).astype(np.float32)
+    rates = -np.exp(rng.standard_normal(n_head)).astype(np.float32)
+    joined = {"ssm_ba.weight": matrix(2 * n_head, tiny.n_embd)}
+    apart = {f"ssm_{name}.weight": matrix(n_head, tiny.n_embd) for name in ("alpha", "beta")}
+    return {
+        "attn_qkv.weight": matrix(n_column, tiny.n_embd, 1.5),
+        "attn_gate.weight": matrix(n_values, tiny.n_embd),
+        **(joined if tiny.architecture == "qwen3next" else apart),
+        "ssm_out.weight": matrix(tiny.n_embd, n_values),
+        "ssm_conv1d.weight": RawTensor(GGMLType.F32, (_L_STATE, n_column), kernels.tobytes()),
+        "ssm_dt.bias": _vector(n_head, 0.0, rng),
+        "ssm_a": RawTensor(GGMLType.F32, (n_head,), rates.tobytes()),
+        "ssm_norm.weight": _vector(tiny.n_state, 1.0, rng),
+    }
 
 
 def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Generator) -> dict[str, RawTensor]:
@@ -382,7 +440,7 @@ def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Genera
             found[f"ffn_{name}.bias"] = RawTensor(GGMLType.F32, shape, bias.tobytes())
     if tiny.architecture in ("lfm2moe", "nemotron_h_moe"):
         found["exp_probs_b.bias"] = _vector(n, 0.0, rng)
-    if tiny.architecture == "qwen2moe":
+    if tiny.architecture in ("qwen2moe", *_DELTA):
         found["ffn_gate_inp_shexp.weight"] = _vector(n_embd, 0.0, rng)
     return found
 
@@ -399,7 +457,7 @@ def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
     }
     lengths |= {"attn_output.bias": tiny.n_embd, "attn_sinks.weight": tiny.n_head}
     names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ()), *tiny.vectors}
-    names -= {*_QK_NORMS} if layer in tiny.convolutions else set()
+    names -= {*_QK_NORMS} if layer in (*tiny.convolutions, *tiny.recurrent) else set()
     other = _IN_FILES.get(tiny.architecture, {})
     means = {name: 0.0 if name.endswith("bias") else 1.0 for name in lengths}
     return [(other.get(name, name), n, means[name]) for name, n in lengths.items() if name in names]

@@ -28,7 +28,12 @@ from edgedec_runtimes.cpu.tiles.read_rates import Pace, memory_rate, remembered_
 QKV, ATTN_OUT, GATE_UP, DOWN, OUTPUT_ROWS = range(5)
 """The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
 
-_STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, **dict.fromkeys((6, 7, 9, 10), GATE_UP), 8: DOWN}
+_STAGE_OF = {
+    **dict.fromkeys((2, 3, 4, 14, 15, 16, 17), QKV),
+    **dict.fromkeys((5, 18), ATTN_OUT),
+    **dict.fromkeys((6, 7, 9, 10), GATE_UP),
+    8: DOWN,
+}
 _OF_EXPERTS = (11, 12, 13)
 _RING_PARTS = 3
 _PANEL_ROWS = 32

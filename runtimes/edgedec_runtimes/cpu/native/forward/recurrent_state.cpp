@@ -106,7 +106,7 @@ void RecurrentState::make_records(int32_t begin, int32_t end) {
 // Hold nothing behind the first n_tokens rows.
 void RecurrentState::cut(int32_t n_tokens) {
   while (first_ + (int64_t)log_.size() > n_tokens && !log_.empty()) {
-    if (log_.back().use_count() == 1 && spare_.size() < LOGGED_ROWS) spare_.push_back(log_.back());
+    if (log_.back().use_count() == 1 && spare_.size() < SPARE_ROWS) spare_.push_back(log_.back());
     log_.pop_back();
   }
   while (!checkpoints_.empty() && checkpoints_.back().n_tokens > n_tokens) checkpoints_.pop_back();
@@ -115,7 +115,7 @@ void RecurrentState::cut(int32_t n_tokens) {
 void RecurrentState::forget_before(int32_t slot) {
   const int32_t n = std::min(std::max(slot - first_, 0), (int32_t)log_.size());
   for (int32_t i = 0; i < n; ++i)
-    if (log_[(size_t)i].use_count() == 1 && spare_.size() < LOGGED_ROWS) spare_.push_back(log_[(size_t)i]);
+    if (log_[(size_t)i].use_count() == 1 && spare_.size() < SPARE_ROWS) spare_.push_back(log_[(size_t)i]);
   log_.erase(log_.begin(), log_.begin() + n);
   first_ += n;
 }

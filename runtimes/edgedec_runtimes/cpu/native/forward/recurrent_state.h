@@ -51,6 +51,7 @@ struct RecurrentShape {
 };
 
 constexpr int32_t LOGGED_ROWS = 32;          // rows that a long chain leaves in the log
+constexpr int32_t SPARE_ROWS = 8;          // whose memory is kept when they are dropped
 constexpr int32_t MOST_CHECKPOINTS = 4;    // of a session
 constexpr int32_t CHECKPOINT_ROWS = 2048;  // between two of them while a long text is read
 
