@@ -24,7 +24,7 @@ ACTIVATIONS = {"silu": 0, "gelu": 1, "relu": 2, "relu2": 3}
 """What a gate becomes before it multiplies (Switches.activation)."""
 GATINGS = {"softmax": 0, "sigmoid": 1, "chosen": 2}
 """How scores of experts become weights (Switches.expert_gating)."""
-STATE_RULES = {"delta": 1}
+STATE_RULES = {"delta": 1, "space": 2}
 """How rows change recurrent states (Recurrence.rule)."""
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
 KERNEL_ROWS = 256

@@ -36,7 +36,7 @@ class _Layer:
     """A layer and what it remembers of the text."""
 
     def __init__(self, tiny: Tiny, tensors: dict[str, Floats], number: int) -> None:
-        self._tiny, self._parts = tiny, tiny.parts[number]
+        self._tiny, self._parts = tiny, tiny.parts[number % len(tiny.parts)]
         self._weight: Callable[[str], Any] = lambda name: tensors[f"blk.{number}.{name}"]
         self._names = [name.split(".", 2)[2] for name in tensors if name.startswith(f"blk.{number}.")]
         self._keys: list[Floats] = []

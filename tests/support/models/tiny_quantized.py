@@ -95,6 +95,7 @@ class Tiny:
         n_dense: Layers from the first on that have a feed-forward block instead of experts.
         n_ff_expert, n_ff_shared: The width of an expert, and of the one that all tokens go through.
         parts: By layer, what it has: A (attention), M (a Mamba-2 mixer) and F (a feed-forward block); () for A and F.
+            The parts of later layers are the same again.
         space: The sizes of the mixers.
         keys: More metadata keys, below the architecture's name.
     """
@@ -130,6 +131,10 @@ class Tiny:
     space: StateSpace = StateSpace()
     keys: tuple[tuple[str, Any], ...] = ()
     seed: int = 0
+
+    def has(self, layer: int, part: str) -> bool:
+        """Return whether a layer has a part; of a model whose layers have parts."""
+        return part in self.parts[layer % len(self.parts)]
 
     @property
     def gain(self) -> float:
@@ -271,10 +276,12 @@ WINDOWED_EXAONE4 = Tiny(
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
 _NOT_EXPORTED = ("lfm2", "phi3", "phi3-short", "qwen35")
-EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in _NOT_EXPORTED]
+EXPORTED = [
+    name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and not tiny.parts and name not in _NOT_EXPORTED
+]
 """Those that are exported to ONNX: not those with experts, with convolutions or recurrent states, or with other turns in long contexts."""
 _BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", *_HYBRID, *_DELTA, "smollm3", "olmo2")
-UNIFORM = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in _BY_NUMBER]
+UNIFORM = [name for name, tiny in ARCHITECTURES.items() if not tiny.parts and tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 
 
@@ -363,7 +370,7 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
             layer |= _experts(tiny, matrix, rng)
         if tiny.parts:
             layer = {name: tensor for name, tensor in layer.items() if _has(tiny, i, name)}
-            layer |= mixer_tensors(tiny.space, n_embd, matrix, rng) if "M" in tiny.parts[i] else {}
+            layer |= mixer_tensors(tiny.space, n_embd, matrix, rng) if tiny.has(i, "M") else {}
         if i in tiny.convolutions:
             layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
             layer["shortconv.in_proj.weight"] = matrix(3 * n_embd, n_embd, 1.5)
@@ -467,7 +474,7 @@ def _parts_keys(tiny: Tiny, keys: dict[str, Any]) -> dict[str, Any]:
     """Return metadata for layers that differ in their parts: one number where all have a part, else one for each."""
 
     def by_layer(part: str, number: int) -> Any:
-        numbers = [number if part in parts else 0 for parts in tiny.parts]
+        numbers = [number if tiny.has(layer, part) else 0 for layer in range(tiny.n_layer)]
         return np.array(numbers, np.int32) if len(set(numbers)) > 1 else numbers[0]
 
     if not any("A" in parts for parts in tiny.parts):
@@ -481,7 +488,7 @@ def _parts_keys(tiny: Tiny, keys: dict[str, Any]) -> dict[str, Any]:
 def _has(tiny: Tiny, layer: int, name: str) -> bool:
     """Return whether a layer has a matrix of attention or of a feed-forward block."""
     is_left_out = tiny.architecture in _UNGATED and name.startswith("ffn_gate") and "inp" not in name
-    return ("A" if name.startswith("attn_") else "F") in tiny.parts[layer] and not is_left_out
+    return tiny.has(layer, "A" if name.startswith("attn_") else "F") and not is_left_out
 
 
 def _vector(n: int, mean: float, rng: np.random.Generator) -> RawTensor:
