@@ -22,9 +22,7 @@ def _switches(header: Header) -> Switches:
 
 def _layers(header: Header) -> tuple[LayerShape, ...]:
     """Return the shapes of the layers; those without key-value heads have a mixer."""
-    return tuple(
-        replace(layer, mixer=RECURRENT) if layer.mixer == NO_MIXER else layer for layer in header.hyper.layers
-    )
+    return tuple(replace(layer, mixer=RECURRENT) if layer.mixer == NO_MIXER else layer for layer in header.hyper.layers)
 
 
 GRANITEHYBRID = replace(

@@ -259,7 +259,9 @@ def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -
     sizes = {"gate": (width, h.n_embd), "up": (width, h.n_embd), "down": (h.n_embd, width)}
     if ungated:
         del sizes["gate"]
-    return {"gate": None} | {name: reader.take(f"blk.{i}.ffn_{name}{suffix}.weight", *size) for name, size in sizes.items()}
+    return {"gate": None} | {
+        name: reader.take(f"blk.{i}.ffn_{name}{suffix}.weight", *size) for name, size in sizes.items()
+    }
 
 
 def _read_experts(
