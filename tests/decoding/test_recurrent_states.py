@@ -10,7 +10,7 @@ import edgedec
 from edgedec.api.options import Lossy
 from edgedec.cost_curve import CostCurve
 
-NAMES = ("qwen35", "qwen35moe", "qwen3next")
+NAMES = ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2")
 PROMPT = "the cat and the dog and the cat and the dog and "
 WAYS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}]
 

@@ -26,6 +26,9 @@ Floats normal(std::mt19937 &random, size_t n, float spread = 1.0f);
 // attention_checks.cpp
 void check_attention(const edgedec::Kernels &kernels);
 
+// state_checks.cpp
+void check_states(const edgedec::Kernels &kernels);
+
 // group_checks.cpp
 void check_groups();
 

@@ -28,10 +28,10 @@ class Recurrence:
     """The sizes of the layers with a recurrent state.
 
     A row's queries and keys, [n_key_head, n_key] each, and its values, [n_head, n_value], come out of one matrix and
-    then of a convolution. Each head has a state, [n_key, n_value].
+    then of a convolution. Each head has a state, [n_key, n_value]. Papers of state spaces call keys B and queries C.
 
     Attributes:
-        rule: How a row changes the state: "delta" (the gated delta rule).
+        rule: How a row changes the state: "delta" (the gated delta rule), or "space" (the state spaces of Mamba-2).
         n_head: Heads with a state.
         n_key_head: Heads of queries and keys; each belongs to the same number of heads.
         length: How many tokens the convolution goes over.
@@ -52,6 +52,11 @@ class Recurrence:
         return self.n_head * self.n_value
 
     @property
+    def n_norm(self) -> int:
+        """Elements that the weights of the norm of the results have."""
+        return self.n_values if self.rule == "space" else self.n_value
+
+    @property
     def n_column(self) -> int:
         """Elements that the convolution goes over."""
         return 2 * self.n_key_head * self.n_key + self.n_values
@@ -65,7 +70,9 @@ class Switches:
         rope: How queries and keys are rotated.
         attention_scale: What the products of queries and keys are multiplied by.
         rope_interleaved: A rotation pairs neighbouring elements of a head, not its two halves.
-        gelu: The feed-forward activation is GELU (the tanh form), not SiLU.
+        activation: What a gate g of the feed-forward block becomes before it multiplies: g * sigmoid(g) ("silu"), the
+            tanh form of GELU ("gelu"), the greater of g and 0 ("relu"), or the square of that ("relu2").
+        ungated: Feed-forward blocks and experts have no gate: `up` itself goes through the activation.
         glu_limit, glu_slope: l and s where a gate g becomes min(g, l) * sigmoid(s * min(g, l)), and what it multiplies
             becomes 1 + u, with u kept from -l to l; a limit of 0 where they do not.
         wide_norms: The norms of queries and keys are over all heads together, not over each head.
@@ -93,7 +100,8 @@ class Switches:
     rope: Rope
     attention_scale: float
     rope_interleaved: bool = False
-    gelu: bool = False
+    activation: str = "silu"
+    ungated: bool = False
     glu_limit: float = 0.0
     glu_slope: float = 1.0
     wide_norms: bool = False

@@ -69,8 +69,8 @@ def _switches(header: Header) -> Switches:
 QWEN35 = Architecture(
     _switches,
     keys=DELTA_KEYS | {"rope.dimension_sections"},  # sections are of pictures: of text, all positions are equal
-    vectors=QK_NORMS | RECURRENCE_VECTORS,
-    needed=INPUT_NORMS,
+    vectors=QK_NORMS,
+    needed=INPUT_NORMS | RECURRENCE_VECTORS,
     renamed={
         "attn_qkv.weight": "ssm_mix.weight",
         "attn_gate.weight": "ssm_gate.weight",

@@ -12,7 +12,7 @@ from edgedec.plugins import ARCHITECTURES, is_own, load_plugin, plugins
 from edgedec_runtimes.architectures.architecture import Architecture, Switches
 from edgedec_runtimes.architectures.fused import unfused
 from edgedec_runtimes.architectures.header import Header
-from edgedec_runtimes.shared.hyperparameters import ATTENTION, Hyperparameters, read_hyperparameters
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, Hyperparameters, read_hyperparameters
 
 _MOST_BLOCKS = 2**12
 
@@ -70,7 +70,7 @@ def _check_layers(gguf: GGUF, hyper: Hyperparameters, switches: Switches) -> Non
     """Refuse layers whose numbers contradict each other."""
     path = gguf.paths[0]
     for number, layer in enumerate(hyper.layers):
-        if layer.mixer != ATTENTION:
+        if not layer.has(ATTENTION):
             continue
         n_rot, source = switches.rope_of(number).n_rot, hyper.layers[layer.kv_from]
         are_heads = 1 <= layer.n_head_kv <= layer.n_head and layer.n_head % layer.n_head_kv == 0
@@ -91,7 +91,13 @@ def _check_layers(gguf: GGUF, hyper: Hyperparameters, switches: Switches) -> Non
 def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts."""
     architecture: Architecture = load_plugin(ARCHITECTURES, hyper.architecture)
-    return unfused(_renamed(_without(gguf, hyper), architecture.renamed), hyper)
+    return unfused(_with_ffn_norms(_renamed(_without(gguf, hyper), architecture.renamed), hyper), hyper)
+
+
+def _with_ffn_norms(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
+    """Return a header in which the norm of a layer without a mixer is that before its feed-forward block."""
+    alone = [number for number, layer in enumerate(hyper.layers) if layer.mixer == NO_MIXER]
+    return _renamed(gguf, {f"blk.{number}.attn_norm.weight": f"blk.{number}.ffn_norm.weight" for number in alone})
 
 
 def _without(gguf: GGUF, hyper: Hyperparameters) -> GGUF:

@@ -14,12 +14,18 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.architectures.architecture import Switches
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS
-from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, RECURRENT, Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import (
+    ATTENTION,
+    ATTENTION_AND_RECURRENT,
+    NO_MIXER,
+    RECURRENT,
+    Hyperparameters,
+)
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION as CONVOLUTION_MIXER
 
 # The numbers of native/edgedec_cpu.h.
 EMBEDDING, OUTPUT, CONVOLUTION, BETA = 0, 1, 14, 17
-MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2, RECURRENT: 3}
+MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2, RECURRENT: 3, ATTENTION_AND_RECURRENT: 4}
 CONVOLUTION_KERNELS = ("shortconv.conv.weight", "ssm_conv1d.weight")
 MATRICES = {
     "token_embd.weight": EMBEDDING,
@@ -71,11 +77,13 @@ VECTORS = {
     "ssm_dt.bias": 19,
     "ssm_a": 20,
     "ssm_norm.weight": 21,
+    "ssm_conv1d.bias": 22,
+    "ssm_d": 23,
 }
-_NEEDED_VECTORS = frozenset({*CONVOLUTION_KERNELS, "ssm_dt.bias", "ssm_a", "ssm_norm.weight"})  # where they can be
 _GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
 _OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight", "ssm_beta.weight"})
 _DENSE = frozenset({"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"})
+_GATES = frozenset({"ffn_gate.weight", "ffn_gate_shexp.weight", "ffn_gate_exps.weight"})
 _SHARED = frozenset(
     {"ffn_gate_inp_shexp.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"}
 )
@@ -152,7 +160,7 @@ class Network(Hyperparameters):
         Of a convolution they are those of each of its inputs.
         """
         shape = self.layers[layer]
-        if shape.mixer != ATTENTION:
+        if not shape.has(ATTENTION):
             return self.n_embd, self.n_embd, self.n_embd
         return shape.n_q * (2 if self.switches.attention_gate else 1), shape.n_kv, shape.n_q
 
@@ -237,7 +245,7 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
         shape = n.layers[p.layer]
         norms = (shape.n_q, shape.n_kv) if n.switches.wide_norms else (shape.head_dim, shape.head_dim)
         r = n.switches.recurrence
-        of_states = (0, 0, 0) if r is None else (r.n_head, r.n_head, r.n_value)
+        of_states = (0,) * 5 if r is None else (r.n_head, r.n_head, r.n_norm, r.n_column, r.n_head)
         lengths = (
             e,
             e,
@@ -261,12 +269,12 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
 def _recurrent_shapes(n: Network, placed: Placed) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the matrices of a layer with a recurrent state; () where there is none.
 
-    Without a matrix beta, the rows of alpha are those of both.
+    By the delta rule, the rows of alpha are those of both where there is no matrix beta.
     """
     r, e = n.switches.recurrence, n.n_embd
     if r is None:
         return ()
-    is_joined = all(p.which != BETA or p.layer != placed.layer for p in n.matrices)
+    is_joined = r.rule == "delta" and all(p.which != BETA or p.layer != placed.layer for p in n.matrices)
     alpha = (e, 2 * r.n_head if is_joined else r.n_head)
     return (e, r.n_column), (e, r.n_values), alpha, (e, r.n_head), (r.n_values, e)
 
@@ -274,7 +282,7 @@ def _recurrent_shapes(n: Network, placed: Placed) -> tuple[tuple[int, ...], ...]
 def _kernels_shape(n: Network, layer: int) -> tuple[int, int]:
     """Return the shape of a convolution's kernels."""
     r = n.switches.recurrence
-    if n.layers[layer].mixer == RECURRENT and r is not None:
+    if n.has_mixer(layer, RECURRENT) and r is not None:
         return r.length, r.n_column
     return n.switches.convolution_length, n.n_embd
 
@@ -327,10 +335,10 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     matrices, vectors = [], []
     needed = {"output_norm.weight"} | architecture.needed
     used = set(DIVISORS) & architecture.vectors
-    for name, layer, short in _names(found.hyper):
+    for name, layer, short in _names(found):
         tensor = gguf.tensors.get(name)
         if tensor is None:
-            if short in (MATRICES.keys() | _NEEDED_VECTORS) - _OPTIONAL_MATRICES or short in needed:
+            if short in (MATRICES.keys() | {*CONVOLUTION_KERNELS}) - _OPTIONAL_MATRICES or short in needed:
                 raise ModelFormatError(f"{gguf.paths[0]}: it has no tensor {name!r}; download the file again")
             continue
         used.add(name)
@@ -346,12 +354,13 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     return tuple(matrices), tuple(vectors)
 
 
-def _names(n: Hyperparameters) -> Iterator[tuple[str, int, str]]:
+def _names(found: Described) -> Iterator[tuple[str, int, str]]:
     """Yield (name, layer, name within the layer) of every tensor that can be there, in the order of their use."""
+    n, left_out = found.hyper, _GLOBAL | (_GATES if found.switches.ungated else set())
     yield "token_embd.weight", 0, "token_embd.weight"
     for layer in range(n.n_layer):
         for short in (*MATRICES, *VECTORS):
-            if short not in _GLOBAL and _is_possible(n, layer, short):
+            if short not in left_out and _is_possible(n, layer, short):
                 yield f"blk.{layer}.{short}", layer, short
     yield "output_norm.weight", 0, "output_norm.weight"
     yield "output.weight", 0, "output.weight"
@@ -359,13 +368,12 @@ def _names(n: Hyperparameters) -> Iterator[tuple[str, int, str]]:
 
 def _is_possible(n: Hyperparameters, layer: int, short: str) -> bool:
     """Return whether a layer of this shape can have a tensor."""
-    mixer = n.layers[layer].mixer
     if short == "attn_norm.weight":  # before every mixer
-        return mixer != NO_MIXER
+        return not n.has_mixer(layer, NO_MIXER)
     of_mixer = {"attn_": ATTENTION, "shortconv.": CONVOLUTION_MIXER, "ssm_": RECURRENT}
     for prefix, kind in of_mixer.items():
         if short.startswith(prefix):
-            return mixer == kind
+            return n.has_mixer(layer, kind)
     if n.has_experts(layer):
         return short not in _DENSE and (n.n_ff_shared > 0 or short not in _SHARED)
     if n.dense_width(layer):

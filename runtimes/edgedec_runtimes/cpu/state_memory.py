@@ -37,7 +37,7 @@ def scratch_floats(network: Network) -> int:
         return 0
     n_layer = max(network.n_with(RECURRENT), 1)
     updates = r.n_head * (-(-r.n_value // _LANES) * _LANES)
-    products = r.n_column + r.n_values + 2 * r.n_head
+    products = r.n_column + r.n_values + 2 * r.n_head + (r.n_column if r.rule == "space" else 0)
     return products + row_bytes(network) // 4 // n_layer + r.n_key_head * r.n_key + r.n_head + updates + r.n_values
 
 

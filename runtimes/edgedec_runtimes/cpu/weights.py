@@ -18,6 +18,7 @@ from edgedec_runtimes.architectures.architecture import Recurrence
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
+    ACTIVATIONS,
     GATINGS,
     KERNEL_ROWS,
     LAYER_SLIDES,
@@ -181,9 +182,13 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     cores = cores_to_pin(n_threads)
     if cores:
         keep_to_cores(cores)
-    coded = _state_numbers(network.switches.recurrence) | {"expert_gating": GATINGS[network.switches.expert_gating]}
+    switches = network.switches
+    coded = _state_numbers(switches.recurrence) | {
+        "activation": ACTIVATIONS[switches.activation],
+        "expert_gating": GATINGS[switches.expert_gating],
+    }
     names = [field[0] for field in Config._fields_ if field[0] not in coded]
-    numbers = {name: getattr(network if hasattr(network, name) else network.switches, name) for name in names}
+    numbers = {name: getattr(network if hasattr(network, name) else switches, name) for name in names}
     config = Config(**numbers | coded)
     handle = ctypes.c_void_p()
     code = native().ec_model_create(
@@ -241,7 +246,7 @@ def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int
     """Set how fast layers rotate queries and keys."""
     switches = network.switches
     for sliding, rope in enumerate((switches.rope, switches.rope_sliding)):
-        if rope is not None:
+        if rope is not None and rope.n_rot:
             found = turns_in(gguf, rope, n_ctx)
             speeds = np.ascontiguousarray(found.frequencies)
             code = native().ec_model_set_rope(handle, sliding, address(speeds), len(speeds), found.magnitude)

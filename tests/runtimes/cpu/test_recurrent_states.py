@@ -27,7 +27,7 @@ from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("qwen35", "qwen35moe", "qwen3next")
+NAMES = ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2")
 N_TEXT = 640
 TEXT: Tokens = np.random.default_rng(5).integers(0, 260, N_TEXT + 16).astype(np.int32)
 PLACES = st.integers(1, N_TEXT) | st.sampled_from([1, 2, 3, 4, 31, 32, 33, 200, 400, 568, 600, 608, 609, N_TEXT])
@@ -55,6 +55,11 @@ def check_end(case: Case, session: Any, n_past: int, n: int) -> None:
     """Check the bits of the n rows behind the first n_past tokens."""
     found = bits(session.forward(TEXT[n_past : n_past + n], n_past=n_past, rows="all").logits)
     np.testing.assert_array_equal(found, case.expected[n_past : n_past + n])
+
+
+def some_layers(case: Case, attn: tuple[bool, ...], mlp: tuple[bool, ...]) -> LayerSet:
+    """Return the half-layers of these patterns, which repeat."""
+    return LayerSet(np.resize(attn, case.model.card.n_layer), np.resize(mlp, case.model.card.n_layer))
 
 
 @OFTEN
@@ -179,7 +184,7 @@ def test_sessions_that_go_back_in_one_forward(case: Case, places: list[int], n_r
 @pytest.mark.parametrize("n_past", [1, 70, 130, 200])
 def test_rows_are_evaluated_again_as_they_were(case: Case, n_past: int) -> None:
     """Through the same half-layers, also where tokens went through different ones, or resumed from hidden states."""
-    some = LayerSet(np.array([True, False, True, True]), np.array([True, True, False, True]))
+    some = some_layers(case, (True, False, True, True), (True, True, False, True))
     session, other = case.model.session(1024), case.model.session(1024)
     for each, n in ((session, 600), (other, n_past)):  # the other one holds no more than is asked for
         hidden = each.forward(TEXT[: min(50, n)], n_past=0, taps=(1,)).hidden[1]
@@ -195,7 +200,7 @@ def test_rows_are_evaluated_again_as_they_were(case: Case, n_past: int) -> None:
 @given(n_past=st.integers(60, 500), drafted=st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_drafts_through_some_layers(case: Case, n_past: int, drafted: list[int]) -> None:
     """Rows that leave layers out are drafts: they are evaluated once more, and change nothing of the text."""
-    some = LayerSet(np.array([True, False, True, False]), np.array([True, False, False, True]))
+    some = some_layers(case, (True, False, True, False), (True, False, False, True))
     session = case.model.session(1024)
     session.forward(TEXT[:n_past], n_past=0)
     for n in drafted:
@@ -207,7 +212,7 @@ def test_drafts_through_some_layers(case: Case, n_past: int, drafted: list[int])
 
 def test_a_text_through_some_layers_goes_on(case: Case) -> None:
     """A long text of which every row leaves layers out has the same bits, whatever the split."""
-    some = LayerSet(np.array([True, False, True, True]), np.array([True, True, False, True]))
+    some = some_layers(case, (True, False, True, True), (True, True, False, True))
     first, second = case.model.session(1024), case.model.session(1024)
     expected = [bits(first.forward(TEXT[i : i + 1], n_past=i, layers=some).logits) for i in range(100)]
     found = bits(second.forward(TEXT[:100], n_past=0, layers=some, rows="all").logits)
@@ -218,7 +223,7 @@ def test_states_without_tokens_can_not_be_evaluated_again(case: Case) -> None:
     """A text of hidden states alone is refused where its states are gone, and taken where they are there."""
     session = case.model.session(1024)
     hidden = np.random.default_rng(1).standard_normal((400, case.model.card.n_embd)).astype(np.float32)
-    above = LayerSet(np.array([False, False, True, True]), np.array([False, False, True, True]))
+    above = LayerSet(*(np.arange(case.model.card.n_layer) > 1 for _ in range(2)))
     session.forward(hidden=hidden, n_past=0, resume_after=1)
     session.forward(hidden=hidden[:2], n_past=399, resume_after=1)
     with pytest.raises(SessionError, match="began with hidden states"):

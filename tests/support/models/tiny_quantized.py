@@ -19,6 +19,7 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.weights.levels import LEVELS
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.random_blocks import random_blocks
+from support.models.state_spaces import StateSpace, mixer_keys, mixer_tensors
 from support.models.tiny_models import N_VOCAB, vocabulary
 
 FILE_SIZED = (
@@ -51,6 +52,9 @@ _VECTORS = {
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
     "lfm2": (*_INPUT_NORMS, *_QK_NORMS),
     "lfm2moe": (*_INPUT_NORMS, *_QK_NORMS),
+    "mamba2": ("attn_norm.weight",),
+    "nemotron_h": ("attn_norm.weight",),
+    "nemotron_h_moe": ("attn_norm.weight",),
     "gpt-oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight", "attn_output.bias", "attn_sinks.weight"),
     "olmo2": (*_QK_NORMS, *_POST_NORMS),
     "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
@@ -65,6 +69,8 @@ _VECTORS = {
 _FUSED = {"glm4": _GATE_UP, "phi3": _QKV | _GATE_UP}
 _DIVISORS = {"phi3": {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}}
 _HYBRID = ("lfm2", "lfm2moe")
+_UNGATED = ("nemotron_h", "nemotron_h_moe")
+_IN_FILES = {"falcon-h1": {"ffn_norm.weight": "ffn_norm"}}  # other names of vectors
 _WIDE_NORMS = ("olmo2", "olmoe")
 
 
@@ -88,6 +94,9 @@ class Tiny:
         n_expert, n_expert_used: Experts of a layer and of a token; 0 for a feed-forward block.
         n_dense: Layers from the first on that have a feed-forward block instead of experts.
         n_ff_expert, n_ff_shared: The width of an expert, and of the one that all tokens go through.
+        parts: By layer, what it has: A (attention), M (a Mamba-2 mixer) and F (a feed-forward block); () for A and F.
+            The parts of later layers are the same again.
+        space: The sizes of the mixers.
         keys: More metadata keys, below the architecture's name.
     """
 
@@ -118,8 +127,14 @@ class Tiny:
     n_dense: int = 0
     n_ff_expert: int = 256
     n_ff_shared: int = 0
+    parts: tuple[str, ...] = ()
+    space: StateSpace = StateSpace()
     keys: tuple[tuple[str, Any], ...] = ()
     seed: int = 0
+
+    def has(self, layer: int, part: str) -> bool:
+        """Return whether a layer has a part; of a model whose layers have parts."""
+        return part in self.parts[layer % len(self.parts)]
 
     @property
     def gain(self) -> float:
@@ -133,6 +148,15 @@ _YARN = (
     *(("rope.scaling.original_context_length", 16), ("rope.scaling.yarn_beta_fast", 4.0)),
 )
 _LONGROPE = (("rope.scaling.attn_factor", 1.19), ("rope.scaling.original_context_length", 32))
+_GRANITE_4 = (
+    *(("attention.scale", 0.1), ("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
+    ("rope.scaling.finetuned", False),
+)
+_NEMOTRON_3 = (
+    *(("attention.layer_norm_epsilon", 1e-5), ("expert_shared_count", 1), ("expert_group_count", 1)),
+    *(("expert_group_used_count", 1), ("expert_gating_func", 2), ("expert_weights_norm", True)),
+    ("expert_weights_scale", 2.5),
+)
 ARCHITECTURES = {
     "llama": Tiny(),
     "llama3": Tiny(rope_factors=True, n_head_kv=1, tied=True),
@@ -206,6 +230,40 @@ ARCHITECTURES = {
         n_ff_shared=256,
         keys=(("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
     ),
+    "granitehybrid": Tiny("granitehybrid", n_layer=4, parts=("MF", "AF", "MF", "MF"), keys=_GRANITE_4),
+    "granitehybrid-moe": Tiny(
+        "granitehybrid",
+        n_layer=3,
+        parts=("MF", "AF", "MF"),
+        n_expert=12,
+        n_expert_used=5,
+        n_ff_shared=256,
+        keys=_GRANITE_4,
+    ),
+    "falcon-h1": Tiny(
+        "falcon-h1", parts=("AMF",) * 2, space=StateSpace(n_inner=256, n_head=16, n_state=40, is_normed=False)
+    ),
+    "falcon-h1-normed": Tiny(
+        "falcon-h1", parts=("AMF",) * 2, space=StateSpace(n_inner=768, n_head=16, n_state=32, n_group=2)
+    ),
+    "nemotron_h": Tiny(
+        "nemotron_h",
+        n_layer=5,
+        parts=("M", "F", "A", "F", "M"),
+        space=StateSpace(n_group=2),
+        keys=(("attention.layer_norm_epsilon", 1e-5),),
+    ),
+    "nemotron_h_moe": Tiny(
+        "nemotron_h_moe",
+        n_layer=5,
+        parts=("M", "F", "A", "F", "M"),
+        space=StateSpace(n_group=4),
+        n_expert=8,
+        n_expert_used=6,
+        n_ff_shared=512,
+        keys=_NEMOTRON_3,
+    ),
+    "mamba2": Tiny("mamba2", n_layer=3, parts=("M",) * 3, space=StateSpace(n_group=2)),
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
 WINDOWED_EXAONE4 = Tiny(
@@ -218,10 +276,12 @@ WINDOWED_EXAONE4 = Tiny(
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
 _NOT_EXPORTED = ("lfm2", "phi3", "phi3-short", "qwen35")
-EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in _NOT_EXPORTED]
+EXPORTED = [
+    name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and not tiny.parts and name not in _NOT_EXPORTED
+]
 """Those that are exported to ONNX: not those with experts, convolutions or states, or other turns in long contexts."""
 _BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", *_HYBRID, *_DELTA, "smollm3", "olmo2")
-UNIFORM = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in _BY_NUMBER]
+UNIFORM = [name for name, tiny in ARCHITECTURES.items() if not tiny.parts and tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 
 
@@ -269,6 +329,7 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
         dense = {"leading_dense_block_count": tiny.n_dense}
         keys |= dense if tiny.n_dense else {"feed_forward_length": tiny.n_ff_expert}
         keys |= {"expert_shared_feed_forward_length": tiny.n_ff_shared} if tiny.n_ff_shared else {}
+    keys = _parts_keys(tiny, keys) if tiny.parts else keys
     keys |= dict(tiny.keys)
     name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
     general = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
@@ -307,6 +368,9 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
             for name in ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"):
                 del layer[name]
             layer |= _experts(tiny, matrix, rng)
+        if tiny.parts:
+            layer = {name: tensor for name, tensor in layer.items() if _has(tiny, i, name)}
+            layer |= mixer_tensors(tiny.space, n_embd, matrix, rng) if tiny.has(i, "M") else {}
         if i in tiny.convolutions:
             layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
             layer["shortconv.in_proj.weight"] = matrix(3 * n_embd, n_embd, 1.5)
@@ -381,7 +445,7 @@ def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Genera
             bias = (0.3 * rng.standard_normal(n * width)).astype(np.float32)
             shape = (width, n) if width > 1 else (n,)
             found[f"ffn_{name}.bias"] = RawTensor(GGMLType.F32, shape, bias.tobytes())
-    if tiny.architecture == "lfm2moe":
+    if tiny.architecture in ("lfm2moe", "nemotron_h_moe"):
         found["exp_probs_b.bias"] = _vector(n, 0.0, rng)
     if tiny.architecture in ("qwen2moe", *_DELTA):
         found["ffn_gate_inp_shexp.weight"] = _vector(n_embd, 0.0, rng)
@@ -401,7 +465,30 @@ def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
     lengths |= {"attn_output.bias": tiny.n_embd, "attn_sinks.weight": tiny.n_head}
     names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ()), *tiny.vectors}
     names -= {*_QK_NORMS} if layer in (*tiny.convolutions, *tiny.recurrent) else set()
-    return [(name, n, 0.0 if name.endswith("bias") else 1.0) for name, n in lengths.items() if name in names]
+    other = _IN_FILES.get(tiny.architecture, {})
+    means = {name: 0.0 if name.endswith("bias") else 1.0 for name in lengths}
+    return [(other.get(name, name), n, means[name]) for name, n in lengths.items() if name in names]
+
+
+def _parts_keys(tiny: Tiny, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata for layers that differ in their parts: one number where all have a part, else one for each."""
+
+    def by_layer(part: str, number: int) -> Any:
+        numbers = [number if tiny.has(layer, part) else 0 for layer in range(tiny.n_layer)]
+        return np.array(numbers, np.int32) if len(set(numbers)) > 1 else numbers[0]
+
+    if not any("A" in parts for parts in tiny.parts):
+        keys = {name: value for name, value in keys.items() if name.partition(".")[0] not in ("attention", "rope")}
+        heads = {"attention.head_count": 0, "attention.layer_norm_rms_epsilon": 1e-5}
+    else:
+        heads = {"attention.head_count_kv": by_layer("A", tiny.n_head_kv)}
+    return keys | mixer_keys(tiny.space) | heads | {"feed_forward_length": by_layer("F", keys["feed_forward_length"])}
+
+
+def _has(tiny: Tiny, layer: int, name: str) -> bool:
+    """Return whether a layer has a matrix of attention or of a feed-forward block."""
+    is_left_out = tiny.architecture in _UNGATED and name.startswith("ffn_gate") and "inp" not in name
+    return tiny.has(layer, "A" if name.startswith("attn_") else "F") and not is_left_out
 
 
 def _vector(n: int, mean: float, rng: np.random.Generator) -> RawTensor:

@@ -38,11 +38,11 @@ enum {
   EC_DOWN_EXPERTS,
   /* of a layer with a recurrent state: */
   EC_MIX,       /* [2 * n_state_key_head * n_state_key + n_state_head * n_state_value][n_embd], what the convolution goes
-                   over: queries, keys, values */
+                   over: queries, keys, values; by EC_RULE_SPACE values, keys, queries */
   EC_MIX_GATE,  /* [n_state_head * n_state_value][n_embd], whose SiLU multiplies the result */
-  EC_MIX_ALPHA, /* [n_state_head][n_embd], of how much of the state is kept; where EC_MIX_BETA is absent, twice as many
-                   rows, those of a key head together: of its heads' beta, then of their alpha */
-  EC_MIX_BETA,  /* [n_state_head][n_embd], of how much is learned (the delta rule) */
+  EC_MIX_ALPHA, /* [n_state_head][n_embd], of how much of the state is kept; by EC_RULE_DELTA without EC_MIX_BETA twice
+                   as many rows, those of a key head together: of its heads' beta, then of their alpha */
+  EC_MIX_BETA,  /* [n_state_head][n_embd], of how much is learned (EC_RULE_DELTA) */
   EC_MIX_OUT,   /* [n_embd][n_state_head * n_state_value] */
   EC_N_MATRICES
 };
@@ -72,7 +72,10 @@ enum {
   EC_DOWN_EXPERTS_BIAS, /* [n_expert][n_embd] */
   EC_STATE_BIAS, /* [n_state_head], added to alpha */
   EC_STATE_RATE, /* [n_state_head], at most 0: e^(rate * softplus(alpha)) of the state is kept */
-  EC_STATE_NORM, /* [n_state_value], of each head of the result */
+  EC_STATE_NORM, /* [n_state_value], of each head of the result; by EC_RULE_SPACE [n_state_head * n_state_value], a norm
+                    over the heads of a key together, which may be absent */
+  EC_CONVOLUTION_BIAS, /* [rows of EC_MIX], this and the next of EC_RULE_SPACE */
+  EC_STATE_PASSED,     /* [n_state_head], how much of a value is added to the result */
   EC_N_VECTORS
 };
 
@@ -99,13 +102,18 @@ enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
  * those that were chosen. */
 enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
 
+/* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the greater
+ * of g and 0, or the square of that. */
+enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3 };
+
 /* The shape of a model, and the switches by which architectures differ. */
 typedef struct ec_config {
   int32_t n_vocab;
   int32_t n_embd;
   int32_t n_layer;
   int32_t rope_interleaved; /* pairs are neighbours (1) or halves of the rotated part (0) */
-  int32_t gelu;             /* feed-forward activation: tanh GELU (1) or SiLU (0) */
+  int32_t activation;       /* of gates: EC_SILU ... */
+  int32_t ungated;          /* feed-forward blocks have no gate: `up` itself goes through the activation (1) */
   int32_t wide_norms;       /* norms of queries and keys are over all heads together (1) or over each head (0) */
   int32_t sliding_window;   /* tokens that a sliding layer sees */
   int32_t temperature_tokens; /* t: queries at position p are multiplied by 1 + temperature_scale * ln(1 + floor(p /
@@ -137,14 +145,16 @@ typedef struct ec_config {
   int32_t state_tiled;      /* head h has key h % n_state_key_head (1), or neighbouring heads have the same (0) */
 } ec_config;
 
-/* How a row changes a recurrent state: the gated delta rule. */
-enum { EC_RULE_NONE, EC_RULE_DELTA };
+/* How a row changes a recurrent state: by the gated delta rule; or by that of a state space (Mamba-2), where softplus of
+ * alpha is also what the value is multiplied by. */
+enum { EC_RULE_NONE, EC_RULE_DELTA, EC_RULE_SPACE };
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */
 enum { EC_LAYER_SLIDES = 1, EC_LAYER_UNROTATED = 2 };
 
-/* What stands before the feed-forward block of a layer: nothing, attention, a short convolution, or a recurrence. */
-enum { EC_MIXER_NONE, EC_MIXER_ATTENTION, EC_MIXER_CONVOLUTION, EC_MIXER_RECURRENT };
+/* What stands before the feed-forward block of a layer: nothing, attention, a short convolution, a recurrence, or
+ * attention and a recurrence side by side. */
+enum { EC_MIXER_NONE, EC_MIXER_ATTENTION, EC_MIXER_CONVOLUTION, EC_MIXER_RECURRENT, EC_MIXER_BOTH };
 
 /* The shape of a layer. A layer that reads the keys and values of another one has neither EC_K nor EC_V. */
 typedef struct ec_layer {

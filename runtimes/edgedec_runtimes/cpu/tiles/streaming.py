@@ -223,9 +223,10 @@ def _slots(network: Network, n: int) -> ExpertSlots:
     for placed in network.matrices:
         if placed.which in sizes:
             sizes[placed.which].append(_tile_bytes(placed, placed.tensor.shape[1] // network.n_expert))
+    sizes = {which: found for which, found in sizes.items() if found}  # experts may have no gates
     slot_bytes = sum(-(-max(found) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES for found in sizes.values())
     token_bytes = network.n_expert_used * sum(map(sum, sizes.values()))
-    n_layer = len(sizes[_OF_EXPERTS[0]])
+    n_layer = len(sizes[_OF_EXPERTS[-1]])
     read_bytes = token_bytes // (network.n_expert_used * n_layer * len(sizes))
     down_bytes = network.n_expert_used * sum(sizes[_OF_EXPERTS[-1]])
     n_expert = network.n_expert * n_layer

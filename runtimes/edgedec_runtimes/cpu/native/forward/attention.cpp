@@ -1,5 +1,5 @@
-// The attention block of a layer, or the block of a short convolution, which has the same stages
-// (short_conv_stages.cpp).
+// The mixer of a layer, and of its stages those of attention; the others are in short_conv_stages.cpp and
+// state_stages.cpp.
 #include <math.h>
 #include <string.h>
 
@@ -18,34 +18,65 @@ constexpr size_t MOST_KEPT = 1 << 21;  // the most floats of spans that threads 
 
 }  // namespace
 
-bool Run::attention_block(int thread, int32_t l, float *memory) {
-  const std::vector<int32_t> &rows = plan_.attn(l);
+// The block of attention, of a convolution or of a recurrence; attention and a recurrence may stand side by side: they
+// read the same, and both are added.
+bool Run::mixer_block(int thread, int32_t l, float *memory) {
+  const std::vector<int32_t> &rows = plan_.attn(l), &going_on = plan_.attending(l);
   const Layer &layer = m_.layers[(size_t)l];
-  if (layer.recurs()) return recurrent_block(thread, l, memory);
-  if (rows.empty() || !layer.mixes()) return true;
-  if (!fetch(thread, EC_PART_QKV, l)) return false;
-  const int64_t n_q = m_.n_q(layer), n_kv = m_.n_kv(layer), width = n_q + 2 * n_kv;
-  float *qkv = m_.qkv.data();
-  const Target targets[3] = {{&layer.matrices[EC_Q], qkv, width},
-                             {&layer.matrices[EC_K], qkv + n_q, width},
-                             {&layer.matrices[EC_V], qkv + n_q + n_kv, width}};
-  if (!goes_on(thread)) return false;
+  if (rows.empty() || !layer.mixes()) {
+    if (layer.recurs()) scan(thread, l, rows, memory);  // what was accepted since
+    return true;
+  }
+  if (!fetch(thread, EC_PART_QKV, l) || !goes_on(thread)) return false;
+  const int64_t n_q = m_.n_q(layer), width = n_q + 2 * m_.n_kv(layer);
+  Target targets[7];
+  int n_targets = 0;
+  float *qkv = m_.qkv.data(), *mix = m_.mix.data();
+  for (int which : {EC_Q, EC_K, EC_V, EC_MIX, EC_MIX_GATE, EC_MIX_ALPHA, EC_MIX_BETA}) {
+    const Matrix &matrix = layer.matrices[which];
+    if (matrix.n_rows == 0) continue;
+    float *&out = which <= EC_V ? qkv : mix;
+    targets[n_targets++] = {&matrix, out, which <= EC_V ? width : layer.mix_width};
+    out += matrix.n_rows;
+  }
   const Activations &input = attention_input(thread, layer, rows, memory);
-  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, n_kv != 0 ? 3 : 1, memory);
+  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, n_targets, memory);
   release(thread, EC_PART_QKV, l);
-  if (layer.convolves()) write_columns(thread, layer, rows);
-  else write_keys_and_values(thread, layer, rows, memory);
-  const std::vector<int32_t> &attending = plan_.attending(l);
-  if (attending.empty()) return true;
-  if (layer.convolves()) convolve(thread, l, attending, memory);
-  else attend(thread, l, attending, memory);
+  mix_rows(thread, l, rows, memory);
+  if (going_on.empty()) return true;
   if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
-  const Activations mixed = layer.convolves() ? m_.convolved.view() : attended(layer);
-  add_product(thread, EC_OP_ATTN_OUT, mixed, attending, layer.matrices[EC_ATTN_OUT],
-              layer.vectors[EC_POST_ATTN_NORM], layer.around_attention, memory);
-  add_output_bias(thread, layer, attending);
+  const std::vector<float> &norm = layer.vectors[EC_POST_ATTN_NORM];
+  if (layer.attends() || layer.convolves()) {
+    const Activations of_heads = layer.convolves() ? m_.convolved.view() : attended(layer);
+    add_product(thread, EC_OP_ATTN_OUT, of_heads, going_on, layer.matrices[EC_ATTN_OUT], norm, layer.around_attention,
+                memory);
+  }
+  if (layer.recurs())
+    add_product(thread, EC_OP_ATTN_OUT, mixed(), going_on, layer.matrices[EC_MIX_OUT], norm, layer.around_attention,
+                memory);
+  add_output_bias(thread, layer, going_on);
   release(thread, EC_PART_ATTN_OUT, l);
   return true;
+}
+
+// What a mixer does between its products: with all rows of a layer, and then with those that go on.
+void Run::mix_rows(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
+  const Layer &layer = m_.layers[(size_t)l];
+  const std::vector<int32_t> &going_on = plan_.attending(l);
+  const bool is_space = c_.state_rule == EC_RULE_SPACE;
+  if (layer.convolves()) write_columns(thread, layer, rows);
+  if (layer.attends()) write_keys_and_values(thread, layer, rows, memory);
+  if (layer.recurs()) {
+    if (is_space) make_space_records(thread, layer, rows, memory);
+    else make_delta_records(thread, layer, rows);
+    scan(thread, l, rows, memory);
+  }
+  if (going_on.empty()) return;
+  if (layer.convolves()) convolve(thread, l, going_on, memory);
+  if (layer.attends()) attend(thread, l, going_on, memory);
+  if (!layer.recurs()) return;
+  if (is_space) pass_results(thread, l, going_on, memory);
+  else gate_results(thread, l, going_on, memory);
 }
 
 // Return what the output matrix reads: layers differ in its length.

@@ -32,6 +32,7 @@ void check_config(const ec_config &c) {
   require(c.n_vocab > 0 && c.n_embd > 0 && c.n_layer > 0, "a size of the model is not positive");
   require(c.n_vocab < 1 << 24 && c.n_embd <= 1 << 17 && c.n_layer <= 1 << 12, "a size of the model is out of range");
   require(c.n_embd % 16 == 0, "n_embd must be a multiple of 16");
+  require(c.activation >= EC_SILU && c.activation <= EC_RELU2, "the activation of gates is none that is known");
   require(c.n_expert >= 0 && c.n_expert <= MAX_EXPERTS && c.n_expert_used >= (c.n_expert != 0) &&
               c.n_expert_used <= c.n_expert,
           "the experts are out of range");
@@ -40,10 +41,11 @@ void check_config(const ec_config &c) {
           "the width of an expert is out of range, or no multiple of 32");
   require(c.n_expert == 0 || (isfinite(c.expert_scale) && c.expert_scale > 0),
           "the factor of experts is not a positive number");
+  require(c.ungated == 0 || c.glu_limit == 0.0f, "gates have a limit, and there are none");
   require(c.glu_limit == 0.0f || (isfinite(c.glu_slope) && c.glu_slope > 0),
           "the slope of gates is not a positive number");
   require(c.attention_gate == 0 || c.wide_norms == 0, "gates of attention stand beside norms over all heads");
-  require(c.state_rule >= EC_RULE_NONE && c.state_rule <= EC_RULE_DELTA, "no such rule of a recurrence");
+  require(c.state_rule >= EC_RULE_NONE && c.state_rule <= EC_RULE_SPACE, "no such rule of a recurrence");
   if (c.state_rule != EC_RULE_NONE) {
     for (int32_t n : {c.n_state_head, c.n_state_key_head, c.n_state_key, c.n_state_value})
       require(n > 0 && n <= 1 << 12, "a size of the recurrent states is out of range");
@@ -116,7 +118,7 @@ void ec_model::set_layers(const ec_layer *shapes) {
   for (size_t i = 0; i < layers.size(); ++i) {
     Layer &layer = layers[i];
     const ec_layer &l = layer.shape = shapes[i];
-    require(l.mixer >= EC_MIXER_NONE && l.mixer <= EC_MIXER_RECURRENT, "no such mixer");
+    require(l.mixer >= EC_MIXER_NONE && l.mixer <= EC_MIXER_BOTH, "no such mixer");
     require(!layer.recurs() || config.state_rule != EC_RULE_NONE, "a layer has a state, and the model has no rule");
     require(l.n_ff >= 0 && l.n_ff <= 1 << 20, "the width of a layer is out of range");
     layer.slides = (l.flags & EC_LAYER_SLIDES) != 0, layer.unrotated = (l.flags & EC_LAYER_UNROTATED) != 0;
@@ -128,7 +130,7 @@ void ec_model::set_layers(const ec_layer *shapes) {
     require(l.head_dim % 16 == 0, "head_dim must be a multiple of 16");
     require(l.kv_from >= 0 && l.kv_from <= (int32_t)i, "a layer reads the keys and values of a later one");
     const ec_layer &source = layers[(size_t)l.kv_from].shape;
-    require(source.mixer == EC_MIXER_ATTENTION && source.kv_from == l.kv_from && source.n_head_kv == l.n_head_kv &&
+    require(layers[(size_t)l.kv_from].attends() && source.kv_from == l.kv_from && source.n_head_kv == l.n_head_kv &&
                 source.head_dim == l.head_dim,
             "a layer reads keys and values of another shape");
     layer.stores_kv = l.kv_from == (int32_t)i;
@@ -166,13 +168,19 @@ KVShape ec_model::kv_shape(int32_t kv_type) const {
   return {stored, kv_type, apart ? rope[0].n_rot() : 0};
 }
 
+// Check the gate of a feed-forward block, or of experts, which a model has or has not.
+void ec_model::require_gate(const Matrix &gate, const char *name, int64_t n_rows) const {
+  if (config.ungated == 0) require_matrix(gate, name, n_rows, config.n_embd);
+  else require(gate.n_rows == 0, std::string("there is ") + name + ", and blocks have no gates");
+}
+
 // Check the matrices of a layer's experts but for those of a shared one.
 void ec_model::check_experts(const Layer &layer) const {
   const ec_config &c = config;
   const Matrix *m = layer.matrices;
   require(c.n_expert != 0, "a layer has experts, and the model has none");
   require_matrix(m[EC_ROUTER], "ffn_gate_inp", c.n_expert, c.n_embd);
-  require_matrix(m[EC_GATE_EXPERTS], "ffn_gate_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
+  require_gate(m[EC_GATE_EXPERTS], "ffn_gate_exps", (int64_t)c.n_expert * c.n_ff_expert);
   require_matrix(m[EC_UP_EXPERTS], "ffn_up_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
   require_matrix(m[EC_DOWN_EXPERTS], "ffn_down_exps", (int64_t)c.n_expert * c.n_embd, c.n_ff_expert);
   if (m[EC_SHARED_ROUTER].n_rows != 0) require_matrix(m[EC_SHARED_ROUTER], "ffn_gate_inp_shexp", 1, c.n_embd);
@@ -221,14 +229,18 @@ void ec_model::check_recurrence(const Layer &layer) const {
   const int64_t n = recurrent.n_head, n_values = n * recurrent.n_value;
   require_matrix(m[EC_MIX], "ssm_mix", recurrent.n_column, config.n_embd);
   require_matrix(m[EC_MIX_GATE], "ssm_gate", n_values, config.n_embd);
-  require_matrix(m[EC_MIX_ALPHA], "ssm_alpha", m[EC_MIX_BETA].n_rows != 0 ? n : 2 * n, config.n_embd);
+  const bool is_space = config.state_rule == EC_RULE_SPACE, joined = !is_space && m[EC_MIX_BETA].n_rows == 0;
+  require_matrix(m[EC_MIX_ALPHA], "ssm_alpha", joined ? 2 * n : n, config.n_embd);
+  require(!is_space || m[EC_MIX_BETA].n_rows == 0, "there is ssm_beta, and the rule has none");
   if (m[EC_MIX_BETA].n_rows != 0) require_matrix(m[EC_MIX_BETA], "ssm_beta", n, config.n_embd);
   require_matrix(m[EC_MIX_OUT], "ssm_out", config.n_embd, n_values);
   require_vector(v[EC_ATTN_NORM], "attn_norm", config.n_embd, false);
   require_vector(v[EC_STATE_BIAS], "ssm_dt.bias", n, false);
   require_vector(v[EC_STATE_RATE], "ssm_a", n, false);
   for (float rate : v[EC_STATE_RATE]) require(rate <= 0, "a state would grow by itself");
-  require_vector(v[EC_STATE_NORM], "ssm_norm", recurrent.n_value, false);
+  require_vector(v[EC_STATE_NORM], "ssm_norm", is_space ? n_values : recurrent.n_value, is_space);
+  if (is_space) require_vector(v[EC_CONVOLUTION_BIAS], "ssm_conv1d.bias", recurrent.n_column, false);
+  if (is_space) require_vector(v[EC_STATE_PASSED], "ssm_d", n, false);
   require_vector(v[EC_POST_ATTN_NORM], "post_attention_norm", config.n_embd, true);
 }
 
@@ -244,6 +256,7 @@ void ec_model::finish_recurrence() {
   queries.resize(rows * (size_t)(r.n_key_head * r.n_key));
   gains.resize(rows * (size_t)r.n_head);
   scanned.resize(rows * (size_t)(r.n_head * r.n_lanes()));
+  if (config.state_rule == EC_RULE_SPACE) convolved_rows.resize(rows * (size_t)r.n_column);
 }
 
 // Check the attention or the convolution of a layer.
@@ -252,7 +265,8 @@ void ec_model::check_mixer(const Layer &layer) const {
   const Matrix *m = layer.matrices;
   const std::vector<float> *v = layer.vectors;
   if (!layer.mixes()) return;
-  if (layer.recurs()) return check_recurrence(layer);
+  if (layer.recurs()) check_recurrence(layer);
+  if (layer.recurs() && !layer.attends()) return;
   require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
   if (n_kv(layer) != 0) {
     require_matrix(m[EC_K], "attn_k", n_kv(layer), n_input());
@@ -281,7 +295,7 @@ void ec_model::check_mlp(const Layer &layer) const {
   if (!layer.has_mlp()) return;
   if (layer.has_experts()) check_experts(layer);
   if (const int64_t n_ff = layer.shape.n_ff; n_ff != 0) {
-    require_matrix(m[EC_GATE], "ffn_gate", n_ff, config.n_embd);
+    require_gate(m[EC_GATE], "ffn_gate", n_ff);
     require_matrix(m[EC_UP], "ffn_up", n_ff, config.n_embd);
     require_matrix(m[EC_DOWN], "ffn_down", config.n_embd, n_ff);
   }
@@ -296,7 +310,9 @@ void ec_model::finish() {
   if (output.n_rows == 0) output = token_embd;
   require_matrix(output, "output", c.n_vocab, c.n_embd);
   require_vector(output_norm, "output_norm", c.n_embd, of_head);
-  require(!rope[0].frequencies.empty(), "the frequencies of rotations are missing");
+  const auto rotates = [](const Layer &layer) { return layer.attends() && !layer.unrotated; };
+  require(!rope[0].frequencies.empty() || std::none_of(layers.begin(), layers.end(), rotates),
+          "the frequencies of rotations are missing");
   number_layers();
   // normed, attended, gated, pairs, those that experts read, and their gated, convolved, mixed
   bool quantized[8] = {}, floats[8] = {};

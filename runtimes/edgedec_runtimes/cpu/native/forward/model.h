@@ -98,12 +98,12 @@ struct Layer {
   // convolution.
   int32_t number = 0;
   bool stores_kv = false;
-  bool attends() const { return shape.mixer == EC_MIXER_ATTENTION; }
+  bool attends() const { return shape.mixer == EC_MIXER_ATTENTION || shape.mixer == EC_MIXER_BOTH; }
   // Of a short convolution, the matrices of queries, keys and values are C, B and x, of n_embd rows each: what enters
   // the convolution is B * x, and what leaves it is multiplied by C.
   bool convolves() const { return shape.mixer == EC_MIXER_CONVOLUTION; }
   bool mixes() const { return shape.mixer != EC_MIXER_NONE; }
-  bool recurs() const { return shape.mixer == EC_MIXER_RECURRENT; }
+  bool recurs() const { return shape.mixer == EC_MIXER_RECURRENT || shape.mixer == EC_MIXER_BOTH; }
   int32_t state = 0;      // its number among the layers with a recurrent state
   int64_t mix_width = 0;  // of a row of ec_model::mix
   bool has_mlp() const { return has_experts() || shape.n_ff != 0; }
@@ -159,8 +159,9 @@ struct ec_model {
   std::vector<edgedec::ActivationBuffer> own_gathered;  // of each thread, for one group of an expert's rows
   edgedec::ActivationBuffer pairs;  // [rows][2 * n_embd], where `paired` is true
   // Of layers with a recurrent state: the products of a row; the records of rows that are folded at once; queries
-  // [rows][n_key_head][n_key], how much heads learn [rows][n_head], and the results [rows][n_head][n_lanes()].
-  std::vector<float> mix, records, queries, gains, scanned;
+  // [rows][n_key_head][n_key], how much heads learn [rows][n_head], and the results [rows][n_head][n_lanes()]. Of state
+  // spaces, what was convolved, [rows][n_column].
+  std::vector<float> mix, records, queries, gains, scanned, convolved_rows;
   std::vector<std::vector<float>> thread_memory;  // a panel, a row, scores
 
   // The elements of a layer's queries, with their gates, and of the keys that it makes; those of a convolution's three
@@ -202,6 +203,7 @@ struct ec_model {
   void check_mixer(const edgedec::Layer &layer) const;
   void check_mlp(const edgedec::Layer &layer) const;
   void check_experts(const edgedec::Layer &layer) const;
+  void require_gate(const edgedec::Matrix &gate, const char *name, int64_t n_rows) const;
   void finish_convolution(edgedec::Layer &layer);
   void finish_recurrence();
   void check_recurrence(const edgedec::Layer &layer) const;

@@ -130,7 +130,8 @@ class Run {
   void add_mixed(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
 
   // --- attention.cpp ---
-  bool attention_block(int thread, int32_t l, float *memory);
+  bool mixer_block(int thread, int32_t l, float *memory);
+  void mix_rows(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
   Activations attended(const Layer &layer) const;
   int64_t width_of(const Layer &layer) const { return m_.n_q(layer) + 2 * m_.n_kv(layer); }  // of a row of qkv
   // The elements from a head's query to the next one's: there may be a gate between them.
@@ -165,7 +166,6 @@ class Run {
   int32_t slot_of(const RowInfo &row, int32_t position) const;
 
   // --- state_stages.cpp ---
-  bool recurrent_block(int thread, int32_t l, float *memory);
   Activations mixed() const { return m_.mixed.view(); }
   float *record_of(const Layer &layer, const RowInfo &row, int64_t i) const;
   const float *column_of(const Layer &layer, const RowInfo &row, int64_t i, int32_t position) const;
@@ -180,6 +180,11 @@ class Run {
   void set_delta_gates(const Layer &layer, const float *scores, int64_t first, int64_t n, float *decays,
                        float *gains) const;
   void gate_results(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
+
+  // --- state_space_stages.cpp ---
+  void make_space_records(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
+  void set_times(const Layer &layer, const float *numbers, float *times, float *decays) const;
+  void pass_results(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
 
   // Have a part of streamed weights in memory. False where it can't be read or the forward was cancelled: then all
   // threads leave the forward.

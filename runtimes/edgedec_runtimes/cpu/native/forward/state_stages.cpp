@@ -10,39 +10,7 @@ namespace edgedec {
 
 size_t state_scratch(const ec_model &model, const Plan &plan) {
   const RecurrentShape &r = model.recurrent;
-  return (size_t)std::max((1 + plan.n_kept_states) * r.tile_floats(), (int64_t)r.n_head * r.n_value);
-}
-
-bool Run::recurrent_block(int thread, int32_t l, float *memory) {
-  const std::vector<int32_t> &rows = plan_.attn(l);
-  const Layer &layer = m_.layers[(size_t)l];
-  if (rows.empty()) {
-    scan(thread, l, rows, memory);  // what was accepted since
-    return true;
-  }
-  if (!fetch(thread, EC_PART_QKV, l) || !goes_on(thread)) return false;
-  Target targets[4];
-  int n_targets = 0;
-  float *out = m_.mix.data();
-  for (int which : {EC_MIX, EC_MIX_GATE, EC_MIX_ALPHA, EC_MIX_BETA}) {
-    const Matrix &matrix = layer.matrices[which];
-    if (matrix.n_rows == 0) continue;
-    targets[n_targets++] = {&matrix, out, layer.mix_width};
-    out += matrix.n_rows;
-  }
-  const Activations &input = block_input(thread, layer.around_attention, rows, layer.vectors[EC_ATTN_NORM], memory);
-  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, n_targets, memory);
-  release(thread, EC_PART_QKV, l);
-  make_delta_records(thread, layer, rows);
-  scan(thread, l, rows, memory);
-  const std::vector<int32_t> &going_on = plan_.attending(l);
-  if (going_on.empty()) return true;
-  gate_results(thread, l, going_on, memory);
-  if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
-  add_product(thread, EC_OP_ATTN_OUT, mixed(), going_on, layer.matrices[EC_MIX_OUT], layer.vectors[EC_POST_ATTN_NORM],
-              layer.around_attention, memory);
-  release(thread, EC_PART_ATTN_OUT, l);
-  return true;
+  return (size_t)std::max((1 + plan.n_kept_states) * r.tile_floats(), 2 * (int64_t)r.n_head * r.n_value);
 }
 
 // Return the record of row i of those that run this layer: in the log, or in memory of the forward for those that are

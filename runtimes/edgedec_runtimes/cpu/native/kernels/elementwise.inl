@@ -90,16 +90,30 @@ inline Floats gelu_of(Floats x) {
 
 inline Floats silu_of(Floats x) { return mul(x, sigmoid(x)); }
 
-inline Floats gate_of(Floats gate, Floats up, bool gelu) { return mul(gelu ? gelu_of(gate) : silu_of(gate), up); }
+inline Floats relu_of(Floats x) { return max(zero(), x); }
 
-void gated(const float *gate, const float *up, int64_t n, bool gelu, float *out) {
+inline Floats activation_of(Floats x, int32_t activation) {
+  switch (activation) {
+    case EC_GELU: return gelu_of(x);
+    case EC_RELU: return relu_of(x);
+    case EC_RELU2: return mul(relu_of(x), relu_of(x));
+    default: return silu_of(x);
+  }
+}
+
+void gated(const float *gate, const float *up, int64_t n, int32_t activation, float *out) {
   const int64_t whole = n - n % LANES;
-  for (int64_t i = 0; i < whole; i += LANES) store(out + i, gate_of(load(gate + i), load(up + i), gelu));
+  const auto gate_of = [&](Floats g, const float *u) {
+    const Floats active = activation_of(g, activation);
+    return u != nullptr ? mul(active, load(u)) : active;
+  };
+  for (int64_t i = 0; i < whole; i += LANES)
+    store(out + i, gate_of(load(gate + i), up != nullptr ? up + i : nullptr));
   if (whole == n) return;
   float g[LANES] = {}, u[LANES] = {};
   memcpy(g, gate + whole, (size_t)(n - whole) * sizeof(float));
-  memcpy(u, up + whole, (size_t)(n - whole) * sizeof(float));
-  store(g, gate_of(load(g), load(u), gelu));
+  if (up != nullptr) memcpy(u, up + whole, (size_t)(n - whole) * sizeof(float));
+  store(g, gate_of(load(g), up != nullptr ? u : nullptr));
   memcpy(out + whole, g, (size_t)(n - whole) * sizeof(float));
 }
 

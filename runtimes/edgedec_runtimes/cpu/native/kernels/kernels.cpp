@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "edgedec_cpu.h"
 #include "weights/coding.h"
 #include "weights/tensor_types.h"
 

@@ -161,8 +161,8 @@ struct Kernels {
   void (*rms_norm)(const float *x, const float *weight, float epsilon, int64_t n, float *out);
   // Rotate n_rot / 2 pairs; cos_sin is [2][n_rot / 2].
   void (*rope)(float *x, const float *cos_sin, int32_t n_rot, bool interleaved);
-  // out = activation(gate) * up
-  void (*gated)(const float *gate, const float *up, int64_t n, bool gelu, float *out);
+  // out = activation(gate) * up, or activation(gate) where `up` is nullptr; the activation is EC_SILU ...
+  void (*gated)(const float *gate, const float *up, int64_t n, int32_t activation, float *out);
   // x += factor * y
   void (*add)(float *x, const float *y, float factor, int64_t n);
   // x = cap * tanh(x / cap)
