@@ -42,9 +42,9 @@ def delta_switches(header: Header, *, tiled: bool) -> Switches:
     length, n_key_head, n_inner, n_state, n_head = (header.whole(f"ssm.{name}", 0) for name in _SIZES)
     if not (min(length, n_key_head, n_state, n_head) and n_inner == n_head * n_state and n_head % n_key_head == 0):
         raise ModelFormatError(
-            f"{header.gguf.paths[0]}: the sizes {', '.join(f'ssm.{name}' for name in _SIZES)} are {length}, {n_key_head}, "
-            f"{n_inner}, {n_state}, {n_head}; expected positive numbers, inner_size = time_step_rank * state_size, and "
-            "time_step_rank a multiple of group_count: download the file again"
+            f"{header.gguf.paths[0]}: the sizes {', '.join(f'ssm.{name}' for name in _SIZES)} are {length}, "
+            f"{n_key_head}, {n_inner}, {n_state}, {n_head}; expected positive numbers, inner_size = time_step_rank * "
+            "state_size, and time_step_rank a multiple of group_count: download the file again"
         )
     recurrence = Recurrence("delta", n_head, n_key_head, n_state, n_state, length, tiled)
     return replace(plain(header), attention_gate=True, recurrence=recurrence)
@@ -59,9 +59,7 @@ def delta_layers(header: Header) -> tuple[LayerShape, ...]:
         raise ModelFormatError(
             f"{header.gguf.paths[0]}: no block is left that is a layer with heads; download the file again"
         )
-    return tuple(
-        replace(shape, mixer=RECURRENT) if recurs[number] else shape for number, shape in enumerate(shapes)
-    )
+    return tuple(replace(shape, mixer=RECURRENT) if recurs[number] else shape for number, shape in enumerate(shapes))
 
 
 def _switches(header: Header) -> Switches:

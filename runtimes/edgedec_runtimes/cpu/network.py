@@ -246,7 +246,22 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
         norms = (shape.n_q, shape.n_kv) if n.switches.wide_norms else (shape.head_dim, shape.head_dim)
         r = n.switches.recurrence
         of_states = (0,) * 5 if r is None else (r.n_head, r.n_head, r.n_norm, r.n_column, r.n_head)
-        lengths = (e, e, e, shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head, *of_experts, *of_states)
+        lengths = (
+            e,
+            e,
+            e,
+            shape.n_q,
+            shape.n_kv,
+            shape.n_kv,
+            *norms,
+            e,
+            e,
+            0,
+            e,
+            shape.n_head,
+            *of_experts,
+            *of_states,
+        )
         expected[p.tensor.name] = _kernels_shape(n, p.layer) if p.which == CONVOLUTION else (lengths[p.which],)
     return expected
 

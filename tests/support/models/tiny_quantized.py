@@ -36,7 +36,7 @@ EXPORTED_TYPES = tuple(name for name in TILE_TYPES if GGMLType[name] in FLOATS o
 U8 = NDArray[np.uint8]
 _L_CACHE = 3  # of short convolutions
 _L_STATE = 4  # of those before recurrent states
-_DELTA = ("qwen35", "qwen35moe", "qwen3next")
+_DELTA = ("qwen35", "qwen35moe", "qwen3next")  # the gated delta rule
 Fused = dict[str, tuple[str, ...]]
 _QKV: Fused = {"attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight")}
 _GATE_UP: Fused = {"ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight")}
@@ -279,7 +279,7 @@ _NOT_EXPORTED = ("lfm2", "phi3", "phi3-short", "qwen35")
 EXPORTED = [
     name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and not tiny.parts and name not in _NOT_EXPORTED
 ]
-"""Those that are exported to ONNX: not those with experts, with convolutions or recurrent states, or with other turns in long contexts."""
+"""Those that are exported to ONNX: not those with experts, convolutions or states, or other turns in long contexts."""
 _BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", *_HYBRID, *_DELTA, "smollm3", "olmo2")
 UNIFORM = [name for name, tiny in ARCHITECTURES.items() if not tiny.parts and tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""

@@ -272,7 +272,7 @@ void ec_model::check_mixer(const Layer &layer) const {
     require_matrix(m[EC_K], "attn_k", n_kv(layer), n_input());
     require_matrix(m[EC_V], "attn_v", n_kv(layer), n_input());
   }
-  require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, n_q(layer));
+  require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, layer.convolves() ? c.n_embd : layer.n_q());
   require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, !paired);
   require_vector(v[EC_EMBEDDING_NORM], "embedding_norm", c.n_embd, !paired);
   require_vector(v[EC_ATTN_OUT_BIAS], "attn_output.bias", c.n_embd, true);
