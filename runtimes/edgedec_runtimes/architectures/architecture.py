@@ -27,6 +27,46 @@ EXPERT_NORMS = frozenset(
 )
 QK_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 CONVOLUTION_KERNELS = frozenset({"shortconv.conv.weight"})
+RECURRENCE_VECTORS = frozenset({"ssm_conv1d.weight", "ssm_dt.bias", "ssm_a", "ssm_norm.weight"})
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """The sizes of the layers with a recurrent state.
+
+    A row's queries and keys, [n_key_head, n_key] each, and its values, [n_head, n_value], come out of one matrix and
+    then of a convolution. Each head has a state, [n_key, n_value]. Papers of state spaces call keys B and queries C.
+
+    Attributes:
+        rule: How a row changes the state: "delta" (the gated delta rule), or "space" (the state spaces of Mamba-2).
+        n_head: Heads with a state.
+        n_key_head: Heads of queries and keys; each belongs to the same number of heads.
+        length: How many tokens the convolution goes over.
+        tiled: Head h has key h % n_key_head; else neighbouring heads have the same key.
+    """
+
+    rule: str
+    n_head: int
+    n_key_head: int
+    n_key: int
+    n_value: int
+    length: int
+    tiled: bool = False
+
+    @property
+    def n_values(self) -> int:
+        """Elements of a row's values."""
+        return self.n_head * self.n_value
+
+    @property
+    def n_norm(self) -> int:
+        """Elements that the weights of the norm of the results have."""
+        return self.n_values if self.rule == "space" else self.n_value
+
+    @property
+    def n_column(self) -> int:
+        """Elements that the convolution goes over."""
+        return 2 * self.n_key_head * self.n_key + self.n_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +77,9 @@ class Switches:
         rope: How queries and keys are rotated.
         attention_scale: What the products of queries and keys are multiplied by.
         rope_interleaved: A rotation pairs neighbouring elements of a head, not its two halves.
-        gelu: The feed-forward activation is GELU (the tanh form), not SiLU.
+        activation: What a gate g of the feed-forward block becomes before it multiplies: g * sigmoid(g) ("silu"), the
+            tanh form of GELU ("gelu"), the greater of g and 0 ("relu"), or the square of that ("relu2").
+        ungated: Feed-forward blocks and experts have no gate: `up` itself goes through the activation.
         glu_limit, glu_slope: l and s where a gate g becomes min(g, l) * sigmoid(s * min(g, l)), and what it multiplies
             becomes 1 + u, with u kept from -l to l; a limit of 0 where they do not.
         wide_norms: The norms of queries and keys are over all heads together, not over each head.
@@ -60,12 +102,15 @@ class Switches:
             the sigmoid of each ("sigmoid"), or a softmax over those that a token goes through ("chosen").
         norm_experts: The weights of a token's experts are divided by their sum.
         expert_scale: What these weights are multiplied by.
+        attention_gate: Every head of queries has a gate behind it, whose sigmoid multiplies the head's result.
+        recurrence: The sizes of the layers with a recurrent state; None where there are none.
     """
 
     rope: Rope
     attention_scale: float
     rope_interleaved: bool = False
-    gelu: bool = False
+    activation: str = "silu"
+    ungated: bool = False
     glu_limit: float = 0.0
     glu_slope: float = 1.0
     wide_norms: bool = False
@@ -85,6 +130,8 @@ class Switches:
     expert_gating: str = "softmax"
     norm_experts: bool = False
     expert_scale: float = 1.0
+    attention_gate: bool = False
+    recurrence: Recurrence | None = None
 
     def slides(self, layer: int) -> bool:
         """Return whether a layer sees a sliding window instead of all tokens before it."""
@@ -120,7 +167,8 @@ class Architecture:
         needed: Vectors that every layer of its files has.
         renamed: Names of tensors in its files, of a layer's tensors without its number, with their usual names.
         layers: Returns the shape of each layer, given a header whose shapes are what the metadata of every decoder says
-            (`read_hyperparameters`): for networks whose layers differ in more than that.
+            (`read_hyperparameters`): for networks whose layers differ in more than that. Blocks of the file behind the
+            last shape are left out.
         ignored: How names of tensors begin, and keys below the architecture's name, that are of other parts of a file
             than the decoder, such as what reads images.
     """

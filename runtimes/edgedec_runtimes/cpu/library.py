@@ -20,8 +20,12 @@ ARITHMETIC = "2"
 stored under another version belong to other bits, and are not used."""
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE, NOT_FINITE = range(6)
 OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "logits", "other")
+ACTIVATIONS = {"silu": 0, "gelu": 1, "relu": 2, "relu2": 3}
+"""What a gate becomes before it multiplies (Switches.activation)."""
 GATINGS = {"softmax": 0, "sigmoid": 1, "chosen": 2}
 """How scores of experts become weights (Switches.expert_gating)."""
+STATE_RULES = {"delta": 1, "space": 2}
+"""How rows change recurrent states (Recurrence.rule)."""
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
 KERNEL_ROWS = 256
 """Most rows that go through the layers together; also the most rows of a tree."""
@@ -33,7 +37,7 @@ class Config(ctypes.Structure):
     """ec_config: the switches by which architectures differ."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "rope_interleaved", "gelu")),
+        *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "rope_interleaved", "activation", "ungated")),
         *((name, c_int32) for name in ("wide_norms", "value_norm", "n_per_layer")),
         *((name, c_int32) for name in ("sliding_window", "temperature_tokens")),
         *((name, c_float) for name in ("temperature_scale", "rms_epsilon", "embedding_scale", "residual_scale")),
@@ -41,6 +45,8 @@ class Config(ctypes.Structure):
         *((name, c_int32) for name in ("n_expert", "n_expert_used", "n_ff_expert")),
         *((name, c_int32) for name in ("expert_gating", "norm_experts")),
         *((name, c_float) for name in ("expert_scale", "glu_limit", "glu_slope")),
+        *((name, c_int32) for name in ("attention_gate", "state_rule", "n_state_head", "n_state_key_head")),
+        *((name, c_int32) for name in ("n_state_key", "n_state_value", "state_tiled")),
     )
 
 

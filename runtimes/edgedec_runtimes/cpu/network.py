@@ -15,25 +15,36 @@ from edgedec_runtimes.architectures.architecture import EXPERT_NORMS, Switches
 from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS
-from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import (
+    ATTENTION,
+    ATTENTION_AND_RECURRENT,
+    NO_MIXER,
+    RECURRENT,
+    Hyperparameters,
+)
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION as CONVOLUTION_MIXER
 
 # The numbers of native/edgedec_cpu.h.
 EMBEDDING, OUTPUT, CONVOLUTION, ROUTER_NORM = 0, 1, 14, 22
-PER_LAYER_ROWS, PER_LAYER_PROJECTION = 14, 15
-MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2}
-CONVOLUTION_KERNELS = "shortconv.conv.weight"
+PER_LAYER_ROWS, PER_LAYER_PROJECTION, BETA = 14, 15, 21
+MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2, RECURRENT: 3, ATTENTION_AND_RECURRENT: 4}
+CONVOLUTION_KERNELS = ("shortconv.conv.weight", "ssm_conv1d.weight")
 MATRICES = {
     "token_embd.weight": EMBEDDING,
     "output.weight": OUTPUT,
     "attn_q.weight": 2,
     "attn_k.weight": 3,
     "attn_v.weight": 4,
-    "attn_output.weight": 5,
     "shortconv.c.weight": 2,
     "shortconv.b.weight": 3,
     "shortconv.x.weight": 4,
+    "ssm_mix.weight": 18,
+    "ssm_gate.weight": 19,
+    "ssm_alpha.weight": 20,
+    "ssm_beta.weight": BETA,
+    "attn_output.weight": 5,
     "shortconv.out_proj.weight": 5,
+    "ssm_out.weight": 22,
     "ffn_gate.weight": 6,
     "ffn_up.weight": 7,
     "ffn_down.weight": 8,
@@ -65,7 +76,7 @@ VECTORS = {
     "attn_output.bias": 11,
     "attn_sinks.weight": 12,
     "exp_probs_b.bias": 13,
-    CONVOLUTION_KERNELS: CONVOLUTION,
+    **dict.fromkeys(CONVOLUTION_KERNELS, CONVOLUTION),
     "ffn_gate_inp.bias": 15,
     "ffn_gate_exps.bias": 16,
     "ffn_up_exps.bias": 17,
@@ -78,16 +89,24 @@ VECTORS = {
     "post_ffw_norm_1.weight": 24,
     "post_ffw_norm_2.weight": 25,
     "ffn_down_exps.scale": 26,
+    "ssm_dt.bias": 27,
+    "ssm_a": 28,
+    "ssm_norm.weight": 29,
+    "ssm_conv1d.bias": 30,
+    "ssm_d": 31,
 }
 _PER_LAYER_MATRICES = ("per_layer_model_proj.weight", PER_LAYER_TABLE)
 _GLOBAL = frozenset(
     {"token_embd.weight", "output.weight", "output_norm.weight", "per_layer_proj_norm.weight", *_PER_LAYER_MATRICES}
 )
-_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight", "ffn_gate_up_exps.weight"})
+_OPTIONAL_MATRICES = frozenset(
+    {"output.weight", "ffn_gate_inp_shexp.weight", "ffn_gate_up_exps.weight", "ssm_beta.weight"}
+)
 _OF_PER_LAYER = frozenset({"inp_gate.weight", "proj.weight", "post_norm.weight"})
 _OF_KEYS = frozenset({"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"})
 _OF_SEPARATE_EXPERTS = frozenset({"ffn_gate_exps.weight", "ffn_up_exps.weight"})
 _DENSE = frozenset({"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"})
+_GATES = frozenset({"ffn_gate.weight", "ffn_gate_shexp.weight", "ffn_gate_exps.weight"})
 _SHARED = frozenset(
     {"ffn_gate_inp_shexp.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"}
 )
@@ -136,6 +155,7 @@ _LARGEST = {
     "n_ff_shared": 2**20,
 }
 _LARGEST_OF_LAYER = {"n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
+_LARGEST_OF_STATE = 2**12
 _MOST_TOKENS = 2**31 - 1
 _LONGEST_CONVOLUTION = 16
 
@@ -167,10 +187,15 @@ class Network(Hyperparameters):
     matrices: tuple[Placed, ...]
     vectors: tuple[Placed, ...]
 
-    def mixed_widths(self, layer: int) -> tuple[int, int]:
-        """Return the elements of a layer's queries, and of its keys; of a convolution those of each of its inputs."""
+    def mixed_widths(self, layer: int) -> tuple[int, int, int]:
+        """Return the elements of a layer's queries with their gates, of its keys, and of what its output matrix reads.
+
+        Of a convolution they are those of each of its inputs.
+        """
         shape = self.layers[layer]
-        return (shape.n_q, shape.n_kv) if shape.mixer == ATTENTION else (self.n_embd, self.n_embd)
+        if not shape.has(ATTENTION):
+            return self.n_embd, self.n_embd, self.n_embd
+        return shape.n_q * (2 if self.switches.attention_gate else 1), shape.n_kv, shape.n_q
 
 
 def read_network(gguf: GGUF) -> Network:
@@ -235,7 +260,7 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
     expected: dict[str, tuple[int, ...]] = {}
     for p in n.matrices:
         n_ff = n.dense_width(p.layer)
-        n_q, n_kv = n.mixed_widths(p.layer)
+        n_q, n_kv, n_out = n.mixed_widths(p.layer)
         shapes = (
             *(
                 (e, n.n_vocab),
@@ -243,13 +268,14 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
                 (e, n_q),
                 (e, n_kv),
                 (e, n_kv),
-                (n_q, e),
+                (n_out, e),
                 (e, n_ff),
                 (e, n_ff),
                 (n_ff, e),
             ),
             *((e, n.n_expert), (e, 1), (e, rows_of_experts), (e, rows_of_experts), (n.n_ff_expert, n.n_expert * e)),
             *((p_l, n_table), (e, n.n_layer * p_l), (e, p_l), (p_l, e)),
+            *_recurrent_shapes(n, p),
         )
         if p.tensor.name.endswith("ffn_gate_up_exps.weight"):
             expected[p.tensor.name] = (e, 2 * rows_of_experts)
@@ -259,11 +285,33 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
     for p in n.vectors:
         shape = n.layers[p.layer]
         norms = (shape.n_q, shape.n_kv) if n.switches.wide_norms else (shape.head_dim, shape.head_dim)
+        r = n.switches.recurrence
+        of_states = (0,) * 5 if r is None else (r.n_head, r.n_head, r.n_norm, r.n_column, r.n_head)
         lengths = (e, e, e, shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head, *of_experts)
-        lengths = (*lengths, p_l, e, 1, e, e, e, e, n.n_expert)
-        is_kernels = p.which == CONVOLUTION
-        expected[p.tensor.name] = (n.switches.convolution_length, e) if is_kernels else (lengths[p.which],)
+        lengths = (*lengths, p_l, e, 1, e, e, e, e, n.n_expert, *of_states)
+        expected[p.tensor.name] = _kernels_shape(n, p.layer) if p.which == CONVOLUTION else (lengths[p.which],)
     return expected
+
+
+def _recurrent_shapes(n: Network, placed: Placed) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the matrices of a layer with a recurrent state; () where there is none.
+
+    By the delta rule, the rows of alpha are those of both where there is no matrix beta.
+    """
+    r, e = n.switches.recurrence, n.n_embd
+    if r is None:
+        return ()
+    is_joined = r.rule == "delta" and all(p.which != BETA or p.layer != placed.layer for p in n.matrices)
+    alpha = (e, 2 * r.n_head if is_joined else r.n_head)
+    return (e, r.n_column), (e, r.n_values), alpha, (e, r.n_head), (r.n_values, e)
+
+
+def _kernels_shape(n: Network, layer: int) -> tuple[int, int]:
+    """Return the shape of a convolution's kernels."""
+    r = n.switches.recurrence
+    if n.has_mixer(layer, RECURRENT) and r is not None:
+        return r.length, r.n_column
+    return n.switches.convolution_length, n.n_embd
 
 
 def _check_numbers(gguf: GGUF, n: Network) -> None:
@@ -288,9 +336,24 @@ def _check_numbers(gguf: GGUF, n: Network) -> None:
             raise _unsupported(gguf, f"{name} is {size}, more than {_MOST_TOKENS}")
     if n.n_with(CONVOLUTION_MIXER) and not 2 <= s.convolution_length <= _LONGEST_CONVOLUTION:
         raise _unsupported(gguf, f"convolution_length is {s.convolution_length}, none from 2 to {_LONGEST_CONVOLUTION}")
+    _check_recurrence(gguf, n)
     yarn = (rope.n_ctx_original, rope.beta_fast, rope.beta_slow, rope.base - 1)
     if rope.yarn and not (min(yarn) > 0 and 0 <= rope.log_multiplier <= 1):
         raise _unsupported(gguf, f"the numbers of yarn are {yarn} and {rope.log_multiplier}, expected positive ones")
+
+
+def _check_recurrence(gguf: GGUF, n: Network) -> None:
+    """Refuse recurrent states of sizes that native/forward/model.cpp does not take."""
+    r = n.switches.recurrence
+    if r is None:
+        return
+    if not 2 <= r.length <= _LONGEST_CONVOLUTION:
+        raise _unsupported(gguf, f"the convolutions go over {r.length} tokens, not 2 to {_LONGEST_CONVOLUTION}")
+    for name in ("n_head", "n_key_head", "n_key", "n_value"):
+        if not 1 <= getattr(r, name) <= _LARGEST_OF_STATE:
+            raise _unsupported(gguf, f"{name} of the states is {getattr(r, name)}, not 1 to {_LARGEST_OF_STATE}")
+    if n.switches.attention_gate and n.switches.wide_norms:
+        raise _unsupported(gguf, "gates of attention stand beside norms over all heads")
 
 
 def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
@@ -300,12 +363,12 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     needed = {"output_norm.weight"} | architecture.needed
     used = set(DIVISORS) & architecture.vectors
     may_lack = _OPTIONAL_MATRICES | ({"attn_v.weight"} if found.switches.value_norm else frozenset())
-    for name, layer, short in _names(found.hyper):
+    for name, layer, short in _names(found):
         tensor = gguf.tensors.get(name)
         if short in _OF_SEPARATE_EXPERTS and f"blk.{layer}.ffn_gate_up_exps.weight" in gguf.tensors:
             continue
         if tensor is None:
-            if short in (MATRICES.keys() | {CONVOLUTION_KERNELS}) - may_lack or short in needed:
+            if short in (MATRICES.keys() | {*CONVOLUTION_KERNELS}) - may_lack or short in needed:
                 raise ModelFormatError(f"{gguf.paths[0]}: it has no tensor {name!r}; download the file again")
             continue
         used.add(name)
@@ -321,12 +384,13 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     return tuple(matrices), tuple(vectors)
 
 
-def _names(n: Hyperparameters) -> Iterator[tuple[str, int, str]]:
+def _names(found: Described) -> Iterator[tuple[str, int, str]]:
     """Yield (name, layer, name within the layer) of every tensor that can be there, in the order of their use."""
+    n, left_out = found.hyper, _GLOBAL | (_GATES if found.switches.ungated else set())
     yield "token_embd.weight", 0, "token_embd.weight"
     for layer in range(n.n_layer):
         for short in (*MATRICES, *VECTORS):
-            if short not in _GLOBAL and _is_possible(n, layer, short):
+            if short not in left_out and _is_possible(n, layer, short):
                 yield f"blk.{layer}.{short}", layer, short
     for name in ("per_layer_proj_norm.weight", *_PER_LAYER_MATRICES) if n.n_per_layer else ():
         yield name, 0, name
@@ -336,15 +400,16 @@ def _names(n: Hyperparameters) -> Iterator[tuple[str, int, str]]:
 
 def _is_possible(n: Hyperparameters, layer: int, short: str) -> bool:
     """Return whether a layer of this shape can have a tensor."""
-    mixer = n.layers[layer].mixer
     if short == "attn_norm.weight":  # before every mixer
-        return mixer != NO_MIXER
-    if short in _OF_KEYS and mixer == ATTENTION:
-        return n.stores_kv(layer)
-    if short.startswith(("attn_", "shortconv.")):
-        return mixer == (ATTENTION if short.startswith("attn_") else CONVOLUTION_MIXER)
+        return not n.has_mixer(layer, NO_MIXER)
+    if short in _OF_KEYS and not n.stores_kv(layer):
+        return False
     if short in _OF_PER_LAYER:
         return n.n_per_layer > 0
+    of_mixer = {"attn_": ATTENTION, "shortconv.": CONVOLUTION_MIXER, "ssm_": RECURRENT}
+    for prefix, kind in of_mixer.items():
+        if short.startswith(prefix):
+            return n.has_mixer(layer, kind)
     if n.has_experts(layer):
         return short not in _DENSE and (n.n_ff_shared > 0 or short not in _SHARED)
     if n.dense_width(layer):

@@ -34,6 +34,7 @@ from edgedec_runtimes.cpu.library import (
 from edgedec_runtimes.cpu.model import CAPABILITIES, CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.options import CpuOptions, own
+from edgedec_runtimes.cpu.state_memory import scratch_floats, state_terms
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
@@ -219,6 +220,7 @@ def _terms(
             "KV cache", kv_bytes * options.n_parallel, f"{counted(n_ctx, 'token')} × {options.n_parallel}", grows=True
         ),
         *_column_terms(network, n_ctx, options.n_parallel),
+        *state_terms(network, options.n_parallel, n_rows),
         MemoryTerm("logits", n_rows * n.n_vocab * 4, counted(n_rows, "row")),
         MemoryTerm("activations", _scratch_bytes(n), f"{KERNEL_ROWS} rows"),
     )
@@ -270,10 +272,10 @@ def _head_terms(gguf: GGUF, options: LoadOptions) -> Callable[[int], tuple[Memor
 def _scratch_bytes(n: Network) -> int:
     """Return the bytes that native/forward/model.cpp allocates for forwards."""
     n_q = max(layer.n_q for layer in n.layers)
-    n_qkv = max(layer.n_q + 2 * layer.n_kv for layer in n.layers)
+    n_qkv = max(layer.n_q * (2 if n.switches.attention_gate else 1) + 2 * layer.n_kv for layer in n.layers)
     n_convolved = n.n_embd if n.n_with(CONVOLUTION) else 0
-    floats = 2 * n.n_embd + n_q + max(n_qkv, 3 * n_convolved) + 2 * n.n_rot + (2 * n.n_layer + 1) * n.n_per_layer
-    floats += n.n_embd if n.n_expert and n.n_ff_shared else 0
+    floats = scratch_floats(n) + 2 * n.n_embd + n_q + max(n_qkv, 3 * n_convolved) + 2 * n.n_rot
+    floats += (2 * n.n_layer + 1) * n.n_per_layer + (n.n_embd if n.n_expert and n.n_ff_shared else 0)
     quantized = (n.n_embd + n_q + n_convolved + n.n_per_layer) * (1 + 20 / _BLOCK)
     widest = max(map(n.dense_width, range(n.n_layer)))
     slots = KERNEL_ROWS * n.n_expert_used + 7 * (n.n_expert + KERNEL_ROWS * n.n_expert_used // 64)

@@ -14,13 +14,16 @@ from edgedec.gguf.file import GGUF, HEADER_NAME, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
+from edgedec_runtimes.architectures.architecture import Recurrence
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
+    ACTIVATIONS,
     GATINGS,
     KERNEL_ROWS,
     LAYER_SLIDES,
     LAYER_UNROTATED,
+    STATE_RULES,
     Config,
     LayerShape,
     address,
@@ -179,15 +182,30 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     cores = cores_to_pin(n_threads)
     if cores:
         keep_to_cores(cores)
-    names = [field[0] for field in Config._fields_]
-    numbers = {name: getattr(network if hasattr(network, name) else network.switches, name) for name in names}
-    config = Config(**numbers | {"expert_gating": GATINGS[network.switches.expert_gating]})
+    switches = network.switches
+    coded = _state_numbers(switches.recurrence) | {
+        "activation": ACTIVATIONS[switches.activation],
+        "expert_gating": GATINGS[switches.expert_gating],
+    }
+    names = [field[0] for field in Config._fields_ if field[0] not in coded]
+    numbers = {name: getattr(network if hasattr(network, name) else switches, name) for name in names}
+    config = Config(**numbers | coded)
     handle = ctypes.c_void_p()
     code = native().ec_model_create(
         ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)
     )
     check(code, f"a network of the shape of {network.architecture}")
     return handle
+
+
+def _state_numbers(recurrence: Recurrence | None) -> dict[str, int]:
+    """Return the fields of Config about recurrent states."""
+    names = ("state_rule", "n_state_head", "n_state_key_head", "n_state_key", "n_state_value", "state_tiled")
+    if recurrence is None:
+        return dict.fromkeys(names, 0)
+    r = recurrence
+    sizes = (STATE_RULES[r.rule], r.n_head, r.n_key_head, r.n_key, r.n_value, int(r.tiled))
+    return dict(zip(names, sizes, strict=True))
 
 
 def _native_shape(network: Network, layer: int) -> LayerShape:
@@ -215,6 +233,11 @@ def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles |
             )
         if placed.which == ROUTER_NORM:  # a router reads normed states over the root of their length
             values *= np.float32(network.n_embd**-0.5)
+        if placed.tensor.name.endswith("ssm_a") and (values > 0).any():
+            raise ModelFormatError(
+                f"{gguf.paths[0]}: tensor {placed.tensor.name!r} holds {values.max()}, expected rates of at most 0; "
+                "download the file again"
+            )
         code = library.ec_model_set_vector(handle, placed.which, placed.layer, address(values), len(values))
         check(code, placed.tensor.name)
     _set_ropes(handle, gguf, network, n_ctx)
@@ -225,7 +248,7 @@ def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int
     """Set how fast layers rotate queries and keys."""
     switches = network.switches
     for sliding, rope in enumerate((switches.rope, switches.rope_sliding)):
-        if rope is not None:
+        if rope is not None and rope.n_rot:
             found = turns_in(gguf, rope, n_ctx)
             speeds = np.ascontiguousarray(found.frequencies)
             code = native().ec_model_set_rope(handle, sliding, address(speeds), len(speeds), found.magnitude)

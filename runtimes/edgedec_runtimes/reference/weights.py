@@ -16,7 +16,8 @@ from edgedec_runtimes.architectures.architecture import Switches
 from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS, Turns, turns_in
-from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, Hyperparameters
+from edgedec_runtimes.reference.recurrent import RecurrentWeights
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, RECURRENT, Hyperparameters
 
 _MAY_LACK = (
     *("attn_norm", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm"),
@@ -31,10 +32,11 @@ class Layer:
     """One layer; matrices are f32[n_out, n_in], norms and biases f32[n], None where the model has none.
 
     Attributes:
-        q, attn_output: Empty where the layer has no mixer.
+        q, attn_output: Empty where the layer has neither attention nor a convolution.
         k, v: None where the layer reads the keys and values of another one; v also where the values are the keys.
         sinks: For each head a score that has a part in the softmax, and no value.
-        gate, up, down: The feed-forward block, or, in a layer with experts, the one that all tokens go through.
+        gate, up, down: The feed-forward block, or, in a layer with experts, the one that all tokens go through; `gate`
+            and `expert_gate` are None in networks without gates.
         router: Scores experts; None in a layer without.
         shared_router: Scores the expert that all tokens go through.
         expert_bias: What is added to the gates of experts only to choose them.
@@ -49,6 +51,7 @@ class Layer:
         expert_scales: f32[n_expert], what the weights of experts are multiplied by.
         token_gate, token_output, token_norm: What makes a part of the hidden state of what the layer gets of a token.
         scale: f32[1], what the hidden state is multiplied by behind the layer.
+        recurrence: Of a layer with a recurrent state.
         kernels: Of a layer with a short convolution, f32[n_embd, length]: q, k and v are then its C, B and x.
     """
 
@@ -92,6 +95,7 @@ class Layer:
     scale: NDArray[np.float32] | None
     turns: Turns | None
     window: int
+    recurrence: RecurrentWeights | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,7 @@ class Weights:
         for layer in self.layers:
             found = (getattr(layer, field.name) for field in fields(layer))
             yield from (array for array in found if isinstance(array, np.ndarray))
+            yield from layer.recurrence.arrays() if layer.recurrence is not None else ()
         yield self.output_norm
         if self.output is not self.embedding:
             yield self.output
@@ -221,29 +226,31 @@ def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
     return Layer(
         **_read_mixer(reader, found, i),
         ffn_norm=maybe(i, "ffn_norm.weight", h.n_embd) if has_mlp else None,
-        **_read_dense(reader, h, i),
-        **_read_experts(reader, h, i),
+        **_read_dense(reader, h, i, ungated=switches.ungated),
+        **_read_experts(reader, h, i, ungated=switches.ungated),
         **_read_token_parts(reader, h, i),
         scale=maybe(i, "layer_output_scale.weight", 1),
         ffn_post_norm=maybe(i, "post_ffw_norm.weight", h.n_embd) if has_mlp else None,
         turns=turns_in(found.gguf, switches.rope_of(i), n_ctx) if switches.rotates(i) else None,
         window=switches.sliding_window if switches.slides(i) else 0,
+        recurrence=_read_recurrence(reader, found, i),
     )
 
 
 def _read_mixer(reader: _Reader, found: Described, i: int) -> dict[str, Any]:
     """Return the fields of Layer about its attention or convolution; None for vectors that it does not have."""
     h, shape, maybe, p = found.hyper, found.hyper.layers[i], reader.maybe, f"blk.{i}"
-    d, is_attention = h.n_embd, shape.mixer == ATTENTION
+    d, is_attention = h.n_embd, shape.has(ATTENTION)
     n_q, n_kv = (shape.n_q, shape.n_kv) if is_attention else (d, d)
     q, k, v, out = ("attn_q", "attn_k", "attn_v", "attn_output") if is_attention else _CONVOLVED
     normed = (n_q, n_kv) if found.switches.wide_norms else (shape.head_dim, shape.head_dim)
     read: dict[str, Any] = dict.fromkeys(_MAY_LACK)
-    if shape.mixer == NO_MIXER:
+    if shape.mixer != NO_MIXER:
+        read |= {"attn_norm": maybe(i, "attn_norm.weight", d)}
+    if shape.mixer in (NO_MIXER, RECURRENT):
         return read | {"q": np.zeros((0, d), np.float32), "attn_output": np.zeros((d, 0), np.float32)}
     read |= {
-        "attn_norm": maybe(i, "attn_norm.weight", d),
-        "q": reader.take(f"{p}.{q}.weight", n_q, d),
+        "q": reader.take(f"{p}.{q}.weight", n_q * (2 if found.switches.attention_gate and is_attention else 1), d),
         "attn_output": reader.take(f"{p}.{out}.weight", d, n_q),
         "attn_post_norm": maybe(i, "post_attention_norm.weight", d),
     }
@@ -284,16 +291,45 @@ def _read_token_parts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, 
     }
 
 
-def _read_dense(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
+def _read_recurrence(reader: _Reader, found: Described, i: int) -> RecurrentWeights | None:
+    """Return the weights of a layer with a recurrent state; None for a layer without."""
+    sizes, d, p = found.switches.recurrence, found.hyper.n_embd, f"blk.{i}"
+    if sizes is None or not found.hyper.has_mixer(i, RECURRENT):
+        return None
+    beta, is_space = f"{p}.ssm_beta.weight", sizes.rule == "space"
+    is_joined = not is_space and beta not in reader.left
+    norm = reader.maybe(i, "ssm_norm.weight", sizes.n_norm)
+    return RecurrentWeights(
+        mix=reader.take(f"{p}.ssm_mix.weight", sizes.n_column, d),
+        gate=reader.take(f"{p}.ssm_gate.weight", sizes.n_values, d),
+        alpha=reader.take(f"{p}.ssm_alpha.weight", sizes.n_head * (2 if is_joined else 1), d),
+        beta=None if is_space or is_joined else reader.take(beta, sizes.n_head, d),
+        output=reader.take(f"{p}.ssm_out.weight", d, sizes.n_values),
+        kernels=reader.take(f"{p}.ssm_conv1d.weight", sizes.n_column, sizes.length),
+        kernel_bias=reader.take(f"{p}.ssm_conv1d.bias", sizes.n_column) if is_space else None,
+        bias=reader.take(f"{p}.ssm_dt.bias", sizes.n_head),
+        rate=reader.take(f"{p}.ssm_a", sizes.n_head),
+        norm=norm,
+        passed=reader.take(f"{p}.ssm_d", sizes.n_head) if is_space else None,
+    )
+
+
+def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -> dict[str, NDArray[np.float32] | None]:
     """Return the matrices of a layer's feed-forward block, or of the expert that all tokens go through."""
     width, suffix = h.dense_width(i), "_shexp" if h.has_experts(i) else ""
     if not width:
         return dict.fromkeys(("gate", "up", "down"))
     sizes = {"gate": (width, h.n_embd), "up": (width, h.n_embd), "down": (h.n_embd, width)}
-    return {name: reader.take(f"blk.{i}.ffn_{name}{suffix}.weight", *size) for name, size in sizes.items()}
+    if ungated:
+        del sizes["gate"]
+    return {"gate": None} | {
+        name: reader.take(f"blk.{i}.ffn_{name}{suffix}.weight", *size) for name, size in sizes.items()
+    }
 
 
-def _read_experts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
+def _read_experts(
+    reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool
+) -> dict[str, NDArray[np.float32] | None]:
     """Return the matrices of a layer's experts and their routers; None for those that it does not have."""
     p, n, d, names = f"blk.{i}", h.n_expert, h.n_embd, ("expert_gate", "expert_up", "expert_down")
     biases = ("router_bias", *(f"{name}_bias" for name in names))
@@ -301,7 +337,9 @@ def _read_experts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDAr
     if not h.has_experts(i):
         return dict.fromkeys((*names, *biases, *norms, "router", "shared_router", "expert_bias"))
     sizes = {"gate": (h.n_ff_expert, d), "up": (h.n_ff_expert, d), "down": (d, h.n_ff_expert)}
-    found: dict[str, NDArray[np.float32] | None] = {}
+    if ungated:
+        del sizes["gate"]
+    found: dict[str, NDArray[np.float32] | None] = {"expert_gate": None, "expert_gate_bias": None}
     for name, (rows, columns) in sizes.items():
         fused = f"{p}.ffn_gate_up_exps.weight"
         if name != "down" and reader.has(fused):

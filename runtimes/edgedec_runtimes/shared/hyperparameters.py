@@ -26,7 +26,8 @@ _KEYS = frozenset(
 )
 
 _MAX_WIDTH = 2**24
-ATTENTION, CONVOLUTION, NO_MIXER = "attention", "convolution", "none"
+ATTENTION, CONVOLUTION, RECURRENT, NO_MIXER = "attention", "convolution", "recurrent", "none"
+ATTENTION_AND_RECURRENT = "attention+recurrent"
 """The mixers of layers (LayerShape.mixer)."""
 
 
@@ -35,11 +36,13 @@ class LayerShape:
     """The shape of one layer.
 
     Attributes:
-        mixer: What stands before the feed-forward block: "attention", "convolution" (a short one, of LFM2) or "none".
+        mixer: What stands before the feed-forward block: "attention", "convolution" (a short one, of LFM2), "recurrent"
+            (Switches.recurrence), "attention+recurrent" (side by side) or "none".
         n_head, n_head_kv: Heads of queries, and of keys and values.
         head_dim: Length of a head, of keys as of values.
         n_ff: Width of the feed-forward block, unless the layer has experts; 0 where it has none.
         kv_from: The layer whose keys and values the attention reads: its own number, or that of a layer before.
+        is_mixer: The layer has a mixer only, neither a feed-forward block nor experts.
     """
 
     mixer: str
@@ -48,6 +51,11 @@ class LayerShape:
     head_dim: int
     n_ff: int
     kv_from: int
+    is_mixer: bool = False
+
+    def has(self, mixer: str) -> bool:
+        """Return whether the layer has a mixer of this kind, alone or beside another one."""
+        return mixer in self.mixer.split("+")
 
     @property
     def n_q(self) -> int:
@@ -114,7 +122,7 @@ class Hyperparameters:
 
     def has_mixer(self, layer: int, mixer: str) -> bool:
         """Return whether a layer has a mixer of this kind."""
-        return self.layers[layer].mixer == mixer
+        return self.layers[layer].has(mixer)
 
     def n_with(self, mixer: str) -> int:
         """Return how many layers have a mixer of this kind."""
@@ -126,7 +134,7 @@ class Hyperparameters:
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has a mixture of experts."""
-        return self.n_expert > 0 and layer >= self.n_dense
+        return self.n_expert > 0 and layer >= self.n_dense and not self.layers[layer].is_mixer
 
     def dense_width(self, layer: int) -> int:
         """Return the width of a layer's feed-forward block, or of the expert that all tokens go through there."""
@@ -182,8 +190,11 @@ def read_hyperparameters(
         refuse_missing(gguf, f"{name}.attention.layer_norm_rms_epsilon")
     if info.value_length != info.key_length:
         raise UnsupportedModelError(f"{path}: keys and values differ in length; use the llamacpp runtime")
-    head_dim = positive(gguf, "attention.key_length", info.key_length)
-    n_ff = refuse_missing(gguf, f"{name}.feed_forward_length") if info.n_ff is None else info.n_ff
+    attends = any(info.n_head_kv)
+    head_dim = positive(gguf, "attention.key_length", info.key_length) if attends else 0
+    n_ff = info.n_ff
+    if n_ff is None:
+        n_ff = (0,) * info.n_layer if info.n_expert else refuse_missing(gguf, f"{name}.feed_forward_length")
     sizes = enumerate(zip(info.n_head, info.n_head_kv, n_ff, strict=True))
     return Hyperparameters(
         architecture=name,
@@ -191,7 +202,7 @@ def read_hyperparameters(
         n_embd=positive(gguf, "embedding_length", info.n_embd),
         n_layer=positive(gguf, "block_count", info.n_layer),
         n_ctx_train=positive(gguf, "context_length", info.n_ctx_train),
-        n_rot=positive(gguf, "rope.dimension_count", info.n_rot),
+        n_rot=positive(gguf, "rope.dimension_count", info.n_rot) if attends else 0,
         rope_base=info.rope_base,
         rms_epsilon=info.rms_epsilon,
         **_experts(gguf, info),
@@ -220,8 +231,8 @@ def _experts(gguf: GGUF, info: ModelInfo) -> dict[str, int]:
         widths = (tensor.shape[1] for tensor in tensors if tensor is not None and len(tensor.shape) > 1)
         return found or next(widths, 0)
 
-    n_ff_expert = width("expert_feed_forward_length", "ffn_gate_exps")
-    n_ff_shared = width("expert_shared_feed_forward_length", "ffn_gate_shexp", "ffn_gate")
+    n_ff_expert = width("expert_feed_forward_length", "ffn_gate_exps", "ffn_up_exps")
+    n_ff_shared = width("expert_shared_feed_forward_length", "ffn_up_shexp", "ffn_gate")
     sizes = (info.n_expert, positive(gguf, "expert_used_count", info.n_expert_used))
     n_ff_expert = positive(gguf, "expert_feed_forward_length", n_ff_expert)
     return dict(zip(names, (*sizes, n_ff_expert, n_ff_shared, n_dense), strict=True))

@@ -9,6 +9,9 @@ from support.models.gguf_writer import RawTensor
 from support.models.tiny_gemma4 import gate_and_up_together
 from support.models.tiny_shapes import Tiny
 
+DELTA = ("qwen35", "qwen35moe", "qwen3next")
+"""Architectures with the gated delta rule."""
+
 
 def random_vector(n: int, mean: float, rng: np.random.Generator) -> RawTensor:
     """Return a vector of numbers about a mean."""
@@ -46,9 +49,9 @@ def experts_of(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Gene
             bias = (0.3 * rng.standard_normal(n * width)).astype(np.float32)
             shape = (width, n) if width > 1 else (n,)
             found[f"ffn_{name}.bias"] = RawTensor(GGMLType.F32, shape, bias.tobytes())
-    if tiny.architecture == "lfm2moe":
+    if tiny.architecture in ("lfm2moe", "nemotron_h_moe"):
         found["exp_probs_b.bias"] = random_vector(n, 0.0, rng)
-    if tiny.architecture == "qwen2moe":
+    if tiny.architecture in ("qwen2moe", *DELTA):
         found["ffn_gate_inp_shexp.weight"] = random_vector(n_embd, 0.0, rng)
     are_alike = found["ffn_gate_exps.weight"].type == found["ffn_up_exps.weight"].type
     return gate_and_up_together(found) if is_gemma and are_alike else found

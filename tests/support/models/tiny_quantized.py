@@ -17,7 +17,8 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.weights.levels import LEVELS
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.random_blocks import random_blocks
-from support.models.tiny_experts import experts_of, random_vector
+from support.models.state_spaces import mixer_keys, mixer_tensors
+from support.models.tiny_experts import DELTA, experts_of, random_vector
 from support.models.tiny_gemma4 import (
     MEANS,
     expert_vectors,
@@ -27,6 +28,8 @@ from support.models.tiny_gemma4 import (
     token_parts,
 )
 from support.models.tiny_models import vocabulary
+from support.models.tiny_recurrent import delta_keys, delta_tensors
+from support.models.tiny_shapes import StateSpace as StateSpace
 from support.models.tiny_shapes import Tiny as Tiny
 
 FILE_SIZED = (
@@ -58,6 +61,9 @@ _VECTORS = {
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
     "lfm2": (*_INPUT_NORMS, *_QK_NORMS),
     "lfm2moe": (*_INPUT_NORMS, *_QK_NORMS),
+    "mamba2": ("attn_norm.weight",),
+    "nemotron_h": ("attn_norm.weight",),
+    "nemotron_h_moe": ("attn_norm.weight",),
     "gpt-oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight", "attn_output.bias", "attn_sinks.weight"),
     "olmo2": (*_QK_NORMS, *_POST_NORMS),
     "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
@@ -65,20 +71,33 @@ _VECTORS = {
     "qwen2moe": (*_INPUT_NORMS, *_BIASES),
     "qwen3": (*_INPUT_NORMS, *_QK_NORMS),
     "qwen3moe": (*_INPUT_NORMS, *_QK_NORMS),
+    **dict.fromkeys(DELTA, ("attn_norm.weight", "post_attention_norm.weight", *_QK_NORMS)),
     "seed_oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight"),
 }
 # Which matrices its files keep as one, and of what parts.
 _FUSED = {"glm4": _GATE_UP, "phi3": _QKV | _GATE_UP}
 _DIVISORS = {"phi3": {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}}
 _HYBRID = ("lfm2", "lfm2moe")
+_UNGATED = ("nemotron_h", "nemotron_h_moe")
+_IN_FILES = {"falcon-h1": {"ffn_norm.weight": "ffn_norm"}}  # other names of vectors
 _WIDE_NORMS = ("olmo2", "olmoe")
 
 
+_SECTIONS = np.array([3, 3, 2, 0], np.int32)
 _YARN = (
     *(("rope.scaling.type", "yarn"), ("rope.scaling.factor", 8.0)),
     *(("rope.scaling.original_context_length", 16), ("rope.scaling.yarn_beta_fast", 4.0)),
 )
 _LONGROPE = (("rope.scaling.attn_factor", 1.19), ("rope.scaling.original_context_length", 32))
+_GRANITE_4 = (
+    *(("attention.scale", 0.1), ("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
+    ("rope.scaling.finetuned", False),
+)
+_NEMOTRON_3 = (
+    *(("attention.layer_norm_epsilon", 1e-5), ("expert_shared_count", 1), ("expert_group_count", 1)),
+    *(("expert_group_used_count", 1), ("expert_gating_func", 2), ("expert_weights_norm", True)),
+    ("expert_weights_scale", 2.5),
+)
 ARCHITECTURES = {
     "llama": Tiny(),
     "llama3": Tiny(rope_factors=True, n_head_kv=1, tied=True),
@@ -129,6 +148,20 @@ ARCHITECTURES = {
     "qwen2moe": Tiny(
         "qwen2moe", n_head=8, n_head_kv=4, head_dim=32, n_expert=8, n_expert_used=4, n_ff_shared=512, seed=1
     ),
+    "qwen35": Tiny("qwen35", n_layer=4, recurrent=(0, 1, 3), n_rot=16, keys=(("rope.dimension_sections", _SECTIONS),)),
+    "qwen35moe": Tiny(
+        "qwen35moe",
+        n_layer=4,
+        recurrent=(0, 2, 3),
+        n_rot=32,
+        n_expert=8,
+        n_expert_used=4,
+        n_ff_shared=256,
+        keys=(("rope.dimension_sections", _SECTIONS),),
+    ),
+    "qwen3next": Tiny(
+        "qwen3next", n_layer=4, recurrent=(0, 1, 3), n_rot=32, n_expert=8, n_expert_used=4, n_ff_shared=256
+    ),
     "granitemoe": Tiny(
         "granitemoe",
         n_expert=12,
@@ -142,6 +175,40 @@ ARCHITECTURES = {
         n_ff_shared=256,
         keys=(("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
     ),
+    "granitehybrid": Tiny("granitehybrid", n_layer=4, parts=("MF", "AF", "MF", "MF"), keys=_GRANITE_4),
+    "granitehybrid-moe": Tiny(
+        "granitehybrid",
+        n_layer=3,
+        parts=("MF", "AF", "MF"),
+        n_expert=12,
+        n_expert_used=5,
+        n_ff_shared=256,
+        keys=_GRANITE_4,
+    ),
+    "falcon-h1": Tiny(
+        "falcon-h1", parts=("AMF",) * 2, space=StateSpace(n_inner=256, n_head=16, n_state=40, is_normed=False)
+    ),
+    "falcon-h1-normed": Tiny(
+        "falcon-h1", parts=("AMF",) * 2, space=StateSpace(n_inner=768, n_head=16, n_state=32, n_group=2)
+    ),
+    "nemotron_h": Tiny(
+        "nemotron_h",
+        n_layer=5,
+        parts=("M", "F", "A", "F", "M"),
+        space=StateSpace(n_group=2),
+        keys=(("attention.layer_norm_epsilon", 1e-5),),
+    ),
+    "nemotron_h_moe": Tiny(
+        "nemotron_h_moe",
+        n_layer=5,
+        parts=("M", "F", "A", "F", "M"),
+        space=StateSpace(n_group=4),
+        n_expert=8,
+        n_expert_used=6,
+        n_ff_shared=512,
+        keys=_NEMOTRON_3,
+    ),
+    "mamba2": Tiny("mamba2", n_layer=3, parts=("M",) * 3, space=StateSpace(n_group=2)),
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
 WINDOWED_EXAONE4 = Tiny(
@@ -153,11 +220,13 @@ WINDOWED_EXAONE4 = Tiny(
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
-_NOT_EXPORTED = ("gemma4", "lfm2", "phi3", "phi3-short")
-EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in _NOT_EXPORTED]
-"""Those that are exported to ONNX: not those with experts, with convolutions, or with other turns in long contexts."""
-_BY_NUMBER = ("exaone4", "gemma2", "gemma4", "gpt-oss", *_HYBRID, "smollm3", "olmo2")
-UNIFORM = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in _BY_NUMBER]
+_NOT_EXPORTED = ("gemma4", "lfm2", "phi3", "phi3-short", "qwen35")
+EXPORTED = [
+    name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and not tiny.parts and name not in _NOT_EXPORTED
+]
+"""Those that are exported to ONNX: not those with experts, convolutions or states, or other turns in long contexts."""
+_BY_NUMBER = ("exaone4", "gemma2", "gemma4", "gpt-oss", *_HYBRID, *DELTA, "smollm3", "olmo2")
+UNIFORM = [name for name, tiny in ARCHITECTURES.items() if not tiny.parts and tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 
 
@@ -186,6 +255,8 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
     if tiny.convolutions:
         n_head_kv = [0 if i in tiny.convolutions else tiny.n_head_kv for i in range(tiny.n_layer)]
         keys |= {"attention.head_count_kv": np.array(n_head_kv, np.int32), "shortconv.l_cache": _L_CACHE}
+    if tiny.recurrent:
+        keys |= delta_keys(tiny)
     if tiny.architecture in ("gemma2", "gemma3"):
         keys |= {"attention.sliding_window": tiny.sliding_window}
     if tiny.architecture == "gemma2":
@@ -207,6 +278,7 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
             n_shared=tiny.n_shared,
             n_per_layer=tiny.n_per_layer,
         )
+    keys = _parts_keys(tiny, keys) if tiny.parts else keys
     keys |= dict(tiny.keys)
     name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
     general = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
@@ -256,12 +328,20 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
         layer = {name: tensor for name, tensor in layer.items() if name not in tiny.missing(i)}
         if tiny.n_per_layer:
             layer |= token_parts(tiny.n_per_layer, n_embd, matrix)
+        if tiny.parts:
+            layer = {name: tensor for name, tensor in layer.items() if _has(tiny, i, name)}
+            layer |= mixer_tensors(tiny.space, n_embd, matrix, rng) if tiny.has(i, "M") else {}
         if i in tiny.convolutions:
             layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
             layer["shortconv.in_proj.weight"] = matrix(3 * n_embd, n_embd, 1.5)
             layer["shortconv.out_proj.weight"] = matrix(n_embd, n_embd)
             kernels = (rng.standard_normal(n_embd * _L_CACHE) / _L_CACHE**0.5).astype(np.float32)
             layer["shortconv.conv.weight"] = RawTensor(GGMLType.F32, (_L_CACHE, n_embd), kernels.tobytes())
+        if i in tiny.recurrent:
+            layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
+            layer |= delta_tensors(tiny, matrix, rng)
+        elif tiny.architecture in DELTA:
+            layer["attn_q.weight"] = matrix(2 * tiny.n_head * tiny.head_dim, n_embd, 1.5)  # each head's query and gate
         layer |= {name: random_vector(n, mean, rng) for name, n, mean in _vectors(tiny, i)}
         tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
     norm = "token_embd_norm.weight" if tiny.architecture in _HYBRID else "output_norm.weight"
@@ -290,12 +370,34 @@ def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
     lengths |= {"attn_output.bias": tiny.n_embd, "attn_sinks.weight": tiny.n_head}
     lengths |= {"layer_output_scale.weight": 1, "post_norm.weight": tiny.n_embd}
     names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ()), *tiny.vectors}
-    names -= {*_QK_NORMS} if layer in tiny.convolutions else set()
+    names -= {*_QK_NORMS} if layer in (*tiny.convolutions, *tiny.recurrent) else set()
     names -= {"attn_k_norm.weight"} if tiny.shares(layer) else set()
     names |= {"post_norm.weight"} if tiny.n_per_layer else set()
-    means = dict.fromkeys(lengths, 1.0) | dict.fromkeys((name for name in lengths if name.endswith("bias")), 0.0)
+    means = {name: 0.0 if name.endswith("bias") else 1.0 for name in lengths}
     if tiny.architecture == "gemma4":
         means |= MEANS
         of_experts = dict(expert_vectors(tiny.n_embd, tiny.n_expert)) if tiny.n_expert else {}
         lengths, names, means = lengths | of_experts, names | of_experts.keys(), means | dict.fromkeys(of_experts, 1.0)
-    return [(name, n, means[name]) for name, n in lengths.items() if name in names]
+    other = _IN_FILES.get(tiny.architecture, {})
+    return [(other.get(name, name), n, means[name]) for name, n in lengths.items() if name in names]
+
+
+def _parts_keys(tiny: Tiny, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata for layers that differ in their parts: one number where all have a part, else one for each."""
+
+    def by_layer(part: str, number: int) -> Any:
+        numbers = [number if tiny.has(layer, part) else 0 for layer in range(tiny.n_layer)]
+        return np.array(numbers, np.int32) if len(set(numbers)) > 1 else numbers[0]
+
+    if not any("A" in parts for parts in tiny.parts):
+        keys = {name: value for name, value in keys.items() if name.partition(".")[0] not in ("attention", "rope")}
+        heads = {"attention.head_count": 0, "attention.layer_norm_rms_epsilon": 1e-5}
+    else:
+        heads = {"attention.head_count_kv": by_layer("A", tiny.n_head_kv)}
+    return keys | mixer_keys(tiny.space) | heads | {"feed_forward_length": by_layer("F", keys["feed_forward_length"])}
+
+
+def _has(tiny: Tiny, layer: int, name: str) -> bool:
+    """Return whether a layer has a matrix of attention or of a feed-forward block."""
+    is_left_out = tiny.architecture in _UNGATED and name.startswith("ffn_gate") and "inp" not in name
+    return tiny.has(layer, "A" if name.startswith("attn_") else "F") and not is_left_out

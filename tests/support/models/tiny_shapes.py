@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from support.models.state_spaces import SMALL
+from support.models.state_spaces import StateSpace as StateSpace
 from support.models.tiny_models import N_VOCAB
 
 
@@ -20,6 +22,8 @@ class Tiny:
         rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
         sliding_window: Tokens that layers with a window see.
         convolutions: Layers that have a short convolution in place of attention.
+        recurrent: Layers that have a recurrent state in place of attention.
+        n_state_head, n_state_key_head, n_state: Heads with states, heads of their keys, and the width of both.
         n_rot: Elements of a head that are rotated; None for all.
         n_expert, n_expert_used: Experts of a layer and of a token; 0 for a feed-forward block.
         n_dense: Layers from the first on that have a feed-forward block instead of experts.
@@ -31,6 +35,9 @@ class Tiny:
         n_per_layer: Elements that each layer gets of a token; 0 where it gets none.
         keys_as_values: Layers that see everything have no matrix of values, and half the key-value heads.
         n_vocab: Tokens, at least N_VOCAB.
+        parts: By layer, what it has: A (attention), M (a Mamba-2 mixer) and F (a feed-forward block); () for A and F.
+            The parts of later layers are the same again.
+        space: The sizes of the mixers.
         keys: More metadata keys, below the architecture's name.
     """
 
@@ -51,6 +58,10 @@ class Tiny:
     rope_scale: float = 1.0
     sliding_window: int = 8
     convolutions: tuple[int, ...] = ()
+    recurrent: tuple[int, ...] = ()
+    n_state_head: int = 4
+    n_state_key_head: int = 2
+    n_state: int = 64
     n_rot: int | None = None
     n_expert: int = 0
     n_expert_used: int = 0
@@ -63,8 +74,14 @@ class Tiny:
     n_per_layer: int = 0
     keys_as_values: bool = False
     n_vocab: int = N_VOCAB
+    parts: tuple[str, ...] = ()
+    space: StateSpace = SMALL
     keys: tuple[tuple[str, Any], ...] = ()
     seed: int = 0
+
+    def has(self, layer: int, part: str) -> bool:
+        """Return whether a layer has a part; of a model whose layers have parts."""
+        return part in self.parts[layer % len(self.parts)]
 
     def slides(self, layer: int) -> bool:
         """Return whether a layer of gemma4 has a window."""

@@ -43,6 +43,14 @@ enum {
   EC_PER_LAYER_PROJECTION, /* [n_layer * n_per_layer][n_embd] */
   EC_PER_LAYER_GATE,       /* [n_per_layer][n_embd] */
   EC_PER_LAYER_OUT,        /* [n_embd][n_per_layer] */
+  /* of a layer with a recurrent state: */
+  EC_MIX,       /* [2 * n_state_key_head * n_state_key + n_state_head * n_state_value][n_embd], what the convolution goes
+                   over: queries, keys, values; by EC_RULE_SPACE values, keys, queries */
+  EC_MIX_GATE,  /* [n_state_head * n_state_value][n_embd], whose SiLU multiplies the result */
+  EC_MIX_ALPHA, /* [n_state_head][n_embd], of how much of the state is kept; by EC_RULE_DELTA without EC_MIX_BETA twice
+                   as many rows, those of a key head together: of its heads' beta, then of their alpha */
+  EC_MIX_BETA,  /* [n_state_head][n_embd], of how much is learned (EC_RULE_DELTA) */
+  EC_MIX_OUT,   /* [n_embd][n_state_head * n_state_value] */
   EC_N_MATRICES
 };
 
@@ -64,7 +72,7 @@ enum {
   EC_EXPERT_BIAS,    /* [n_expert], added to the gates of experts only to choose them */
   EC_CONVOLUTION,    /* [n_embd][length], the kernels of a layer with a short convolution (gated: LFM2) in place of
                         attention: EC_Q, EC_K and EC_V are then C, B and x, of n_embd rows each, and C * conv(B * x)
-                        goes to EC_ATTN_OUT */
+                        goes to EC_ATTN_OUT; of a layer with a recurrent state [rows of EC_MIX][length] */
   EC_ROUTER_BIAS,    /* [n_expert], of the scores of experts */
   EC_GATE_EXPERTS_BIAS, /* [n_expert][n_ff_expert] */
   EC_UP_EXPERTS_BIAS,   /* the same */
@@ -77,6 +85,12 @@ enum {
   EC_POST_SHARED_NORM, /* behind the shared expert, and the next one behind the experts, before they are added */
   EC_POST_EXPERTS_NORM,
   EC_EXPERT_SCALES, /* [n_expert], what the gates of experts are multiplied by */
+  EC_STATE_BIAS, /* [n_state_head], added to alpha */
+  EC_STATE_RATE, /* [n_state_head], at most 0: e^(rate * softplus(alpha)) of the state is kept */
+  EC_STATE_NORM, /* [n_state_value], of each head of the result; by EC_RULE_SPACE [n_state_head * n_state_value], a norm
+                    over the heads of a key together, which may be absent */
+  EC_CONVOLUTION_BIAS, /* [rows of EC_MIX], this and the next of EC_RULE_SPACE */
+  EC_STATE_PASSED,     /* [n_state_head], how much of a value is added to the result */
   EC_N_VECTORS
 };
 
@@ -103,13 +117,18 @@ enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
  * those that were chosen. */
 enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
 
+/* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the greater
+ * of g and 0, or the square of that. */
+enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3 };
+
 /* The shape of a model, and the switches by which architectures differ. */
 typedef struct ec_config {
   int32_t n_vocab;
   int32_t n_embd;
   int32_t n_layer;
   int32_t rope_interleaved; /* pairs are neighbours (1) or halves of the rotated part (0) */
-  int32_t gelu;             /* feed-forward activation: tanh GELU (1) or SiLU (0) */
+  int32_t activation;       /* of gates: EC_SILU ... */
+  int32_t ungated;          /* feed-forward blocks have no gate: `up` itself goes through the activation (1) */
   int32_t wide_norms;       /* norms of queries and keys are over all heads together (1) or over each head (0) */
   int32_t value_norm;       /* each head of the values is normed, without a weight (1), or not (0) */
   int32_t n_per_layer;      /* elements that each layer gets of a token; 0: it gets none. Items then have tokens */
@@ -133,13 +152,26 @@ typedef struct ec_config {
   float glu_limit;         /* l: gates g become min(g, l) * sigmoid(glu_slope * min(g, l)), and what they multiply, u,
                               becomes 1 + u, where u is kept from -l to l; 0: they do not */
   float glu_slope;
+  int32_t attention_gate;   /* EC_Q has twice as many rows: those of a head's query, then those of a gate, whose sigmoid
+                               multiplies the head's result */
+  int32_t state_rule;       /* EC_RULE_..., of layers with a recurrent state; below, their sizes */
+  int32_t n_state_head;     /* heads, each with a state of n_state_key x n_state_value */
+  int32_t n_state_key_head; /* keys (and queries) of a row; each belongs to the same number of heads */
+  int32_t n_state_key;
+  int32_t n_state_value;
+  int32_t state_tiled;      /* head h has key h % n_state_key_head (1), or neighbouring heads have the same (0) */
 } ec_config;
+
+/* How a row changes a recurrent state: by the gated delta rule; or by that of a state space (Mamba-2), where softplus of
+ * alpha is also what the value is multiplied by. */
+enum { EC_RULE_NONE, EC_RULE_DELTA, EC_RULE_SPACE };
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */
 enum { EC_LAYER_SLIDES = 1, EC_LAYER_UNROTATED = 2 };
 
-/* What stands before the feed-forward block of a layer: nothing, attention, or a short convolution. */
-enum { EC_MIXER_NONE, EC_MIXER_ATTENTION, EC_MIXER_CONVOLUTION };
+/* What stands before the feed-forward block of a layer: nothing, attention, a short convolution, a recurrence, or
+ * attention and a recurrence side by side. */
+enum { EC_MIXER_NONE, EC_MIXER_ATTENTION, EC_MIXER_CONVOLUTION, EC_MIXER_RECURRENT, EC_MIXER_BOTH };
 
 /* The shape of a layer. A layer that reads the keys and values of another one has neither EC_K nor EC_V. */
 typedef struct ec_layer {

@@ -28,8 +28,12 @@ from edgedec_runtimes.cpu.tiles.read_rates import Pace, memory_rate, remembered_
 QKV, ATTN_OUT, GATE_UP, DOWN, OUTPUT_ROWS = range(5)
 """The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
 
-_STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, **dict.fromkeys((6, 7, 9, 10), GATE_UP)}
-_STAGE_OF |= dict.fromkeys((8, 16, 17), DOWN)
+_STAGE_OF = {
+    **dict.fromkeys((2, 3, 4, 18, 19, 20, 21), QKV),
+    **dict.fromkeys((5, 22), ATTN_OUT),
+    **dict.fromkeys((6, 7, 9, 10), GATE_UP),
+    **dict.fromkeys((8, 16, 17), DOWN),
+}
 _OF_EXPERTS = (11, 12, 13)
 _RING_PARTS = 3
 _PANEL_ROWS, _TILE_ROWS = 32, 16
@@ -235,9 +239,10 @@ def _slots(network: Network, n: int) -> ExpertSlots:
     for placed in network.matrices:
         if placed.which in sizes:
             sizes[placed.which].append(_tile_bytes(placed, placed.tensor.shape[1] // network.n_expert))
+    sizes = {which: found for which, found in sizes.items() if found}  # experts may have no gates
     slot_bytes = sum(-(-max(found) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES for found in sizes.values())
     token_bytes = network.n_expert_used * sum(map(sum, sizes.values()))
-    n_layer = len(sizes[_OF_EXPERTS[0]])
+    n_layer = len(sizes[_OF_EXPERTS[-1]])
     read_bytes = token_bytes // (network.n_expert_used * n_layer * len(sizes))
     down_bytes = network.n_expert_used * sum(sizes[_OF_EXPERTS[-1]])
     n_expert = network.n_expert * n_layer

@@ -1,5 +1,5 @@
-// The attention block of a layer, or the block of a short convolution, which has the same stages
-// (short_conv_stages.cpp).
+// The mixer of a layer, and of its stages those of attention; the others are in short_conv_stages.cpp and
+// state_stages.cpp.
 #include <math.h>
 #include <string.h>
 
@@ -18,34 +18,62 @@ constexpr size_t MOST_KEPT = 1 << 21;  // the most floats of spans that threads 
 
 }  // namespace
 
-bool Run::attention_block(int thread, int32_t l, float *memory) {
-  const std::vector<int32_t> &rows = plan_.attn(l);
+// The block of attention, of a convolution or of a recurrence; attention and a recurrence may stand side by side: they
+// read the same, and both are added.
+bool Run::mixer_block(int thread, int32_t l, float *memory) {
+  const std::vector<int32_t> &rows = plan_.attn(l), &going_on = plan_.attending(l);
   const Layer &layer = m_.layers[(size_t)l];
-  if (rows.empty() || !layer.mixes()) return true;
-  if (!fetch(thread, EC_PART_QKV, l)) return false;
-  const int64_t n_q = m_.n_q(layer), n_kv = m_.n_kv(layer), width = n_q + 2 * n_kv;
-  float *qkv = m_.qkv.data();
-  const Target targets[3] = {{&layer.matrices[EC_Q], qkv, width},
-                             {&layer.matrices[EC_K], qkv + n_q, width},
-                             {&layer.matrices[EC_V], qkv + n_q + n_kv, width}};
-  const int n_targets = n_kv == 0 ? 1 : layer.matrices[EC_V].n_rows == 0 ? 2 : 3;
-  if (!goes_on(thread)) return false;
+  if (rows.empty() || !layer.mixes()) {
+    if (layer.recurs()) scan(thread, l, rows, memory);  // what was accepted since
+    return true;
+  }
+  if (!fetch(thread, EC_PART_QKV, l) || !goes_on(thread)) return false;
+  const int64_t n_q = m_.n_q(layer), width = n_q + 2 * m_.n_kv(layer);
+  Target targets[7];
+  int n_targets = 0;
+  float *qkv = m_.qkv.data(), *mix = m_.mix.data();
+  for (int which : {EC_Q, EC_K, EC_V, EC_MIX, EC_MIX_GATE, EC_MIX_ALPHA, EC_MIX_BETA}) {
+    const Matrix &matrix = layer.matrices[which];
+    if (matrix.n_rows == 0) continue;
+    float *&out = which <= EC_V ? qkv : mix;
+    targets[n_targets++] = {&matrix, out, which <= EC_V ? width : layer.mix_width};
+    out += matrix.n_rows;
+  }
   const Activations &input = attention_input(thread, layer, rows, memory);
   products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, n_targets, memory);
   release(thread, EC_PART_QKV, l);
-  if (layer.convolves()) write_columns(thread, layer, rows);
-  else write_keys_and_values(thread, layer, rows, memory);
-  const std::vector<int32_t> &attending = plan_.attending(l);
-  if (attending.empty()) return true;
-  if (layer.convolves()) convolve(thread, l, attending, memory);
-  else attend(thread, l, attending, memory);
+  mix_rows(thread, l, rows, memory);
+  if (going_on.empty()) return true;
   if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
-  const Activations mixed = layer.convolves() ? m_.convolved.view() : attended(layer);
-  add_product(thread, EC_OP_ATTN_OUT, mixed, attending, layer.matrices[EC_ATTN_OUT],
-              {layer.vectors[EC_POST_ATTN_NORM], layer.around_attention}, memory);
-  add_output_bias(thread, layer, attending);
+  const Behind behind = {layer.vectors[EC_POST_ATTN_NORM], layer.around_attention};
+  if (layer.attends() || layer.convolves()) {
+    const Activations of_heads = layer.convolves() ? m_.convolved.view() : attended(layer);
+    add_product(thread, EC_OP_ATTN_OUT, of_heads, going_on, layer.matrices[EC_ATTN_OUT], behind, memory);
+  }
+  if (layer.recurs()) add_product(thread, EC_OP_ATTN_OUT, mixed(), going_on, layer.matrices[EC_MIX_OUT], behind, memory);
+  add_output_bias(thread, layer, going_on);
   release(thread, EC_PART_ATTN_OUT, l);
   return true;
+}
+
+// What a mixer does between its products: with all rows of a layer, and then with those that go on.
+void Run::mix_rows(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
+  const Layer &layer = m_.layers[(size_t)l];
+  const std::vector<int32_t> &going_on = plan_.attending(l);
+  const bool is_space = c_.state_rule == EC_RULE_SPACE;
+  if (layer.convolves()) write_columns(thread, layer, rows);
+  if (layer.attends()) write_keys_and_values(thread, layer, rows, memory);
+  if (layer.recurs()) {
+    if (is_space) make_space_records(thread, layer, rows, memory);
+    else make_delta_records(thread, layer, rows);
+    scan(thread, l, rows, memory);
+  }
+  if (going_on.empty()) return;
+  if (layer.convolves()) convolve(thread, l, going_on, memory);
+  if (layer.attends()) attend(thread, l, going_on, memory);
+  if (!layer.recurs()) return;
+  if (is_space) pass_results(thread, l, going_on, memory);
+  else gate_results(thread, l, going_on, memory);
 }
 
 // Return what the output matrix reads: layers differ in its length.
@@ -111,11 +139,12 @@ void Run::write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t 
   const float temperature = temperature_at(row.position);
   float *base = m_.qkv.data() + i * width_of(layer);
   for (int32_t h = head * group; h < (head + 1) * group; ++h) {
-    prepare(base + h * d, layer.vectors[EC_Q_BIAS], h, layer.vectors[EC_Q_NORM]);
-    for (int32_t j = 0; temperature != 1.0f && j < d; ++j) base[h * d + j] *= temperature;
+    float *query = base + h * query_stride(layer);
+    prepare(query, layer.vectors[EC_Q_BIAS], h, layer.vectors[EC_Q_NORM]);
+    for (int32_t j = 0; temperature != 1.0f && j < d; ++j) query[j] *= temperature;
   }
   if (!layer.stores_kv) return;
-  float *keys = base + layer.n_q() + head * d, *values = keys + layer.n_kv();
+  float *keys = base + m_.n_q(layer) + head * d, *values = keys + layer.n_kv();
   KVCache &cache = plan_.items[row.item].session->cache;
   const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
   if (layer.matrices[EC_V].n_rows == 0) memcpy(values, keys, (size_t)d * sizeof(float));
@@ -261,7 +290,7 @@ Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32
     const RowInfo &row = plan_.rows[(size_t)rows[at.place]];
     // What rows share is before a tree.
     const bool in_tree = plan_.items[row.item].parents != nullptr && !group.unfinished;
-    w.query[q] = m_.qkv.data() + (int64_t)at.query * width_of(layer) + h * d;
+    w.query[q] = m_.qkv.data() + (int64_t)at.query * width_of(layer) + h * query_stride(layer);
     w.out[q] = m_.attention.data() + (int64_t)at.place * layer.n_q() + h * d;
     w.state[q] = states_.empty() ? nullptr : states_.data() + 2 * ((int64_t)at.place * layer.shape.n_head + h);
     w.visible[q] = row.visible;
@@ -297,7 +326,10 @@ void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const Attent
     k_.join_spans(w);
   }
   const Activations out = attended(layer);
-  if (group.unfinished || (d % 32 != 0 && out.blocks != nullptr)) return;
+  if (group.unfinished) return;
+  for (int32_t q = 0; c_.attention_gate != 0 && q < w.n_queries; ++q)
+    k_.multiply_by_sigmoid(w.out[q], w.query[q] + d, d);
+  if (d % 32 != 0 && out.blocks != nullptr) return;
   for (int32_t q = 0; q < w.n_queries; ++q) {
     const int64_t at = w.out[q] - m_.attention.data();
     k_.quantize(out, at / out.n, at % out.n, d, w.out[q]);

@@ -120,6 +120,11 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
       plan.all_rows.push_back(plan.n_rows + r);
     }
     if (item.parents != nullptr) add_paths(plan, item, plan.n_rows);
+    if (model.recurrent.n_layer() > 0) {
+      const int32_t n = item.parents != nullptr ? item.n_rows : 0;
+      plan.tree_steps.push_back(tree_steps(item.parents, n));
+      plan.n_kept_states = std::max(plan.n_kept_states, n_kept(plan.tree_steps.back()));
+    }
     for (int32_t t = 0; t < item.n_taps; ++t)
       plan.taps.push_back({item.taps[t], plan.n_rows, item.n_rows,
                            item.tapped + (int64_t)t * item.n_rows * model.config.n_embd, model.config.n_embd});
