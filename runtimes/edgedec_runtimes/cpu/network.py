@@ -22,7 +22,7 @@ from edgedec_runtimes.shared.hyperparameters import CONVOLUTION as CONVOLUTION_M
 EMBEDDING, OUTPUT, CONVOLUTION, ROUTER_NORM = 0, 1, 14, 22
 PER_LAYER_ROWS, PER_LAYER_PROJECTION = 14, 15
 MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2}
-CONVOLUTION_KERNELS = "shortconv.conv.weight"
+CONVOLUTION_KERNELS, GATES_AND_UPS = "shortconv.conv.weight", "ffn_gate_up_exps.weight"
 MATRICES = {
     "token_embd.weight": EMBEDDING,
     "output.weight": OUTPUT,
@@ -47,7 +47,7 @@ MATRICES = {
     "ffn_gate_exps.weight": 11,  # experts come last, as what a stage reads must lie together in the tile file
     "ffn_up_exps.weight": 12,
     "ffn_down_exps.weight": 13,
-    "ffn_gate_up_exps.weight": 11,
+    GATES_AND_UPS: 11,
     "per_layer_model_proj.weight": PER_LAYER_PROJECTION,
     PER_LAYER_TABLE: PER_LAYER_ROWS,
 }
@@ -83,7 +83,7 @@ _PER_LAYER_MATRICES = ("per_layer_model_proj.weight", PER_LAYER_TABLE)
 _GLOBAL = frozenset(
     {"token_embd.weight", "output.weight", "output_norm.weight", "per_layer_proj_norm.weight", *_PER_LAYER_MATRICES}
 )
-_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight", "ffn_gate_up_exps.weight"})
+_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight", GATES_AND_UPS})
 _OF_PER_LAYER = frozenset({"inp_gate.weight", "proj.weight", "post_norm.weight"})
 _OF_KEYS = frozenset({"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"})
 _OF_SEPARATE_EXPERTS = frozenset({"ffn_gate_exps.weight", "ffn_up_exps.weight"})
@@ -93,7 +93,7 @@ _SHARED = frozenset(
 )
 _EXPERTS = EXPERT_NORMS | {
     *("ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"),
-    "ffn_gate_up_exps.weight",
+    GATES_AND_UPS,
 }
 
 TILE_TYPES = frozenset(
@@ -251,7 +251,7 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
             *((e, n.n_expert), (e, 1), (e, rows_of_experts), (e, rows_of_experts), (n.n_ff_expert, n.n_expert * e)),
             *((p_l, n_table), (e, n.n_layer * p_l), (e, p_l), (p_l, e)),
         )
-        if p.tensor.name.endswith("ffn_gate_up_exps.weight"):
+        if p.tensor.name.endswith(GATES_AND_UPS):
             expected[p.tensor.name] = (e, 2 * rows_of_experts)
             continue
         expected[p.tensor.name] = shapes[p.which]
@@ -302,7 +302,7 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     may_lack = _OPTIONAL_MATRICES | ({"attn_v.weight"} if found.switches.value_norm else frozenset())
     for name, layer, short in _names(found.hyper):
         tensor = gguf.tensors.get(name)
-        if short in _OF_SEPARATE_EXPERTS and f"blk.{layer}.ffn_gate_up_exps.weight" in gguf.tensors:
+        if short in _OF_SEPARATE_EXPERTS and f"blk.{layer}.{GATES_AND_UPS}" in gguf.tensors:
             continue
         if tensor is None:
             if short in (MATRICES.keys() | {CONVOLUTION_KERNELS}) - may_lack or short in needed:
