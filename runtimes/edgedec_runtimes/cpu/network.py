@@ -195,15 +195,15 @@ def read_network(gguf: GGUF) -> Network:
 
 def _check(gguf: GGUF, n: Network) -> None:
     """Refuse sizes, numbers, types and shapes that the kernels do not take."""
-    of_layers = [(shape, name, size) for shape in n.layers for name, size in _LARGEST_OF_LAYER.items()]
+    of_layers = [(layer, name, size) for layer in n.layers for name, size in _LARGEST_OF_LAYER.items()]
     for of, name, size in [*((n, name, size) for name, size in _LARGEST.items()), *of_layers]:
         if getattr(of, name) > size:
             raise _unsupported(gguf, f"{name} is {getattr(of, name)}, more than {size}")
     _check_numbers(gguf, n)
-    for shape in n.layers:
-        if shape.head_dim % 16 or n.n_embd % 16:
+    for layer in n.layers:
+        if layer.head_dim % 16 or n.n_embd % 16:
             raise _unsupported(
-                gguf, f"heads of {shape.head_dim} or states of {n.n_embd} elements are no multiple of 16"
+                gguf, f"heads of {layer.head_dim} or states of {n.n_embd} elements are no multiple of 16"
             )
     divisors = [gguf.tensors[name] for name in DIVISORS if name in gguf.tensors]
     for tensor in (*divisors, *(placed.tensor for placed in n.vectors)):
@@ -259,8 +259,8 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
     for p in n.vectors:
         shape = n.layers[p.layer]
         norms = (shape.n_q, shape.n_kv) if n.switches.wide_norms else (shape.head_dim, shape.head_dim)
-        lengths = (e, e, e, shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head, *of_experts)
-        lengths = (*lengths, p_l, e, 1, e, e, e, e, n.n_expert)
+        of_layer = (shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head)
+        lengths = (e, e, e, *of_layer, *of_experts, p_l, e, 1, e, e, e, e, n.n_expert)
         is_kernels = p.which == CONVOLUTION
         expected[p.tensor.name] = (n.switches.convolution_length, e) if is_kernels else (lengths[p.which],)
     return expected

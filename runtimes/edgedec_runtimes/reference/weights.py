@@ -273,7 +273,7 @@ def _read_per_layer(reader: _Reader, h: Hyperparameters) -> PerLayer:
     )
 
 
-def _read_token_parts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
+def _read_token_parts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, Any]:
     """Return the fields of Layer about what it gets of a token."""
     if not h.n_per_layer:
         return dict.fromkeys(("token_gate", "token_output", "token_norm"))
@@ -284,7 +284,7 @@ def _read_token_parts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, 
     }
 
 
-def _read_dense(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
+def _read_dense(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, Any]:
     """Return the matrices of a layer's feed-forward block, or of the expert that all tokens go through."""
     width, suffix = h.dense_width(i), "_shexp" if h.has_experts(i) else ""
     if not width:
@@ -293,7 +293,7 @@ def _read_dense(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArra
     return {name: reader.take(f"blk.{i}.ffn_{name}{suffix}.weight", *size) for name, size in sizes.items()}
 
 
-def _read_experts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
+def _read_experts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, Any]:
     """Return the matrices of a layer's experts and their routers; None for those that it does not have."""
     p, n, d, names = f"blk.{i}", h.n_expert, h.n_embd, ("expert_gate", "expert_up", "expert_down")
     biases = ("router_bias", *(f"{name}_bias" for name in names))
@@ -301,7 +301,7 @@ def _read_experts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDAr
     if not h.has_experts(i):
         return dict.fromkeys((*names, *biases, *norms, "router", "shared_router", "expert_bias"))
     sizes = {"gate": (h.n_ff_expert, d), "up": (h.n_ff_expert, d), "down": (d, h.n_ff_expert)}
-    found: dict[str, NDArray[np.float32] | None] = {}
+    found: dict[str, Any] = {}
     for name, (rows, columns) in sizes.items():
         fused = f"{p}.ffn_gate_up_exps.weight"
         if name != "down" and reader.has(fused):
