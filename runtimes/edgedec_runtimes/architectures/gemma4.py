@@ -61,7 +61,7 @@ def _switches(header: Header) -> Switches:
     switches = Switches(
         rope=Rope(n.n_rot, n.rope_base),
         attention_scale=1.0,
-        gelu=True,
+        activation="gelu",
         embedding_scale=math.sqrt(n.n_embd),
         logit_softcap=header.number("final_logit_softcapping", 30.0),
         sliding_window=header.info.sliding_window,

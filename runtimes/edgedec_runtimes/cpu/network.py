@@ -29,6 +29,7 @@ EMBEDDING, OUTPUT, CONVOLUTION, ROUTER_NORM = 0, 1, 14, 22
 PER_LAYER_ROWS, PER_LAYER_PROJECTION, BETA = 14, 15, 21
 MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2, RECURRENT: 3, ATTENTION_AND_RECURRENT: 4}
 CONVOLUTION_KERNELS = ("shortconv.conv.weight", "ssm_conv1d.weight")
+GATES_AND_UPS = "ffn_gate_up_exps.weight"
 MATRICES = {
     "token_embd.weight": EMBEDDING,
     "output.weight": OUTPUT,
@@ -58,7 +59,7 @@ MATRICES = {
     "ffn_gate_exps.weight": 11,  # experts come last, as what a stage reads must lie together in the tile file
     "ffn_up_exps.weight": 12,
     "ffn_down_exps.weight": 13,
-    "ffn_gate_up_exps.weight": 11,
+    GATES_AND_UPS: 11,
     "per_layer_model_proj.weight": PER_LAYER_PROJECTION,
     PER_LAYER_TABLE: PER_LAYER_ROWS,
 }
@@ -99,9 +100,7 @@ _PER_LAYER_MATRICES = ("per_layer_model_proj.weight", PER_LAYER_TABLE)
 _GLOBAL = frozenset(
     {"token_embd.weight", "output.weight", "output_norm.weight", "per_layer_proj_norm.weight", *_PER_LAYER_MATRICES}
 )
-_OPTIONAL_MATRICES = frozenset(
-    {"output.weight", "ffn_gate_inp_shexp.weight", "ffn_gate_up_exps.weight", "ssm_beta.weight"}
-)
+_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight", GATES_AND_UPS, "ssm_beta.weight"})
 _OF_PER_LAYER = frozenset({"inp_gate.weight", "proj.weight", "post_norm.weight"})
 _OF_KEYS = frozenset({"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"})
 _OF_SEPARATE_EXPERTS = frozenset({"ffn_gate_exps.weight", "ffn_up_exps.weight"})
@@ -112,7 +111,7 @@ _SHARED = frozenset(
 )
 _EXPERTS = EXPERT_NORMS | {
     *("ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"),
-    "ffn_gate_up_exps.weight",
+    GATES_AND_UPS,
 }
 
 TILE_TYPES = frozenset(
@@ -220,15 +219,15 @@ def read_network(gguf: GGUF) -> Network:
 
 def _check(gguf: GGUF, n: Network) -> None:
     """Refuse sizes, numbers, types and shapes that the kernels do not take."""
-    of_layers = [(shape, name, size) for shape in n.layers for name, size in _LARGEST_OF_LAYER.items()]
+    of_layers = [(layer, name, size) for layer in n.layers for name, size in _LARGEST_OF_LAYER.items()]
     for of, name, size in [*((n, name, size) for name, size in _LARGEST.items()), *of_layers]:
         if getattr(of, name) > size:
             raise _unsupported(gguf, f"{name} is {getattr(of, name)}, more than {size}")
     _check_numbers(gguf, n)
-    for shape in n.layers:
-        if shape.head_dim % 16 or n.n_embd % 16:
+    for layer in n.layers:
+        if layer.head_dim % 16 or n.n_embd % 16:
             raise _unsupported(
-                gguf, f"heads of {shape.head_dim} or states of {n.n_embd} elements are no multiple of 16"
+                gguf, f"heads of {layer.head_dim} or states of {n.n_embd} elements are no multiple of 16"
             )
     divisors = [gguf.tensors[name] for name in DIVISORS if name in gguf.tensors]
     for tensor in (*divisors, *(placed.tensor for placed in n.vectors)):
@@ -277,7 +276,7 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
             *((p_l, n_table), (e, n.n_layer * p_l), (e, p_l), (p_l, e)),
             *_recurrent_shapes(n, p),
         )
-        if p.tensor.name.endswith("ffn_gate_up_exps.weight"):
+        if p.tensor.name.endswith(GATES_AND_UPS):
             expected[p.tensor.name] = (e, 2 * rows_of_experts)
             continue
         expected[p.tensor.name] = shapes[p.which]
@@ -285,10 +284,10 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
     for p in n.vectors:
         shape = n.layers[p.layer]
         norms = (shape.n_q, shape.n_kv) if n.switches.wide_norms else (shape.head_dim, shape.head_dim)
+        of_layer = (shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head)
         r = n.switches.recurrence
         of_states = (0,) * 5 if r is None else (r.n_head, r.n_head, r.n_norm, r.n_column, r.n_head)
-        lengths = (e, e, e, shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head, *of_experts)
-        lengths = (*lengths, p_l, e, 1, e, e, e, e, n.n_expert, *of_states)
+        lengths = (e, e, e, *of_layer, *of_experts, p_l, e, 1, e, e, e, e, n.n_expert, *of_states)
         expected[p.tensor.name] = _kernels_shape(n, p.layer) if p.which == CONVOLUTION else (lengths[p.which],)
     return expected
 
@@ -365,7 +364,7 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     may_lack = _OPTIONAL_MATRICES | ({"attn_v.weight"} if found.switches.value_norm else frozenset())
     for name, layer, short in _names(found):
         tensor = gguf.tensors.get(name)
-        if short in _OF_SEPARATE_EXPERTS and f"blk.{layer}.ffn_gate_up_exps.weight" in gguf.tensors:
+        if short in _OF_SEPARATE_EXPERTS and f"blk.{layer}.{GATES_AND_UPS}" in gguf.tensors:
             continue
         if tensor is None:
             if short in (MATRICES.keys() | {*CONVOLUTION_KERNELS}) - may_lack or short in needed:

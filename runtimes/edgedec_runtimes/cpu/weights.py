@@ -13,8 +13,9 @@ from edgedec.errors import ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF, HEADER_NAME, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.memory_plan import MemoryTerm
+from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.architectures.architecture import Recurrence
+from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
@@ -134,6 +135,9 @@ def weights_term(
     rows_only_bytes = sum(tensor.n_bytes for tensor in job.tensors if tensor.name in job.rows_only)
     if not held_as:
         held_as = planned_pages(job, rows_only_bytes, known_tile_file(job) or job.gguf.paths[0])
+    tables = sum(tensor.n_bytes for tensor in job.tensors if tensor.name == PER_LAYER_TABLE)
+    if tables:
+        held_as += f"; {format_bytes(tables)} more stay in the file, of which a token reads a row for each layer"
     return MemoryTerm("weights (tiles)", job.n_bytes - rows_only_bytes, held_as)
 
 

@@ -280,7 +280,7 @@ def _read_per_layer(reader: _Reader, h: Hyperparameters) -> PerLayer:
     )
 
 
-def _read_token_parts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
+def _read_token_parts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, Any]:
     """Return the fields of Layer about what it gets of a token."""
     if not h.n_per_layer:
         return dict.fromkeys(("token_gate", "token_output", "token_norm"))
@@ -314,7 +314,7 @@ def _read_recurrence(reader: _Reader, found: Described, i: int) -> RecurrentWeig
     )
 
 
-def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -> dict[str, NDArray[np.float32] | None]:
+def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -> dict[str, Any]:
     """Return the matrices of a layer's feed-forward block, or of the expert that all tokens go through."""
     width, suffix = h.dense_width(i), "_shexp" if h.has_experts(i) else ""
     if not width:
@@ -327,9 +327,7 @@ def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -
     }
 
 
-def _read_experts(
-    reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool
-) -> dict[str, NDArray[np.float32] | None]:
+def _read_experts(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -> dict[str, Any]:
     """Return the matrices of a layer's experts and their routers; None for those that it does not have."""
     p, n, d, names = f"blk.{i}", h.n_expert, h.n_embd, ("expert_gate", "expert_up", "expert_down")
     biases = ("router_bias", *(f"{name}_bias" for name in names))
@@ -339,7 +337,7 @@ def _read_experts(
     sizes = {"gate": (h.n_ff_expert, d), "up": (h.n_ff_expert, d), "down": (d, h.n_ff_expert)}
     if ungated:
         del sizes["gate"]
-    found: dict[str, NDArray[np.float32] | None] = {"expert_gate": None, "expert_gate_bias": None}
+    found: dict[str, Any] = {"expert_gate": None, "expert_gate_bias": None}
     for name, (rows, columns) in sizes.items():
         fused = f"{p}.ffn_gate_up_exps.weight"
         if name != "down" and reader.has(fused):

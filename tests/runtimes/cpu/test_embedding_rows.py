@@ -86,4 +86,6 @@ def test_a_table_of_what_layers_get(tmp_path: Path) -> None:
     assert [placed.tensor.name for placed in weights.rarely_read(network)] == ["per_layer_token_embd.weight"]
     job = weights.tile_job(gguf, network, LoadOptions())
     tables = [tensor.n_bytes for tensor in job.tensors if tensor.name == "per_layer_token_embd.weight"]
-    assert weights.weights_term(job, None, in_file=True).n_bytes == job.n_bytes - sum(tables) < job.n_bytes
+    term = weights.weights_term(job, None, in_file=True)
+    assert term.n_bytes == job.n_bytes - sum(tables) < job.n_bytes
+    assert "1.6 MB more stay in the file, of which a token reads a row for each layer" in term.detail

@@ -21,7 +21,15 @@ from pathlib import Path
 from edgedec.errors import RequestError
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.cpu.library import native
-from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, PER_LAYER_PROJECTION, PER_LAYER_ROWS, Network, Placed
+from edgedec_runtimes.cpu.network import (
+    EMBEDDING,
+    GATES_AND_UPS,
+    OUTPUT,
+    PER_LAYER_PROJECTION,
+    PER_LAYER_ROWS,
+    Network,
+    Placed,
+)
 from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES
 from edgedec_runtimes.cpu.tiles.read_rates import Pace, memory_rate, remembered_rate
 
@@ -238,7 +246,10 @@ def _slots(network: Network, n: int) -> ExpertSlots:
     sizes: dict[int, list[int]] = {which: [] for which in _OF_EXPERTS}
     for placed in network.matrices:
         if placed.which in sizes:
-            sizes[placed.which].append(_tile_bytes(placed, placed.tensor.shape[1] // network.n_expert))
+            both = placed.tensor.name.endswith(GATES_AND_UPS)
+            n_bytes = _tile_bytes(placed, placed.tensor.shape[1] // network.n_expert // (1 + both))
+            for which in _OF_EXPERTS[:2] if both else (placed.which,):
+                sizes[which].append(n_bytes)
     sizes = {which: found for which, found in sizes.items() if found}  # experts may have no gates
     slot_bytes = sum(-(-max(found) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES for found in sizes.values())
     token_bytes = network.n_expert_used * sum(map(sum, sizes.values()))

@@ -39,7 +39,7 @@ void begin_streaming(ec_model &model, const Plan &plan) {
   model.streamer.begin(order);
 }
 
-// Read the rows of tables that the forward begins with from their file.
+// Read the rows of tables that the forward begins with from their files.
 void read_rows(ec_model &model, const Plan &plan) {
   for (int32_t r = 0; r < plan.n_rows; ++r) {
     const RowInfo &row = plan.rows[(size_t)r];
@@ -80,8 +80,8 @@ int64_t Run::most_pieces() const {
   const int64_t of_layers = m_.most([&](const Layer &layer) {
     return std::max<int64_t>({layer.shape.n_ff, width_of(layer), layer.mix_width});
   });
-  const int64_t widest =
-      std::max<int64_t>({c_.n_vocab, of_layers, c_.n_expert, c_.n_embd, m_.n_row_kernels()});
+  const int64_t widest = std::max<int64_t>({c_.n_vocab, of_layers, c_.n_expert, c_.n_embd, m_.n_row_kernels(),
+                                            (int64_t)c_.n_layer * c_.n_per_layer});
   const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
   return std::max((widest / PANEL_ROWS + 4) * bands, most_expert_pieces());
 }
@@ -379,10 +379,9 @@ void Run::find_best(int thread) {
 Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel) {
   if (model.row_conv_length == 0) plan.end_early(model);
   plan.group_rows();
-  const bool wide = model.config.wide_norms != 0;
-  const size_t panel = 2 * BAND * PANEL_ROWS;
-  const size_t of_norms =
-      (size_t)model.most([&](const Layer &layer) { return wide ? layer.n_q() : (int64_t)layer.shape.head_dim; });
+  const size_t panel = 2 * BAND * PANEL_ROWS, of_norms = (size_t)model.most([&](const Layer &layer) {
+    return model.config.wide_norms != 0 ? layer.n_q() : (int64_t)layer.shape.head_dim;
+  });
   const size_t row = std::max({2 * (size_t)model.config.n_embd, (size_t)model.config.n_per_layer, of_norms});
   const size_t of_states = model.recurrent.n_layer() > 0 ? state_scratch(model, plan) : 0;
   const size_t scratch =

@@ -40,7 +40,7 @@ void Run::per_layer_block(int thread, int32_t l, const std::vector<int32_t> &row
   stages_.each(thread, (n_rows + GROUP_ROWS - 1) / GROUP_ROWS, [&](int64_t group) {
     for (int64_t i = group * GROUP_ROWS; i < std::min(n_rows, (group + 1) * GROUP_ROWS); ++i) {
       const float *input = of.inputs.data() + rows[(size_t)i] * n_all + l * n;
-      k_.gated(of.gates.data() + i * n, input, n, c_.gelu != 0, memory);
+      k_.gated(of.gates.data() + i * n, input, n, c_.activation, memory);
       k_.quantize(of.gated.view(), i, 0, n, memory);
     }
   });
