@@ -1,7 +1,7 @@
 """Sound models for fuzz_gguf.py to damage: headers alone, and tiny models that llama.cpp loads."""
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +9,7 @@ import numpy as np
 from support.models.gguf_writer import RawTensor, Typed, tiny_text_model
 from support.models.real_models import models_dir
 from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, tiny_metadata, tiny_tensors
 
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
 
@@ -68,7 +69,7 @@ def cut_down(path: Path) -> Source:
 
 
 def loadable_sources() -> list[Source]:
-    """Return models that llama.cpp loads: ten architectures, dense and with experts, three kinds of vocabulary."""
+    """Return models that llama.cpp loads: many architectures, dense and with experts, three kinds of vocabulary."""
     llama, llama_f16 = _tiny("llama"), _tiny("llama", dtype="f16", tied=True)
     qwen2, wide = _tiny("qwen2"), _tiny("llama", n_layer=1, n_embd=256, n_ff=256)
     qwen3 = _with_head_norms(_renamed(llama, "llama", "qwen3"))
@@ -89,7 +90,14 @@ def loadable_sources() -> list[Source]:
         _with_fused_weights(llama),
         _mamba(llama),
         _lfm2(llama),
+        *(_small(name) for name in ("hunyuan-dense", "minicpm", "nanbeige", "qwen2vl", "qwen3vl", "smallthinker")),
     ]
+
+
+def _small(name: str) -> Source:
+    """Return the tests' model of an architecture, with narrow layers."""
+    tiny = replace(ARCHITECTURES[name], n_embd=64, n_head=4, n_head_kv=2, head_dim=16, n_ff=64, n_ff_expert=32)
+    return Source(tiny_metadata(tiny), dict(tiny_tensors(tiny)))
 
 
 def _tiny(architecture: Literal["llama", "qwen2"], **options: Any) -> Source:

@@ -15,6 +15,7 @@ _HONOURED = frozenset(
     {
         *("rope", "rope_interleaved", "rope_sliding", "unrotated", "temperature_scale", "temperature_tokens"),
         *("attention_scale", "attention_softcap", "wide_norms", "sliding_window", "sliding"),
+        "norms_after_rope",
         *("embedding_scale", "residual_scale", "logit_scale", "logit_softcap"),
     }
 )
@@ -57,6 +58,10 @@ def require_operations(gguf: GGUF, network: Network) -> None:
                 f"{gguf.paths[0]}: it has {name!r}, by which positions turn otherwise in long contexts, and a graph "
                 f"serves contexts of every length: {_REMEDY}"
             )
+    if network.n_loops > 1:
+        raise UnsupportedModelError(
+            f"{gguf.paths[0]}: its layers run {network.n_loops} times, and a graph runs them once: {_REMEDY}"
+        )
     for placed in (*network.matrices, *network.vectors):
         short = placed.tensor.name.split(".", 2)[-1] if placed.tensor.name.startswith("blk.") else placed.tensor.name
         if short not in _OPERATIONS:

@@ -43,6 +43,7 @@ class Config(ctypes.Structure):
         *((name, c_int32) for name in ("n_expert", "n_expert_used", "n_ff_expert", "n_ff_shared")),
         *((name, c_int32) for name in ("expert_gating", "norm_experts")),
         *((name, c_float) for name in ("expert_scale", "glu_limit", "glu_slope")),
+        *((name, c_int32) for name in ("norms_after_rope", "early_router", "norm_period")),
     )
 
 

@@ -101,7 +101,7 @@ TILE_TYPES = frozenset(
 )
 
 # The largest sizes that native/forward/model.cpp takes.
-_LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
+_LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_layer": 2**12, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 _LARGEST |= {"n_expert": 1024, "n_ff_expert": 2**20, "n_ff_shared": 2**20}
 _MOST_TOKENS = 2**31 - 1
 _LONGEST_CONVOLUTION = 16
@@ -294,7 +294,7 @@ def _names(n: Hyperparameters) -> Iterator[tuple[str, int, str]]:
         others = "shortconv." if has_attention else "attn_"  # what the layer has not; both kinds have a norm before
         for short in (*MATRICES, *VECTORS):
             if short not in _GLOBAL and (short in INPUT_NORMS or not short.startswith(others)):
-                yield f"blk.{layer}.{short}", layer, short
+                yield f"blk.{layer % n.n_block}.{short}", layer, short
     yield "output_norm.weight", 0, "output_norm.weight"
     yield "output.weight", 0, "output.weight"
 

@@ -89,11 +89,16 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row) -> RowOu
     """
     tapped, scale = {}, np.float32(weights.switches.residual_scale)
     for i in range(row.first_layer, weights.hyper.n_layer):
+        entering = state
         if row.layers is None or row.layers.attn[i]:
             mix = _attention if weights.layers[i].kernels is None else _convolution
             state = state + mix(weights, cache, i, state, row.visible) * scale
         if row.layers is None or row.layers.mlp[i]:
-            state = state + _feed_forward(weights, weights.layers[i], state) * scale
+            read = entering if weights.switches.early_router else None
+            state = state + _feed_forward(weights, weights.layers[i], state, read) * scale
+        period = weights.switches.norm_period
+        if period and (i + 1) % period == 0 and i + 1 < weights.hyper.n_layer:
+            state = _rms_norm(state, weights.output_norm, weights.hyper.rms_epsilon)
         if i in row.taps:
             tapped[i] = state
     return RowOutput(state, tapped)
@@ -115,10 +120,8 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible:
     hyper, switches, layer = weights.hyper, weights.switches, weights.layers[i]
     position, slot = len(visible) - 1, visible[-1]
     x = _normed(state, layer.attn_norm, hyper.rms_epsilon)
-    q = _normed_heads(_project(layer.q, layer.q_bias, x), layer.q_norm, hyper)
-    k = _normed_heads(_project(layer.k, layer.k_bias, x), layer.k_norm, hyper)
-    if layer.turns is not None:
-        q, k = (_rotate(y, position, hyper, layer.turns, interleaved=switches.rope_interleaved) for y in (q, k))
+    q = _placed_heads(weights, layer, _project(layer.q, layer.q_bias, x), layer.q_norm, position)
+    k = _placed_heads(weights, layer, _project(layer.k, layer.k_bias, x), layer.k_norm, position)
     if switches.temperature_tokens:
         step = position // switches.temperature_tokens
         q = q * np.float32(1 + switches.temperature_scale * math.log(1 + step))
@@ -150,7 +153,8 @@ def _convolution(weights: Weights, cache: KVCache, i: int, state: Floats, visibl
     return _normed(output, layer.attn_post_norm, weights.hyper.rms_epsilon)
 
 
-def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
+def _feed_forward(weights: Weights, layer: Layer, state: Floats, routed: Floats | None) -> Floats:
+    """Return what a feed-forward block adds; its router reads `routed`, or what the experts read where that is None."""
     x = _normed(state, layer.ffn_norm, weights.hyper.rms_epsilon)
     output = np.zeros_like(x)
     if layer.gate is not None and layer.up is not None and layer.down is not None:
@@ -158,7 +162,8 @@ def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
         if layer.shared_router is not None:
             output = output * _sigmoid(layer.shared_router @ x)
     if layer.router is not None:
-        output = output + _experts(weights, layer, layer.router, x)
+        gates = _project(layer.router, layer.router_bias, x if routed is None else routed)
+        output = output + _experts(weights, layer, gates, x)
     return _normed(output, layer.ffn_post_norm, weights.hyper.rms_epsilon)
 
 
@@ -171,13 +176,12 @@ def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
     return _ACTIVATIONS[switches.activation](gate) * up
 
 
-def _experts(weights: Weights, layer: Layer, router: Floats, x: Floats) -> Floats:
-    """Return the weighted sum of the outputs of the experts that the router chooses, of equal ones the first."""
+def _experts(weights: Weights, layer: Layer, gates: Floats, x: Floats) -> Floats:
+    """Return the weighted sum of the outputs of the experts with the best scores `gates`, of equal ones the first."""
     switches, n_used = weights.switches, weights.hyper.n_expert_used
     assert layer.expert_gate is not None
     assert layer.expert_up is not None
     assert layer.expert_down is not None
-    gates = _project(router, layer.router_bias, x)
     if switches.expert_gating != "chosen":
         gates = _softmax(gates) if switches.expert_gating == "softmax" else _sigmoid(gates)
     biased = gates if layer.expert_bias is None else gates + layer.expert_bias
@@ -220,7 +224,12 @@ def _relu(x: Floats) -> Floats:
     return result
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "relu": _relu, "relu2": lambda x: _relu(x) * _relu(x)}
+def _relu2(x: Floats) -> Floats:
+    result: Floats = np.square(_relu(x))
+    return result
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "relu": _relu, "relu2": _relu2}
 
 
 def _capped(x: Floats, cap: float) -> Floats:
@@ -236,6 +245,16 @@ def _project(matrix: Floats, bias: Floats | None, x: Floats) -> Floats:
 def _normed(x: Floats, weight: Floats | None, epsilon: float) -> Floats:
     """Return the norm of x; x where the model has no such norm."""
     return x if weight is None else _rms_norm(x, weight, epsilon)
+
+
+def _placed_heads(weights: Weights, layer: Layer, x: Floats, norm: Floats | None, position: int) -> Floats:
+    """Return queries or keys, f32[n * head_dim], normalized and rotated in the architecture's order."""
+    hyper, switches = weights.hyper, weights.switches
+    if not switches.norms_after_rope:
+        x = _normed_heads(x, norm, hyper)
+    if layer.turns is not None:
+        x = _rotate(x, position, hyper, layer.turns, interleaved=switches.rope_interleaved)
+    return _normed_heads(x, norm, hyper) if switches.norms_after_rope else x
 
 
 def _normed_heads(x: Floats, weight: Floats | None, hyper: Hyperparameters) -> Floats:

@@ -27,6 +27,7 @@ _KEYS = frozenset(
 )
 
 _MAX_WIDTH = 2**24
+_MAX_LOOPS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Hyperparameters:
         n_ff_shared: Width of the expert that all tokens go through; 0 where there is none.
         n_dense: Layers from the first on that have a feed-forward block instead of experts.
         has_attention: By layer: whether it has attention.
+        n_loops: How many times the file's layers run, one pass after another. The passes' layers count as layers, whose
+            weights are the same.
     """
 
     architecture: str
@@ -63,6 +66,12 @@ class Hyperparameters:
     n_ff_shared: int
     n_dense: int
     has_attention: tuple[bool, ...]
+    n_loops: int
+
+    @property
+    def n_block(self) -> int:
+        """How many layers the file has."""
+        return self.n_layer // self.n_loops
 
     @property
     def n_attention(self) -> int:
@@ -107,12 +116,13 @@ def read_hyperparameters(
         raise ModelFormatError(f"{path}: it has no matrix 'token_embd.weight'; download the file again")
     if info.rms_epsilon is None:
         refuse_missing(gguf, f"{name}.attention.layer_norm_rms_epsilon")
+    n_loops = get_int(gguf, f"{name}.num_loops", at_least=1, at_most=_MAX_LOOPS) or 1
     has_attention = tuple(n > 0 or not is_hybrid for n in info.n_head_kv)
     hyper = Hyperparameters(
         architecture=name,
         n_vocab=embedding.shape[1],
         n_embd=positive(gguf, "embedding_length", info.n_embd),
-        n_layer=positive(gguf, "block_count", info.n_layer),
+        n_layer=positive(gguf, "block_count", info.n_layer) * n_loops,
         n_head=in_all_layers(gguf, "attention.head_count", info.n_head),
         n_head_kv=in_all_layers(gguf, "attention.head_count_kv", tuple(compress(info.n_head_kv, has_attention))),
         head_dim=positive(gguf, "attention.key_length", info.key_length),
@@ -122,7 +132,8 @@ def read_hyperparameters(
         rope_base=info.rope_base,
         rms_epsilon=info.rms_epsilon,
         **_experts(gguf, info),
-        has_attention=has_attention,
+        has_attention=has_attention * n_loops,
+        n_loops=n_loops,
     )
     if hyper.n_head % hyper.n_head_kv or hyper.n_rot % 2 or hyper.n_rot > hyper.head_dim:
         raise ModelFormatError(

@@ -88,8 +88,8 @@ enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
  * those that were chosen. */
 enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
 
-/* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the greater
- * of g and 0, or the square of that. */
+/* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the
+ * greater of g and 0, or the square of that. */
 enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3 };
 
 /* The shape of a model, and the switches by which architectures differ. */
@@ -126,6 +126,10 @@ typedef struct ec_config {
   float glu_limit;         /* l: gates g become min(g, l) * sigmoid(glu_slope * min(g, l)), and what they multiply, u,
                               becomes 1 + u, where u is kept from -l to l; 0: they do not */
   float glu_slope;
+  int32_t norms_after_rope; /* norms of queries and keys stand behind their rotation (1) or before it (0) */
+  int32_t early_router;     /* a router reads what enters its layer (1) or what its experts read (0) */
+  int32_t norm_period;      /* behind each group of so many layers but the last, the residual stream goes through the
+                               norm before the output; 0: nowhere */
 } ec_config;
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */

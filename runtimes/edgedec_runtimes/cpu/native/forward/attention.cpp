@@ -57,8 +57,8 @@ void Run::add_output_bias(int thread, const Layer &layer, const std::vector<int3
   end_stage(thread, EC_OP_ATTN_OUT);
 }
 
-// Add biases, apply the norms of heads, rotate, and write the keys and values to the cache. A piece is one key-value
-// head of some rows: neighbours, as the keys of 16 tokens share cache lines.
+// Add biases, apply the norms of heads and rotate (in the architecture's order), and write the keys and values to the
+// cache. A piece is one key-value head of some rows: neighbours, as the keys of 16 tokens share cache lines.
 void Run::write_keys_and_values(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
   const int n = (int)rows.size(), n_together = n > KEY_BLOCK ? KEY_BLOCK : 4;
   if (c_.wide_norms) {
@@ -110,11 +110,15 @@ void Run::prepare_head(float *x, const std::vector<float> &bias, int32_t head, c
                   const float *cos_sin, float *memory) {
   const int32_t d = c_.head_dim;
   if (!bias.empty()) k_.add(x, bias.data() + head * d, 1.0f, d);
+  const auto rotate = [&] {
+    if (cos_sin != nullptr) k_.rope(x, cos_sin, c_.n_rot, c_.rope_interleaved != 0);
+  };
+  if (c_.norms_after_rope) rotate();
   if (!weight.empty()) {
     k_.rms_norm(x, weight.data(), c_.rms_epsilon, d, memory);
     memcpy(x, memory, (size_t)d * sizeof(float));
   }
-  if (cos_sin != nullptr) k_.rope(x, cos_sin, c_.n_rot, c_.rope_interleaved != 0);
+  if (!c_.norms_after_rope) rotate();
 }
 
 // Return what a query at a position is multiplied by, so that attention stays as sharp over long texts.

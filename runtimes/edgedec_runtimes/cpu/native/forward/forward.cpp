@@ -64,7 +64,9 @@ void Run::operator()(int thread) {
   end_stage(thread, EC_OP_OTHER);
   copy_taps(thread, -1);
   for (int32_t l = 0; l < c_.n_layer; ++l) {
+    if (c_.early_router) keep_entering(thread, plan_.mlp(l));
     if (!attention_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
+    if (c_.norm_period != 0 && (l + 1) % c_.norm_period == 0 && l + 1 < c_.n_layer) norm_states(thread, l, memory);
     copy_taps(thread, l);
   }
   logits(thread, memory);
@@ -138,6 +140,17 @@ const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const
                [&](int64_t piece) { group(m_.normed.view(), piece * GROUP_ROWS); });
   end_stage(thread, EC_OP_NORM);
   return m_.normed.view();
+}
+
+// Put the states behind layer l through the norm that stands before the output.
+void Run::norm_states(int thread, int32_t l, float *memory) {
+  stages_.each(thread, plan_.n_rows, [&](int64_t r) {
+    if (plan_.items[plan_.rows[(size_t)r].item].first_layer > l) return;
+    float *x = m_.x.data() + r * c_.n_embd;
+    k_.rms_norm(x, m_.output_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
+    memcpy(x, memory, (size_t)c_.n_embd * sizeof(float));
+  });
+  end_stage(thread, EC_OP_NORM);
 }
 
 // Normalize what a layer's attention reads: rows of x, or, of a draft head, the embedding and the feature of each pair.
@@ -265,7 +278,7 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   const Activations &normed = block_input(thread, layer.around_ffn, rows, layer.vectors[EC_FFN_NORM], memory);
   const Matrix &down = layer.matrices[EC_DOWN];
   if (layer.has_experts()) {
-    route(thread, l, normed, (int64_t)rows.size(), memory);
+    route(thread, l, c_.early_router ? m_.early.view() : normed, (int64_t)rows.size(), memory);
     if (!mix(thread, l, normed, (int64_t)rows.size(), memory)) return false;
   }
   if (down.n_rows != 0) gate_and_up(thread, layer, normed, (int64_t)rows.size(), memory);

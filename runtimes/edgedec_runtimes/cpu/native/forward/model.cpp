@@ -49,6 +49,8 @@ void check_config(const ec_config &c) {
           "the factor of experts is not a positive number");
   require(c.glu_limit == 0.0f || (isfinite(c.glu_slope) && c.glu_slope > 0),
           "the slope of gates is not a positive number");
+  require(!c.wide_norms || !c.norms_after_rope, "norms over all heads stand behind the rotation");
+  require(c.norm_period >= 0, "the period of norms is negative");
   require(c.sliding_window >= 0 && c.temperature_tokens >= 0, "the sliding window or a number of tokens is negative");
   for (float f : {c.rms_epsilon, c.embedding_scale, c.residual_scale, c.logit_scale, c.attention_scale})
     require(isfinite(f) && f > 0, "a factor of the model is not a positive number");
@@ -99,6 +101,7 @@ void ec_model::check_experts(const Layer &layer) const {
   require_matrix(m[EC_GATE_EXPERTS], "ffn_gate_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
   require_matrix(m[EC_UP_EXPERTS], "ffn_up_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
   require_matrix(m[EC_DOWN_EXPERTS], "ffn_down_exps", (int64_t)c.n_expert * c.n_embd, c.n_ff_expert);
+  require(!c.early_router || m[EC_SHARED_ROUTER].n_rows == 0, "a shared expert has a score, and routers are early");
   if (m[EC_SHARED_ROUTER].n_rows != 0) require_matrix(m[EC_SHARED_ROUTER], "ffn_gate_inp_shexp", 1, c.n_embd);
   require_vector(layer.vectors[EC_EXPERT_BIAS], "exp_probs_b", c.n_expert, true);
   require_vector(layer.vectors[EC_ROUTER_BIAS], "ffn_gate_inp.bias", c.n_expert, true);
@@ -151,8 +154,8 @@ void ec_model::finish() {
             "the frequencies of rotations are missing or of another number");
   }
   const int64_t n_normed_q = c.wide_norms ? n_q() : c.head_dim, n_normed_k = c.wide_norms ? n_kv() : c.head_dim;
-  // normed, attended, gated, pairs, those that experts read, and their gated, convolved
-  bool quantized[7] = {}, floats[7] = {};
+  // normed, attended, gated, pairs, those that experts read, and their gated, convolved, entering
+  bool quantized[8] = {}, floats[8] = {};
   int32_t n_of_kind[2] = {};  // layers with attention, with a convolution
   const auto note = [&](int which, const Matrix &m) {
     if (m.n_rows != 0) (is_float_type(m.type) ? floats : quantized)[which] = true;
@@ -175,7 +178,8 @@ void ec_model::finish() {
       require_matrix(m[EC_DOWN], "ffn_down", c.n_embd, n_ff);
     }
     for (int i : {EC_Q, EC_K, EC_V}) note(paired ? 3 : 0, m[i]);
-    for (int i : {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(0, m[i]);
+    for (int i : {EC_GATE, EC_UP, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(0, m[i]);
+    note(c.early_router ? 7 : 0, m[EC_ROUTER]);
     for (int i : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(4, m[i]);
     note(layer.convolves() ? 6 : 1, m[EC_ATTN_OUT]);
     for (const RowConvolution *convolution : {&layer.around_attention, &layer.around_ffn}) {
@@ -215,6 +219,7 @@ void ec_model::finish() {
   attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);
   if (n_of_kind[1] > 0) convolved = ActivationBuffer(max_rows, c.n_embd, quantized[6], floats[6]);
   gated = ActivationBuffer(max_rows, std::max(c.n_ff, c.n_ff_shared), quantized[2], floats[2]);
+  if (c.early_router) early = ActivationBuffer(max_rows, c.n_embd, quantized[7], floats[7]);
   require(c.n_expert == 0 || !streamer.started() || experts.started(), "the experts are not set up for streaming");
   if (c.n_expert != 0) {
     routings.resize(layers.size());
