@@ -97,6 +97,8 @@ TILE_TYPES = frozenset(
         GGMLType.TQ1_0,
         GGMLType.TQ2_0,
         GGMLType.MXFP4,
+        GGMLType.Q1_0,
+        GGMLType.Q2_0,
     }
 )
 
