@@ -54,13 +54,14 @@ def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
     """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
     whole, chosen = read_gguf(gguf.paths[0]), own(options)
     gguf, library = usual_tensors(gguf, network), native()
+    matrices = {placed.tensor.name: placed.tensor for placed in network.matrices}  # layers of several passes share them
     tensors = tuple(
         TileTensor(
             t.name,
             library.ec_tile_bytes(t.type, t.shape[1], t.shape[0]),
             unit_bytes=library.ec_tile_bytes(t.type, _TILE_ROWS, t.shape[0]),
         )
-        for t in (placed.tensor for placed in network.matrices)
+        for t in matrices.values()
     )
     return Job(
         gguf,
