@@ -12,6 +12,7 @@ from edgedec.plugins import ARCHITECTURES, is_own, load_plugin, plugins
 from edgedec_runtimes.architectures.architecture import Architecture, Switches
 from edgedec_runtimes.architectures.fused import unfused
 from edgedec_runtimes.architectures.header import Header
+from edgedec_runtimes.architectures.nextn import without_nextn
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters, read_hyperparameters
 
 
@@ -55,6 +56,7 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
         raise PluginError(
             f"the plug-in {name!r} is no architecture but of the type {type(architecture).__name__}; remove its package"
         )
+    gguf = without_nextn(gguf)
     info = describe(gguf)
     hyper = read_hyperparameters(gguf, info, runtime, architecture.keys, is_hybrid=architecture.is_hybrid)
     switches = architecture.switches(Header(gguf, info, hyper))
@@ -62,9 +64,12 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
 
 
 def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
-    """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts."""
+    """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts.
+
+    Layers that only predict further tokens (nextn) are left out.
+    """
     architecture: Architecture = load_plugin(ARCHITECTURES, hyper.architecture)
-    return unfused(_renamed(gguf, architecture.renamed), hyper)
+    return unfused(_renamed(without_nextn(gguf), architecture.renamed), hyper)
 
 
 def _renamed(gguf: GGUF, names: Mapping[str, str]) -> GGUF:
