@@ -178,10 +178,7 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     cores = cores_to_pin(n_threads)
     if cores:
         keep_to_cores(cores)
-    names = [field[0] for field in Config._fields_]
-    numbers = {name: getattr(network if hasattr(network, name) else network.switches, name) for name in names}
-    config = Config(**numbers | {"expert_gating": GATINGS[network.switches.expert_gating]})
-    handle = ctypes.c_void_p()
+    config, handle = config_of(network), ctypes.c_void_p()
     code = native().ec_model_create(
         ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)
     )
@@ -189,8 +186,23 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     return handle
 
 
+def config_of(network: Network) -> Config:
+    """Return the sizes and switches of a network as the native library takes them."""
+    names = [field[0] for field in Config._fields_]
+    numbers = {name: getattr(network if hasattr(network, name) else network.switches, name) for name in names}
+    return Config(**numbers | {"expert_gating": GATINGS[network.switches.expert_gating]})
+
+
 def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles, n_ctx: int) -> None:
     """Give a native model its weights, and rotations for contexts of n_ctx tokens. The tiles must outlive the model."""
+    set_weights(handle, gguf, network, tiles, n_ctx)
+    check(native().ec_model_finish(handle), str(gguf.paths[0]))
+
+
+def set_weights(
+    handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles, n_ctx: int
+) -> None:
+    """Give a native model its weights and rotations, as attach() does, without finishing the model."""
     library = native()
     if isinstance(tiles, StreamedTiles):
         tiles.attach(handle, network)
@@ -205,7 +217,6 @@ def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles |
         code = library.ec_model_set_vector(handle, placed.which, placed.layer, address(values), len(values))
         check(code, placed.tensor.name)
     _set_positions(handle, gguf, network, n_ctx)
-    check(library.ec_model_finish(handle), str(gguf.paths[0]))
 
 
 def _set_positions(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int) -> None:
@@ -225,8 +236,8 @@ def _set_positions(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx:
 def rarely_read(network: Network) -> TensorInfo | None:
     """Return the embedding matrix if it is not the output matrix as well; a forward reads a row of it for a token."""
     placed = {matrix.which: matrix.tensor for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
-    embedding, output = placed[EMBEDDING], placed.get(OUTPUT)
-    return None if output is None or output.name == embedding.name else embedding
+    embedding, output = placed.get(EMBEDDING), placed.get(OUTPUT)
+    return None if embedding is None or output is None or output.name == embedding.name else embedding
 
 
 def bytes_by_type(network: Network) -> dict[GGMLType, int]:

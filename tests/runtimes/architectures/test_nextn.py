@@ -82,7 +82,5 @@ def test_a_count_above_the_layers_is_refused(tmp_path: Path) -> None:
     """By its name, wherever it is read."""
     path = write_gguf(tmp_path / "m.gguf", nextn_metadata(TINY) | {"qwen3.nextn_predict_layers": 4}, {})
     for read in (without_nextn, nextn_layer):
-        with pytest.raises(
-            ModelFormatError, match=r"'qwen3.nextn_predict_layers' is 4, expected .* from 0 to 3"
-        ):
+        with pytest.raises(ModelFormatError, match=r"'qwen3.nextn_predict_layers' is 4, expected .* from 0 to 3"):
             read(read_gguf(path))
