@@ -22,8 +22,7 @@ IN_PLACE = {
 }
 """Tensors that a nextn layer may have, and those of the model that they take the place of."""
 # What says by a layer's number what a layer is: of one layer with attention, and with experts where the model has any.
-_ALONE: dict[str, Value] = {"full_attention_interval": 1, "leading_dense_block_count": 0}
-_STATES = "attention.recurrent_layers"
+_ALONE: dict[str, Value] = {"leading_dense_block_count": 0, "attention.recurrent_layers": 0}
 
 
 def without_nextn(gguf: GGUF) -> GGUF:
@@ -63,8 +62,8 @@ def nextn_model(gguf: GGUF) -> GGUF:
         if prefix == name and isinstance(value, GGUFArray) and not rest.startswith("rope.") and len(value) >= n_layer:
             metadata[key] = _of_layer(value, n_layer)
     metadata |= {f"{name}.{key}": value for key, value in _ALONE.items() if f"{name}.{key}" in metadata}
-    if f"{name}.{_STATES}" in metadata:
-        metadata[f"{name}.{_STATES}"] = 0
+    if f"{name}.ssm.state_size" in metadata:  # else only some layers have attention
+        metadata[f"{name}.full_attention_interval"] = 1
     replaced = {other for short, other in IN_PLACE.items() if f"blk.{n_layer}.{short}" in gguf.tensors}
     kept = {key: tensor for key, tensor in gguf.tensors.items() if key not in replaced}
 

@@ -14,14 +14,18 @@ from edgedec.gguf.file import GGUF, HEADER_NAME, TensorInfo, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
+from edgedec_runtimes.architectures.architecture import Recurrence
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
+    ACTIVATIONS,
     GATINGS,
     KERNEL_ROWS,
     LAYER_SLIDES,
     LAYER_UNROTATED,
+    STATE_RULES,
     Config,
+    LayerShape,
     address,
     check,
     forced_instruction_set,
@@ -29,7 +33,7 @@ from edgedec_runtimes.cpu.library import (
     native,
     native_handle,
 )
-from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
+from edgedec_runtimes.cpu.network import EMBEDDING, MIXERS, OUTPUT, Network
 from edgedec_runtimes.cpu.options import own
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
@@ -188,9 +192,32 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
 
 def config_of(network: Network) -> Config:
     """Return the sizes and switches of a network as the native library takes them."""
-    names = [field[0] for field in Config._fields_]
-    numbers = {name: getattr(network if hasattr(network, name) else network.switches, name) for name in names}
-    return Config(**numbers | {"expert_gating": GATINGS[network.switches.expert_gating]})
+    switches = network.switches
+    coded = _state_numbers(switches.recurrence) | {
+        "activation": ACTIVATIONS[switches.activation],
+        "expert_gating": GATINGS[switches.expert_gating],
+    }
+    names = [field[0] for field in Config._fields_ if field[0] not in coded]
+    numbers = {name: getattr(network if hasattr(network, name) else switches, name) for name in names}
+    return Config(**numbers | coded)
+
+
+def _state_numbers(recurrence: Recurrence | None) -> dict[str, int]:
+    """Return the fields of Config about recurrent states."""
+    names = ("state_rule", "n_state_head", "n_state_key_head", "n_state_key", "n_state_value", "state_tiled")
+    if recurrence is None:
+        return dict.fromkeys(names, 0)
+    r = recurrence
+    sizes = (STATE_RULES[r.rule], r.n_head, r.n_key_head, r.n_key, r.n_value, int(r.tiled))
+    return dict(zip(names, sizes, strict=True))
+
+
+def _native_shape(network: Network, layer: int) -> LayerShape:
+    """Return a layer's shape and what is special about it."""
+    shape, switches = network.layers[layer], network.switches
+    flags = LAYER_SLIDES * switches.slides(layer) + LAYER_UNROTATED * (not switches.rotates(layer))
+    sizes = (shape.n_head, shape.n_head_kv, shape.head_dim, network.dense_width(layer), shape.kv_from)
+    return LayerShape(flags, MIXERS[shape.mixer], *sizes)
 
 
 def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles, n_ctx: int) -> None:
@@ -204,6 +231,8 @@ def set_weights(
 ) -> None:
     """Give a native model its weights and rotations, as attach() does, without finishing the model."""
     library = native()
+    layers = (LayerShape * network.n_layer)(*(_native_shape(network, layer) for layer in range(network.n_layer)))
+    check(library.ec_model_set_layers(handle, layers), str(gguf.paths[0]))
     if isinstance(tiles, StreamedTiles):
         tiles.attach(handle, network)
     else:
@@ -214,19 +243,21 @@ def set_weights(
             raise ModelFormatError(
                 f"{gguf.paths[0]}: tensor {placed.tensor.name!r} holds what is no number; download the file again"
             )
+        if placed.tensor.name.endswith("ssm_a") and (values > 0).any():
+            raise ModelFormatError(
+                f"{gguf.paths[0]}: tensor {placed.tensor.name!r} holds {values.max()}, expected rates of at most 0; "
+                "download the file again"
+            )
         code = library.ec_model_set_vector(handle, placed.which, placed.layer, address(values), len(values))
         check(code, placed.tensor.name)
-    _set_positions(handle, gguf, network, n_ctx)
+    _set_ropes(handle, gguf, network, n_ctx)
 
 
-def _set_positions(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int) -> None:
-    """Set which layers see a window, which rotate, and how fast."""
-    switches, flags = network.switches, np.zeros(network.n_layer, np.uint8)
-    for layer in range(network.n_layer):
-        flags[layer] = LAYER_SLIDES * switches.slides(layer) + LAYER_UNROTATED * (not switches.rotates(layer))
-    check(native().ec_model_set_layers(handle, address(flags)), str(gguf.paths[0]))
+def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int) -> None:
+    """Set how fast layers rotate queries and keys."""
+    switches = network.switches
     for sliding, rope in enumerate((switches.rope, switches.rope_sliding)):
-        if rope is not None:
+        if rope is not None and rope.n_rot:
             found = turns_in(gguf, rope, n_ctx)
             speeds = np.ascontiguousarray(found.frequencies)
             code = native().ec_model_set_rope(handle, sliding, address(speeds), len(speeds), found.magnitude)

@@ -5,6 +5,7 @@ The reference runtime refuses a metadata key or a tensor that it does not know, 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,14 @@ from edgedec.gguf.file import GGUF, GGMLType
 from edgedec_runtimes.architectures.architecture import Switches
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS, Turns, turns_in
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters
+from edgedec_runtimes.reference.recurrent import RecurrentWeights
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, RECURRENT, Hyperparameters
 
+_MAY_LACK = (
+    *("attn_norm", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm"),
+    *("attn_output_bias", "sinks", "attn_post_norm", "kernels"),
+)
+_CONVOLVED = ("shortconv.c", "shortconv.b", "shortconv.x", "shortconv.out_proj")
 _DTYPES: dict[GGMLType, np.dtype[np.floating]] = {GGMLType.F32: np.dtype("<f4"), GGMLType.F16: np.dtype("<f2")}
 
 
@@ -24,8 +31,11 @@ class Layer:
     """One layer; matrices are f32[n_out, n_in], norms and biases f32[n], None where the model has none.
 
     Attributes:
+        q, attn_output: Empty where the layer has neither attention nor a convolution.
+        k, v: None where the layer reads the keys and values of another one.
         sinks: For each head a score that has a part in the softmax, and no value.
-        gate, up, down: The feed-forward block, or, in a layer with experts, the one that all tokens go through.
+        gate, up, down: The feed-forward block, or, in a layer with experts, the one that all tokens go through; `gate`
+            and `expert_gate` are None in networks without gates.
         router: Scores experts; None in a layer without.
         shared_router: Scores the expert that all tokens go through.
         expert_bias: What is added to the gates of experts only to choose them.
@@ -34,13 +44,14 @@ class Layer:
         expert_gate, expert_up, expert_down: f32[n_expert, n_out, n_in].
         turns: How queries and keys are rotated; None where they are not.
         window: How many tokens the layer sees; 0 for all.
+        recurrence: Of a layer with a recurrent state.
         kernels: Of a layer with a short convolution, f32[n_embd, length]: q, k and v are then its C, B and x.
     """
 
     attn_norm: NDArray[np.float32] | None
     q: NDArray[np.float32]
-    k: NDArray[np.float32]
-    v: NDArray[np.float32]
+    k: NDArray[np.float32] | None
+    v: NDArray[np.float32] | None
     q_bias: NDArray[np.float32] | None
     k_bias: NDArray[np.float32] | None
     v_bias: NDArray[np.float32] | None
@@ -50,6 +61,7 @@ class Layer:
     attn_output_bias: NDArray[np.float32] | None
     sinks: NDArray[np.float32] | None
     attn_post_norm: NDArray[np.float32] | None
+    kernels: NDArray[np.float32] | None
     ffn_norm: NDArray[np.float32] | None
     gate: NDArray[np.float32] | None
     up: NDArray[np.float32] | None
@@ -67,7 +79,7 @@ class Layer:
     expert_down: NDArray[np.float32] | None
     turns: Turns | None
     window: int
-    kernels: NDArray[np.float32] | None
+    recurrence: RecurrentWeights | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,7 @@ class Weights:
         for layer in self.layers:
             found = (getattr(layer, field.name) for field in fields(layer))
             yield from (array for array in found if isinstance(array, np.ndarray))
+            yield from layer.recurrence.arrays() if layer.recurrence is not None else ()
         yield self.output_norm
         if self.output is not self.embedding:
             yield self.output
@@ -169,55 +182,100 @@ def read_weights(found: Described, n_ctx: int) -> Weights:
 
 
 def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
-    h, switches, take, maybe = found.hyper, found.switches, reader.take, reader.maybe
-    p, n_q, n_kv, kernels = f"blk.{i}", h.n_head * h.head_dim, h.n_kv, None
-    names = ("attn_q", "attn_k", "attn_v", "attn_output")
-    n_normed = (n_q, n_kv) if switches.wide_norms else (h.head_dim, h.head_dim)
-    if not h.has_attention[i]:
-        n_q = n_kv = h.n_embd
-        names = ("shortconv.c", "shortconv.b", "shortconv.x", "shortconv.out_proj")
-        kernels = take(f"{p}.shortconv.conv.weight", h.n_embd, switches.convolution_length)
+    h, switches, maybe = found.hyper, found.switches, reader.maybe
+    has_mlp = h.has_mlp(i)
     return Layer(
-        attn_norm=maybe(i, "attn_norm.weight", h.n_embd),
-        q=take(f"{p}.{names[0]}.weight", n_q, h.n_embd),
-        k=take(f"{p}.{names[1]}.weight", n_kv, h.n_embd),
-        v=take(f"{p}.{names[2]}.weight", n_kv, h.n_embd),
-        q_bias=maybe(i, "attn_q.bias", n_q),
-        k_bias=maybe(i, "attn_k.bias", n_kv),
-        v_bias=maybe(i, "attn_v.bias", n_kv),
-        q_norm=maybe(i, "attn_q_norm.weight", n_normed[0]),
-        k_norm=maybe(i, "attn_k_norm.weight", n_normed[1]),
-        attn_output=take(f"{p}.{names[3]}.weight", h.n_embd, n_q),
-        attn_output_bias=maybe(i, "attn_output.bias", h.n_embd),
-        sinks=maybe(i, "attn_sinks.weight", h.n_head),
-        attn_post_norm=maybe(i, "post_attention_norm.weight", h.n_embd),
-        ffn_norm=maybe(i, "ffn_norm.weight", h.n_embd),
-        **_read_dense(reader, h, i),
-        **_read_experts(reader, h, i),
-        ffn_post_norm=maybe(i, "post_ffw_norm.weight", h.n_embd),
+        **_read_mixer(reader, found, i),
+        ffn_norm=maybe(i, "ffn_norm.weight", h.n_embd) if has_mlp else None,
+        **_read_dense(reader, h, i, ungated=switches.ungated),
+        **_read_experts(reader, h, i, ungated=switches.ungated),
+        ffn_post_norm=maybe(i, "post_ffw_norm.weight", h.n_embd) if has_mlp else None,
         turns=turns_in(found.gguf, switches.rope_of(i), n_ctx) if switches.rotates(i) else None,
         window=switches.sliding_window if switches.slides(i) else 0,
-        kernels=kernels,
+        recurrence=_read_recurrence(reader, found, i),
     )
 
 
-def _read_dense(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
+def _read_mixer(reader: _Reader, found: Described, i: int) -> dict[str, Any]:
+    """Return the fields of Layer about its attention or convolution; None for vectors that it does not have."""
+    h, shape, maybe, p = found.hyper, found.hyper.layers[i], reader.maybe, f"blk.{i}"
+    d, is_attention = h.n_embd, shape.has(ATTENTION)
+    n_q, n_kv = (shape.n_q, shape.n_kv) if is_attention else (d, d)
+    q, k, v, out = ("attn_q", "attn_k", "attn_v", "attn_output") if is_attention else _CONVOLVED
+    normed = (n_q, n_kv) if found.switches.wide_norms else (shape.head_dim, shape.head_dim)
+    read: dict[str, Any] = dict.fromkeys(_MAY_LACK)
+    if shape.mixer != NO_MIXER:
+        read |= {"attn_norm": maybe(i, "attn_norm.weight", d)}
+    if shape.mixer in (NO_MIXER, RECURRENT):
+        return read | {"q": np.zeros((0, d), np.float32), "attn_output": np.zeros((d, 0), np.float32)}
+    read |= {
+        "q": reader.take(f"{p}.{q}.weight", n_q * (2 if found.switches.attention_gate and is_attention else 1), d),
+        "attn_output": reader.take(f"{p}.{out}.weight", d, n_q),
+        "attn_post_norm": maybe(i, "post_attention_norm.weight", d),
+    }
+    if not is_attention or h.stores_kv(i):
+        read |= {name: reader.take(f"{p}.{of}.weight", n_kv, d) for name, of in (("k", k), ("v", v))}
+    if not is_attention:
+        return read | {"kernels": reader.take(f"{p}.shortconv.conv.weight", d, found.switches.convolution_length)}
+    return read | {
+        "q_bias": maybe(i, "attn_q.bias", n_q),
+        "k_bias": maybe(i, "attn_k.bias", n_kv),
+        "v_bias": maybe(i, "attn_v.bias", n_kv),
+        "q_norm": maybe(i, "attn_q_norm.weight", normed[0]),
+        "k_norm": maybe(i, "attn_k_norm.weight", normed[1]),
+        "attn_output_bias": maybe(i, "attn_output.bias", d),
+        "sinks": maybe(i, "attn_sinks.weight", shape.n_head),
+    }
+
+
+def _read_recurrence(reader: _Reader, found: Described, i: int) -> RecurrentWeights | None:
+    """Return the weights of a layer with a recurrent state; None for a layer without."""
+    sizes, d, p = found.switches.recurrence, found.hyper.n_embd, f"blk.{i}"
+    if sizes is None or not found.hyper.has_mixer(i, RECURRENT):
+        return None
+    beta, is_space = f"{p}.ssm_beta.weight", sizes.rule == "space"
+    is_joined = not is_space and beta not in reader.left
+    norm = reader.maybe(i, "ssm_norm.weight", sizes.n_norm)
+    return RecurrentWeights(
+        mix=reader.take(f"{p}.ssm_mix.weight", sizes.n_column, d),
+        gate=reader.take(f"{p}.ssm_gate.weight", sizes.n_values, d),
+        alpha=reader.take(f"{p}.ssm_alpha.weight", sizes.n_head * (2 if is_joined else 1), d),
+        beta=None if is_space or is_joined else reader.take(beta, sizes.n_head, d),
+        output=reader.take(f"{p}.ssm_out.weight", d, sizes.n_values),
+        kernels=reader.take(f"{p}.ssm_conv1d.weight", sizes.n_column, sizes.length),
+        kernel_bias=reader.take(f"{p}.ssm_conv1d.bias", sizes.n_column) if is_space else None,
+        bias=reader.take(f"{p}.ssm_dt.bias", sizes.n_head),
+        rate=reader.take(f"{p}.ssm_a", sizes.n_head),
+        norm=norm,
+        passed=reader.take(f"{p}.ssm_d", sizes.n_head) if is_space else None,
+    )
+
+
+def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -> dict[str, NDArray[np.float32] | None]:
     """Return the matrices of a layer's feed-forward block, or of the expert that all tokens go through."""
-    width, suffix = (h.n_ff_shared, "_shexp") if h.has_experts(i) else (h.n_ff, "")
+    width, suffix = h.dense_width(i), "_shexp" if h.has_experts(i) else ""
     if not width:
         return dict.fromkeys(("gate", "up", "down"))
     sizes = {"gate": (width, h.n_embd), "up": (width, h.n_embd), "down": (h.n_embd, width)}
-    return {name: reader.take(f"blk.{i}.ffn_{name}{suffix}.weight", *size) for name, size in sizes.items()}
+    if ungated:
+        del sizes["gate"]
+    return {"gate": None} | {
+        name: reader.take(f"blk.{i}.ffn_{name}{suffix}.weight", *size) for name, size in sizes.items()
+    }
 
 
-def _read_experts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, NDArray[np.float32] | None]:
+def _read_experts(
+    reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool
+) -> dict[str, NDArray[np.float32] | None]:
     """Return the matrices of a layer's experts and their routers; None for those that it does not have."""
     p, n, d, names = f"blk.{i}", h.n_expert, h.n_embd, ("expert_gate", "expert_up", "expert_down")
     biases = ("router_bias", *(f"{name}_bias" for name in names))
     if not h.has_experts(i):
         return dict.fromkeys((*names, *biases, "router", "shared_router", "expert_bias"))
     sizes = {"gate": (h.n_ff_expert, d), "up": (h.n_ff_expert, d), "down": (d, h.n_ff_expert)}
-    found: dict[str, NDArray[np.float32] | None] = {
+    if ungated:
+        del sizes["gate"]
+    found: dict[str, NDArray[np.float32] | None] = {"expert_gate": None, "expert_gate_bias": None} | {
         f"expert_{name}": reader.take(f"{p}.ffn_{name}_exps.weight", n * rows, columns).reshape(n, rows, columns)
         for name, (rows, columns) in sizes.items()
     }

@@ -3,10 +3,6 @@
 A matrix joins the embedding of a token and the state that the model had one position before, after its last norm. The
 result goes through a layer like the model's own, with a KV cache of its own. The normed output scores the token that
 follows, and takes the place of the model's state when drafting goes on (multi-token prediction, arXiv:2412.19437).
-
-A head of such a file drafts the first tokens of the vocabulary only, where that is large: tokenizers number tokens in
-the order in which they were found, so the frequent ones come first, and their rows of the model's output matrix lie
-together.
 """
 
 import numpy as np
@@ -19,11 +15,9 @@ from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.gguf_values import HeadFile
 from edgedec_runtimes.trained_heads.head import Head
+from edgedec_runtimes.trained_heads.listed_tokens import n_listed
 from edgedec_runtimes.trained_heads.shapes import checked_head
 
-LISTED_TOKENS = 32768
-"""How many tokens a head drafts of a vocabulary that is more than twice as large; heads that are trained list as
-many."""
 _PARTS = {"joint": "nextn.eh_proj", "input_norm": "nextn.enorm", "hidden_norm": "nextn.hnorm"}
 _OWN = {"embedding": "token_embd.weight", "output": "output.weight"}
 
@@ -49,7 +43,6 @@ def read_nextn(gguf: GGUF) -> Head:
     in_place = {other for short, other in IN_PLACE.items() if f"blk.{number}.{short}" in gguf.tensors}
     tensors |= {part: of_layer.weight(name) for part, name in _OWN.items() if name in in_place}
     n_target = network.n_vocab
-    n_draft = LISTED_TOKENS if n_target > 2 * LISTED_TOKENS else n_target
     card = HeadCard(
         name=f"{get_text(gguf, 'general.name') or file.path.stem} nextn",
         n_embd=network.n_embd,
@@ -70,4 +63,4 @@ def read_nextn(gguf: GGUF) -> Head:
         joins=True,
     )
     head = checked_head(file.path, card, tensors, np.arange(n_target), n_taps=1, layers=layers)
-    return head.shortened(n_draft)
+    return head.shortened(n_listed(gguf, n_target))

@@ -54,7 +54,7 @@ def test_what_the_metadata_says_by_layer_is_the_layers(tmp_path: Path) -> None:
         "qwen3.attention.head_count_kv": np.array([5, 6, 7], np.int32),
         "qwen3.rope.dimension_sections": np.array([1, 2, 3, 4], np.int32),
         "qwen3.attention.recurrent_layers": np.array([True, True, False, True]),
-        "qwen3.full_attention_interval": 4,
+        "qwen3.ssm.state_size": 16,
         "qwen3.leading_dense_block_count": 1,
     }
     path = write_gguf(tmp_path / "m.gguf", nextn_metadata(TINY) | arrays, nextn_tensors(TINY))

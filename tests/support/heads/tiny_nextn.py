@@ -51,9 +51,8 @@ def nextn_tensors(tiny: Tiny, own: Sequence[str] = OWN[:1], n_nextn: int = 1) ->
 
 def nextn_metadata(tiny: Tiny, n_nextn: int = 1) -> dict[str, Any]:
     """Return the metadata of a model with nextn layers."""
-    found = tiny_metadata(tiny)
-    name = tiny.architecture
-    return found | {f"{name}.block_count": tiny.n_layer + n_nextn, f"{name}.nextn_predict_layers": n_nextn}
+    whole = tiny_metadata(replace(tiny, n_layer=tiny.n_layer + n_nextn))
+    return whole | {f"{tiny.architecture}.nextn_predict_layers": n_nextn}
 
 
 def write_nextn(path: Path, tiny: Tiny, own: Sequence[str] = OWN[:1], *, n_nextn: int = 1, alone: bool = False) -> Path:
@@ -120,7 +119,8 @@ class PlainNextn:
                 found |= {places[part]: tensor} if part in places else {}
             elif name.startswith(nextn):
                 found[f"blk.1.{short}"] = tensor
-        return write_gguf(self.folder / "layer.gguf", tiny_metadata(replace(self.tiny, n_layer=2)), found)
+        two = replace(self.tiny, n_layer=2, recurrent=tuple(layer for layer in self.tiny.recurrent if layer == 0))
+        return write_gguf(self.folder / "layer.gguf", tiny_metadata(two), found)
 
 
 def _floats(tensor: RawTensor) -> F64:

@@ -19,6 +19,7 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.weights.levels import LEVELS
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.random_blocks import random_blocks
+from support.models.state_spaces import StateSpace, mixer_keys, mixer_tensors
 from support.models.tiny_models import N_VOCAB, vocabulary
 
 FILE_SIZED = (
@@ -34,6 +35,8 @@ EXPORTED_TYPES = tuple(name for name in TILE_TYPES if GGMLType[name] in FLOATS o
 
 U8 = NDArray[np.uint8]
 _L_CACHE = 3  # of short convolutions
+_L_STATE = 4  # of those before recurrent states
+_DELTA = ("qwen35", "qwen35moe", "qwen3next")  # the gated delta rule
 Fused = dict[str, tuple[str, ...]]
 _QKV: Fused = {"attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight")}
 _GATE_UP: Fused = {"ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight")}
@@ -49,6 +52,9 @@ _VECTORS = {
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
     "lfm2": (*_INPUT_NORMS, *_QK_NORMS),
     "lfm2moe": (*_INPUT_NORMS, *_QK_NORMS),
+    "mamba2": ("attn_norm.weight",),
+    "nemotron_h": ("attn_norm.weight",),
+    "nemotron_h_moe": ("attn_norm.weight",),
     "gpt-oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight", "attn_output.bias", "attn_sinks.weight"),
     "olmo2": (*_QK_NORMS, *_POST_NORMS),
     "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
@@ -56,12 +62,15 @@ _VECTORS = {
     "qwen2moe": (*_INPUT_NORMS, *_BIASES),
     "qwen3": (*_INPUT_NORMS, *_QK_NORMS),
     "qwen3moe": (*_INPUT_NORMS, *_QK_NORMS),
+    **dict.fromkeys(_DELTA, ("attn_norm.weight", "post_attention_norm.weight", *_QK_NORMS)),
     "seed_oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight"),
 }
 # Which matrices its files keep as one, and of what parts.
 _FUSED = {"glm4": _GATE_UP, "phi3": _QKV | _GATE_UP}
 _DIVISORS = {"phi3": {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}}
 _HYBRID = ("lfm2", "lfm2moe")
+_UNGATED = ("nemotron_h", "nemotron_h_moe")
+_IN_FILES = {"falcon-h1": {"ffn_norm.weight": "ffn_norm"}}  # other names of vectors
 _WIDE_NORMS = ("olmo2", "olmoe")
 
 
@@ -79,10 +88,15 @@ class Tiny:
         rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
         sliding_window: Tokens that layers with a window see.
         convolutions: Layers that have a short convolution in place of attention.
+        recurrent: Layers that have a recurrent state in place of attention.
+        n_state_head, n_state_key_head, n_state: Heads with states, heads of their keys, and the width of both.
         n_rot: Elements of a head that are rotated; None for all.
         n_expert, n_expert_used: Experts of a layer and of a token; 0 for a feed-forward block.
         n_dense: Layers from the first on that have a feed-forward block instead of experts.
         n_ff_expert, n_ff_shared: The width of an expert, and of the one that all tokens go through.
+        parts: By layer, what it has: A (attention), M (a Mamba-2 mixer) and F (a feed-forward block); () for A and F.
+            The parts of later layers are the same again.
+        space: The sizes of the mixers.
         keys: More metadata keys, below the architecture's name.
     """
 
@@ -103,14 +117,24 @@ class Tiny:
     rope_scale: float = 1.0
     sliding_window: int = 8
     convolutions: tuple[int, ...] = ()
+    recurrent: tuple[int, ...] = ()
+    n_state_head: int = 4
+    n_state_key_head: int = 2
+    n_state: int = 64
     n_rot: int | None = None
     n_expert: int = 0
     n_expert_used: int = 0
     n_dense: int = 0
     n_ff_expert: int = 256
     n_ff_shared: int = 0
+    parts: tuple[str, ...] = ()
+    space: StateSpace = StateSpace()
     keys: tuple[tuple[str, Any], ...] = ()
     seed: int = 0
+
+    def has(self, layer: int, part: str) -> bool:
+        """Return whether a layer has a part; of a model whose layers have parts."""
+        return part in self.parts[layer % len(self.parts)]
 
     @property
     def gain(self) -> float:
@@ -118,11 +142,21 @@ class Tiny:
         return float(dict(self.keys).get("logit_scale", 1.0))
 
 
+_SECTIONS = np.array([3, 3, 2, 0], np.int32)
 _YARN = (
     *(("rope.scaling.type", "yarn"), ("rope.scaling.factor", 8.0)),
     *(("rope.scaling.original_context_length", 16), ("rope.scaling.yarn_beta_fast", 4.0)),
 )
 _LONGROPE = (("rope.scaling.attn_factor", 1.19), ("rope.scaling.original_context_length", 32))
+_GRANITE_4 = (
+    *(("attention.scale", 0.1), ("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
+    ("rope.scaling.finetuned", False),
+)
+_NEMOTRON_3 = (
+    *(("attention.layer_norm_epsilon", 1e-5), ("expert_shared_count", 1), ("expert_group_count", 1)),
+    *(("expert_group_used_count", 1), ("expert_gating_func", 2), ("expert_weights_norm", True)),
+    ("expert_weights_scale", 2.5),
+)
 ARCHITECTURES = {
     "llama": Tiny(),
     "llama3": Tiny(rope_factors=True, n_head_kv=1, tied=True),
@@ -169,6 +203,20 @@ ARCHITECTURES = {
     "qwen2moe": Tiny(
         "qwen2moe", n_head=8, n_head_kv=4, head_dim=32, n_expert=8, n_expert_used=4, n_ff_shared=512, seed=1
     ),
+    "qwen35": Tiny("qwen35", n_layer=4, recurrent=(0, 1, 3), n_rot=16, keys=(("rope.dimension_sections", _SECTIONS),)),
+    "qwen35moe": Tiny(
+        "qwen35moe",
+        n_layer=4,
+        recurrent=(0, 2, 3),
+        n_rot=32,
+        n_expert=8,
+        n_expert_used=4,
+        n_ff_shared=256,
+        keys=(("rope.dimension_sections", _SECTIONS),),
+    ),
+    "qwen3next": Tiny(
+        "qwen3next", n_layer=4, recurrent=(0, 1, 3), n_rot=32, n_expert=8, n_expert_used=4, n_ff_shared=256
+    ),
     "granitemoe": Tiny(
         "granitemoe",
         n_expert=12,
@@ -182,6 +230,40 @@ ARCHITECTURES = {
         n_ff_shared=256,
         keys=(("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
     ),
+    "granitehybrid": Tiny("granitehybrid", n_layer=4, parts=("MF", "AF", "MF", "MF"), keys=_GRANITE_4),
+    "granitehybrid-moe": Tiny(
+        "granitehybrid",
+        n_layer=3,
+        parts=("MF", "AF", "MF"),
+        n_expert=12,
+        n_expert_used=5,
+        n_ff_shared=256,
+        keys=_GRANITE_4,
+    ),
+    "falcon-h1": Tiny(
+        "falcon-h1", parts=("AMF",) * 2, space=StateSpace(n_inner=256, n_head=16, n_state=40, is_normed=False)
+    ),
+    "falcon-h1-normed": Tiny(
+        "falcon-h1", parts=("AMF",) * 2, space=StateSpace(n_inner=768, n_head=16, n_state=32, n_group=2)
+    ),
+    "nemotron_h": Tiny(
+        "nemotron_h",
+        n_layer=5,
+        parts=("M", "F", "A", "F", "M"),
+        space=StateSpace(n_group=2),
+        keys=(("attention.layer_norm_epsilon", 1e-5),),
+    ),
+    "nemotron_h_moe": Tiny(
+        "nemotron_h_moe",
+        n_layer=5,
+        parts=("M", "F", "A", "F", "M"),
+        space=StateSpace(n_group=4),
+        n_expert=8,
+        n_expert_used=6,
+        n_ff_shared=512,
+        keys=_NEMOTRON_3,
+    ),
+    "mamba2": Tiny("mamba2", n_layer=3, parts=("M",) * 3, space=StateSpace(n_group=2)),
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
 WINDOWED_EXAONE4 = Tiny(
@@ -193,11 +275,13 @@ WINDOWED_EXAONE4 = Tiny(
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
-_NOT_EXPORTED = ("lfm2", "phi3", "phi3-short")
-EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in _NOT_EXPORTED]
-"""Those that are exported to ONNX: not those with experts, with convolutions, or with other turns in long contexts."""
-_BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", *_HYBRID, "smollm3", "olmo2")
-UNIFORM = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in _BY_NUMBER]
+_NOT_EXPORTED = ("lfm2", "phi3", "phi3-short", "qwen35")
+EXPORTED = [
+    name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and not tiny.parts and name not in _NOT_EXPORTED
+]
+"""Those that are exported to ONNX: not those with experts, convolutions or states, or other turns in long contexts."""
+_BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", *_HYBRID, *_DELTA, "smollm3", "olmo2")
+UNIFORM = [name for name, tiny in ARCHITECTURES.items() if not tiny.parts and tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 
 
@@ -226,6 +310,15 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
     if tiny.convolutions:
         n_head_kv = [0 if i in tiny.convolutions else tiny.n_head_kv for i in range(tiny.n_layer)]
         keys |= {"attention.head_count_kv": np.array(n_head_kv, np.int32), "shortconv.l_cache": _L_CACHE}
+    if tiny.recurrent:
+        keys |= {
+            "attention.recurrent_layers": [layer in tiny.recurrent for layer in range(tiny.n_layer)],
+            "ssm.conv_kernel": _L_STATE,
+            "ssm.state_size": tiny.n_state,
+            "ssm.group_count": tiny.n_state_key_head,
+            "ssm.time_step_rank": tiny.n_state_head,
+            "ssm.inner_size": tiny.n_state_head * tiny.n_state,
+        }
     if tiny.architecture in ("gemma2", "gemma3"):
         keys |= {"attention.sliding_window": tiny.sliding_window}
     if tiny.architecture == "gemma2":
@@ -236,6 +329,7 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
         dense = {"leading_dense_block_count": tiny.n_dense}
         keys |= dense if tiny.n_dense else {"feed_forward_length": tiny.n_ff_expert}
         keys |= {"expert_shared_feed_forward_length": tiny.n_ff_shared} if tiny.n_ff_shared else {}
+    keys = _parts_keys(tiny, keys) if tiny.parts else keys
     keys |= dict(tiny.keys)
     name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
     general = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
@@ -274,12 +368,20 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
             for name in ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"):
                 del layer[name]
             layer |= _experts(tiny, matrix, rng)
+        if tiny.parts:
+            layer = {name: tensor for name, tensor in layer.items() if _has(tiny, i, name)}
+            layer |= mixer_tensors(tiny.space, n_embd, matrix, rng) if tiny.has(i, "M") else {}
         if i in tiny.convolutions:
             layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
             layer["shortconv.in_proj.weight"] = matrix(3 * n_embd, n_embd, 1.5)
             layer["shortconv.out_proj.weight"] = matrix(n_embd, n_embd)
             kernels = (rng.standard_normal(n_embd * _L_CACHE) / _L_CACHE**0.5).astype(np.float32)
             layer["shortconv.conv.weight"] = RawTensor(GGMLType.F32, (_L_CACHE, n_embd), kernels.tobytes())
+        if i in tiny.recurrent:
+            layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
+            layer |= _recurrence(tiny, matrix, rng)
+        elif tiny.architecture in _DELTA:
+            layer["attn_q.weight"] = matrix(2 * n_q, n_embd, 1.5)  # each head's query, then its gate
         layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny, i)}
         tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
     norm = "token_embd_norm.weight" if tiny.architecture in _HYBRID else "output_norm.weight"
@@ -292,6 +394,26 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
         values = np.linspace(1, most, n_pairs, dtype=np.float32)
         tensors[name] = RawTensor(GGMLType.F32, values.shape, values.tobytes())
     return tensors
+
+
+def _recurrence(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Generator) -> dict[str, RawTensor]:
+    """Return the tensors of a layer with the gated delta rule but for its norm."""
+    n_head, n_values = tiny.n_state_head, tiny.n_state_head * tiny.n_state
+    n_column = 2 * tiny.n_state_key_head * tiny.n_state + n_values
+    kernels = (rng.standard_normal(n_column * _L_STATE) / _L_STATE**0.5).astype(np.float32)
+    rates = -np.exp(rng.standard_normal(n_head)).astype(np.float32)
+    joined = {"ssm_ba.weight": matrix(2 * n_head, tiny.n_embd)}
+    apart = {f"ssm_{name}.weight": matrix(n_head, tiny.n_embd) for name in ("alpha", "beta")}
+    return {
+        "attn_qkv.weight": matrix(n_column, tiny.n_embd, 1.5),
+        "attn_gate.weight": matrix(n_values, tiny.n_embd),
+        **(joined if tiny.architecture == "qwen3next" else apart),
+        "ssm_out.weight": matrix(tiny.n_embd, n_values),
+        "ssm_conv1d.weight": RawTensor(GGMLType.F32, (_L_STATE, n_column), kernels.tobytes()),
+        "ssm_dt.bias": _vector(n_head, 0.0, rng),
+        "ssm_a": RawTensor(GGMLType.F32, (n_head,), rates.tobytes()),
+        "ssm_norm.weight": _vector(tiny.n_state, 1.0, rng),
+    }
 
 
 def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Generator) -> dict[str, RawTensor]:
@@ -323,9 +445,9 @@ def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Genera
             bias = (0.3 * rng.standard_normal(n * width)).astype(np.float32)
             shape = (width, n) if width > 1 else (n,)
             found[f"ffn_{name}.bias"] = RawTensor(GGMLType.F32, shape, bias.tobytes())
-    if tiny.architecture == "lfm2moe":
+    if tiny.architecture in ("lfm2moe", "nemotron_h_moe"):
         found["exp_probs_b.bias"] = _vector(n, 0.0, rng)
-    if tiny.architecture == "qwen2moe":
+    if tiny.architecture in ("qwen2moe", *_DELTA):
         found["ffn_gate_inp_shexp.weight"] = _vector(n_embd, 0.0, rng)
     return found
 
@@ -342,8 +464,31 @@ def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
     }
     lengths |= {"attn_output.bias": tiny.n_embd, "attn_sinks.weight": tiny.n_head}
     names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ()), *tiny.vectors}
-    names -= {*_QK_NORMS} if layer in tiny.convolutions else set()
-    return [(name, n, 0.0 if name.endswith("bias") else 1.0) for name, n in lengths.items() if name in names]
+    names -= {*_QK_NORMS} if layer in (*tiny.convolutions, *tiny.recurrent) else set()
+    other = _IN_FILES.get(tiny.architecture, {})
+    means = {name: 0.0 if name.endswith("bias") else 1.0 for name in lengths}
+    return [(other.get(name, name), n, means[name]) for name, n in lengths.items() if name in names]
+
+
+def _parts_keys(tiny: Tiny, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata for layers that differ in their parts: one number where all have a part, else one for each."""
+
+    def by_layer(part: str, number: int) -> Any:
+        numbers = [number if tiny.has(layer, part) else 0 for layer in range(tiny.n_layer)]
+        return np.array(numbers, np.int32) if len(set(numbers)) > 1 else numbers[0]
+
+    if not any("A" in parts for parts in tiny.parts):
+        keys = {name: value for name, value in keys.items() if name.partition(".")[0] not in ("attention", "rope")}
+        heads = {"attention.head_count": 0, "attention.layer_norm_rms_epsilon": 1e-5}
+    else:
+        heads = {"attention.head_count_kv": by_layer("A", tiny.n_head_kv)}
+    return keys | mixer_keys(tiny.space) | heads | {"feed_forward_length": by_layer("F", keys["feed_forward_length"])}
+
+
+def _has(tiny: Tiny, layer: int, name: str) -> bool:
+    """Return whether a layer has a matrix of attention or of a feed-forward block."""
+    is_left_out = tiny.architecture in _UNGATED and name.startswith("ffn_gate") and "inp" not in name
+    return tiny.has(layer, "A" if name.startswith("attn_") else "F") and not is_left_out
 
 
 def _vector(n: int, mean: float, rng: np.random.Generator) -> RawTensor:

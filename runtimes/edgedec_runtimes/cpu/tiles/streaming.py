@@ -12,6 +12,7 @@ A memory plan predicts what a token takes (`StreamPlan.seconds_per_token`), from
 (read_rates.py).
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,12 @@ from edgedec_runtimes.cpu.tiles.read_rates import Pace, memory_rate, remembered_
 QKV, ATTN_OUT, GATE_UP, DOWN, OUTPUT_ROWS = range(5)
 """The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
 
-_STAGE_OF = {2: QKV, 3: QKV, 4: QKV, 5: ATTN_OUT, **dict.fromkeys((6, 7, 9, 10), GATE_UP), 8: DOWN}
+_STAGE_OF = {
+    **dict.fromkeys((2, 3, 4, 14, 15, 16, 17), QKV),
+    **dict.fromkeys((5, 18), ATTN_OUT),
+    **dict.fromkeys((6, 7, 9, 10), GATE_UP),
+    8: DOWN,
+}
 _OF_EXPERTS = (11, 12, 13)
 _RING_PARTS = 3
 _PANEL_ROWS = 32
@@ -217,9 +223,10 @@ def _slots(network: Network, n: int) -> ExpertSlots:
     for placed in network.matrices:
         if placed.which in sizes:
             sizes[placed.which].append(_tile_bytes(placed, placed.tensor.shape[1] // network.n_expert))
+    sizes = {which: found for which, found in sizes.items() if found}  # experts may have no gates
     slot_bytes = sum(-(-max(found) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES for found in sizes.values())
     token_bytes = network.n_expert_used * sum(map(sum, sizes.values()))
-    n_layer = len(sizes[_OF_EXPERTS[0]])
+    n_layer = len(sizes[_OF_EXPERTS[-1]])
     read_bytes = token_bytes // (network.n_expert_used * n_layer * len(sizes))
     down_bytes = network.n_expert_used * sum(sizes[_OF_EXPERTS[-1]])
     n_expert = network.n_expert * n_layer
@@ -265,8 +272,8 @@ def _layer_parts(network: Network, offsets: Mapping[str, int]) -> list[WeightPar
             end = begin + _tile_bytes(placed, placed.tensor.shape[1])
             known = ranges.get(key, (begin, end))
             ranges[key] = min(begin, known[0]), max(end, known[1])
-    for layer in range(network.n_layer):  # with experts and none that is shared, there is no other matrix in this stage
-        ranges.setdefault((layer, DOWN), (0, 0))
+    for layer, stage in itertools.product(range(network.n_layer), range(OUTPUT_ROWS)):  # some have no matrix
+        ranges.setdefault((layer, stage), (0, 0))
     return [
         WeightPart(stage, layer, 0, 0, begin, end - begin) for (layer, stage), (begin, end) in sorted(ranges.items())
     ]

@@ -4,17 +4,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.heads.tiny_nextn import OWN, PlainNextn, nextn_tensors, write_nextn
+from support.heads.tiny_nextn import OWN, PlainNextn, nextn_metadata, nextn_tensors, write_nextn
 from support.heads.together import drafted_together
 from support.models.gguf_writer import write_gguf
 from support.models.tiny_models import N_VOCAB
-from support.models.tiny_quantized import Tiny, tiny_metadata, write_tiny
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, write_tiny
 
-from edgedec.errors import UnsupportedModelError
+from edgedec.errors import EdgedecError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.head_state import ChainRules, HeadState
@@ -34,6 +35,8 @@ EXPERTS = Tiny(
     "qwen3moe", n_layer=2, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_expert=8, n_expert_used=3, n_ff_expert=32
 )
 LLAMA = Tiny("llama", n_layer=2, n_embd=48, n_head=3, n_head_kv=1, head_dim=32, n_ff=64, tied=True, biases=True)
+HYBRID = replace(ARCHITECTURES["qwen35"], types=("Q8_0",))
+MODELS = {"floats": FLOATS, "integers": INTEGERS, "experts": EXPERTS, "states": HYBRID}
 TEXT = np.random.default_rng(3).integers(0, N_VOCAB, 90, dtype=np.int32)
 N_DRAFT = 4
 
@@ -82,6 +85,9 @@ KINDS = {
     "matrices of its own": (FLOATS, OWN),
     "experts": (EXPERTS, OWN[:1]),
     "biases, tied": (LLAMA, OWN[:1]),
+    "qwen35": (ARCHITECTURES["qwen35"], OWN[:1]),
+    "qwen35moe": (ARCHITECTURES["qwen35moe"], OWN[:1]),
+    "qwen3next": (ARCHITECTURES["qwen3next"], ()),
 }
 
 
@@ -100,7 +106,7 @@ def test_scores_are_those_of_plain_formulas(kind: str, tmp_path: Path) -> None:
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("tiny", [FLOATS, INTEGERS, EXPERTS], ids=["floats", "integers", "experts"])
+@pytest.mark.parametrize("tiny", MODELS.values(), ids=MODELS)
 def test_how_a_text_was_read_changes_nothing(tiny: Tiny, tmp_path: Path) -> None:
     """A text read at once, token by token, and in pieces with rejected drafts between them, gives the same bits."""
     n = 70
@@ -125,7 +131,7 @@ def test_how_a_text_was_read_changes_nothing(tiny: Tiny, tmp_path: Path) -> None
         assert np.array_equal(scores(tree, n), expected)
 
 
-@pytest.mark.parametrize("tiny", [FLOATS, INTEGERS, EXPERTS], ids=["floats", "integers", "experts"])
+@pytest.mark.parametrize("tiny", MODELS.values(), ids=MODELS)
 def test_texts_are_drafted_together_as_alone(tiny: Tiny, tmp_path: Path) -> None:
     """Texts of different lengths, with few and many rows to read first, get the chains that they get alone."""
     lengths, rules = [3, 20, 41, 70, 89, 20], ChainRules(6)
@@ -163,9 +169,10 @@ def test_branches_are_scored_as_chains(tmp_path: Path) -> None:
             assert np.array_equal(chain, row)
 
 
-def test_forks_and_saved_states_carry_the_head(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tiny", [FLOATS, HYBRID], ids=["floats", "states"])
+def test_forks_and_saved_states_carry_the_head(tiny: Tiny, tmp_path: Path) -> None:
     """A fork, and a session restored from bytes, draft what the first session drafts; so they do after more text."""
-    with loaded(tmp_path) as model:
+    with loaded(tmp_path, tiny) as model:
         session, other = model.session(200), model.session(200)
         read(session, TEXT[:40])
         fork, data = session.fork(), session.save()
@@ -193,7 +200,7 @@ def test_a_large_vocabulary_is_drafted_by_its_first_tokens(tmp_path: Path, monke
         with loaded(tmp_path, FLOATS, own) as model:
             expected = fresh(model, n)[0]
         with monkeypatch.context() as patched:
-            patched.setattr(nextn, "LISTED_TOKENS", 96)
+            patched.setattr(nextn, "n_listed", lambda gguf, n_vocab: 96)
             with loaded(tmp_path, FLOATS, own) as model:
                 session = model.session(200)
                 read(session, TEXT[:n])
@@ -238,6 +245,30 @@ def test_the_file_of_a_layer_alone_is_a_head(tmp_path: Path) -> None:
     deeper = write_tiny(tmp_path / "deeper.gguf", replace(FLOATS, n_layer=4))
     with pytest.raises(UnsupportedModelError, match="it reads what leaves layer 3, but the model has 4 layers"):
         fit(load_head(alone), read_gguf(deeper))
+
+
+@pytest.mark.parametrize("change", ["absent", "a row more", "no number"])
+def test_damaged_tensors_are_refused_by_name(change: str, tmp_path: Path) -> None:
+    """Every tensor of the layer that is absent, has another shape or is no number, is named before anything drafts."""
+    tensors, prefix = nextn_tensors(FLOATS), "blk.3."
+    own = {"joint": "nextn.eh_proj", "input_norm": "nextn.enorm", "hidden_norm": "nextn.hnorm"}
+    parts = {short: part for part, short in own.items()} | {"nextn.shared_head_norm": "output_norm"}
+    for name in [name for name in tensors if name.startswith(prefix)]:
+        changed: dict[str, Any] = dict(tensors)
+        short, tensor = name.removeprefix(prefix).removesuffix(".weight"), changed.pop(name)
+        is_vector = len(tensor.shape) == 1
+        if change == "a row more":
+            changed[name] = np.zeros((tensor.shape[-1] + 1, *tensor.shape[:-1]), np.float32)
+        if change == "no number":
+            if not (is_vector or short in parts):
+                continue
+            changed[name] = np.full(tensor.shape[::-1], np.nan, np.float32)
+        if change == "absent" and short == "nextn.shared_head_norm":
+            continue  # then the model's own norm stands
+        path = write_gguf(tmp_path / "m.gguf", nextn_metadata(FLOATS), changed)
+        with pytest.raises(EdgedecError) as caught:
+            Cpu().load(path, LoadOptions(n_ctx=64, draft_head=path))
+        assert parts.get(short, short) in str(caught.value) or short in str(caught.value)
 
 
 def test_the_price_counts_what_a_drafted_token_reads(tmp_path: Path) -> None:

@@ -104,14 +104,15 @@ bool Run::mix(int thread, int32_t l, const Activations &normed, int64_t n_rows, 
   return true;
 }
 
-// Multiply gate and up of the experts of some groups with their rows.
+// Multiply gate and up (or up alone) of the experts of some groups with their rows.
 void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activations &normed, float *memory) {
   const Routing &routing = m_.routings[(size_t)l];
   const std::vector<float> *vectors = m_.layers[(size_t)l].vectors;
   const std::vector<float> &gate_bias = vectors[EC_GATE_EXPERTS_BIAS], &up_bias = vectors[EC_UP_EXPERTS_BIAS];
   const int64_t n_panels = c_.n_ff_expert / PANEL_ROWS, n_rows = (int64_t)plan_.mlp(l).size();
+  const int first_matrix = c_.ungated != 0 ? EC_UP_EXPERTS : EC_GATE_EXPERTS;
   int64_t bytes = 0;
-  for (int which : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) {
+  for (int which = first_matrix; which <= EC_UP_EXPERTS; ++which) {
     const Matrix &w = m_.layers[(size_t)l].matrices[which];
     bytes += (int64_t)tile_bytes(w.type, PANEL_ROWS, w.n_cols);
   }
@@ -131,12 +132,13 @@ void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activation
   };
   const auto compute = [&](int64_t piece) {
     const ExpertGroup &group = group_of(piece);
-    if (!have(l, group.expert, EC_GATE_EXPERTS) || !have(l, group.expert, EC_UP_EXPERTS)) return;
+    if (!have(l, group.expert, first_matrix) || !have(l, group.expert, EC_UP_EXPERTS)) return;
     const auto [first, n] = panels_of(piece);
     const int64_t tile = first * PANEL_TILES, end = tile + n * PANEL_TILES;
     const Activations &rows = gathered(thread, l, group, normed, n_rows);
-    k_.matmul(expert(EC_GATE_EXPERTS, l, group.expert), tile, end, rows, 0, group.n, gates, stride);
-    k_.matmul(expert(EC_UP_EXPERTS, l, group.expert), tile, end, rows, 0, group.n, ups, stride);
+    k_.matmul(expert(first_matrix, l, group.expert), tile, end, rows, 0, group.n, gates, stride);
+    if (first_matrix != EC_UP_EXPERTS)
+      k_.matmul(expert(EC_UP_EXPERTS, l, group.expert), tile, end, rows, 0, group.n, ups, stride);
     const int64_t row = group.expert * (int64_t)c_.n_ff_expert + first * PANEL_ROWS;
     for (int64_t r = 0; r < group.n; ++r) {
       if (!gate_bias.empty()) k_.add(gates + r * stride, gate_bias.data() + row, 1.0f, n * PANEL_ROWS);

@@ -32,7 +32,7 @@ void ExpertStore::start(const File &file, std::vector<LayerPlaces> places, int32
     for (const LayerPlaces &layer : places_) most = std::max(most, layer.parts[part].n_bytes);
     starts_[part + 1] = starts_[part] + io_ceil(most) + IO_ALIGNMENT;
   }
-  for (const LayerPlaces &layer : places_) n_layers_ += layer.parts[0].n_bytes != 0;
+  for (const LayerPlaces &layer : places_) n_layers_ += layer.parts[PARTS - 1].n_bytes != 0;
   memory_ = aligned_memory(starts_[PARTS] * (uint64_t)n_slots);
   slots_ = std::vector<Slot>((size_t)n_slots);
   slot_of_.assign(places_.size() * (size_t)n_expert, -1);
@@ -80,7 +80,9 @@ void ExpertStore::settle(int32_t number, int32_t layer, int32_t expert) {
   slot.layer = layer;
   slot.expert = expert;
   slot.wanted = now_;
-  slot.loaded.store(0, std::memory_order_relaxed);
+  uint8_t absent = 0;
+  for (int part = 0; part < PARTS; ++part) absent |= (uint8_t)((places_[(size_t)layer].parts[part].n_bytes == 0) << part);
+  slot.loaded.store(absent, std::memory_order_relaxed);
   slot_of_[index(layer, expert)] = number;
 }
 

@@ -25,7 +25,7 @@ class ExpertStore {
   };
   static constexpr int PARTS = 3;  // gate, up, down
   struct LayerPlaces {
-    Place parts[PARTS];  // n_bytes is 0 in a layer without experts
+    Place parts[PARTS];  // n_bytes is 0 in a layer without experts, and of a gate where experts have none
   };
 
   ExpertStore() = default;
@@ -71,7 +71,7 @@ class ExpertStore {
   struct Slot {
     int32_t layer = -1, expert = -1;
     uint64_t wanted = 0;             // the last call of want() that wanted it
-    std::atomic<uint8_t> loaded{0};  // the parts in memory, a bit each
+    std::atomic<uint8_t> loaded{0};  // the parts in memory, or that there are not, a bit each
   };
   struct Job {
     int32_t slot;

@@ -113,6 +113,11 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
       plan.all_rows.push_back(plan.n_rows + r);
     }
     if (item.parents != nullptr) add_paths(plan, item, plan.n_rows);
+    if (model.recurrent.n_layer() > 0) {
+      const int32_t n = item.parents != nullptr ? item.n_rows : 0;
+      plan.tree_steps.push_back(tree_steps(item.parents, n));
+      plan.n_kept_states = std::max(plan.n_kept_states, n_kept(plan.tree_steps.back()));
+    }
     for (int32_t t = 0; t < item.n_taps; ++t)
       plan.taps.push_back({item.taps[t], plan.n_rows, item.n_rows,
                            item.tapped + (int64_t)t * item.n_rows * model.config.n_embd, model.config.n_embd});
@@ -130,7 +135,11 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     for (int32_t r = 0; r < plan.n_rows; ++r) {
       const ec_item &item = items[plan.rows[(size_t)r].item];
       if (l < item.first_layer) continue;
-      if (item.attn == nullptr || item.attn[l]) plan.attn_rows[(size_t)l].push_back(r);
+      const Layer &layer = model.layers[(size_t)l];
+      const int32_t source = layer.attends() ? layer.shape.kv_from : l;
+      // A row that leaves a layer out also leaves out the attention of those layers that read its keys and values.
+      const bool has_kv = item.attn == nullptr || source < item.first_layer || item.attn[source];
+      if (item.attn == nullptr || (item.attn[l] && has_kv)) plan.attn_rows[(size_t)l].push_back(r);
       if (item.mlp == nullptr || item.mlp[l]) plan.mlp_rows[(size_t)l].push_back(r);
     }
   for (const std::vector<int32_t> &rows : plan.attn_rows) plan.attn_ranges.push_back(ranges_of(plan, rows));

@@ -4,6 +4,7 @@
 
 #include "forward/attention_groups.h"
 #include "forward/model.h"
+#include "forward/tree_order.h"
 
 namespace edgedec {
 
@@ -37,6 +38,10 @@ struct Plan {
   // How the rows attend: of the lists all_rows, attn_rows by layer, and last_attn.
   AttentionSteps all_steps, last_steps;
   std::vector<AttentionSteps> attn_steps;
+  // Of items that are trees, where layers have recurrent states: the order of their rows, and how many states it keeps.
+  std::vector<std::vector<TreeStep>> tree_steps;
+  int32_t n_kept_states = 0;
+  int32_t n_folded = 0;  // after the forward: how many layers have folded what their states had to fold
   // Where the states after a layer are copied to, row by row; layer -1 stands for the embeddings.
   struct Tap {
     int32_t layer, first_row, n_rows;
@@ -60,6 +65,12 @@ struct Plan {
     for (const RowRange &range : ranges(layer))
       if (i < range.end) return range.first_query + i - range.begin;
     return i;
+  }
+  // Where attn(layer) has the rows of an item.
+  RowRange range_of(int32_t layer, int32_t item) const {
+    for (const RowRange &range : attn_ranges.empty() ? all_ranges : attn_ranges[(size_t)layer])
+      if (rows[(size_t)attn(layer)[range.begin]].item == item) return range;
+    return {0, 0, 0};
   }
   const AttentionSteps &steps(int32_t layer) const {
     if (is_cut(layer)) return last_steps;

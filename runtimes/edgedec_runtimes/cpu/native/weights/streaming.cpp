@@ -21,10 +21,10 @@ void require(bool holds, const char *message) {
 uint64_t pages(const ec_part &part) { return io_ceil(part.offset + part.n_bytes) - io_floor(part.offset); }
 
 struct Matrices {
-  int32_t n, which[4];
+  int32_t n, which[7];
 };
-constexpr Matrices MATRICES_OF[EC_PART_OUTPUT] = {{3, {EC_Q, EC_K, EC_V}},
-                                                {1, {EC_ATTN_OUT}},
+constexpr Matrices MATRICES_OF[EC_PART_OUTPUT] = {{7, {EC_Q, EC_K, EC_V, EC_MIX, EC_MIX_GATE, EC_MIX_ALPHA, EC_MIX_BETA}},
+                                                {2, {EC_ATTN_OUT, EC_MIX_OUT}},
                                                 {4, {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER}},
                                                 {1, {EC_DOWN}}};  // experts: forward/expert_store.h
 
