@@ -24,7 +24,7 @@ TEXT = np.random.default_rng(5).integers(4, 260, 24).tolist()
 @pytest.mark.parametrize("own", [OWN[:1], ()], ids=["own norm", "the model's norm"])
 @pytest.mark.parametrize("name", ["qwen35", "qwen35moe"])
 def test_scores_are_llama_cpps(name: str, own: tuple[str, ...], tmp_path: Path) -> None:
-    """Of the states that llama.cpp gives, the formulas make its scores; the cpu runtime's head is within 2 %."""
+    """Of the states that llama.cpp gives, the formulas make its scores; the cpu runtime's head is within 3 %."""
     tiny = ARCHITECTURES[name]
     path = write_nextn(tmp_path / "m.gguf", tiny, own)
     with LlamaNextn(path) as theirs:
@@ -43,4 +43,4 @@ def test_scores_are_llama_cpps(name: str, own: tuple[str, ...], tmp_path: Path) 
     plain = PlainNextn(tmp_path, tiny, own).scores(ours, TEXT, [])[0]
     spread = np.sqrt(np.square(expected[-1]).mean())
     assert np.sqrt(np.square(plain - expected[-1]).mean()) < 0.0025 * spread
-    assert np.abs(found - expected[-1]).max() < 0.02 * np.abs(expected[-1]).max()
+    assert np.abs(found - expected[-1]).max() < 0.03 * np.abs(expected[-1]).max()
