@@ -43,6 +43,7 @@ from edgedec_apps.bench.replay import replay
 from edgedec_apps.conformance import check_drafter, raise_failures
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.trained_heads import nextn
 
 pytestmark = pytest.mark.slow
 
@@ -57,12 +58,13 @@ PROMPT = "the cat sat on the mat, the dog sat on the "
 
 
 @pytest.fixture(params=["pairs", "block", "nextn"])
-def files(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
+def files(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """A tiny model and a random head for it, which drafts a token after the other or a block at once.
 
-    A nextn layer is in the model's own file.
+    A nextn layer is in the model's own file, and drafts the first letters only.
     """
     if request.param == "nextn":
+        monkeypatch.setattr(nextn, "n_listed", lambda gguf, n_vocab: 112)
         path = write_nextn(tmp_path / "m.gguf", TINY)
         return path, path
     if request.param == "pairs":
