@@ -151,7 +151,9 @@ def _check_state_space(gguf: GGUF, info: ModelInfo) -> None:
         return
     n_inner, n_head, n_group, _, length = found
     if n_inner % n_head or n_head % n_group or length == 1:
-        _refuse(gguf, f"{', '.join(keys)} are {found}", "each of the first two a multiple of the next, and 2 or more last")
+        _refuse(
+            gguf, f"{', '.join(keys)} are {found}", "each of the first two a multiple of the next, and 2 or more last"
+        )
     if info.architecture in _TWICE_AS_WIDE and n_inner != 2 * info.n_embd:
         _refuse(gguf, f"{keys[0]} is {n_inner}", f"{2 * info.n_embd}, twice the embedding length")
 
