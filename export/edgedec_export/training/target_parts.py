@@ -36,14 +36,14 @@ class TargetParts:
         """Return the parts of a GGUF.
 
         Raises:
-            UnsupportedModelError: The cpu runtime does not run the file, the model scales its logits or has no attention,
-                or it has too few layers for three taps.
+            UnsupportedModelError: The cpu runtime does not run the file, the model scales its logits or has no
+                attention, or it has too few layers for three taps.
         """
         network = read_network(gguf)
         if not network.n_with(ATTENTION):
             raise UnsupportedModelError(
-                f"{gguf.paths[0]}: no layer of {network.architecture} has attention, whose sizes a head takes over; train "
-                "for another model"
+                f"{gguf.paths[0]}: no layer of {network.architecture} has attention, whose sizes a head takes over; "
+                "train for another model"
             )
         if network.switches.logit_scale != 1 or network.switches.logit_softcap:
             raise UnsupportedModelError(
