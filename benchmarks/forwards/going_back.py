@@ -23,10 +23,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
+from numpy.typing import NDArray
 from support.models.state_spaces import StateSpace
 from support.models.tiny_quantized import Tiny, write_tiny
 
-from numpy.typing import NDArray
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
@@ -120,9 +120,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = [measured(name, Path(folder), args.threads, args.runs) for name in args.models]
     for each in found:
-        print(
-            f"{each['name']}, {each['n_recurrent']} of {each['n_layer']} layers recurrent, {each['n_threads']} threads"
-        )
+        layers = f"{each['n_recurrent']} of {each['n_layer']} layers recurrent"
+        print(f"{each['name']}, {layers}, {each['n_threads']} threads")
         print(f"  {each['row_bytes'] / 1e3:.0f} KB a row in the log, {each['state_bytes'] / 2**20:.0f} MiB of states")
         for what, (middle, least) in each["ms"].items():
             print(f"  {what:20} {middle:7.2f} ms (least {least:.2f})")

@@ -22,8 +22,8 @@ def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     """Return a header in which the parts of fused matrices and biases stand in their place; `gguf` where none is fused.
 
     The experts of a layer, of the shape (columns, rows, experts), become a matrix, and so does the vector that scores
-    the shared expert; vectors of state spaces that files keep as matrices become vectors. What has another number of rows than its parts together stays as it is, and so does what is there
-    beside a part.
+    the shared expert; vectors of state spaces that files keep as matrices become vectors. What has another number of
+    rows than its parts together stays as it is, and so does what is there beside a part.
     """
     found: dict[str, TensorInfo] = {}
     for name, stored in gguf.tensors.items():

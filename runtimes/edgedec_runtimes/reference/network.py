@@ -133,7 +133,7 @@ def logits(weights: Weights, state: Floats) -> Floats:
 
 
 def _mixer(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
-    """Return what the mixer of a layer gives for a row: attention, a convolution, a recurrence, or two of them added."""
+    """Return what the mixer of a layer gives for a row: attention, a convolution, a recurrence, or two, added."""
     shape = weights.hyper.layers[i]
     if not shape.has(RECURRENT):
         return (_attention if shape.has(ATTENTION) else _convolution)(weights, cache, i, state, visible)

@@ -113,7 +113,7 @@ def _by_space(
 
 
 def conv_step(columns: Floats, kernels: Floats, bias: Floats | None) -> Floats:
-    """Return the SiLU of the convolution at the last of some columns, f32[n, n_column], n at most the kernels' length."""
+    """Return the SiLU of the convolution at the last of some columns, f32[n, n_column], n at most `length`."""
     convolved = (columns.T * kernels[:, -len(columns) :]).sum(axis=1)
     return silu(convolved if bias is None else convolved + bias)
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from support.models.hybrid_forms import exact_logits
 from support.models.state_spaces import StateSpace
-from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 from edgedec.load_options import LoadOptions
 from edgedec.runtime import Runtime

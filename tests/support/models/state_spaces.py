@@ -36,6 +36,9 @@ class StateSpace:
         return self.n_inner + 2 * self.n_group * self.n_state
 
 
+SMALL = StateSpace()
+
+
 def mixer_keys(space: StateSpace) -> dict[str, int]:
     """Return a mixer's metadata, below the architecture's name."""
     return {

@@ -19,7 +19,7 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.weights.levels import LEVELS
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.random_blocks import random_blocks
-from support.models.state_spaces import StateSpace, mixer_keys, mixer_tensors
+from support.models.state_spaces import SMALL, StateSpace, mixer_keys, mixer_tensors
 from support.models.tiny_models import N_VOCAB, vocabulary
 
 FILE_SIZED = (
@@ -128,7 +128,7 @@ class Tiny:
     n_ff_expert: int = 256
     n_ff_shared: int = 0
     parts: tuple[str, ...] = ()
-    space: StateSpace = StateSpace()
+    space: StateSpace = SMALL
     keys: tuple[tuple[str, Any], ...] = ()
     seed: int = 0
 

@@ -215,9 +215,9 @@ namespace edgedec {
 
 enum class Outcome { done, cancelled, not_finite };
 
-// Evaluate rows again until a session holds the columns and states before its first n_past tokens. Throws as forward()
-// does.
-Outcome renew(ec_session &session, int32_t n_past, const volatile int32_t *cancel);
+// Evaluate rows again until the session of an item holds what its rows go on from: the columns and states before its
+// n_past, and, where it does not begin with the first layer, its rows in the layers below. Throws as forward() does.
+Outcome renew(const ec_item &item, const volatile int32_t *cancel);
 
 // Throws Invalid, std::bad_alloc, Unreadable.
 Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,

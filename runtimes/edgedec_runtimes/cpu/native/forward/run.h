@@ -183,7 +183,9 @@ class Run {
 
   // --- state_space_stages.cpp ---
   void make_space_records(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
-  void set_times(const Layer &layer, const float *numbers, float *times, float *decays) const;
+  void make_space_keys(const Layer &layer, const RowInfo &row, int64_t i);
+  void make_space_heads(const Layer &layer, const RowInfo &row, int64_t i, int64_t first, int64_t n, float *times);
+  const float *convolve_space(const Layer &layer, const RowInfo &row, int64_t i, int64_t begin, int64_t n);
   void pass_results(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
 
   // Have a part of streamed weights in memory. False where it can't be read or the forward was cancelled: then all
