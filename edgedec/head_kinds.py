@@ -3,7 +3,8 @@
 The search takes the first head that it finds
 
 1. beside the model, where a kind says that its heads lie;
-2. among those that functions of the group `edgedec.head_folders` return: the cache's, the shipped ones, others'.
+2. among those that functions of the group `edgedec.head_folders` return: the cache's, the shipped ones, others';
+3. in the model's own file.
 
 In 2 a head must name this very model: first one that learned from these weights, else from another quantization of
 them. What is damaged, or is no head, is passed over, as nobody asked for it; so is a plug-in that fails.
@@ -117,7 +118,7 @@ def find_head(model: Path, kinds: Collection[str], cache_dir: Path | None) -> Pa
         for path in _asked(nothing, kind.beside, model):
             return path
     of_this_model = None
-    for path in _elsewhere(cache_dir):
+    for path in (*_elsewhere(cache_dir), model):
         for kind in wanted:
             kinship = _asked(Kinship.UNKNOWN, kind.kinship, path, model, cache_dir)
             if kinship is Kinship.THESE_WEIGHTS:

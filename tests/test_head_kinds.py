@@ -1,5 +1,6 @@
 """The draft head of a model is found beside it, among those trained here, and among the shipped ones; kinds by name."""
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from support.heads.tiny_heads import TinyHead, write_head
+from support.heads.tiny_nextn import write_nextn
 from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import Tiny
 from support.processes.command_line import run_here
 from support.processes.installed import with_plugin
 
@@ -266,6 +269,26 @@ def test_a_kind_of_another_package_is_found(model: Path, cache: Path, tmp_path: 
         None,
         "the draft head elsewhere.echo was found, but is not used: the echo elsewhere.echo does not fit o.gguf",
     )
+
+
+def test_a_nextn_layer_in_the_models_file_is_the_last_one_that_is_found(tmp_path: Path, cache: Path) -> None:
+    """A head that was trained for these weights goes first; `edgedec info` says where the head is."""
+    tiny = Tiny("qwen3", n_layer=4, n_embd=64, n_head=4, n_head_kv=2, head_dim=16, n_ff=32)
+    model, alone = write_nextn(tmp_path / "m.gguf", tiny), write_nextn(tmp_path / "n.gguf", tiny, alone=True)
+    assert find_head(model, [NAME], cache) == model
+    assert find_head(model, ["other"], cache) is None
+    assert usable_head(model, [NAME], cache) == (model, "")
+    assert kind_of(model) is None
+    assert kind_of(alone) is TRAINED
+    told = re.sub(" +", " ", run_here("info", str(model)).text)
+    assert "draft head a nextn layer in the model's file" in told
+    assert "architecture qwen3, 4 layers" in told
+    told = run_here("info", str(alone)).text
+    assert "a trained draft head (nextn)" in told
+    assert "what leaves layer 4 of 4, after the model's last norm" in told
+    assert find_head(tiny_llama(tmp_path / "l.gguf", n_layer=4), [NAME], cache) is None
+    trained = _head(cache / "heads" / "trained", target_of(read_gguf(model)))
+    assert find_head(model, [NAME], cache) == trained
 
 
 @pytest.mark.usefixtures("_echoes")

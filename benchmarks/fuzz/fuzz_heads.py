@@ -2,9 +2,10 @@
 
     python benchmarks/fuzz/fuzz_heads.py --seconds 60 --seed 1 --keep findings/
 
-Folders (config.json, safetensors, the record) and GGUFs of EAGLE-3 and of block heads are damaged in turn, in their
-bytes and in what they say. Each mutant is loaded, fitted to a tiny model, and drafts two tokens, or a block, with the
-numpy head; one that fits also drafts on the cpu runtime, behind a text of that model. A finding is any other exception,
+Folders (config.json, safetensors, the record) and GGUFs of EAGLE-3 heads, of block heads and of a nextn layer are
+damaged in turn, in their bytes and in what they say. Each mutant is loaded, fitted to a tiny model, and drafts two
+tokens, or a block, with the numpy head, which there is none of for a nextn layer; one that fits also drafts on the cpu
+runtime, behind a text of that model. A finding is any other exception,
 a refusal of sizes or types by the native library alone, more than 1 s of processor time, more than HANG_S in all, or
 more memory than LIMIT_BYTES above the start. Findings are kept as files. Where the native code dies, the process does;
 the mutant is then in the folder that the first line of standard error names.
@@ -36,8 +37,11 @@ from support.heads.reference_block import ReferenceBlock
 from support.heads.reference_head import ReferenceHead
 from support.heads.tiny_blocks import block_card, tiny_block
 from support.heads.tiny_heads import TinyHead, head_weights
+from support.heads.tiny_nextn import OWN, nextn_metadata, nextn_tensors
 from support.models.gguf_writer import Built, build_gguf
+from support.models.tiny_models import N_VOCAB as TOKENS
 from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import Tiny
 
 from edgedec.errors import EdgedecError, SessionError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
@@ -54,6 +58,7 @@ LIMIT_S = 1.0
 HANG_S = 60.0
 LIMIT_BYTES = 256 * 2**20
 N_VOCAB = 264
+_OF_MODEL = [[str(layer)] for layer in range(6)]
 
 
 class TooSlow(BaseException):
@@ -62,7 +67,18 @@ class TooSlow(BaseException):
 
 def gguf_heads() -> list[Source]:
     """Return sound heads as GGUFs' values and tensors."""
-    return [_eagle3(), _dflash()]
+    return [_eagle3(), _dflash(), _nextn()]
+
+
+def _nextn() -> Source:
+    tiny = Tiny("llama", n_layer=6, n_embd=32, n_head=2, n_head_kv=1, head_dim=16, n_ff=64, tied=True)
+    tensors = {
+        name: tensor for name, tensor in nextn_tensors(tiny, OWN).items() if name.split(".")[1:2] not in _OF_MODEL
+    }
+    floats = {name: np.frombuffer(t.data, np.float32).reshape(t.shape[::-1]) for name, t in tensors.items()}
+    for name in [name for name, values in floats.items() if len(values) == TOKENS]:
+        floats[name] = np.pad(floats[name], ((0, N_VOCAB - TOKENS), (0, 0)))
+    return Source(nextn_metadata(tiny), floats)
 
 
 def _dflash() -> Source:
@@ -142,7 +158,8 @@ def exercise(path: Path, target: GGUF) -> bool:
         draft_natively(path, target)
     except UnsupportedModelError:
         fits = False  # a sound head for another model drafts all the same, below
-    assert all(0 <= token < head.card.n_vocab_target for token in draft_plainly(head))
+    plain = () if head.card.joins else draft_plainly(head)
+    assert all(0 <= token < head.card.n_vocab_target for token in plain)
     return fits
 
 

@@ -131,8 +131,8 @@ class EngineOptions:
         draft_model: A smaller model, best of the same family, that may draft too; named as the model is.
         draft_head: A trained draft head (EAGLE-3, DFlash, DSpark, DFlash2) for this model, named as the model is; also
             the folder of a checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu).
-            None for the head that lies beside the model, was trained here or is shipped (edgedec.head_kinds), where
-            there is one; "off" for none.
+            None for the head that lies beside the model, was trained here, is shipped, or is a nextn layer in the
+            model's file (edgedec.head_kinds), where there is one; "off" for none.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         drafting: Further options of drafting.
         chat_template: Jinja source to use instead of the model's own chat template.

@@ -52,7 +52,8 @@ class LayerBytes:
 def layer_bytes(path: Path) -> LayerBytes:
     """Return the bytes that a token of a GGUF model or of an export reads (raises what read_gguf raises).
 
-    Of a mixture of experts, only those that a token goes through count.
+    Layers that only predict further tokens (nextn) are left out. Of a mixture of experts, only those that a token goes
+    through count.
     An export's header has no tensors: its weights are counted by the sizes that the header names, each as one byte.
 
     Raises:
@@ -64,8 +65,11 @@ def layer_bytes(path: Path) -> LayerBytes:
     places: list[tuple[int, int, int]] = []
     rest, chosen = 0, _chosen_experts(gguf)
     tied = "" if "output.weight" in gguf.tensors else "token_embd.weight"
+    of_nextn = {name.split(".")[1] for name in gguf.tensors if ".nextn." in name}
     for name, tensor in gguf.tensors.items():
         match = _LAYER.fullmatch(name)
+        if match is not None and match[1] in of_nextn:
+            continue
         if match is not None:
             is_mlp = match[2].startswith(("ffn_", "pre_ffw_", "post_ffw_", "inp_gate.", "proj.", "post_norm."))
             share = chosen if "_exps." in match[2] else Fraction(1)

@@ -1,17 +1,21 @@
 """load uses the draft head that lies beside its model, or the one it is told, and says why it uses none."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.heads.tiny_heads import TinyHead, write_head
+from support.heads.tiny_nextn import nextn_metadata, nextn_tensors, write_nextn
+from support.models.gguf_writer import write_gguf
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
 
 import edgedec
 from edgedec.api.options import LIBRARY, EngineOptions
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
-from edgedec.errors import ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
+from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 
 TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
@@ -58,6 +62,50 @@ def test_the_head_that_is_named_wins(model: Path, tmp_path: Path) -> None:
     assert _used(wishes) is None
     (note,) = wishes.notes
     assert note == f"the draft head {other} is not used, as no drafter of suffix reads it"
+
+
+def test_auto_uses_the_nextn_layer_of_the_models_file(tmp_path: Path) -> None:
+    """A head beside the model, and one that is named, win; off and other drafters leave the layer alone."""
+    model, alone = write_nextn(tmp_path / "n.gguf", TINY), write_nextn(tmp_path / "alone.gguf", TINY, alone=True)
+    assert _used(_wishes(model)) == model
+    assert _used(_wishes(model, draft="head")) == model
+    assert _used(_wishes(model, draft_head=alone)) == alone
+    assert _used(_wishes(model, draft_head=model)) == model
+    assert _used(_wishes(model, draft="off")) is None
+    assert _used(_wishes(model, draft="suffix")) is None
+    assert _used(_wishes(model, draft_head="off")) is None
+    assert _used(_wishes(model, runtime="reference")) is None
+    write_head(tmp_path / "n.head", HEAD)
+    assert _used(_wishes(model)) == tmp_path / "n.head"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"blk.4.nextn.enorm.weight": None}, "it has no tensor 'blk.4.nextn.enorm.weight'"),
+        ({"blk.4.nextn.eh_proj.weight": (48, 95)}, r"its tensor 'joint' has the shape \(95, 48\), expected \(48, 96\)"),
+        ({"blk.4.ffn_norm.weight": None}, "it has no tensor 'blk.0.ffn_norm.weight'"),
+        ({"blk.4.attn_q.weight": (48, 48)}, r"tensor 'blk.0.attn_q.weight' has the shape \(48, 48\)"),
+    ],
+)
+def test_a_damaged_nextn_layer_is_noted_or_refused(
+    change: dict[str, tuple[int, ...] | None], why: str, tmp_path: Path
+) -> None:
+    """The model is used without it, with a note that names what is wrong; one that was named is an error."""
+    tensors: dict[str, Any] = dict(nextn_tensors(TINY))
+    for name, shape in change.items():
+        if shape is None:
+            del tensors[name]
+        else:
+            tensors[name] = np.zeros(shape[::-1], np.float32)
+    model = write_gguf(tmp_path / "n.gguf", nextn_metadata(TINY), tensors)
+    wishes = _wishes(model)
+    assert _used(wishes) is None
+    (note,) = wishes.notes
+    assert note.startswith("the draft head n.gguf was found, but is not used: ")
+    assert re.search(why, note)
+    with pytest.raises(EdgedecError, match=why):
+        _wishes(model, draft_head=model)
 
 
 def test_a_head_that_does_not_fit_is_noted_or_refused(model: Path) -> None:

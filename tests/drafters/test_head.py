@@ -12,6 +12,7 @@ from support.decoding.decoding_loop import exact, generated, p_value
 from support.heads.loaded_blocks import of_floats
 from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, head_weights, stored_tensors, write_head
+from support.heads.tiny_nextn import write_nextn
 from support.models.hf_checkpoints import safetensors_bytes
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
@@ -42,6 +43,7 @@ from edgedec_apps.bench.replay import replay
 from edgedec_apps.conformance import check_drafter, raise_failures
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.trained_heads import nextn
 
 pytestmark = pytest.mark.slow
 
@@ -55,9 +57,16 @@ TEXT = np.random.default_rng(3).integers(0, N_VOCAB, 30).tolist()
 PROMPT = "the cat sat on the mat, the dog sat on the "
 
 
-@pytest.fixture(params=["pairs", "block"])
-def files(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
-    """A tiny model and a random head for it, which drafts a token after the other or a block at once."""
+@pytest.fixture(params=["pairs", "block", "nextn"])
+def files(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A tiny model and a random head for it, which drafts a token after the other or a block at once.
+
+    A nextn layer is in the model's own file, and drafts the first letters only.
+    """
+    if request.param == "nextn":
+        monkeypatch.setattr(nextn, "n_listed", lambda gguf, n_vocab: 112)
+        path = write_nextn(tmp_path / "m.gguf", TINY)
+        return path, path
     if request.param == "pairs":
         write_head(tmp_path / "head", HEAD)
     else:
@@ -208,6 +217,7 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
     assert charged.seconds > free.seconds
 
 
+@pytest.mark.parametrize("files", ["pairs", "block"], indirect=True)
 def test_without_a_head_it_says_what_to_do(files: tuple[Path, Path]) -> None:
     """The drafter is refused before loading where no head is named, and when opened where none was loaded."""
     with pytest.raises(RequestError, match="draft_head"):
@@ -369,7 +379,7 @@ def test_drawn_trees_keep_the_distribution(rule: str, shape: str, n_max: int, fi
     assert 0.05 < found.n_accepted / found.n_drafted < 0.9
 
 
-@pytest.mark.parametrize("files", ["pairs"], indirect=True)
+@pytest.mark.parametrize("files", ["pairs", "nextn"], indirect=True)
 def test_nodes_of_a_tree_have_the_scores_of_chains(files: tuple[Path, Path]) -> None:
     """Each node's scores are, bit for bit, those of the chain that leads to it; malformed trees are refused."""
     with load(files) as model:

@@ -8,6 +8,7 @@ import pytest
 from support.heads.loaded_blocks import of_floats
 from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, write_head
+from support.heads.tiny_nextn import write_nextn
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
 
@@ -38,15 +39,20 @@ N_TOKENS = 40
 BLOCK = of_floats({"n_layer": 2, "size": 6, "markov": "rnn", "rank": 6, "causal": True})
 
 
-@pytest.fixture(params=["pairs", "block"])
+@pytest.fixture(params=["pairs", "block", "nextn"])
 def model(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
     """A tiny model that a tiny head follows, which drafts a token after the other or a block at once."""
-    if request.param == "pairs":
-        write_head(tmp_path / "head", HEAD)
+    path = head = tmp_path / "m.gguf"
+    if request.param == "nextn":
+        write_nextn(path, TINY)
     else:
-        write_block(tmp_path / "head", tiny_block(BLOCK))
-    path = write_tiny(tmp_path / "m.gguf", TINY)
-    with Cpu().load(path, LoadOptions(n_ctx=128, n_parallel=3, draft_head=tmp_path / "head")) as made:
+        head = tmp_path / "head"
+        write_tiny(path, TINY)
+    if request.param == "pairs":
+        write_head(head, HEAD)
+    if request.param == "block":
+        write_block(head, tiny_block(BLOCK))
+    with Cpu().load(path, LoadOptions(n_ctx=128, n_parallel=3, draft_head=head)) as made:
         yield made
 
 

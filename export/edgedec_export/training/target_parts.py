@@ -11,6 +11,7 @@ from edgedec.gguf.file import GGUF
 from edgedec_export.target_rows import EMBEDDING, output_name
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.cpu.network import Network, read_network
+from edgedec_runtimes.shared.hyperparameters import ATTENTION
 from edgedec_runtimes.trained_heads.card import HeadCard, Target
 from edgedec_runtimes.trained_heads.target import default_taps
 from edgedec_runtimes.weights.levels import dequantize
@@ -35,10 +36,15 @@ class TargetParts:
         """Return the parts of a GGUF.
 
         Raises:
-            UnsupportedModelError: The cpu runtime does not run the file, the model scales its logits, or it has too few
-                layers for three taps.
+            UnsupportedModelError: The cpu runtime does not run the file, the model scales its logits or has no
+                attention, or it has too few layers for three taps.
         """
         network = read_network(gguf)
+        if not network.n_with(ATTENTION):
+            raise UnsupportedModelError(
+                f"{gguf.paths[0]}: no layer of {network.architecture} has attention, whose sizes a head takes over; "
+                "train for another model"
+            )
         if network.switches.logit_scale != 1 or network.switches.logit_softcap:
             raise UnsupportedModelError(
                 f"{gguf.paths[0]}: {network.architecture} scales or caps its logits, and the training of drafts takes "
@@ -101,7 +107,7 @@ def card_of(parts: TargetParts, name: str, n_vocab_draft: int, target: Target | 
         name=name,
         n_embd=n.n_embd,
         n_embd_target=n.n_embd,
-        n_ff=n.n_ff if n.n_ff <= 3 * n.n_embd else 2 * n.n_embd,
+        n_ff=n.n_ff if 0 < n.n_ff <= 3 * n.n_embd else 2 * n.n_embd,
         n_head=n.n_head,
         n_head_kv=n.n_head_kv,
         head_dim=n.head_dim,

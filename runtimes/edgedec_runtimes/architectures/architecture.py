@@ -174,8 +174,7 @@ class Architecture:
         needed: Vectors that every layer of its files has.
         renamed: Names of tensors in its files, of a layer's tensors without its number, with their usual names.
         layers: Returns the shape of each layer, given a header whose shapes are what the metadata of every decoder says
-            (`read_hyperparameters`): for networks whose layers differ in more than that. Blocks of the file behind the
-            last shape are left out.
+            (`read_hyperparameters`): for networks whose layers differ in more than that.
         ignored: How names of tensors begin, and keys below the architecture's name, that are of other parts of a file
             than the decoder, such as what reads images.
     """

@@ -1,7 +1,7 @@
 """Qwen3.5 and Qwen3.6 (2026): three of four layers have the gated delta rule in place of attention.
 
 The gated delta rule: Yang et al. 2024, arXiv:2412.06464. The attention has a gate for each head (Qiu et al. 2025,
-arXiv:2505.06708). Blocks at the end that only draft (`nextn_predict_layers`) are left out.
+arXiv:2505.06708).
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ _SIZES = ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_r
 DELTA_KEYS = frozenset(
     {
         *(f"ssm.{name}" for name in _SIZES),
-        *("full_attention_interval", "attention.recurrent_layers", "nextn_predict_layers"),
+        *("full_attention_interval", "attention.recurrent_layers"),
     }
 )
 
@@ -52,7 +52,7 @@ def delta_switches(header: Header, *, tiled: bool) -> Switches:
 
 def delta_layers(header: Header) -> tuple[LayerShape, ...]:
     """Return the shapes of the layers: which have attention, the file says by layer, or by an interval."""
-    shapes = header.hyper.layers[: max(0, header.hyper.n_layer - header.whole("nextn_predict_layers", 0))]
+    shapes = header.hyper.layers
     interval = header.whole("full_attention_interval", _INTERVAL) or _INTERVAL
     recurs = header.flags("attention.recurrent_layers") or tuple(not whole for whole in header.every(interval))
     if not shapes or ATTENTION not in {shape.mixer for shape in shapes}:

@@ -206,8 +206,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_streamed_bytes": (c_uint64, (c_void_p,)),
     "ec_draft_head_create": (
         c_int32,
-        (c_void_p, POINTER(DraftHeadConfig), c_void_p, c_void_p, c_void_p, POINTER(c_void_p)),
+        (c_void_p, POINTER(DraftHeadConfig), POINTER(Config), *(c_void_p,) * 3, POINTER(c_void_p)),
     ),
+    "ec_draft_head_layers": (c_void_p, (c_void_p,)),
     "ec_draft_head_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
     "ec_draft_head_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "ec_draft_head_finish": (c_int32, (c_void_p,)),

@@ -12,6 +12,7 @@ from pathlib import Path
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_kinds import require_text_decoder
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
@@ -111,7 +112,7 @@ class Cpu:
             in_memory = {} if streamed is not None else weights.bytes_by_type(network)
             n_threads = options.n_threads or usable_cores()
             prefetch.set_up(handle, own(options).prefetch, isa, in_memory, n_threads, options)
-            head = _open_head(handle, gguf, options)
+            head = _open_head(handle, gguf, options, n_ctx)
             if head is not None:
                 undo.callback(head.close)
             if options.cancel is not None:
@@ -242,7 +243,7 @@ def _held_weights(
     return weights.weights_term(job, streamed, in_file=tiles.file is not None, held_as=tiles.held_as)
 
 
-def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions) -> CpuDraftHead | None:
+def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions, n_ctx: int) -> CpuDraftHead | None:
     """Return the head that the options name, arranged for a native model; None where they name none."""
     if options.draft_head is None:
         return None
@@ -252,7 +253,11 @@ def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions) -> Cpu
 
     path = gguf.paths[0]
     fitted = fit(load_head(options.draft_head), gguf)
-    head = CpuDraftHead(handle, fitted, partial(borrowed_rows, gguf), lambda: layer_bytes(path).total)
+    head = CpuDraftHead(
+        *(handle, fitted, partial(borrowed_rows, gguf), lambda: layer_bytes(path).total),
+        n_ctx=n_ctx,
+        shared_output=_shared_output(gguf, options),
+    )
     gc.collect()  # the head as it was stored is held by cycles
     return_free_memory()
     return head
@@ -265,8 +270,16 @@ def _head_terms(gguf: GGUF, options: LoadOptions) -> Callable[[int], tuple[Memor
     from edgedec_runtimes.cpu.draft_head.memory import head_facts, head_terms
 
     facts = head_facts(options.draft_head)
-    n_output = output_bytes(facts.card, output_type(gguf))
-    return lambda n_ctx: head_terms(facts, n_output, n_ctx, options.n_parallel)
+    is_shared = facts.layers is not None and _shared_output(gguf, options) is not None
+    n_output = 0 if is_shared else output_bytes(facts.card, output_type(gguf))
+    n_scratch = 0 if facts.layers is None else _scratch_bytes(facts.layers)
+    of_layers = (MemoryTerm("activations of the draft head", n_scratch, f"{KERNEL_ROWS} rows"),) if n_scratch else ()
+    return lambda n_ctx: (*head_terms(facts, n_output, n_ctx, options.n_parallel), *of_layers)
+
+
+def _shared_output(gguf: GGUF, options: LoadOptions) -> GGMLType | None:
+    """Return the type of the output matrix, of which a head can read rows in place; None where it may be streamed."""
+    return output_type(gguf) if options.resident_bytes is None else None
 
 
 def _scratch_bytes(n: Network) -> int:

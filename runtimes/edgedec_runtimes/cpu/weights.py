@@ -187,6 +187,16 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     cores = cores_to_pin(n_threads)
     if cores:
         keep_to_cores(cores)
+    config, handle = config_of(network), ctypes.c_void_p()
+    code = native().ec_model_create(
+        ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)
+    )
+    check(code, f"a network of the shape of {network.architecture}")
+    return handle
+
+
+def config_of(network: Network) -> Config:
+    """Return the sizes and switches of a network as the native library takes them."""
     switches = network.switches
     coded = _state_numbers(switches.recurrence) | {
         "activation": ACTIVATIONS[switches.activation],
@@ -194,13 +204,7 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     }
     names = [field[0] for field in Config._fields_ if field[0] not in coded]
     numbers = {name: getattr(network if hasattr(network, name) else switches, name) for name in names}
-    config = Config(**numbers | coded)
-    handle = ctypes.c_void_p()
-    code = native().ec_model_create(
-        ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)
-    )
-    check(code, f"a network of the shape of {network.architecture}")
-    return handle
+    return Config(**numbers | coded)
 
 
 def _state_numbers(recurrence: Recurrence | None) -> dict[str, int]:
@@ -223,6 +227,14 @@ def _native_shape(network: Network, layer: int) -> LayerShape:
 
 def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles, n_ctx: int) -> None:
     """Give a native model its weights, and rotations for contexts of n_ctx tokens. The tiles must outlive the model."""
+    set_weights(handle, gguf, network, tiles, n_ctx)
+    check(native().ec_model_finish(handle), str(gguf.paths[0]))
+
+
+def set_weights(
+    handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles, n_ctx: int
+) -> None:
+    """Give a native model its weights and rotations, as attach() does, without finishing the model."""
     library = native()
     layers = (LayerShape * network.n_layer)(*(_native_shape(network, layer) for layer in range(network.n_layer)))
     check(library.ec_model_set_layers(handle, layers), str(gguf.paths[0]))
@@ -246,7 +258,6 @@ def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles |
         code = library.ec_model_set_vector(handle, placed.which, placed.layer, address(values), len(values))
         check(code, placed.tensor.name)
     _set_ropes(handle, gguf, network, n_ctx)
-    check(library.ec_model_finish(handle), str(gguf.paths[0]))
 
 
 def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int) -> None:
@@ -266,8 +277,8 @@ def rarely_read(network: Network) -> tuple[Placed, ...]:
     So is the embedding matrix if it is not the output matrix as well.
     """
     names = {matrix.which: matrix.tensor.name for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
-    has_output = names.get(OUTPUT, names[EMBEDDING]) != names[EMBEDDING]
-    kinds = (PER_LAYER_ROWS, EMBEDDING) if has_output else (PER_LAYER_ROWS,)
+    has_both = len(names) == 2 and names[OUTPUT] != names[EMBEDDING]
+    kinds = (PER_LAYER_ROWS, EMBEDDING) if has_both else (PER_LAYER_ROWS,)
     return tuple(matrix for matrix in network.matrices if matrix.which in kinds)
 
 

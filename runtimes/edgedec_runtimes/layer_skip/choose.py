@@ -104,7 +104,7 @@ def require_layer_skip(path: Path, speedup: float, *, force: bool, drafters: Ite
     sizes = layer_bytes(path)
     if left_out(choose_layers(sizes, speedup).layers) and not force:
         info = describe(read_header_of(path))
-        require_measured((info.architecture, info.n_layer, info.n_embd), speedup)
+        require_measured((info.architecture, sizes.n_layer, info.n_embd), speedup)
     return sizes
 
 

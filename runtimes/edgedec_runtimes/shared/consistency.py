@@ -36,12 +36,19 @@ _WHOLE_HEADS = frozenset(
         *("starcoder2", "talkie", "xverse"),
     }
 )
-# llama.cpp ends the process where a file of these has no experts; the first layers may have none.
-_ONLY_EXPERTS = frozenset({"lfm2moe"})
+_STATE_SPACES = frozenset({"falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe"})
+_TWICE_AS_WIDE = frozenset({"granitehybrid", "mamba2"})  # llama.cpp ends the process where the mixers are not
 _NO_ROTATION = frozenset({"glm5-next"})
 _QKV = {"attn_q": "eq", "attn_k": "ek", "attn_v": "ev", "attn_output": "qe", "attn_norm": "e", "ffn_norm": "e"}
 _DENSE = {"ffn_gate": "ef", "ffn_up": "ef", "ffn_down": "fe"}
 _EXPERTS = {"ffn_gate_inp": "ex", "ffn_gate_exps": "ewx", "ffn_up_exps": "ewx", "ffn_down_exps": "wex"}
+# What layers of these have where they have experts: not the first ones, and not those without a feed-forward width.
+_MIXTURES = {
+    **dict.fromkeys(("granitehybrid", "lfm2moe", "qwen35moe", "qwen3next"), _EXPERTS),
+    "nemotron_h_moe": {role: letters for role, letters in _EXPERTS.items() if role != "ffn_gate_exps"},
+}
+# llama.cpp ends the process where a file of lfm2moe has no experts.
+_ONLY_EXPERTS = _MIXTURES.keys() - {"granitehybrid"}
 _SHARED_EXPERT = {"ffn_gate_shexp": "es", "ffn_up_shexp": "es", "ffn_down_shexp": "se"}
 _HEAD_NORMS = {"attn_q_norm": "h", "attn_k_norm": "h"}
 _POST_NORMS = {"post_attention_norm": "e", "post_ffw_norm": "e"}
@@ -122,6 +129,8 @@ def _check_layers(gguf: GGUF, info: ModelInfo) -> None:
     get_int(gguf, f"{name}.full_attention_interval", at_least=1, at_most=_MAX_LAYERS)
     get_per_layer(gguf, f"{name}.attention.recurrent_layers", info.n_layer, at_most=1)
     get_int(gguf, f"{name}.shortconv.l_cache", at_least=2, at_most=_MAX_WIDTH)
+    if name in _STATE_SPACES:
+        _check_state_space(gguf, info)
     if get_int(gguf, f"{name}.attention.sliding_window", at_most=_MAX_WIDTH):
         pattern = gguf.metadata.get(f"{name}.attention.sliding_window_pattern")
         if pattern == 1 or (isinstance(pattern, GGUFArray) and not any(list(pattern)[: info.n_layer])):
@@ -133,6 +142,22 @@ def _check_layers(gguf: GGUF, info: ModelInfo) -> None:
         if odd:
             found = f"{name}.block_count is {info.n_layer}, and the tensors are of {len(blocks)} layers"
             _refuse(gguf, found, f"the same (layer {min(odd)[:20]!r} is in one of the two only)")
+
+
+def _check_state_space(gguf: GGUF, info: ModelInfo) -> None:
+    """Refuse sizes of Mamba-2 mixers that do not divide each other; what is missing, llama.cpp names itself."""
+    kinds = ("inner_size", "time_step_rank", "group_count", "state_size", "conv_kernel")
+    keys = [f"{info.architecture}.ssm.{kind}" for kind in kinds]
+    found = [get_int(gguf, key, at_least=1, at_most=_MAX_WIDTH) or 1 for key in keys if key in gguf.metadata]
+    if len(found) < len(keys):
+        return
+    n_inner, n_head, n_group, _, length = found
+    if n_inner % n_head or n_head % n_group or length == 1:
+        _refuse(
+            gguf, f"{', '.join(keys)} are {found}", "each of the first two a multiple of the next, and 2 or more last"
+        )
+    if info.architecture in _TWICE_AS_WIDE and n_inner != 2 * info.n_embd:
+        _refuse(gguf, f"{keys[0]} is {n_inner}", f"{2 * info.n_embd}, twice the embedding length")
 
 
 def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
@@ -233,10 +258,11 @@ def _check_shapes(gguf: GGUF, info: ModelInfo) -> None:
         for role, letters in layer.items():
             if not (is_fused and role in ("attn_q", "attn_k", "attn_v")):
                 _check_shape(gguf, f"blk.{i}.{role}.weight", letters, sizes)
-    if info.architecture in _ONLY_EXPERTS:
+    if info.n_expert and info.architecture in _MIXTURES:
         n_dense = get_int(gguf, f"{info.architecture}.leading_dense_block_count", at_most=info.n_layer) or 0
-        for i in range(n_dense, info.n_layer):
-            for role, letters in _EXPERTS.items():
+        widths = info.n_ff if info.n_ff is not None and any(info.n_ff) else (1,) * info.n_layer
+        for i in (i for i in range(n_dense, info.n_layer) if widths[i]):
+            for role, letters in _MIXTURES[info.architecture].items():
                 _check_shape(gguf, f"blk.{i}.{role}.weight", letters, sizes)
 
 

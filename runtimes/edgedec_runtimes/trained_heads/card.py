@@ -5,6 +5,8 @@ Between them stands
 
 - in an EAGLE-3 head (arXiv:2503.01840), one decoder layer that reads pairs of a feature and a token's embedding, and
   drafts token after token;
+- in a head that joins pairs (nextn; arXiv:2412.19437), a matrix that makes one row of each pair, and an ordinary layer.
+  It needs no `fc`: what leaves the target's last norm is the feature;
 - in a block head (DFlash, arXiv:2602.06036; DSpark, arXiv:2607.05147; DFlash2), one or more decoder layers that read
   the newest token and masks behind it, and draft all tokens in one forward. The features are seen by attention alone.
 """
@@ -134,6 +136,8 @@ class HeadCard:
         notes: Sentences on what the file leaves open, and how it was read.
         block: What makes it a block head; None for an EAGLE-3 head. norm_before_residual, fc_norm, feeds_back_normed
             and norms_output have their defaults in a block head, and mean nothing there.
+        joins: A matrix joins the embedding and the feature of each pair, and its product goes through a layer of the
+            target's own kind (Head.layers).
     """
 
     name: str
@@ -158,3 +162,4 @@ class HeadCard:
     promise: Promise | None = None
     notes: tuple[str, ...] = ()
     block: BlockShape | None = None
+    joins: bool = False

@@ -17,6 +17,13 @@
 | output | n_vocab_draft, n_embd; only where the card says own_output |
 | rope_divisors | head_dim / 2; only where the head's RoPE is scaled |
 
+A head that joins pairs (nextn) has input_norm, hidden_norm, fc_norm, embedding and output as above, and beside its
+layers, which are a model's, this one:
+
+| tensor | shape |
+|---|---|
+| joint | n_embd, 2 * n_embd: the columns are the embedding's, then the feature's |
+
 A block head has fc, output_norm, embedding, output and rope_divisors as above, and instead of the others these, where i
 counts its layers from 0:
 
@@ -56,6 +63,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.weights.levels import dequantize
@@ -110,11 +118,13 @@ class Head:
     Attributes:
         tensors: By the names of the table above.
         d2t: int32[n_vocab_draft], for each row of the output matrix the target's token id; all different.
+        layers: The header of a model whose layers are those of a head that joins pairs; None for other heads.
     """
 
     card: HeadCard
     tensors: Mapping[str, HeadTensor]
     d2t: NDArray[np.int32]
+    layers: GGUF | None = None
 
     def shortened(self, n_vocab: int) -> "Head":
         """Return the head with the first `n_vocab` tokens of its list only; the head itself where it has no more."""
@@ -125,12 +135,18 @@ class Head:
             listed = tensors[name]
             rows = listed.data.reshape(len(self.d2t), -1)[:n_vocab]
             tensors[name] = HeadTensor((n_vocab, listed.shape[1]), listed.type, rows.reshape(-1))
-        return Head(replace(self.card, n_vocab_draft=n_vocab), tensors, self.d2t[:n_vocab])
+        card = replace(self.card, n_vocab_draft=n_vocab)
+        return replace(self, card=card, tensors=tensors, d2t=self.d2t[:n_vocab])
 
     @property
     def n_bytes(self) -> int:
         """Bytes of the tensors as they are stored."""
-        return sum(tensor.data.nbytes for tensor in self.tensors.values())
+        return sum(tensor.data.nbytes for tensor in self.tensors.values()) + sum(t.n_bytes for t in self.of_layers)
+
+    @property
+    def of_layers(self) -> list[TensorInfo]:
+        """The tensors of `layers` that are the head's own."""
+        return [t for name, t in self.layers.tensors.items() if name.startswith("blk.")] if self.layers else []
 
 
 def to_halves(tensor: HeadTensor, n_heads: int) -> HeadTensor:

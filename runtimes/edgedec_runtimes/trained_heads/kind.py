@@ -1,4 +1,6 @@
-"""EAGLE-3 and block heads as a kind of trained draft heads (edgedec.head_kinds): a GGUF, or a checkpoint's folder.
+"""EAGLE-3, block and nextn heads as a kind of trained draft heads (edgedec.head_kinds).
+
+Such a head is a GGUF, a checkpoint's folder, or the nextn layer in the file of its model.
 
 Every start with a draft head imports this file, so it imports where they are needed what reads heads.
 """
@@ -49,6 +51,8 @@ def _trained_for(head: Path) -> str | None:
 
 
 def _kinship(head: Path, model: Path, cache_dir: Path | None) -> Kinship:
+    if head == model:
+        return Kinship.THESE_WEIGHTS if _has_nextn(model) else Kinship.UNKNOWN
     trained = _target(head)
     if trained is None:
         return Kinship.UNKNOWN
@@ -77,6 +81,12 @@ def _target(head: Path) -> "Target | None":
         return gguf_record(gguf).target if is_head(gguf) else None
     except EdgedecError:
         return None
+
+
+def _has_nextn(model: Path) -> bool:
+    from edgedec_runtimes.architectures.nextn import nextn_layer
+
+    return nextn_layer(read_header_of(model)) is not None
 
 
 def _require_fit(head: Path, model: Path) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 from edgedec.errors import EdgedecError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.metadata import get_text
+from edgedec_runtimes.architectures.nextn import is_nextn_alone, nextn_layer
 from edgedec_runtimes.trained_heads.block_checkpoint import read_block_checkpoint
 from edgedec_runtimes.trained_heads.block_settings import is_block_config
 from edgedec_runtimes.trained_heads.checkpoint import read_checkpoint
 from edgedec_runtimes.trained_heads.checkpoint_tensors import CONFIG
 from edgedec_runtimes.trained_heads.gguf_head import ARCHITECTURES, is_head, read_gguf_head
 from edgedec_runtimes.trained_heads.head import Head
+from edgedec_runtimes.trained_heads.nextn import read_nextn
 from edgedec_runtimes.weights.safetensors import read_json
 
 _EAGLE3_WORDS = ("draft_vocab_size", "eagle_config", "speculators_model_type", "eagle_aux_hidden_state_layer_ids")
@@ -24,7 +26,8 @@ def is_head_path(path: str | os.PathLike[str]) -> bool:
         if place.is_dir() or place.name == CONFIG:
             config = read_json(place / CONFIG if place.is_dir() else place)
             return is_block_config(config) or any(word in config for word in _EAGLE3_WORDS)
-        return place.suffix == ".gguf" and is_head(read_gguf(place))
+        gguf = read_gguf(place) if place.suffix == ".gguf" else None
+        return gguf is not None and (is_head(gguf) or is_nextn_alone(gguf))
     except EdgedecError:
         return False
 
@@ -33,7 +36,8 @@ def load_head(path: str | os.PathLike[str]) -> Head:
     """Return the head at a path, with its weights as they are stored there.
 
     Args:
-        path: A folder with config.json and safetensors files, a file in such a folder, or a GGUF.
+        path: A folder with config.json and safetensors files, a file in such a folder, or a GGUF: of a head, or of a
+            model with a nextn layer.
 
     Raises:
         ModelNotFoundError: There is no such file or folder, or it lacks a part.
@@ -47,6 +51,8 @@ def load_head(path: str | os.PathLike[str]) -> Head:
     if place.suffix == ".safetensors" or place.name == CONFIG:
         return _read_folder(place.parent)
     gguf = read_gguf(place)
+    if not is_head(gguf) and nextn_layer(gguf) is not None:
+        return read_nextn(gguf)
     if not is_head(gguf):
         found, known = get_text(gguf, "general.architecture") or "unknown", " or ".join(map(repr, ARCHITECTURES))
         raise UnsupportedModelError(

@@ -18,9 +18,12 @@ def head_document(path: Path) -> dict[str, Any]:
     """
     head = load_head(path)
     tensors: dict[str, dict[str, Any]] = {}
-    for name, tensor in head.tensors.items():
-        tensors[name] = {"shape": list(tensor.shape), "type": tensor.type.name, "n_bytes": tensor.data.nbytes}
-    n_params = sum(math.prod(tensor.shape) for tensor in head.tensors.values())
+    for name, stored in head.tensors.items():
+        tensors[name] = {"shape": list(stored.shape), "type": stored.type.name, "n_bytes": stored.data.nbytes}
+    for tensor in head.of_layers:
+        name = tensor.name.removesuffix(".weight")
+        tensors[name] = {"shape": list(tensor.shape[::-1]), "type": tensor.type.name, "n_bytes": tensor.n_bytes}
+    n_params = sum(math.prod(tensor["shape"]) for tensor in tensors.values())
     return {"kind": "draft head", "path": str(path), "n_params": n_params, "size_bytes": head.n_bytes} | (
         asdict(head.card) | {"tensors": tensors}
     )
@@ -33,7 +36,7 @@ def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("name", document["name"]),
         ("file", document["path"]),
-        ("kind", f"a trained draft head ({_form(block)}): it drafts for one model, and is no model itself"),
+        ("kind", f"a trained draft head ({_form(document)}): it drafts for one model, and is no model itself"),
         ("trained for", "unknown: the file does not say" if target is None else _target(target)),
         ("size", f"{format_bytes(document['size_bytes'])}, {document['n_params'] / 1e6:.1f} million parameters"),
         ("types", _types(document["tensors"])),
@@ -50,9 +53,10 @@ def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _form(block: dict[str, Any] | None) -> str:
+def _form(document: dict[str, Any]) -> str:
+    block = document["block"]
     if block is None:
-        return "EAGLE-3"
+        return "nextn" if document["joins"] else "EAGLE-3"
     if block["markov"] == "selector" or block["conv_length"]:
         return "DFlash2"
     return "DFlash" if block["markov"] == "none" else "DSpark"
@@ -92,6 +96,8 @@ def _target(target: dict[str, str]) -> str:
 
 
 def _taps(document: dict[str, Any]) -> str:
+    if document["joins"]:
+        return f"what leaves layer {document['taps'][0]} of {document['taps'][0]}, after the model's last norm"
     if not document["taps"]:
         return "the layers that EAGLE-3's code taps in a model of the target's depth"
     return f"what enters layers {', '.join(map(str, document['taps']))}, counted from 0"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
+from edgedec.gguf.file import GGUF
 from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 
@@ -19,8 +20,12 @@ ALWAYS = ("fc", "q", "k", "v", "o", "gate", "up", "down", "input_norm", "hidden_
 def expected_shapes(card: HeadCard, *, n_taps: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that a head with this card has, by name; without `rope_divisors`."""
     n = card.n_embd
-    shapes: dict[str, tuple[int, ...]] = {"fc": (n, n_taps * card.n_embd_target), "hidden_norm": (n,)}
-    if card.block is None:
+    shapes: dict[str, tuple[int, ...]] = {"hidden_norm": (n,)}
+    if not card.joins:
+        shapes["fc"] = (n, n_taps * card.n_embd_target)
+    if card.joins:
+        shapes |= {"joint": (n, 2 * n), "input_norm": (n,)}
+    elif card.block is None:
         shapes |= _layer_shapes(card, n_columns=2 * n)
     else:
         for i in range(card.block.n_layer):
@@ -30,7 +35,7 @@ def expected_shapes(card: HeadCard, *, n_taps: int) -> dict[str, tuple[int, ...]
                 layer[f"{part}_conv_proj"] = (2 * card.block.conv_length * (n // card.block.conv_group), n)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
         shapes |= _block_shapes(card, card.block)
-    if card.norms_output:
+    if card.norms_output and not card.joins:
         shapes["output_norm"] = (n,)
     if card.fc_norm != "none":
         shapes["fc_norm"] = (n_taps * card.n_embd_target,)
@@ -78,7 +83,13 @@ def _block_shapes(card: HeadCard, block: BlockShape) -> dict[str, tuple[int, ...
 
 
 def checked_head(
-    path: Path, card: HeadCard, tensors: Mapping[str, HeadTensor], d2t: NDArray[np.int64], *, n_taps: int
+    path: Path,
+    card: HeadCard,
+    tensors: Mapping[str, HeadTensor],
+    d2t: NDArray[np.int64],
+    *,
+    n_taps: int,
+    layers: GGUF | None = None,
 ) -> Head:
     """Return the head, after checking its tensors against its card.
 
@@ -86,6 +97,7 @@ def checked_head(
         path: The file, for messages.
         n_taps: How many taps the head has; the card may not name them yet.
         d2t: int64[n_vocab_draft], the target's token ids.
+        layers: As in Head.
 
     Raises:
         ModelFormatError: A tensor is missing, has another shape than the card says, holds numbers that are not finite,
@@ -107,7 +119,7 @@ def checked_head(
         _fail(path, f"it has a tensor {extra[0]!r}, which its settings do not use")
     if "rope_divisors" in tensors and not (tensors["rope_divisors"].floats() > 0).all():
         _fail(path, "its rope_divisors are not all above 0")
-    return Head(card, dict(tensors), checked_d2t(path, d2t, card))
+    return Head(card, dict(tensors), checked_d2t(path, d2t, card), layers)
 
 
 def complete_confidence(tensors: dict[str, HeadTensor], *, n_embd: int, rank: int) -> None:

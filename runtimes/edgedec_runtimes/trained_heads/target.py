@@ -27,6 +27,7 @@ from edgedec.gguf.file import FLOATS, GGUF, ValueType, floats
 from edgedec.gguf.metadata import get_array, get_text
 from edgedec.gguf.model_info import describe
 from edgedec.storage import probe_cache
+from edgedec_runtimes.architectures.nextn import without_nextn
 from edgedec_runtimes.trained_heads.card import HeadCard, Target
 from edgedec_runtimes.trained_heads.head import Head
 
@@ -168,12 +169,13 @@ def fit(head: Head, gguf: GGUF) -> Fitted:
             was trained for; the message names it.
     """
     card = fit_card(head.card, gguf)
-    return Fitted(replace(head, card=card), (*card.notes, *_kinship(card, gguf)))
+    of_this_file = head.layers is not None and head.layers.header_hash == gguf.header_hash
+    return Fitted(replace(head, card=card), (*card.notes, *(() if of_this_file else _kinship(card, gguf))))
 
 
 def fit_card(card: HeadCard, gguf: GGUF) -> HeadCard:
     """Return the card with its taps filled in; raises what `fit` raises for sizes, vocabulary and layers."""
-    info = describe(gguf)
+    info = describe(without_nextn(gguf))
     if card.n_embd_target != info.n_embd:
         _refuse(card, f"its taps have {card.n_embd_target} numbers, but the model's hidden states {info.n_embd}")
     if not card.own_embedding and card.n_embd != info.n_embd:
@@ -183,6 +185,8 @@ def fit_card(card: HeadCard, gguf: GGUF) -> HeadCard:
     if not _same_vocabulary(card.n_vocab_target, info.n_vocab, _n_rows(gguf)):
         _refuse(card, f"it was trained for {card.n_vocab_target} tokens, but the model has {info.n_vocab}")
     taps = card.taps or default_taps(info.n_layer)
+    if card.joins and taps != (info.n_layer,):
+        _refuse(card, f"it reads what leaves layer {taps[0]}, but the model has {info.n_layer} layers")
     if beyond := [i for i in taps if i > info.n_layer]:
         _refuse(card, f"it taps layer {beyond[0]}, but the model has {info.n_layer} layers")
     if len(set(taps)) != len(taps):

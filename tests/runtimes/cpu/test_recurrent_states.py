@@ -66,9 +66,10 @@ def some_layers(case: Case, attn: tuple[bool, ...], mlp: tuple[bool, ...]) -> La
 @given(sizes=st.lists(st.integers(1, 90), max_size=12))
 def test_any_split_of_a_text(case: Case, sizes: list[int]) -> None:
     """With all logits, and with those of the last row of each piece, which folds the rows of long pieces at once."""
-    np.testing.assert_array_equal(extend(case.model.session(1024), TEXT, (*sizes, 200, 200, 200)), case.expected)
+    pieces = (*sizes, 200, 200, 200)
+    np.testing.assert_array_equal(extend(case.model.session(1024), TEXT, pieces), case.expected)
     session, begin = case.model.session(1024), 0
-    for size in (*sizes, 300):
+    for size in (*pieces, 256):
         found = bits(session.forward(TEXT[begin : begin + size], n_past=begin).logits)
         begin = min(begin + size, len(TEXT))
         np.testing.assert_array_equal(found, case.expected[begin - 1 : begin])

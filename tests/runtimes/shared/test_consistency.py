@@ -333,6 +333,22 @@ def test_experts(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe", "mamba2"])
+def test_state_spaces(tmp_path: Path, name: str) -> None:
+    """Sizes of mixers that do not divide each other, and those that llama.cpp has other ones of."""
+    gguf = read_gguf(write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name]))
+    require_consistent(gguf)
+    for key in ("inner_size", "time_step_rank", "group_count", "state_size", "conv_kernel"):
+        with pytest.raises(ModelFormatError, match=rf"ssm\.{key}"):
+            require_consistent(changed(gguf, {f"{name}.ssm.{key}": 0}))
+    with pytest.raises(ModelFormatError, match="each of the first two a multiple of the next"):
+        require_consistent(changed(gguf, {f"{name}.ssm.time_step_rank": 7}))
+    if name in ("granitehybrid", "mamba2"):
+        with pytest.raises(ModelFormatError, match="twice the embedding length"):
+            require_consistent(changed(gguf, {f"{name}.ssm.inner_size": 1024}))
+
+
+@pytest.mark.slow
 def test_short_convolutions(tmp_path: Path) -> None:
     """Kernels of one column, on which llama.cpp ends the process, and kernels that are no floats of 32 bits."""
     lfm2 = read_gguf(write_tiny(tmp_path / "m.gguf", ARCHITECTURES["lfm2"]))

@@ -28,7 +28,7 @@ def _mangled(name: str, arguments: str) -> str:
     return f"_Z{len(name)}{name}{arguments}"
 
 
-def _function(name: str, arguments: str, types: Sequence[Any], result: Any) -> Any:
+def function(name: str, arguments: str, types: Sequence[Any], result: Any) -> Any:
     """Return a function of the library that has no C name."""
     found = getattr(llama()._lib, _mangled(name, arguments))
     found.argtypes, found.restype = list(types), result
@@ -47,8 +47,8 @@ class LlamaHead:
         self._models: list[Any] = []
         self._contexts: list[Any] = []
         three = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
-        self._set = _function("llama_set_embeddings_nextn", f"{_CONTEXT}bb", three, None)
-        self._get = _function("llama_get_embeddings_nextn", _CONTEXT, three[:1], ctypes.POINTER(ctypes.c_float))
+        self._set = function("llama_set_embeddings_nextn", f"{_CONTEXT}bb", three, None)
+        self._get = function("llama_get_embeddings_nextn", _CONTEXT, three[:1], ctypes.POINTER(ctypes.c_float))
         other = None if target is None else self._open(target, None)
         self._ctx = self._open(path, other)
         vocabulary = self._api.llama_model_get_vocab(self._models[-1])
@@ -144,13 +144,13 @@ class LlamaPair(LlamaHead):
 
     def __init__(self, path: Path, target: Path, n_ctx: int = 64) -> None:
         super().__init__(path, target, n_ctx)
-        ids = _function("llama_model_target_layer_ids", _MODEL, [ctypes.c_void_p], ctypes.POINTER(ctypes.c_int32))
-        n_ids = _function("llama_model_target_layer_ids_n", _MODEL, [ctypes.c_void_p], ctypes.c_uint32)
+        ids = function("llama_model_target_layer_ids", _MODEL, [ctypes.c_void_p], ctypes.POINTER(ctypes.c_int32))
+        n_ids = function("llama_model_target_layer_ids_n", _MODEL, [ctypes.c_void_p], ctypes.c_uint32)
         self.taps: list[int] = ids(self._models[-1])[: n_ids(self._models[-1])]
         watch = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool]
-        set_input = _function("llama_set_embeddings_layer_inp", f"{_CONTEXT}jb", watch, None)
+        set_input = function("llama_set_embeddings_layer_inp", f"{_CONTEXT}jb", watch, None)
         floats = ctypes.POINTER(ctypes.c_float)
-        self._input = _function("llama_get_embeddings_layer_inp", f"{_CONTEXT}j", watch[:2], floats)
+        self._input = function("llama_get_embeddings_layer_inp", f"{_CONTEXT}j", watch[:2], floats)
         for layer in self.taps:
             set_input(self._contexts[0], layer, True)
         self._n_tapped: int = self._api.llama_model_n_embd(self._models[0])

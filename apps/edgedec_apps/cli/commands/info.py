@@ -102,8 +102,14 @@ def _use(document: dict[str, Any]) -> Facts:
     return [
         ("sampling", f"{_sampling(document['sampling_defaults'])} (from {document['sampling_defaults_from']})"),
         ("chat template", "yes" if document["has_chat_template"] else "none: the model continues text"),
-        ("draft head", document["draft_head"] or "none"),
+        ("draft head", _head(document)),
     ]
+
+
+def _head(document: dict[str, Any]) -> str:
+    """Return where a model's draft head is, for a person."""
+    head: str | None = document["draft_head"]
+    return "a nextn layer in the model's file" if head and head == document["path"] else head or "none"
 
 
 def _catalogue_document(entry: "Entry") -> dict[str, Any]:

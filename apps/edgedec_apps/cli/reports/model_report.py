@@ -19,6 +19,7 @@ from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.opening import application_of, engine_options
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.reports.runtimes import ask_runtimes
+from edgedec_runtimes.architectures.nextn import without_nextn
 
 _CONTEXTS = (512, 2048, 4096, 8192, 32768)
 
@@ -42,7 +43,7 @@ def model_document(path: Path, cap: Cap) -> dict[str, Any]:
             {"type": share.type.name, "n_tensors": share.n_tensors, "n_bytes": share.n_bytes, "share": share.share}
             for share in found.quantization
         ],
-        "n_layer": found.n_layer,
+        "n_layer": describe(without_nextn(gguf)).n_layer,
         "n_embd": found.n_embd,
         "n_vocab": found.n_vocab,
         "n_ctx_train": found.n_ctx_train,

@@ -9,9 +9,11 @@ from edgedec.errors import counted
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.cpu.draft_head.check import require_runnable
+from edgedec_runtimes.cpu.draft_head.layers import read_layers
 from edgedec_runtimes.cpu.draft_head.parts import place_of
 from edgedec_runtimes.cpu.draft_head.weights import stored_bytes
 from edgedec_runtimes.cpu.library import KERNEL_ROWS
+from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.load import load_head
 
@@ -23,10 +25,17 @@ _USUAL_TAPS = 3  # of a head whose file names none
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What the memory plan must know of a head: its card, and the bytes of its own matrices when they are loaded."""
+    """What the memory plan must know of a head.
+
+    Attributes:
+        card: Its card.
+        own_bytes: Bytes of its own matrices when they are loaded.
+        layers: The layers of a head that joins pairs; None for other heads.
+    """
 
     card: HeadCard
     own_bytes: int
+    layers: Network | None = None
 
 
 def head_facts(path: Path) -> HeadFacts:
@@ -39,8 +48,12 @@ def _facts(path: Path, modified_ns: int) -> HeadFacts:
     head = load_head(path)
     require_runnable(head)
     matrices = [(name, tensor) for name, tensor in head.tensors.items() if place_of(name, head.card).is_matrix]
-    facts = HeadFacts(head.card, sum(stored_bytes(name, tensor) for name, tensor in matrices))
-    del head, matrices
+    layers = None if head.layers is None else read_layers(head.layers, head.card.n_vocab_draft)
+    own_bytes = sum(stored_bytes(name, tensor) for name, tensor in matrices)
+    facts = HeadFacts(head.card, own_bytes)
+    if layers is not None:
+        facts = HeadFacts(head.card, own_bytes + layers.job.n_bytes, layers.network)
+    del head, matrices, layers
     gc.collect()  # cycles hold the weights
     return_free_memory()
     return facts
@@ -63,7 +76,7 @@ def head_terms(facts: HeadFacts, n_output: int, n_ctx: int, n_parallel: int) -> 
     width = (len(card.taps) or _USUAL_TAPS) * card.n_embd_target
     n_q, n_kv = card.n_head * card.head_dim, card.n_head_kv * card.head_dim
     floats = 2 * card.n_embd + 2 * n_q + 2 * n_kv + 2 * card.head_dim
-    quantized = 3 * card.n_embd + n_q + card.n_ff + width
+    quantized = (5 if card.joins else 3) * card.n_embd + n_q + card.n_ff + width
     row = 2 * card.n_embd  # what the head makes of a row of a text: a pair, or a feature, its keys and its values
     of_session = _KEPT_ROWS * (width + row) + card.n_vocab_draft
     if block is not None:

@@ -7,14 +7,15 @@ from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
 
 _MATRICES = (
     *("q", "k", "v", "o", "gate", "up", "down", "attention_conv_proj", "mlp_conv_proj"),
-    *("fc", "output", "embedding", "markov_w1", "markov_w2", "markov_gate", "markov_joint"),
+    *("fc", "output", "embedding", "joint", "markov_w1", "markov_w2", "markov_gate", "markov_joint"),
 )
 _VECTORS = (
     *("embedding_norm", "attn_norm", "post_attention_norm", "q_norm", "k_norm", "attention_conv_base", "mlp_conv_base"),
-    *("output_norm", "fc_norm", "feature_norm", "rope_divisors", "mask"),
+    *("output_norm", "fc_norm", "feature_norm", "pair_norm", "rope_divisors", "mask"),
     *("markov_gate_bias", "markov_joint_bias", "confidence", "confidence_bias"),
 )
 _OF_PAIRS = {"input_norm": "embedding_norm", "hidden_norm": "attn_norm"}
+_OF_JOINED = {"input_norm": "pair_norm", "hidden_norm": "feature_norm"}
 _OF_BLOCKS = {
     "input_norm": "attn_norm",
     "hidden_norm": "feature_norm",
@@ -46,7 +47,7 @@ def place_of(name: str, card: HeadCard) -> Place:
     """Return where a tensor of a head goes, by its name in edgedec_runtimes.trained_heads.head."""
     *layer, part = name.split(".")[1:] if name.startswith("layers.") else [name]
     number = int(layer[0]) if layer else 0
-    renamed = _OF_PAIRS if card.block is None else _OF_BLOCKS
+    renamed = _OF_BLOCKS if card.block is not None else _OF_JOINED if card.joins else _OF_PAIRS
     part = renamed.get(part, part)
     is_matrix = part in _MATRICES
     return Place((_MATRICES if is_matrix else _VECTORS).index(part), number, is_matrix)

@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 from edgedec.draft_price import DraftPrice
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec_runtimes.cpu.draft_head.layers import bytes_of_token, read_layers
 from edgedec_runtimes.cpu.draft_head.parts import is_read_by_tokens, is_read_once, native_config, place_of
 from edgedec_runtimes.cpu.library import address, check, native
+from edgedec_runtimes.cpu.tiles.cache import Tiles, open_tiles
+from edgedec_runtimes.cpu.weights import config_of, set_weights
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.target import Fitted
 
 _HASHED = (
     "fc",
+    "joint",
     "q",
     "o",
     "down",
@@ -33,7 +37,7 @@ _HASHED = (
 )
 _FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 _EXACT = (
-    *("fc", "embedding", "markov_w1", "markov_gate", "markov_joint", "attention_conv_proj", "mlp_conv_proj"),
+    *("fc", "joint", "embedding", "markov_w1", "markov_gate", "markov_joint", "attention_conv_proj", "mlp_conv_proj"),
     *("selector_predecessor", "selector_successor", "selector_hidden"),
 )
 _BLOCK = 32
@@ -63,6 +67,9 @@ class CpuDraftHead:
         fitted: Fitted,
         output_rows: Callable[[NDArray[np.int32]], HeadTensor],
         token_bytes: Callable[[], int],
+        *,
+        n_ctx: int = 1,
+        shared_output: GGMLType | None = None,
     ) -> None:
         """Arrange a head's weights for a native model.
 
@@ -72,6 +79,9 @@ class CpuDraftHead:
             output_rows: Returns the rows of the target's output matrix that belong to some tokens, which a head borrows
                 that has none.
             token_bytes: Returns the bytes of weights that a token of the target reads.
+            n_ctx: Tokens of a session, which the rotations of a head's layers may depend on.
+            shared_output: The type of the target's output matrix, where a head that joins pairs reads its rows there;
+                None: such a head borrows them, too.
 
         Raises:
             SessionError: The native library refuses a shape.
@@ -84,9 +94,12 @@ class CpuDraftHead:
         self.handle = ctypes.c_void_p()
         self.mark = _mark(head)
         windows = np.array(card.block.windows if card.block is not None else (), np.int32)
+        layers = None if head.layers is None else read_layers(head.layers, card.n_vocab_draft)
+        shape = None if layers is None else ctypes.byref(config_of(layers.network))
         code = native().ec_draft_head_create(
-            *(model, ctypes.byref(native_config(card)), address(taps), address(self.token_ids)),
-            *(address(windows) if len(windows) else None, ctypes.byref(self.handle)),
+            *(model, ctypes.byref(native_config(card)), shape),
+            *(address(taps), address(self.token_ids), address(windows) if len(windows) else None),
+            ctypes.byref(self.handle),
         )
         check(code, f"the draft head {card.name}")
         self._finalizer = weakref.finalize(self, native().ec_draft_head_destroy, self.handle)
@@ -96,15 +109,23 @@ class CpuDraftHead:
         self._token_bytes = token_bytes
         self._bytes_once = self._bytes_of_token = 0  # of the weights that a draft reads, and each of its tokens
         self._tiles: list[U8] = []
+        self._of_layers: Tiles | None = None
         for name, tensor in head.tensors.items():
             if place_of(name, card).is_matrix:
                 self._set_matrix(name, stored(name, tensor))
             else:
                 self._set_vector(name, np.ascontiguousarray(tensor.floats()).reshape(-1))
         if "output" not in head.tensors:
-            self._set_matrix("output", stored("output", output_rows(self.token_ids), borrowed=True))
+            if layers is not None and shared_output is not None:
+                self._bytes_of_token += native().ec_tile_bytes(int(shared_output), len(self.token_ids), card.n_embd)
+            else:
+                self._set_matrix("output", stored("output", output_rows(self.token_ids), borrowed=True))
+        if layers is not None:
+            self._of_layers = open_tiles(layers.job)
+            set_weights(native().ec_draft_head_layers(self.handle), layers.gguf, layers.network, self._of_layers, n_ctx)
+            self._bytes_of_token += bytes_of_token(layers.network)
         check(native().ec_draft_head_finish(self.handle), f"the draft head {card.name}")
-        self.n_bytes = sum(tiles.nbytes for tiles in self._tiles)
+        self.n_bytes = sum(tiles.nbytes for tiles in self._tiles) + (self._of_layers.n_bytes if self._of_layers else 0)
 
     def _set_vector(self, name: str, values: NDArray[np.float32]) -> None:
         which, layer, _ = place_of(name, self.card)
@@ -133,6 +154,8 @@ class CpuDraftHead:
         """Free the weights, which no session may follow then; calling it again does nothing."""
         self._finalizer()
         self._tiles.clear()
+        if self._of_layers is not None:
+            self._of_layers.close()
         self.n_bytes = 0
         self.closed = True
 

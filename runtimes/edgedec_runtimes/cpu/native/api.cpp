@@ -297,8 +297,9 @@ int32_t ec_session_save(ec_session *session, int32_t n_tokens, void *target, uin
   return guarded([&] {
     check_tokens(session, n_tokens);
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the target has another size");
-    require(renew(*session, n_tokens, nullptr) == Outcome::done,
-            "the session's rows could not be evaluated again");
+    ec_item end{};
+    end.session = session, end.n_past = n_tokens;
+    require(renew(end, nullptr) == Outcome::done, "the session's rows could not be evaluated again");
     if (session->model->mapping != nullptr) session->model->mapping->check();
     uint8_t *notes = (uint8_t *)target + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
     uint8_t *columns = notes + session->notes.saved_bytes(n_tokens);
@@ -317,9 +318,11 @@ int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *sourc
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the source has another size");
     const uint8_t *notes = (const uint8_t *)source + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
     const uint8_t *columns = notes + session->notes.saved_bytes(n_tokens);
-    session->notes.load(n_tokens, notes);
-    session->columns.load(n_tokens, columns);
+    RowNotes loaded(session->notes, 0);
+    loaded.load(n_tokens, notes);
     session->states.load(n_tokens, columns + session->columns.saved_bytes(n_tokens));
+    session->columns.load(n_tokens, columns);
+    session->notes = std::move(loaded);
     session->cache.load(n_tokens, (const uint8_t *)source);
     return EC_OK;
   });

@@ -358,7 +358,7 @@ EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items
 
 /* Draft heads (draft_head/draft_head.h). */
 
-/* A draft head reads pairs (EAGLE-3), or it drafts blocks (DFlash, DSpark). */
+/* A draft head reads pairs (EAGLE-3), or a matrix joins them (nextn), or it drafts blocks (DFlash, DSpark). */
 
 /* The matrices and vectors of a draft head. EC_DRAFT_HEAD_EMBEDDING is absent where it reads the target's
  * embeddings. */
@@ -380,6 +380,8 @@ enum {
   EC_DRAFT_HEAD_FC = EC_DRAFT_HEAD_N_LAYER_MATRICES,
   EC_DRAFT_HEAD_OUTPUT,
   EC_DRAFT_HEAD_EMBEDDING,
+  EC_DRAFT_HEAD_JOINT,        /* [n_embd, 2 * n_embd], which reads an embedding and a feature, of a head that joins them;
+                                 such a head may lack EC_DRAFT_HEAD_FC: its only tap is the feature then */
   EC_DRAFT_HEAD_MARKOV_W1,    /* [n_vocab of the target, rank] */
   EC_DRAFT_HEAD_MARKOV_W2,    /* [n_vocab, rank]; [n_vocab of the target, rank] of EC_MARKOV_SELECTOR */
   EC_DRAFT_HEAD_MARKOV_GATE,  /* [rank, n_embd + rank] of EC_MARKOV_GATED, [rank, n_embd] of EC_MARKOV_SELECTOR */
@@ -399,7 +401,8 @@ enum {
   /* of the head */
   EC_DRAFT_HEAD_OUTPUT_NORM = EC_DRAFT_HEAD_N_LAYER_VECTORS, /* absent where no norm stands before the output matrix */
   EC_DRAFT_HEAD_FC_NORM,      /* [n_taps * n_embd of the target], where fc_norm is not EC_FC_NORM_NONE */
-  EC_DRAFT_HEAD_FEATURE_NORM, /* of what fc makes, for blocks */
+  EC_DRAFT_HEAD_FEATURE_NORM, /* of features, for blocks and for pairs that are joined */
+  EC_DRAFT_HEAD_PAIR_NORM,    /* of embeddings, for pairs that are joined */
   EC_DRAFT_HEAD_ROPE_DIVISORS,
   EC_DRAFT_HEAD_MASK, /* the embedding of masked rows, where mask_token is -1 */
   EC_DRAFT_HEAD_MARKOV_GATE_BIAS,
@@ -420,7 +423,7 @@ enum { EC_MOST_BLOCK = 128 };
 typedef struct ec_draft_head_config {
   int32_t n_vocab; /* tokens that the head can draft */
   int32_t n_embd;
-  int32_t n_layer; /* 1 of a head that reads pairs */
+  int32_t n_layer; /* 1 of a head whose attention reads pairs */
   int32_t n_head;
   int32_t n_head_kv;
   int32_t head_dim;
@@ -484,10 +487,16 @@ typedef struct ec_draft_item {
 
 /* Make a draft head of a model. taps: layers of the target, 0 to n_layer, whose input the features are made of.
  * tokens: for each of the n_vocab rows of the output matrix the target's token id. windows: for each layer how many
- * positions before a block its rows see, 0 for all; NULL: all layers see all. The head must be destroyed before the
- * model. */
-EC_API int32_t ec_draft_head_create(ec_model *target, const ec_draft_head_config *config, const int32_t *taps,
-                                    const int32_t *tokens, const int32_t *windows, ec_draft_head **head);
+ * positions before a block its rows see, 0 for all; NULL: all layers see all. layers: of a head that joins pairs, the
+ * sizes and switches of its layers, which ec_draft_head_layers then returns; NULL for other heads. The head must be
+ * destroyed before the model. */
+EC_API int32_t ec_draft_head_create(ec_model *target, const ec_draft_head_config *config, const ec_config *layers,
+                                    const int32_t *taps, const int32_t *tokens, const int32_t *windows,
+                                    ec_draft_head **head);
+/* Return the layers of a head that joins pairs, as a model without embeddings that the head owns: the functions
+ * ec_model_set_... give it its matrices, vectors, layers and rotations, before ec_draft_head_finish. Without an output
+ * matrix it takes the first rows of the target's. */
+EC_API ec_model *ec_draft_head_layers(ec_draft_head *head);
 /* Set a matrix of a draft head; `layer` is 0 for those that no layer has. Its tiles are borrowed and must outlive the
  * head. */
 EC_API int32_t ec_draft_head_set_matrix(ec_draft_head *head, int32_t which, int32_t layer, int32_t type,

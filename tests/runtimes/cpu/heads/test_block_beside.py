@@ -114,7 +114,7 @@ def test_the_native_interface_refuses_sizes(changes: dict[str, int], tmp_path: P
         setattr(config, name, value)
     ids = np.arange(N_VOCAB, dtype=np.int32)
     code = native().ec_draft_head_create(
-        other._target, ctypes.byref(config), address(ids[2:5]), address(ids), None, ctypes.byref(handle)
+        other._target, ctypes.byref(config), None, address(ids[2:5]), address(ids), None, ctypes.byref(handle)
     )
     assert code == INVALID
     assert last_error()

@@ -6,13 +6,16 @@
 
 using namespace edgedec;
 
-int32_t ec_draft_head_create(ec_model *target, const ec_draft_head_config *config, const int32_t *taps,
-                             const int32_t *tokens, const int32_t *windows, ec_draft_head **head) {
+int32_t ec_draft_head_create(ec_model *target, const ec_draft_head_config *config, const ec_config *layers,
+                             const int32_t *taps, const int32_t *tokens, const int32_t *windows,
+                             ec_draft_head **head) {
   return guarded([&] {
-    *head = new ec_draft_head(*target, *config, taps, tokens, windows);
+    *head = new ec_draft_head(*target, *config, layers, taps, tokens, windows);
     return EC_OK;
   });
 }
+
+ec_model *ec_draft_head_layers(ec_draft_head *head) { return &head->net; }
 
 namespace {
 
@@ -29,6 +32,7 @@ Matrix &matrix_of(ec_draft_head *head, int32_t which, int32_t layer) {
     case EC_DRAFT_HEAD_FC: return head->fc;
     case EC_DRAFT_HEAD_OUTPUT: return head->net.output;
     case EC_DRAFT_HEAD_EMBEDDING: return head->embedding;
+    case EC_DRAFT_HEAD_JOINT: return head->joint;
     case EC_DRAFT_HEAD_MARKOV_W1: return head->of_block.markov_w1;
     case EC_DRAFT_HEAD_MARKOV_W2: return head->of_block.markov_w2;
     case EC_DRAFT_HEAD_MARKOV_GATE: return head->of_block.markov_gate;
@@ -46,7 +50,8 @@ std::vector<float> &vector_of(ec_draft_head *head, int32_t which, int32_t layer)
   switch (which) {
     case EC_DRAFT_HEAD_OUTPUT_NORM: return head->net.output_norm;
     case EC_DRAFT_HEAD_FC_NORM: return head->fc_norm;
-    case EC_DRAFT_HEAD_FEATURE_NORM: return head->of_block.feature_norm;
+    case EC_DRAFT_HEAD_FEATURE_NORM: return head->joins ? head->feature_norm : head->of_block.feature_norm;
+    case EC_DRAFT_HEAD_PAIR_NORM: return head->embedding_norm;
     case EC_DRAFT_HEAD_ROPE_DIVISORS: return head->rope_divisors;
     case EC_DRAFT_HEAD_MASK: return head->of_block.mask;
     case EC_DRAFT_HEAD_MARKOV_GATE_BIAS: return head->of_block.markov_gate_bias;

@@ -102,7 +102,7 @@ void BlockHead::read_context(const std::vector<ContextRow> &rows) {
   const int32_t n_heads = config().n_head_kv;
   Pool &pool = head_.net.pool;
   features_.resize((size_t)(n * d)), kv_.resize((size_t)(n * width)), cos_sin_.resize((size_t)(n * hd));
-  std::vector<ec_draft_head::Fused> fused;
+  std::vector<ec_draft_head::Made> fused;
   for (int64_t r = 0; r < n; ++r) fused.push_back({rows[(size_t)r].taps, features_.data() + r * d});
   head_.fuse(fused);
   each(pool, (n + GROUP_ROWS - 1) / GROUP_ROWS, [&](int64_t group) {

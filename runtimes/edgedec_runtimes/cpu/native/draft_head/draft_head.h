@@ -2,7 +2,8 @@
 //
 // All heads read features, which `fc` makes of hidden states of the target (the taps). A head of the EAGLE-3 kind
 // (arXiv:2503.01840) is one decoder layer that reads pairs of a feature and the embedding of the token that follows
-// (pair_state.h). A head that drafts blocks (DFlash, arXiv:2602.06036; DSpark) has some decoder layers, whose rows are
+// (pair_state.h). In other heads that read pairs, a matrix joins each pair, and what it makes goes through ordinary
+// layers (EAGLE; nextn, or multi-token prediction). A head that drafts blocks (DFlash, arXiv:2602.06036; DSpark) has some decoder layers, whose rows are
 // the newest token and masks, and which see the features as keys and values (block_state.h).
 #pragma once
 #include <memory>
@@ -27,18 +28,19 @@ struct BlockWeights {
 }  // namespace edgedec
 
 struct ec_draft_head {
-  // `windows` is [n_layer], or nullptr.
-  ec_draft_head(ec_model &target, const ec_draft_head_config &config, const int32_t *taps, const int32_t *tokens,
-                const int32_t *windows);
+  // `layers` is nullptr but for heads that join pairs; `windows` is [n_layer], or nullptr.
+  ec_draft_head(ec_model &target, const ec_draft_head_config &config, const ec_config *layers, const int32_t *taps,
+                const int32_t *tokens, const int32_t *windows);
   ~ec_draft_head();
 
   ec_model &target;
   ec_draft_head_config config;
   std::vector<int32_t> taps;    // layers of the target, whose input is tapped
   std::vector<int32_t> tokens;  // the target's id of each token that the head can draft
+  const bool joins;             // a matrix joins pairs
   ec_model net;                 // the layers and the output matrix
-  edgedec::Matrix fc{}, embedding{};
-  std::vector<float> fc_norm, rope_divisors;
+  edgedec::Matrix fc{}, embedding{}, joint{};
+  std::vector<float> fc_norm, rope_divisors, embedding_norm, feature_norm;  // the last two of pairs that are joined
   edgedec::BlockWeights of_block;
   bool finished = false;
 
@@ -47,20 +49,25 @@ struct ec_draft_head {
   // Return what the head knows of a session's empty text.
   std::shared_ptr<edgedec::DraftHeadState> follow(int32_t n_ctx);
   edgedec::BlockHead &block() { return *block_; }
-  // Where a row of taps lies, [n_tapped], and where its feature goes, [n_embd].
-  struct Fused {
-    const float *taps;
+  // Where a row lies, and where goes what is made of it.
+  struct Made {
+    const float *of;
     float *out;
   };
-  // Make the features of at most net.max_rows rows of taps.
-  void fuse(const std::vector<Fused> &rows);
+  // Make the features, [n_embd], of at most net.max_rows rows of taps, [n_tapped].
+  void fuse(const std::vector<Made> &rows);
+  // Make what enters the layers, [n_embd], of at most net.max_rows pairs, [2 * n_embd].
+  void join(const std::vector<Made> &pairs);
   // Write the embedding of token i to out + i * stride, [n_embd]. Throws Unreadable.
   void embed(const int32_t *tokens, int32_t n, float *out, int64_t stride);
 
   std::vector<float> scores;  // of the texts that were read together last, [n][n_vocab]
 
  private:
-  edgedec::ActivationBuffer joined_;
+  void check_inputs() const;
+  void take_output();
+
+  edgedec::ActivationBuffer joined_, pairs_;  // what fc reads, and the joint matrix
   std::vector<float> normed_;
   float embedding_scale_ = 1.0f;
   std::unique_ptr<edgedec::BlockHead> block_;  // nullptr of a head that reads pairs

@@ -37,18 +37,25 @@ ec_config net_config(const ec_draft_head_config &h) {
 
 }  // namespace
 
-ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, const int32_t *tapped,
-                             const int32_t *drafted, const int32_t *windows)
-    : target(model), config(c), net(net_config(c), model.pool.size(), model.max_rows, model.kernels) {
+ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, const ec_config *layers,
+                             const int32_t *tapped, const int32_t *drafted, const int32_t *windows)
+    : target(model),
+      config(c),
+      joins(layers != nullptr),
+      net(joins ? *layers : net_config(c), model.pool.size(), model.max_rows, model.kernels) {
   net.of_head = true;
-  net.paired = c.block_size == 0;
+  net.ahead_from = &model;
+  require(!joins || (c.block_size == 0 && net.config.n_embd == c.n_embd && net.config.n_vocab == c.n_vocab &&
+                     net.config.n_layer == c.n_layer),
+          "the layers of a head that joins pairs have other sizes than the head");
+  net.paired = c.block_size == 0 && !joins;
   net.normed_residual = c.norm_before_residual != 0;
   if (c.block_size > 0) net.row_conv_length = c.conv_length, net.row_conv_group = c.conv_group;
-  require(c.n_ff > 0, "the head has no feed-forward block");
+  require(c.n_ff > 0 || joins, "the head has no feed-forward block");
   std::vector<ec_layer> shapes;
   for (int32_t i = 0; i < c.n_layer; ++i)
     shapes.push_back({0, EC_MIXER_ATTENTION, c.n_head, c.n_head_kv, c.head_dim, c.n_ff, i});
-  net.set_layers(shapes.data());
+  if (!joins) net.set_layers(shapes.data());
   require(model.finished, "the head's target is not finished");
   require(c.n_taps >= 1 && c.n_taps <= 16, "the number of taps is out of range");
   require(c.fc_norm >= EC_FC_NORM_NONE && c.fc_norm <= EC_FC_NORM_EACH, "no such norm before fc");
@@ -68,7 +75,7 @@ ec_draft_head::~ec_draft_head() = default;
 
 void ec_draft_head::finish() {
   const bool own = embedding.n_rows != 0;
-  require_shape(fc, "fc", config.n_embd, n_tapped());
+  check_inputs();
   if (own) require_shape(embedding, "embedding", target.config.n_vocab, config.n_embd);
   require(own || config.n_embd == target.config.n_embd, "the target's embeddings have another length");
   require(own || !target.elsewhere || target.look_up != nullptr, "the target's embeddings are not there");
@@ -77,12 +84,17 @@ void ec_draft_head::finish() {
   require(isfinite(config.rope_base) && config.rope_base > 0, "the head's rope_base is not a positive number");
   require(rope_divisors.empty() || (int32_t)rope_divisors.size() == config.head_dim / 2,
           "the divisors of the head's frequencies are of another number");
-  for (int32_t i = 0; i < config.head_dim / 2; ++i) {
+  for (int32_t i = 0; !joins && i < config.head_dim / 2; ++i) {
     const double divisor = rope_divisors.empty() ? 1.0 : rope_divisors[(size_t)i];
     net.rope[0].frequencies.push_back(pow(config.rope_base, -2.0 * i / config.head_dim) / divisor);
   }
-  net.finish();
-  joined_ = ActivationBuffer(net.max_rows, n_tapped(), !is_float_type(fc.type), is_float_type(fc.type));
+  if (net.output.n_rows == 0) take_output();
+  if (!net.finished) net.finish();
+  const auto buffer = [&](const Matrix &m) {
+    return ActivationBuffer(net.max_rows, m.n_cols, !is_float_type(m.type), is_float_type(m.type));
+  };
+  joined_ = buffer(fc);
+  pairs_ = buffer(joint);
   normed_.resize((size_t)n_tapped());
   if (!own) embedding_scale_ = target.config.embedding_scale;
   if (config.block_size > 0) {
@@ -90,6 +102,25 @@ void ec_draft_head::finish() {
     block_ = std::make_unique<BlockHead>(*this);
   }
   finished = true;
+}
+
+// Check what makes features of taps, and what joins them with embeddings.
+void ec_draft_head::check_inputs() const {
+  if (fc.n_rows != 0 || !joins) require_shape(fc, "fc", config.n_embd, n_tapped());
+  require(fc.n_rows != 0 || n_tapped() == config.n_embd, "features that are no product have another length than taps");
+  require_shape(joint, "joint", joins ? config.n_embd : 0, joins ? 2 * (int64_t)config.n_embd : 0);
+  for (const std::vector<float> *norm : {&embedding_norm, &feature_norm})
+    require((int64_t)norm->size() == (joins ? config.n_embd : 0), "a norm of joined pairs is missing or not used");
+}
+
+// Take the first rows of the target's output matrix where they are those of the tokens that the head drafts.
+void ec_draft_head::take_output() {
+  for (size_t i = 0; i < tokens.size(); ++i)
+    require(tokens[i] == (int32_t)i, "the head has no output matrix, and its tokens are not the first of the target's");
+  require(target.output.tiles != nullptr && target.config.n_embd == config.n_embd,
+          "the target's output matrix is not in memory, or has rows of another length");
+  net.output = target.output;
+  net.output.n_rows = config.n_vocab;
 }
 
 std::shared_ptr<DraftHeadState> ec_draft_head::follow(int32_t n_ctx) {
@@ -112,19 +143,37 @@ void ec_draft_head::embed(const int32_t *tokens, int32_t n, float *out, int64_t 
   }
 }
 
-void ec_draft_head::fuse(const std::vector<Fused> &rows) {
+void ec_draft_head::fuse(const std::vector<Made> &rows) {
   const Kernels &k = *net.kernels;
   const int64_t n = (int64_t)rows.size(), width = n_tapped(),
                 piece = config.fc_norm == EC_FC_NORM_EACH ? target.config.n_embd : width;
   for (int64_t i = 0; i < n; ++i) {
-    const float *row = rows[(size_t)i].taps;
+    const float *row = rows[(size_t)i].of;
     if (config.fc_norm != EC_FC_NORM_NONE)
       for (int64_t at = 0; at < width; at += piece)
         k.rms_norm(row + at, fc_norm.data() + at, config.rms_epsilon, piece, normed_.data() + at);
-    k.quantize(joined_.view(), i, 0, width, config.fc_norm != EC_FC_NORM_NONE ? normed_.data() : row);
+    if (config.fc_norm != EC_FC_NORM_NONE) row = normed_.data();
+    if (fc.n_rows == 0) memcpy(rows[(size_t)i].out, row, (size_t)width * sizeof(float));
+    else k.quantize(joined_.view(), i, 0, width, row);
   }
+  if (fc.n_rows == 0) return;
   multiply(net.pool, k, {&fc}, joined_.view(), n,
            [&](size_t, int64_t row, int64_t column, const float *products, int64_t count) {
              memcpy(rows[(size_t)row].out + column, products, (size_t)count * sizeof(float));
+           });
+}
+
+void ec_draft_head::join(const std::vector<Made> &pairs) {
+  const Kernels &k = *net.kernels;
+  const int64_t d = config.n_embd, n = (int64_t)pairs.size();
+  std::vector<float> normed((size_t)(2 * d));
+  for (int64_t i = 0; i < n; ++i) {
+    k.rms_norm(pairs[(size_t)i].of, embedding_norm.data(), config.rms_epsilon, d, normed.data());
+    k.rms_norm(pairs[(size_t)i].of + d, feature_norm.data(), config.rms_epsilon, d, normed.data() + d);
+    k.quantize(pairs_.view(), i, 0, 2 * d, normed.data());
+  }
+  multiply(net.pool, k, {&joint}, pairs_.view(), n,
+           [&](size_t, int64_t row, int64_t column, const float *products, int64_t count) {
+             memcpy(pairs[(size_t)row].out + column, products, (size_t)count * sizeof(float));
            });
 }

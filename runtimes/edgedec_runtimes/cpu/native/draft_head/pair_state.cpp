@@ -96,16 +96,16 @@ void PairState::read_group(DraftHeadState *const *states, size_t n, float *score
 void PairState::read_pairs(const std::vector<PairState *> &states, float *scores) {
   ec_draft_head &head = states[0]->head_;
   const int64_t d = head.config.n_embd, width = head.n_tapped();
-  const int32_t layer = 0;
+  const int32_t layer = head.config.n_layer - 1;
   const size_t n = states.size();
   const bool wanted = scores != nullptr;
-  std::vector<ec_draft_head::Fused> rows;
+  std::vector<ec_draft_head::Made> rows, pairs;
   std::vector<int32_t> last(n);
   std::vector<ec_item> items(n);
   int64_t n_rows = 0;
   for (const PairState *state : states) n_rows += state->n_laid_;
-  std::vector<float> outputs((size_t)(wanted ? n_rows * d : 0));
-  float *output = outputs.data();
+  std::vector<float> outputs((size_t)(wanted ? n_rows * d : 0)), joined((size_t)(head.joins ? n_rows * d : 0));
+  float *output = outputs.data(), *input = joined.data();
   for (size_t i = 0; i < n; ++i) {
     PairState &s = *states[i];
     for (int32_t r = 0; r < s.n_new_; ++r)
@@ -113,11 +113,15 @@ void PairState::read_pairs(const std::vector<PairState *> &states, float *scores
     ec_item &item = items[i];
     last[i] = s.n_laid_ - 1;
     item.session = &s.kv_, item.n_past = s.slot_, item.n_rows = s.n_laid_, item.hidden = s.inputs_.data();
+    if (head.joins) item.hidden = input;
+    for (int32_t r = 0; head.joins && r < s.n_laid_; ++r, input += d)
+      pairs.push_back({s.inputs_.data() + 2 * r * d, input});
     if (!wanted) continue;
     item.n_wanted = 1, item.wanted = &last[i], item.n_taps = 1, item.taps = &layer, item.tapped = output;
     output += s.n_laid_ * d;
   }
   if (!rows.empty()) head.fuse(rows);
+  if (head.joins) head.join(pairs);
   if (forward(head.net, items.data(), (int32_t)n, scores, nullptr, nullptr) != Outcome::done)
     throw NotFinite("the draft head's scores are not finite");
   for (size_t i = 0; i < n; ++i)
@@ -155,13 +159,17 @@ bool PairState::read_branches(const int32_t *tokens, const int32_t *parents, int
     const float *above = parents[i] < 0 ? outputs_.data() : branch_outputs_.data() + (size_t)parents[i] * d;
     memcpy(branch_inputs_.data() + ((size_t)i * 2 + 1) * d, above, d * sizeof(float));
   }
-  const int32_t layer = 0;
-  std::vector<float> made((size_t)n * d);
+  const int32_t layer = head_.config.n_layer - 1;
+  std::vector<float> made((size_t)n * d), joined(head_.joins ? (size_t)n * d : 0);
+  std::vector<ec_draft_head::Made> pairs;
+  for (size_t i = 0; head_.joins && i < (size_t)n; ++i)
+    pairs.push_back({branch_inputs_.data() + 2 * i * d, joined.data() + i * d});
+  if (head_.joins) head_.join(pairs);
   std::vector<int32_t> wanted((size_t)n_new);
   std::iota(wanted.begin(), wanted.end(), n_known);
   ec_item item{};
-  item.session = &kv_, item.n_past = n_read_, item.n_rows = n, item.hidden = branch_inputs_.data(),
-  item.parents = parents;
+  item.session = &kv_, item.n_past = n_read_, item.n_rows = n, item.parents = parents;
+  item.hidden = head_.joins ? joined.data() : branch_inputs_.data();
   item.n_wanted = n_new, item.wanted = wanted.data(), item.n_taps = 1, item.taps = &layer, item.tapped = made.data();
   if (forward(head_.net, &item, 1, scores, nullptr, nullptr) != Outcome::done)
     throw NotFinite("the draft head's scores are not finite");

@@ -1,5 +1,5 @@
-// What a head of the EAGLE-3 kind keeps of a text. It reads pairs: the feature of a position and the embedding of the
-// token that follows. Its output for a pair scores the token after that one.
+// What a head that reads pairs keeps of a text: pairs of the feature of a position and the embedding of the token that
+// follows. Its output for a pair scores the token after that one.
 #pragma once
 #include "draft_head/draft_head.h"
 

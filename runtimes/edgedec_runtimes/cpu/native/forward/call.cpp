@@ -22,34 +22,60 @@ Outcome evaluate_with_states(ec_model &model, Plan &plan, float *logits, int32_t
   return outcome;
 }
 
-}  // namespace
+// Evaluate rows that were evaluated before. Rows of which some layers come later are not folded.
+Outcome evaluate_again(const ec_item &item, bool whole, const volatile int32_t *cancel) {
+  ec_session &session = *item.session;
+  Plan plan = make_plan(*session.model, &item, 1);
+  session.cache.prepare(item.n_past, item.n_past + item.n_rows);
+  session.columns.prepare(item.n_past, item.n_past + item.n_rows);
+  session.states.begin(item, session.notes, whole);
+  return evaluate_with_states(*session.model, plan, nullptr, nullptr, cancel);
+}
 
-Outcome renew(ec_session &session, int32_t n_past, const volatile int32_t *cancel) {
-  const int32_t of_states = session.states.held_before(n_past);
-  if (of_states < n_past) session.states.go_back(of_states);
-  int32_t begin = std::min(session.columns.held_before(n_past), of_states);
-  for (const int32_t first = begin; begin < n_past;) {
-    ec_item item{};
-    item.session = &session;
-    session.notes.describe(begin, std::min(n_past, begin + session.model->max_rows), &item);
-    Plan plan = make_plan(*session.model, &item, 1);
-    session.cache.prepare(begin, begin + item.n_rows);
-    session.columns.prepare(begin, begin + item.n_rows);
-    Outcome outcome = Outcome::cancelled;
-    try {
-      session.states.begin(item, session.notes);
-      outcome = evaluate_with_states(*session.model, plan, nullptr, nullptr, cancel);
-    } catch (...) {
-      session.columns.forget(first);
-      throw;
-    }
-    if (outcome != Outcome::done) {
-      session.columns.forget(first);
-      return outcome;
-    }
-    begin += item.n_rows;
+// Evaluate the rows of an item, which begins with the layer first_layer, again in the layers below it, as they were.
+Outcome renew_below(const ec_item &item, const volatile int32_t *cancel) {
+  const size_t n = (size_t)item.first_layer, n_layer = (size_t)item.session->model->config.n_layer;
+  for (int32_t begin = item.n_past, end = begin + item.n_rows; begin < end;) {
+    ec_item below{};
+    below.session = item.session;
+    item.session->notes.describe(begin, end, &below);
+    std::vector<uint8_t> attn(n_layer, 0), mlp(n_layer, 0);
+    std::copy_n(below.attn, n, attn.begin());
+    std::copy_n(below.mlp, n, mlp.begin());
+    below.attn = attn.data(), below.mlp = mlp.data(), below.parents = item.parents;
+    if (item.parents != nullptr && below.n_rows != item.n_rows)
+      throw Invalid("the rows of a tree ran through different half-layers");
+    const Outcome outcome = evaluate_again(below, false, cancel);
+    if (outcome != Outcome::done) return outcome;
+    begin += below.n_rows;
   }
   return Outcome::done;
+}
+
+}  // namespace
+
+Outcome renew(const ec_item &item, const volatile int32_t *cancel) {
+  ec_session &session = *item.session;
+  const int32_t n_past = item.n_past, of_states = session.states.held_before(n_past);
+  if (of_states < n_past || session.states.is_behind(n_past)) session.states.go_back(of_states);
+  else if (session.columns.held_before(n_past) == n_past) return Outcome::done;
+  const int32_t first = std::min(session.columns.held_before(n_past), of_states);
+  try {
+    Outcome outcome = Outcome::done;
+    for (int32_t begin = first; begin < n_past && outcome == Outcome::done;) {
+      ec_item again{};
+      again.session = &session;
+      session.notes.describe(begin, std::min(n_past, begin + session.model->max_rows), &again);
+      outcome = evaluate_again(again, true, cancel);
+      begin += again.n_rows;
+    }
+    if (outcome == Outcome::done && session.states.is_used() && item.first_layer > 0) outcome = renew_below(item, cancel);
+    if (outcome != Outcome::done) session.columns.forget(first);
+    return outcome;
+  } catch (...) {
+    session.columns.forget(first);
+    throw;
+  }
 }
 
 Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,
@@ -59,7 +85,7 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
   Plan plan = make_plan(model, items, n_items);
   if (plan.n_wanted > model.max_rows) throw Invalid("too many rows of logits are wanted");
   for (int32_t i = 0; i < n_items; ++i) {
-    const Outcome outcome = renew(*items[i].session, items[i].n_past, cancel);
+    const Outcome outcome = renew(items[i], cancel);
     if (outcome != Outcome::done) return outcome;
   }
   for (int32_t i = 0; i < n_items; ++i) {

@@ -50,8 +50,8 @@ void Run::make_delta_record(const Layer &layer, const RowInfo &row, int64_t i, i
                   m_.gains.data() + i * shape.n_head);
 }
 
-// Set decays and gains of the heads [first, first + n). `scores` are those of decays, then those of gains; or, where one
-// matrix makes both, for each key head the gains and then the decays of its heads.
+// Set decays and gains of the heads [first, first + n). `scores` are those of decays, then those of gains; where one
+// matrix makes both, they are, for each key head, the gains and then the decays of its heads.
 void Run::set_delta_gates(const Layer &layer, const float *scores, int64_t first, int64_t n, float *decays,
                           float *gains) const {
   const bool joined = layer.matrices[EC_MIX_BETA].n_rows == 0;

@@ -111,6 +111,7 @@ void Rope::fill(float *cos_sin, int32_t position) const {
 }
 
 Ahead *ec_model::ahead_of(int32_t type) {
+  if (ahead_from != nullptr) return ahead_from->ahead_of(type);
   const auto [place, is_new] = ahead.try_emplace(type);
   if (is_new) place->second.fill({USUAL_AHEAD, 0, 0});
   return place->second.data();

@@ -164,6 +164,7 @@ struct ec_model {
   edgedec::RowFile row_file;   // reads rows of token_embd, where they are not looked up in memory
   const ec_mapping *mapping = nullptr;  // of the tiles, where they are mapped from a file
   std::map<int32_t, std::array<edgedec::Ahead, edgedec::AHEAD_ROWS>> ahead;  // by type of weights, see Matrix::ahead
+  ec_model *ahead_from = nullptr;  // of the layers of a draft head: its target, which has `ahead`
   double seconds[EC_N_OPERATIONS] = {};  // of all forwards so far, by operation
   std::vector<double> speeds;            // of the pool's threads (threads/shares.h)
   std::vector<edgedec::Touched> touched; // by rows of a layer, of all forwards so far; empty without experts
@@ -243,9 +244,9 @@ namespace edgedec {
 
 enum class Outcome { done, cancelled, not_finite };
 
-// Evaluate rows again until a session holds the columns and states before its first n_past tokens. Throws as forward()
-// does.
-Outcome renew(ec_session &session, int32_t n_past, const volatile int32_t *cancel);
+// Evaluate rows again until the session of an item holds what its rows go on from: the columns and states before its
+// n_past, and, where it does not begin with the first layer, its rows in the layers below. Throws as forward() does.
+Outcome renew(const ec_item &item, const volatile int32_t *cancel);
 
 // Throws Invalid, std::bad_alloc, Unreadable.
 Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *logits, int32_t *best,

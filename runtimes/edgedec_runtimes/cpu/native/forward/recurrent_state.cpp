@@ -37,10 +37,12 @@ RecurrentState::RecurrentState(const RecurrentState &other, int32_t n_tokens) : 
 
 int32_t RecurrentState::least_base() const { return *std::min_element(bases_.begin(), bases_.end()); }
 
+bool RecurrentState::is_behind(int32_t n_past) const {
+  return is_used() && n_past < *std::max_element(bases_.begin(), bases_.end());
+}
+
 int32_t RecurrentState::held_before(int32_t n_past) const {
-  if (!is_used()) return n_past;
-  const bool is_behind = n_past >= *std::max_element(bases_.begin(), bases_.end());
-  if (is_behind && n_past - first_ <= (int64_t)log_.size()) return n_past;
+  if (!is_used() || (!is_behind(n_past) && n_past - first_ <= (int64_t)log_.size())) return n_past;
   int32_t position = 0;
   for (const Checkpoint &checkpoint : checkpoints_)
     if (checkpoint.n_tokens <= n_past) position = checkpoint.n_tokens;
@@ -65,17 +67,18 @@ int32_t RecurrentState::verified(const ec_item &item, const RowNotes &notes) con
   return n;
 }
 
-void RecurrentState::begin(const ec_item &item, const RowNotes &notes) {
+void RecurrentState::begin(const ec_item &item, const RowNotes &notes, bool whole) {
   if (!is_used()) return;
   resumes_ = item.first_layer > 0;
   cut(resumes_ ? item.n_past + item.n_rows : item.n_past);
   const int32_t n_verified = verified(item, notes), first_wanted = item.n_wanted > 0 ? item.wanted[0] : item.n_rows;
-  const bool is_chain = item.parents == nullptr && item.block == EC_BLOCK_NONE && !resumes_;
+  const bool is_chain = whole && item.parents == nullptr && item.block == EC_BLOCK_NONE && !resumes_;
   const int32_t n_long = is_chain && n_verified == item.n_past ? std::min(item.n_rows - LOGGED_ROWS, first_wanted) : 0;
   const int32_t n_own = std::max(n_long, 0);
   const bool reads = is_chain && item.n_rows > 1 && first_wanted >= item.n_rows - 1;
   reading_ = !reads ? Reading::none : item.n_wanted == 0 ? Reading::text : Reading::end;
   for (size_t l = 0; l < folds_.size(); ++l) {
+    next_[l].reset();
     const int32_t begin = bases_[l], end = std::max(begin, n_verified);
     float *target = nullptr;
     if (begin < end || n_own > 0) {
@@ -87,8 +90,8 @@ void RecurrentState::begin(const ec_item &item, const RowNotes &notes) {
   make_records(std::max(item.n_past, n_own > 0 ? item.n_past + n_own - shape_.n_back : 0), item.n_past + item.n_rows);
 }
 
-// Make the records of the slots [begin, end) writable; what they hold stays. The log has gaps before them where rows are
-// folded at once.
+// Make the records of the slots [begin, end) writable; what they hold stays. Where rows are folded at once, the log has
+// a gap before them.
 void RecurrentState::make_records(int32_t begin, int32_t end) {
   log_.resize(std::max(log_.size(), (size_t)(end - first_)));
   for (int32_t slot = begin; slot < end; ++slot) {
@@ -135,14 +138,19 @@ void RecurrentState::end(int32_t n_layers, bool done) {
   if (done && reading_ != Reading::none) keep_checkpoint();
 }
 
+// Return the last n_back rows before a slot.
+std::vector<RecurrentState::Floats> RecurrentState::rows_before(int32_t slot) const {
+  const auto begin = log_.begin() + (std::max(slot - shape_.n_back, 0) - first_), end = log_.begin() + (slot - first_);
+  return {begin, end};
+}
+
 // Keep S as a checkpoint, where a text ends or enough rows follow the last one. Of too many, the one goes whose
 // neighbours are nearest to each other, by their distance to the end.
 void RecurrentState::keep_checkpoint() {
   const int32_t base = least_base(), last = checkpoints_.empty() ? 0 : checkpoints_.back().n_tokens;
   if (base != *std::max_element(bases_.begin(), bases_.end())) return;
   if (base <= last || (reading_ == Reading::text && base - last < CHECKPOINT_ROWS)) return;
-  const size_t n_rows = (size_t)(base - first_);
-  checkpoints_.push_back({base, states_, {log_.begin(), log_.begin() + (std::ptrdiff_t)n_rows}});
+  checkpoints_.push_back({base, states_, rows_before(base)});
   if (checkpoints_.size() <= (size_t)MOST_CHECKPOINTS) return;
   size_t worst = 0;
   double least = 2;
@@ -165,44 +173,85 @@ void RecurrentState::move(const int32_t *source, int32_t n, int32_t start) {
 }
 
 uint64_t RecurrentState::saved_bytes() const {
+  if (!is_used()) return 0;
   const uint64_t columns = (uint64_t)shape_.n_back * (uint64_t)shape_.n_column;
-  return (uint64_t)shape_.n_layer() * ((uint64_t)shape_.state_floats() + columns) * sizeof(float);
+  const uint64_t of_layer = ((uint64_t)shape_.state_floats() + columns) * sizeof(float);
+  return sizeof(int32_t) + 2 * (uint64_t)shape_.n_layer() * of_layer;
+}
+
+// Write a layer's state, and the columns of the last rows before it, to `target`; the columns of fewer rows than n_back
+// come last. Return the end of what was written.
+uint8_t *RecurrentState::put(int32_t layer, const float *state, const std::vector<Floats> &rows,
+                             uint8_t *target) const {
+  const size_t n_state = (size_t)shape_.state_floats() * sizeof(float);
+  const size_t n_column = (size_t)shape_.n_column * sizeof(float);
+  if (state != nullptr) memcpy(target, state, n_state);
+  else memset(target, 0, n_state);
+  target += n_state;
+  const size_t n_absent = (size_t)shape_.n_back - rows.size();
+  memset(target, 0, n_absent * n_column);
+  target += n_absent * n_column;
+  for (const Floats &row : rows) {
+    memcpy(target, row.get() + layer * shape_.record_floats(), n_column);
+    target += n_column;
+  }
+  return target;
+}
+
+// Read what put() wrote, to rows that are there.
+const uint8_t *RecurrentState::take(int32_t layer, const uint8_t *source, Floats &state, std::vector<Floats> &rows) {
+  const size_t n_state = (size_t)shape_.state_floats() * sizeof(float);
+  const size_t n_column = (size_t)shape_.n_column * sizeof(float);
+  state = new_floats(shape_.state_floats());
+  memcpy(state.get(), source, n_state);
+  source += n_state + ((size_t)shape_.n_back - rows.size()) * n_column;
+  for (Floats &row : rows) {
+    memcpy(row.get() + layer * shape_.record_floats(), source, n_column);
+    source += n_column;
+  }
+  return source;
 }
 
 void RecurrentState::save(const Kernels &kernels, const RowNotes &notes, int32_t n_tokens, uint8_t *target) const {
-  const size_t n_state = (size_t)shape_.state_floats(), n_column = (size_t)shape_.n_column;
-  std::vector<float> state(n_state);
+  if (!is_used()) return;
+  Checkpoint last{0, std::vector<Floats>(states_.size()), {}};
+  for (const Checkpoint &checkpoint : checkpoints_)
+    if (checkpoint.n_tokens < n_tokens) last = checkpoint;
+  const std::vector<Floats> rows = rows_before(n_tokens);
+  std::vector<float> state((size_t)shape_.state_floats());
   for (int32_t l = 0; l < shape_.n_layer(); ++l) {
-    if (states_[(size_t)l]) memcpy(state.data(), states_[(size_t)l].get(), n_state * sizeof(float));
+    const float *before = states_[(size_t)l].get();
+    if (before != nullptr) std::copy_n(before, state.size(), state.begin());
     else std::fill(state.begin(), state.end(), 0.0f);
     for (int32_t slot = bases_[(size_t)l]; slot < n_tokens; ++slot)
       if (notes.ran(slot, shape_.layers[(size_t)l]))
         for (int64_t i = 0; i < shape_.n_head * shape_.n_tiles(); ++i)
           fold_record(kernels, shape_, record(slot, l), i, state.data() + i * shape_.tile_floats());
-    memcpy(target, state.data(), n_state * sizeof(float));
-    target += n_state * sizeof(float);
-    for (int32_t slot = n_tokens - shape_.n_back; slot < n_tokens; ++slot, target += n_column * sizeof(float)) {
-      const float *found = record(slot, l);
-      if (found != nullptr) memcpy(target, found, n_column * sizeof(float));
-      else memset(target, 0, n_column * sizeof(float));
-    }
+    target = put(l, state.data(), rows, target);
   }
+  memcpy(target, &last.n_tokens, sizeof(int32_t));
+  target += sizeof(int32_t);
+  for (int32_t l = 0; l < shape_.n_layer(); ++l) target = put(l, last.states[(size_t)l].get(), last.rows, target);
 }
 
 void RecurrentState::load(int32_t n_tokens, const uint8_t *source) {
   if (!is_used()) return;
-  const size_t n_state = (size_t)shape_.state_floats(), n_column = (size_t)shape_.n_column;
   RecurrentState loaded(shape_);
   loaded.first_ = std::max(0, n_tokens - shape_.n_back);
   loaded.make_records(loaded.first_, n_tokens);
-  for (int32_t l = 0; l < shape_.n_layer(); ++l) {
-    Floats &state = loaded.states_[(size_t)l] = new_floats(shape_.state_floats());
-    memcpy(state.get(), source, n_state * sizeof(float));
-    source += n_state * sizeof(float);
-    for (int32_t slot = n_tokens - shape_.n_back; slot < n_tokens; ++slot, source += n_column * sizeof(float))
-      if (slot >= 0) memcpy(loaded.record(slot, l), source, n_column * sizeof(float));
-  }
+  for (int32_t l = 0; l < shape_.n_layer(); ++l)
+    source = loaded.take(l, source, loaded.states_[(size_t)l], loaded.log_);
   loaded.bases_.assign(bases_.size(), n_tokens);
+  Checkpoint last{0, std::vector<Floats>(states_.size()), {}};
+  memcpy(&last.n_tokens, source, sizeof(int32_t));
+  source += sizeof(int32_t);
+  if (last.n_tokens < 0 || (last.n_tokens > 0 && last.n_tokens >= n_tokens))
+    throw Invalid("the saved state is damaged: its checkpoint is not in the text");
+  for (int32_t i = 0; i < std::min(last.n_tokens, shape_.n_back); ++i)
+    last.rows.push_back(new_floats(shape_.n_layer() * shape_.record_floats()));
+  for (int32_t l = 0; last.n_tokens > 0 && l < shape_.n_layer(); ++l)
+    source = take(l, source, last.states[(size_t)l], last.rows);
+  if (last.n_tokens > 0) loaded.checkpoints_.push_back(last);
   *this = std::move(loaded);
 }
 

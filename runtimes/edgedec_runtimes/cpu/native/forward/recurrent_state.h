@@ -74,11 +74,13 @@ class RecurrentState {
 
   // Return n_past where the rows before it are held; else the position from which rows are to be evaluated again.
   int32_t held_before(int32_t n_past) const;
+  // Whether some layer has folded more than the first n_past rows.
+  bool is_behind(int32_t n_past) const;
   // Go back to a position that held_before() has returned in place of another.
   void go_back(int32_t position);
   // Begin a forward: drop the rows behind n_past, plan the folds, and make memory for states and records
-  // (std::bad_alloc). `notes` says what the rows before were.
-  void begin(const ec_item &item, const RowNotes &notes);
+  // (std::bad_alloc). `notes` says what the rows before were. Without `whole`, rows of the forward are not folded.
+  void begin(const ec_item &item, const RowNotes &notes, bool whole = true);
   // End a forward. Those of the first n_layers layers that have a state went through their folds; `done`: all of the
   // forward was evaluated.
   void end(int32_t n_layers, bool done);
@@ -93,10 +95,11 @@ class RecurrentState {
     return log_[(size_t)i].get() + layer * shape_.record_floats();
   }
 
-  // What is saved is S behind n_tokens rows, and the last columns; the rows before n_tokens must be held.
+  // What is saved is S behind n_tokens rows, the last checkpoint before, and the columns before both; the rows before
+  // n_tokens must be held.
   uint64_t saved_bytes() const;
   void save(const Kernels &kernels, const RowNotes &notes, int32_t n_tokens, uint8_t *target) const;
-  void load(int32_t n_tokens, const uint8_t *source);
+  void load(int32_t n_tokens, const uint8_t *source);  // throws Invalid for a checkpoint that is not in the text
 
  private:
   using Floats = std::shared_ptr<float>;
@@ -113,6 +116,9 @@ class RecurrentState {
   void cut(int32_t n_tokens);
   void forget_before(int32_t slot);
   void keep_checkpoint();
+  std::vector<Floats> rows_before(int32_t slot) const;
+  uint8_t *put(int32_t layer, const float *state, const std::vector<Floats> &rows, uint8_t *target) const;
+  const uint8_t *take(int32_t layer, const uint8_t *source, Floats &state, std::vector<Floats> &rows);
 
   RecurrentShape shape_;
   std::vector<int32_t> bases_;  // by layer: rows that S has; they differ only where a forward was cancelled

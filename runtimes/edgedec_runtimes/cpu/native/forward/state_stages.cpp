@@ -30,8 +30,8 @@ const float *Run::column_of(const Layer &layer, const RowInfo &row, int64_t i, i
   return item.session->states.record(slot, layer.state);
 }
 
-// Convolve the elements [begin, begin + n) of the columns of row i and of the tokens before it. Each element is summed up
-// in the order of positions, without any fusing, so that it has the same bits on all processors.
+// Convolve the elements [begin, begin + n) of the columns of row i and of the tokens before it. Each element is summed
+// up in the order of positions, without any fusing, so that it has the same bits on all processors.
 void Run::convolve_columns(const Layer &layer, const RowInfo &row, int64_t i, int64_t begin, int64_t n,
                            float *out) const {
   const int32_t n_back = m_.recurrent.n_back;
@@ -78,9 +78,10 @@ void Run::scan_piece(int32_t l, const std::vector<int32_t> &rows, int32_t item, 
     if (fold.target != nullptr) memcpy(fold.target + (size_t)piece * n, state, n * sizeof(float));
   };
   const auto apply = [&](int32_t begin, int32_t end) {
-    for (int32_t slot = begin; slot < end; ++slot)
-      if (const float *record = session.states.record(slot, layer.state); record != nullptr && session.notes.ran(slot, l))
-        fold_record(k_, shape, record, piece, state);
+    for (int32_t slot = begin; slot < end; ++slot) {
+      const float *record = session.states.record(slot, layer.state);
+      if (record != nullptr && session.notes.ran(slot, l)) fold_record(k_, shape, record, piece, state);
+    }
   };
   apply(fold.begin, fold.end);
   if (fold.n_own == 0) store();

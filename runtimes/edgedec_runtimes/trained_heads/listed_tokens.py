@@ -1,0 +1,61 @@
+"""How many tokens a head drafts that reads its target's output matrix: the first ones of the vocabulary, or all.
+
+Tokenizers number tokens in the order in which their training found them: frequent ones come first, and their rows of
+the output matrix lie together. A vocabulary that was extended for more languages has most tokens of a script at its
+end. With the first tokens alone, a head would draft next to nothing of a text in that script.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+
+from edgedec.gguf.file import GGUF, ValueType
+from edgedec.gguf.metadata import get_array, get_text
+
+LISTED = 1 << 16
+"""How many tokens are drafted of a vocabulary that is more than twice as large and has all scripts among them."""
+_LEAST_SHARE = 0.01  # of the vocabulary that a script has
+_LEAST_FOUND = 0.5  # of what a script would have among the first tokens if its tokens were spread evenly
+# UTF-8 characters by their first byte: Latin, Greek, Cyrillic, Hebrew, Arabic, others; Indic and Thai, others; kana,
+# Han, Hangul, others.
+_BORDERS = (0xC3, 0xCB, 0xCE, 0xD0, 0xD4, 0xD6, 0xD8, 0xDC, 0xE0, 0xE1, 0xE3, 0xE4, 0xEA, 0xEE)
+
+
+def n_listed(gguf: GGUF, n_vocab: int) -> int:
+    """Return how many tokens of a model's vocabulary a head should draft, from the first one on."""
+    tokens = get_array(gguf, "tokenizer.ggml.tokens", frozenset({ValueType.STRING}))
+    if n_vocab <= 2 * LISTED or tokens is None:
+        return n_vocab
+    scripts = [
+        script_of(token, in_bytes=get_text(gguf, "tokenizer.ggml.model") == "gpt2") for token in tokens.strings()
+    ]
+    return LISTED if _are_among(scripts[:LISTED], scripts) else n_vocab
+
+
+def _are_among(first: Iterable[int], scripts: list[int]) -> bool:
+    """Return whether every script that the vocabulary has is among its first tokens, too."""
+    found, whole = Counter(first), Counter(scripts)
+    share = LISTED / len(scripts) * _LEAST_FOUND
+    large = [script for script, n in whole.items() if script and n >= _LEAST_SHARE * len(scripts)]
+    return all(found[script] >= share * whole[script] for script in large)
+
+
+def script_of(token: bytes, *, in_bytes: bool) -> int:
+    """Return a number of the script that a token's first character outside of ASCII is of; 0 where it has none.
+
+    Args:
+        token: The token, UTF-8 as the file has it.
+        in_bytes: Characters of the token stand for bytes, as in GPT-2's vocabulary.
+
+    >>> script_of("猫".encode(), in_bytes=False) == script_of("çĮ«".encode(), in_bytes=True) > 0
+    True
+    >>> script_of(b" cat", in_bytes=False)
+    0
+    """
+    if token.isascii():
+        return 0
+    for character in token.decode(errors="ignore"):
+        byte = ord(character) if in_bytes else character.encode()[0]
+        if 0xC3 <= byte <= 0xF4:
+            return bisect_right(_BORDERS, byte)
+    return 0
