@@ -92,9 +92,7 @@ MARKS: Mapping[str, tuple[Mark, ...]] = {
         ),
         Mark(("<channel|>",), "text"),
     ),
-    "lfm2": (
-        Mark(("<|tool_call_start|>",), "call", ("<|tool_call_end|>",), read=read_python, starts="[{"),
-    ),
+    "lfm2": (Mark(("<|tool_call_start|>",), "call", ("<|tool_call_end|>",), read=read_python, starts="[{"),),
     "mistral": (
         Mark(("[THINK]",), "thinking", ("[/THINK]",), written=("[THINK]", "[/THINK]", "")),
         Mark(
@@ -165,14 +163,12 @@ def thinking_mark(marks: tuple[Mark, ...], template: str) -> Mark:
 def opened_mark(rendered: str, marks: tuple[Mark, ...]) -> str:
     """Return the mark with which a chat's prompt ends, so that a reply begins behind it; empty for none.
 
-    >>> opened_mark("<assistant><think>\\n", MARKS["think"]), opened_mark("<user>Say <think>.<assistant>", MARKS["think"])
-    ('<think>', '')
+    >>> [opened_mark(prompt, MARKS["think"]) for prompt in ("<assistant><think>\\n", "<user>Say <think>.<assistant>")]
+    ['<think>', '']
     """
     end = rendered[-_MOST_CHARACTERS:].rstrip()
     texts = (text for mark in marks if mark.kind == "thinking" for text in mark.opens)
     return next((text for text in texts if end.endswith(text)), "")
-
-
 
 
 def _token(tokenizer: Tokenizer | None, text: str) -> int | None:

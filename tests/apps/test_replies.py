@@ -3,19 +3,15 @@
 import json
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedec.sequence import Generation, TokenOutput
-from edgedec.stats import DecodeStats
 from edgedec_apps.call_bodies import ToolCall, tool_call_schema
 from edgedec_apps.replies import USUAL, Parts, ReplyStream, joined, split_reply
-from edgedec_apps.reply_marks import MARKS, Mark, marks_of, opened_mark, schemas_of, thinking_mark
-from edgedec_apps.server.core.parts import Splitter
+from edgedec_apps.reply_marks import MARKS, Mark, opened_mark, schemas_of
 
 TIME = ToolCall("time", '{"zone": "UTC"}')
 LIST = ToolCall("list", "{}")
@@ -100,7 +96,7 @@ XML: dict[str, Case] = {
     "types": (
         "<tool_call><function=time><parameter=zone>5</parameter><parameter=n>\n5\n</parameter>"
         "<parameter=flag>True</parameter><parameter=items>[1, {}]</parameter><parameter=size>2</parameter>"
-        "<parameter=code>2</parameter><parameter=other>7</parameter><parameter=more>{\"a\": [7]}</parameter>"
+        '<parameter=code>2</parameter><parameter=other>7</parameter><parameter=more>{"a": [7]}</parameter>'
         "</function></tool_call>",
         "",
         [
@@ -118,8 +114,8 @@ XML: dict[str, Case] = {
         [ToolCall("time", '{"n": "many", "flag": null}')],
     ),
     "marks in a value": (
-        '<tool_call>\n<function=time>\n<parameter=zone>\n\n"{</tool_call>\n <function=x> \n\n</parameter>\n</function>\n'
-        "</tool_call>",
+        '<tool_call>\n<function=time>\n<parameter=zone>\n\n"{</tool_call>\n <function=x> \n\n</parameter>\n'
+        "</function>\n</tool_call>",
         "",
         [ToolCall("time", json.dumps({"zone": '\n"{</tool_call>\n <function=x> \n'}))],
     ),
@@ -218,7 +214,7 @@ HARMONY: dict[str, Case] = {
     "one": (_TO_TIME + '{"zone": "UTC"}<|call|>', "", [TIME]),
     "without its end": (_TO_TIME + '{"zone": "UTC"}', "", [TIME]),
     "the recipient first": (
-        "<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{\"zone\": \"UTC\"}<|call|>",
+        '<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{"zone": "UTC"}<|call|>',
         "",
         [TIME],
     ),
@@ -285,7 +281,18 @@ def test_pieces_add_up_to_the_whole(case: tuple[str, str], data: st.DataObject) 
 _SHARDS = sorted(
     {part for form in MARKS.values() for mark in form for part in (*mark.opens, *mark.closes, mark.head_ends) if part}
 )
-_BITS = [*_SHARDS, '{"name": "list"}', "<function=list>", "call:list{", "[list()]", "list[ARGS]{}", '"', "}", "<|", "x\n"]
+_BITS = [
+    *_SHARDS,
+    '{"name": "list"}',
+    "<function=list>",
+    "call:list{",
+    "[list()]",
+    "list[ARGS]{}",
+    '"',
+    "}",
+    "<|",
+    "x\n",
+]
 
 
 @given(st.sampled_from(sorted(FORMS)), st.lists(st.sampled_from(_BITS), max_size=14), st.integers(1, 9))
@@ -329,7 +336,7 @@ def test_thoughts_stand_apart(form: str) -> None:
 def test_a_call_in_the_midst_of_a_thought(form: str) -> None:
     """A whole call of a known tool counts; what follows is thought. A mention of the mark and another name don't."""
     first, last, _ = THOUGHTS[form]
-    call, mark = CALL[form], CALL[form].split("time")[0].rstrip('\n{"name": ')
+    call, mark = CALL[form], next(mark.opens[0] for mark in MARKS[form] if mark.kind == "call")
     other = call.replace("time", "rm")
     replies = {
         f"{first}So: {call}": Parts("So:", "", [TIME]),
@@ -393,7 +400,11 @@ def test_text_comes_as_soon_as_it_is_certain() -> None:
 
 def test_long_replies_take_time_in_proportion() -> None:
     """A reply of broken calls, and one long call, are read token by token without reading all of it again each time."""
-    for reply in ('<tool_call>{"name": "' * 3000, '<|tool_call>call:time{a:<|"|>' * 3000, "[TOOL_CALLS]x[ARGS]{" * 3000):
+    for reply in (
+        '<tool_call>{"name": "' * 3000,
+        '<|tool_call>call:time{a:<|"|>' * 3000,
+        "[TOOL_CALLS]x[ARGS]{" * 3000,
+    ):
         for form in ("gemma4", "mistral"):
             assert split_reply(reply, marks(form), tools=TOOLS) == Parts("", reply, [])
 

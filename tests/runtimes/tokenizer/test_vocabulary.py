@@ -29,7 +29,7 @@ def made(tmp_path: Path, metadata: dict[str, Any]) -> GGUF:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tokenizer.ggml.model": "t5"}, "its vocabulary is of the kind 't5'; covered are 'gpt2' (BPE) and 'llama'"),
+        ({"tokenizer.ggml.model": "t5"}, "its vocabulary is of the kind 't5'; covered are 'gpt2' (BPE), 'llama' (Se"),
         ({"tokenizer.ggml.pre": "kimi-k2"}, "its pre-tokenizer is 'kimi-k2'; covered are a.x-4.0, "),
         ({"general.name": "My modern-BERT"}, "models named 'modern-bert' take spaces off around special tokens"),
     ],

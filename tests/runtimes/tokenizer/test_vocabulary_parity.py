@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 from support.models.real_models import real_model
-from support.models.vocabularies import CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED, bpe, characters, spm, types, write
+from support.models.vocabularies import (
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    USER_DEFINED,
+    bpe,
+    characters,
+    spm,
+    types,
+    write,
+)
 from support.texts.token_oracle import differing_texts, differing_tokens, oracle
 from support.texts.token_texts import CODE, SENTENCES, random_texts, spelled, written
 
@@ -120,8 +131,12 @@ def test_pairs_of_characters_without_some_bytes(tmp_path: Path) -> None:
     """Bytes that no token covers are left out, as llama.cpp does."""
     metadata = characters(n_merges=60)
     tokens = metadata["tokenizer.ggml.tokens"]
-    metadata["tokenizer.ggml.tokens"] = [f"<gone{i}>" if 3 <= i < 259 and i % 3 == 0 else t for i, t in enumerate(tokens)]
-    kinds = [4 if 3 <= i < 259 and i % 3 == 0 else kind for i, kind in enumerate(metadata["tokenizer.ggml.token_type"].value)]
+    metadata["tokenizer.ggml.tokens"] = [
+        f"<gone{i}>" if 3 <= i < 259 and i % 3 == 0 else t for i, t in enumerate(tokens)
+    ]
+    kinds = [
+        4 if 3 <= i < 259 and i % 3 == 0 else kind for i, kind in enumerate(metadata["tokenizer.ggml.token_type"].value)
+    ]
     metadata["tokenizer.ggml.token_type"] = types(kinds)
     assert_equal(write(tmp_path / "m.gguf", metadata), 200)
 

@@ -60,7 +60,11 @@ def saying_model(
     } | vocabulary(n_vocab)
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"][:N_VOCAB], *pieces]
     kinds: Typed = metadata["tokenizer.ggml.token_type"]
-    kinds = Typed(ValueType.ARRAY, [*kinds.value[:N_VOCAB], *(_CONTROL if piece in control else _USER_DEFINED for piece in pieces)], ValueType.INT32)
+    kinds = Typed(
+        ValueType.ARRAY,
+        [*kinds.value[:N_VOCAB], *(_CONTROL if piece in control else _USER_DEFINED for piece in pieces)],
+        ValueType.INT32,
+    )
     metadata["tokenizer.ggml.token_type"] = kinds
     if chat_template is not None:
         metadata["tokenizer.chat_template"] = chat_template

@@ -83,7 +83,7 @@ def spm(*, seed: int = 0, extra: dict[str, int] | None = None) -> dict[str, Any]
 
 
 def characters(*, n_merges: int = 400, extra: dict[str, int] | None = None) -> dict[str, Any]:
-    """Return the metadata of a vocabulary of characters and their merges, with bytes for what it lacks, as Gemma 4's."""
+    """Return the metadata of a vocabulary like Gemma 4's: characters and their merges, and bytes for what it lacks."""
     extra = extra or {"<|turn>": CONTROL, "<turn|>": CONTROL, "<|tool_response>": CONTROL, "</s>": CONTROL}
     merges = _character_merges(n_merges)
     symbols = sorted({symbol for pair in merges for symbol in (*pair, "".join(pair))})

@@ -130,7 +130,9 @@ def _continued(prompt: str, begun: dict[str, Any], opened: str, mark: Mark) -> t
     before, between, alone = mark.written
     in_thought = bool(opened) and not mark.head_ends
     if answer.lstrip().startswith(first):
-        return (prompt.rstrip().removesuffix(first) if in_thought else prompt) + answer, "" if close in answer else before.strip()
+        return (
+            prompt.rstrip().removesuffix(first) if in_thought else prompt
+        ) + answer, "" if close in answer else before.strip()
     if not thought and (not in_thought or close in answer):
         return prompt + alone + answer, ""
     head = prompt.rstrip() + before.removeprefix(first) if in_thought else prompt + before

@@ -37,9 +37,17 @@ SAYS = {
     "lfm2": ["<think>", "I ", "look.", "</think>", "See:", "<|tool_call_start|>", "[look(n=", "7)]"],
     "mistral": ["[THINK]", "I ", "look.", "[/THINK]", "See:", "[TOOL_CALLS]", "look", "[ARGS]", '{"n": ', "7}"],
     "harmony": [
-        *("<|channel|>analysis", "<|message|>I ", "look.", "<|end|><|start|>assistant<|channel|>commentary"),
-        *(" <|message|>", "See:<|end|><|start|>assistant<|channel|>commentary to=", "functions.look <|constrain|>json"),
-        *("<|message|>{", '"n": 7}'),
+        *(
+            "<|channel|>analysis<|message|>I ",
+            "look.",
+            "<|end|><|start|>assistant<|channel|>comm",
+            "entary<|message|>See:",
+        ),
+        *(
+            "<|end|>\n<|start|>assistant<|channel|>commentary to=",
+            'functions.look <|constrain|>json<|message|>{"n',
+            '": 7}',
+        ),
     ],
 }
 CLOSED = {"gemma4": ["<tool_call|>"], "lfm2": ["<|tool_call_end|>"], "mistral": [], "harmony": []}
@@ -103,9 +111,7 @@ def test_anthropic(family: Running) -> None:
     assert whole["stop_reason"] == "tool_use"
     found = events(family.client.post("/v1/messages", json=body | {"stream": True}))
     deltas = [event["delta"] for event in found if event["type"] == "content_block_delta"]
-    text = {
-        key: "".join(delta.get(key, "") for delta in deltas) for key in ("thinking", "text", "partial_json")
-    }
+    text = {key: "".join(delta.get(key, "") for delta in deltas) for key in ("thinking", "text", "partial_json")}
     assert (text["thinking"], text["text"], json.loads(text["partial_json"])) == (*FOUND[:2], {"n": 7})
 
 
@@ -123,9 +129,7 @@ def test_ollama(family: Running) -> None:
     assert (message["thinking"], message["content"], calls) == FOUND
     lines = family.client.post("/api/chat", json=body | {"stream": True}).text.splitlines()
     parts = [json.loads(line)["message"] for line in lines]
-    calls = [
-        (c["function"]["name"], c["function"]["arguments"]) for part in parts for c in part.get("tool_calls", [])
-    ]
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for part in parts for c in part.get("tool_calls", [])]
     assert ("".join(p.get("thinking", "") for p in parts), "".join(p["content"] for p in parts), calls) == FOUND
 
 
