@@ -15,6 +15,7 @@ from edgedec_apps.overlaps import n_overlap
 from edgedec_apps.reply_marks import MARKS, Mark
 
 USUAL = (*MARKS["think"], *MARKS["tool_call"])
+_MOST_BROKEN = 50  # calls and heads
 _PYTHON_TAG = "<|python_tag|>"  # Llama 3 begins calls so; where it is a control token it is no text
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
 _BEGINNING = re.compile(r"\s*(?:<\|python_tag\|>|```(?:json)?)?\s*")
@@ -78,6 +79,8 @@ class ReplyStream:
         self._within: Mark | None = None  # the thought that the reply is in
         self._call: OpenCall | None = None
         self._opening = self._opening_shown = ""  # the mark whose head is to come
+        self._n_broken = 0
+        self._find: Finder | None = None  # finds the next mark; None where that is to be made anew
         self._plain_close = False  # after a broken call: the first mark that closes a call does so
         self._thought, self._answer = _Thought(), _Answer(tools)
         self._parts: list[Parts] = []
@@ -119,7 +122,7 @@ class ReplyStream:
             return self._end_head(ended=ended)
         if self._begins:
             return self._begin(ended=ended)
-        find = self._marks_here()
+        find = self._find = self._find or self._marks_here()
         found = find.form.search(self._held)
         if found is None:
             n_held = 0 if ended else max((n_overlap(self._held, text) for text in find.texts), default=0)
@@ -162,16 +165,16 @@ class ReplyStream:
     def _end_head(self, *, ended: bool) -> bool:
         """Take the head behind a mark, which tells what the part is."""
         marks = [mark for mark in self._marks if self._opening in mark.opens]
-        head, found, after = self._held.partition(marks[0].head_ends)
-        is_far = len(head) > MOST_HEAD
-        if not found and not ended and not is_far:
+        head_ends = marks[0].head_ends
+        head, found, _ = self._held[: MOST_HEAD + len(head_ends)].partition(head_ends)
+        if not found and not ended and len(head) < MOST_HEAD + len(head_ends):
             return False
         self._opening = ""
         mark = next((mark for mark in marks if mark.head.search(head)), None)
-        if not found or is_far or mark is None:
-            self._show(self._opening_shown)
+        if not found or mark is None:
+            self._break(self._opening_shown)
             return True
-        self._held = after
+        self._held = self._held[len(head + found) :]
         self._leave()
         self._enter(mark, self._opening_shown + head + found, head)
         return True
@@ -182,13 +185,13 @@ class ReplyStream:
             self._call = OpenCall(mark, shown, head, aborts)
         elif mark.kind == "thinking":
             self._thought.begin()
-            self._within = mark
+            self._within, self._find = mark, None
         else:
             self._answer.begin(paragraph=bool(mark.head_ends))
 
     def _leave(self) -> None:
         if self._within is not None:
-            self._within = None
+            self._within = self._find = None
             self._answer.begin(paragraph=False)
 
     def _end_call(self, call: OpenCall, *, ended: bool) -> bool:
@@ -200,12 +203,15 @@ class ReplyStream:
         if not calls and not self._plain_close and end != (0, 0):
             self._plain_close = True
             return True
+        self._call = None
+        if end == (0, 0):
+            self._show(call.shown)
+            return True
         if not calls and ended:
             end = None
             calls = self._read(call, end)
-        self._call = None
         if not calls:
-            self._show(call.shown)
+            self._break(call.shown)
             return True
         self._held = "" if end is None else self._held[end[1] :]
         if self._within is not None:
@@ -218,6 +224,14 @@ class ReplyStream:
         calls = [] if end == (0, 0) else call.read(self._held if end is None else self._held[: end[0]], self._tools)
         known = self._within is None or all(found.name in self._tools for found in calls)
         return calls if known else []
+
+    def _break(self, shown: str) -> None:
+        """Show the mark of a broken call or head. In a reply with many of these, calls are text from then on."""
+        self._show(shown)
+        self._n_broken += 1
+        if self._n_broken == _MOST_BROKEN:
+            self._marks = [mark for mark in self._marks if mark.kind != "call" and not mark.head_ends]
+            self._find = None
 
     def _marks_here(self) -> Finder:
         """Return what finds the next mark."""
@@ -263,7 +277,7 @@ class _Answer:
 
     def __init__(self, tools: Tools | None) -> None:
         self._tools = tools
-        self._may_be_calls = tools is not None
+        self._may_be_calls: bool | None = None if tools is not None else False  # None: not known yet
         self._held = ""  # text that may become calls
         self._spaces = ""  # white space, which is dropped before a call or the end
         self._bare, self._gap = False, ""
@@ -284,12 +298,15 @@ class _Answer:
                 return ""
             text, self._bare, self._gap = self._gap + text, False, ""
         self._is_ended = False
-        if self._may_be_calls:
-            self._held += text
-            if _may_be_calls(self._held):
-                return ""
-            text, self._held, self._may_be_calls = self._held, "", False
-        return self._shown(text)
+        if self._may_be_calls is False:
+            return self._shown(text)
+        self._held += text
+        if self._may_be_calls is None:
+            self._may_be_calls = _may_be_calls(self._held)
+        if self._may_be_calls is not False:
+            return ""
+        held, self._held = self._held, ""
+        return self._shown(held)
 
     def before_call(self, n_calls: int) -> str:
         """Return the text that was held back before calls."""
@@ -300,7 +317,7 @@ class _Answer:
 
     def finish(self) -> tuple[str, list[ToolCall]]:
         """Return the rest, and the calls that the whole answer consists of."""
-        calls = _plain_calls(self._held, self._tools or {}) if self._may_be_calls else []
+        calls = _plain_calls(self._held, self._tools or {}) if self._may_be_calls is not False else []
         if calls:
             return "", calls
         text = self._shown(self._held)
@@ -317,16 +334,16 @@ class _Answer:
         return shown
 
 
-def _may_be_calls(text: str) -> bool:
-    """Return whether a reply that begins like this may consist of calls in JSON only."""
+def _may_be_calls(text: str) -> bool | None:
+    """Return whether a reply that begins like this may consist of calls in JSON only; None where that is not known."""
     text = text.lstrip()
     if _PYTHON_TAG.startswith(text) or "```json".startswith(text):
-        return True
+        return None
     text = _BEGINNING.sub("", text, count=1)
     if text and text[0] not in "{[":
         return False
     first = _FIRST_KEY.match(text)
-    return first is None or first[1] in _CALL_KEYS
+    return None if first is None else first[1] in _CALL_KEYS
 
 
 def _plain_calls(text: str, tools: Tools) -> list[ToolCall]:

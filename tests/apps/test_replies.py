@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgedec_apps.call_bodies import ToolCall, tool_call_schema
 from edgedec_apps.replies import USUAL, Parts, ReplyStream, joined, split_reply
-from edgedec_apps.reply_marks import MARKS, Mark, opened_mark, schemas_of
+from edgedec_apps.reply_marks import MARKS, Mark, marks_of, opened_mark, schemas_of, thinking_mark
 
 TIME = ToolCall("time", '{"zone": "UTC"}')
 LIST = ToolCall("list", "{}")
@@ -372,6 +372,22 @@ def test_only_a_beginning_is_thought(text: str, opened: str, thought: str, answe
         assert joined(parts) == Parts(thought, answer, [])
 
 
+def test_the_marks_are_those_of_the_model() -> None:
+    """A family's where the template or the vocabulary has one of them; `<think>` and `<tool_call>` always."""
+    assert marks_of("") == USUAL
+    for template, form in {
+        "{{ '<|tool_call>' }}": "gemma4",
+        "<|tool_call_start|>": "lfm2",
+        "{{ '[TOOL_CALLS]' }}": "mistral",
+        "[THINK]": "mistral",
+        "<|channel|>": "harmony",
+    }.items():
+        assert marks_of(template) == marks(form)
+    assert thinking_mark(marks_of("[THINK]"), "[THINK]").closes == ("[/THINK]",)
+    assert thinking_mark(marks_of("[TOOL_CALLS] <think>"), "[TOOL_CALLS] <think>").closes == ("</think>",)
+    assert thinking_mark(marks_of("[TOOL_CALLS]"), "[TOOL_CALLS]").closes == ("</think>",)
+
+
 def test_without_tools_calls_are_text() -> None:
     """Where no tool may be called, nothing is a call, and what is thought still stands apart."""
     for form, call in CALL.items():
@@ -398,8 +414,12 @@ def test_text_comes_as_soon_as_it_is_certain() -> None:
     assert thinking.feed(" and") == Parts(" <tool_call> and", "", [])  # no call begins so
 
 
-def test_long_replies_take_time_in_proportion() -> None:
-    """A reply of broken calls, and one long call, are read token by token without reading all of it again each time."""
+def test_many_broken_calls_are_text() -> None:
+    """A reply of broken calls is not read again for each; mentions of a mark are no broken calls."""
+    mentions = "Write <tool_call> first. " * 200
+    assert split_reply(mentions + PLAIN["qwen"][0], tools=TOOLS) == Parts("", mentions.rstrip(), [TIME])
+    broken = '<tool_call>{"name": </tool_call>' * 60
+    assert split_reply(broken + PLAIN["qwen"][0], tools=TOOLS) == Parts("", broken + PLAIN["qwen"][0], [])
     for reply in (
         '<tool_call>{"name": "' * 3000,
         '<|tool_call>call:time{a:<|"|>' * 3000,

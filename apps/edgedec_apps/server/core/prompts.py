@@ -96,7 +96,7 @@ def _as_text(engine: Engine, prompt: Prompt, request: TextRequest, cancel: Cance
         marks = marks_of(source, engine.tokenizer)
         opened = opened_mark(text, marks)
         if begun is not None:
-            text, opened = _continued(text, begun, opened, thinking_mark(marks, source))
+            text, opened = continued(text, begun, opened, thinking_mark(marks, source))
     require_may_fit(engine.tokenizer, text, engine.n_prompt_max)
     return text, opened
 
@@ -111,7 +111,7 @@ def _split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], 
     return messages[:-1], last
 
 
-def _continued(prompt: str, begun: dict[str, Any], opened: str, mark: Mark) -> tuple[str, str]:
+def continued(prompt: str, begun: dict[str, Any], opened: str, mark: Mark) -> tuple[str, str]:
     """Return the prompt of a chat with the beginning of its answer, and the mark that the answer stands behind.
 
     What is thought stands before the answer. Where the prompt itself begins to think, an answer ends that first, unless

@@ -9,6 +9,9 @@ import pytest
 from support.models.saying_model import saying_model
 from support.processes.running_server import Running, messages, started
 
+from edgedec_apps.reply_marks import MARKS
+from edgedec_apps.server.core.prompts import continued
+
 pytestmark = pytest.mark.slow
 
 # Of the templates of these models, only what the interfaces look at.
@@ -146,6 +149,36 @@ def test_responses(family: Running) -> None:
             items["message"]["content"][0]["text"],
             [(call["name"], json.loads(call["arguments"]))],
         ) == FOUND
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "opened", "begun", "expected"),
+    [
+        ("think", "=", "", {"content": "Ab"}, ("=Ab", "")),
+        ("think", "=", "", {"content": "Ab", "reasoning_content": "x"}, ("=<think>\nx\n</think>\n\nAb", "")),
+        ("think", "=", "", {"content": "", "reasoning_content": "x"}, ("=<think>\nx", "<think>")),
+        ("think", "=<think>\n", "<think>", {"content": "Ab"}, ("=<think>\n\n</think>\n\nAb", "")),
+        ("think", "=<think>\n", "<think>", {"content": "<think>Ab"}, ("=<think>Ab", "<think>")),
+        ("gemma4", "=", "", {"content": "Ab", "reasoning_content": "x"}, ("=<|channel>thought\nx\n<channel|>Ab", "")),
+        ("gemma4", "=", "", {"content": "", "reasoning_content": "x"}, ("=<|channel>thought\nx", "<|channel>thought")),
+        ("mistral", "=", "", {"content": "Ab", "reasoning_content": "x"}, ("=[THINK]x[/THINK]Ab", "")),
+        ("harmony", "=A", "A", {"content": "Ab"}, ("=A<|channel|>final<|message|>Ab", "")),
+        (
+            *("harmony", "=A", "A", {"content": "Ab", "reasoning_content": "x"}),
+            ("=A<|channel|>analysis<|message|>x<|end|>A<|channel|>final<|message|>Ab", ""),
+        ),
+        (
+            *("harmony", "=A", "A", {"content": "", "reasoning_content": "x"}),
+            ("=A<|channel|>analysis<|message|>x", "<|channel|>analysis<|message|>"),
+        ),
+    ],
+)
+def test_a_begun_answer(name: str, prompt: str, opened: str, begun: dict[str, Any], expected: tuple[str, str]) -> None:
+    """It stands where the family has its answer, behind what was thought; the reply goes on where it ends."""
+    mark = next(mark for mark in MARKS[name] if mark.kind == "thinking")
+    long, short = "<|start|>assistant", "A"
+    found, behind = continued(prompt.replace(short, long), begun, opened.replace(short, long), mark)
+    assert (found.replace(long, short), behind) == expected
 
 
 def test_without_tools_and_under_a_schema(family: Running) -> None:
