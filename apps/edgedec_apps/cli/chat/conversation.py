@@ -13,7 +13,9 @@ from edgedec_apps.cli.shown.explain import Detail, sampling_line
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print_stream, say_summary
 from edgedec_apps.cli.shown.terminal import say
+from edgedec_apps.cli.shown.thoughts import ShownThoughts, answer_message, own_marks
 from edgedec_apps.cli.wording import in_options
+from edgedec_apps.reply_marks import Mark
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
@@ -110,6 +112,7 @@ def _send(conversation: Conversation, content: str) -> None:
 def _answer(conversation: Conversation) -> None:
     """Answer the last message, and append the answer."""
     _make_room(conversation)
+    marks = own_marks(conversation.engine)
     progress = ProgressLine(quiet=conversation.quiet)
 
     def work(cancel: CancelToken) -> "Generation":
@@ -117,7 +120,7 @@ def _answer(conversation: Conversation) -> None:
             stream = conversation.engine.chat_stream(
                 conversation.messages, cancel=cancel, on_progress=on_progress, **conversation.options
             )
-            print_stream(stream, progress, show=_shown(conversation))
+            print_stream(stream, progress, show=_shown(conversation, marks))
         return stream.generation
 
     generation = conversation.last = interruptible(work)
@@ -131,16 +134,17 @@ def _answer(conversation: Conversation) -> None:
             return
     if error := cut_text(generation):
         say(f"edgedec: {in_options(error)}")
-    conversation.messages.append({"role": "assistant", "content": generation.text})
+    conversation.messages.append(answer_message(generation.text, marks))
 
 
-def _shown(conversation: Conversation) -> ShownText:
-    """Return what shows an answer while it comes."""
-    if not conversation.markdown:
-        return PlainText()
-    from edgedec_apps.cli.shown.live_text import LiveMarkdown  # here, as it imports rich
+def _shown(conversation: Conversation, marks: tuple[Mark, ...]) -> ShownText:
+    """Return what shows an answer while it comes; `marks` are those of a model that thinks by marks of its own."""
+    show: ShownText = PlainText()
+    if conversation.markdown:
+        from edgedec_apps.cli.shown.live_text import LiveMarkdown  # here, as it imports rich
 
-    return LiveMarkdown()
+        show = LiveMarkdown()
+    return ShownThoughts(show, marks) if marks else show
 
 
 def _make_room(conversation: Conversation) -> None:
