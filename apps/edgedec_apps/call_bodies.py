@@ -73,6 +73,13 @@ def read_tagged(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]
 
 
 @_whole
+def read_function(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
+    """Return the call of XML behind `<function=`, where its tool is known."""
+    calls = list(_of_xml(f"<function={body}", tools))
+    return [call for call in calls if call is not None and call.name in tools]
+
+
+@_whole
 def read_named_json(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
     """Return the calls of `NAME[ARGS]{...}` (Ministral 3), of `NAME{...}`, or of an array in JSON (Mistral)."""
     named = re.match(r"\s*([\w.:-]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)", body)

@@ -72,7 +72,7 @@ class ReplyStream:
     """
 
     def __init__(self, marks: Iterable[Mark] = USUAL, *, tools: Tools | None = None, opened: str = "") -> None:
-        self._marks = [mark for mark in marks if mark.kind != "call" or tools is not None]
+        self._marks = [mark for mark in marks if mark.read is None or tools is not None]
         self._tools: Tools = tools or {}
         self._held = ""
         self._begins = True  # nothing but white space came

@@ -15,6 +15,7 @@ from edgedec_apps.call_bodies import (
     Tools,
     read_braces,
     read_channel,
+    read_function,
     read_named_json,
     read_python,
     read_tagged,
@@ -36,7 +37,7 @@ class Mark:
         head_ends: What ends the head behind the mark; empty where there is none.
         head: What a head must hold, so that the part is of this kind.
         only_first: Whether the mark is one only at the beginning of a reply.
-        read: Reads a call.
+        read: Reads a call; a mark that has it is text where no tool may be called.
         starts: The characters that a call may begin with, besides white space.
         quotes: What begins and ends a string in a call, in which nothing ends the call; an empty end is the next place.
         written: For a begun answer: what stands before a thought, between the thought and the text, and before a text
@@ -56,6 +57,7 @@ class Mark:
 
 
 _JSON_STRING = ('"', '"')
+_XML_VALUE = ("<parameter=", "</parameter>")
 _CHANNELS = ("<|channel|>", "<|start|>assistant")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _IN_CHANNEL = "<|message|>"
@@ -72,8 +74,13 @@ MARKS: Mapping[str, tuple[Mark, ...]] = {
             ("</tool_call>",),
             read=read_tagged,
             starts="{[<",
-            quotes=(_JSON_STRING, ("<parameter=", "</parameter>")),
+            quotes=(_JSON_STRING, _XML_VALUE),
         ),
+    ),
+    # Models that write XML leave the tag around it out at times, or its beginning.
+    "function": (
+        Mark(("<function=",), "call", ("</function>",), read=read_function, quotes=(_XML_VALUE,)),
+        Mark(("</tool_call>",), "text", read=read_function),
     ),
     "gemma4": (
         Mark(

@@ -134,6 +134,17 @@ XML: dict[str, Case] = {
     "words between": ("<tool_call><function=list>words</function></tool_call>",) * 2 + ([],),
     "cut off": ("<tool_call>\n<function=ti",) * 2 + ([],),
 }
+FUNCTION: dict[str, Case] = {
+    "one": ("Look.\n<function=time>\n<parameter=zone>\nUTC\n</parameter>\n</function>\n</tool_call>", "Look.", [TIME]),
+    "with its tag": ("<tool_call>\n<function=list>\n</function>\n</tool_call>\n", "", [LIST]),
+    "a tag that is not closed": (
+        "<tool_call>\n<function=list></function> and <function=time><parameter=zone>UTC</parameter></function>",
+        "<tool_call> and",
+        [LIST, TIME],
+    ),
+    "an unknown name": ("<function=rm></function> so",) * 2 + ([],),
+    "words": ("Write <function=time> first.",) * 2 + ([],),
+}
 GEMMA: dict[str, Case] = {
     "one": ('Look.\n<|tool_call>call:time{zone:<|"|>UTC<|"|>}<tool_call|>', "Look.", [TIME]),
     "nested": (
@@ -234,6 +245,7 @@ HARMONY: dict[str, Case] = {
 }
 FORMS: dict[str, dict[str, Case]] = {
     "tool_call": PLAIN | {f"xml, {name}": case for name, case in XML.items()},
+    "function": FUNCTION,
     "gemma4": GEMMA,
     "lfm2": LFM,
     "mistral": MISTRAL,
@@ -376,6 +388,7 @@ def test_the_marks_are_those_of_the_model() -> None:
     """A family's where the template or the vocabulary has one of them; `<think>` and `<tool_call>` always."""
     assert marks_of("") == USUAL
     for template, form in {
+        "<function=": "function",
         "{{ '<|tool_call>' }}": "gemma4",
         "<|tool_call_start|>": "lfm2",
         "{{ '[TOOL_CALLS]' }}": "mistral",

@@ -77,6 +77,6 @@ class Splitter:
         if index not in self._texts:
             opened = self._opened[index] if index < len(self._opened) else ""
             # Under a grammar nothing is thought, and no channel has a name.
-            marks = self.marks if self.thinks else [m for m in self.marks if m.kind == "call" and not m.head_ends]
+            marks = self.marks if self.thinks else [m for m in self.marks if m.read is not None and not m.head_ends]
             self._texts[index] = _Text(ReplyStream(marks, tools=self.tools, opened=opened))
         return self._texts[index]
