@@ -13,7 +13,7 @@ from edgedec_apps.cli.shown.explain import Detail, sampling_line
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print_stream, say_summary
 from edgedec_apps.cli.shown.terminal import say
-from edgedec_apps.cli.shown.thoughts import ShownThoughts, answer_message, own_marks
+from edgedec_apps.cli.shown.thoughts import answer_message, own_marks, with_thoughts
 from edgedec_apps.cli.wording import in_options
 from edgedec_apps.reply_marks import Mark
 
@@ -144,7 +144,7 @@ def _shown(conversation: Conversation, marks: tuple[Mark, ...]) -> ShownText:
         from edgedec_apps.cli.shown.live_text import LiveMarkdown  # here, as it imports rich
 
         show = LiveMarkdown()
-    return ShownThoughts(show, marks) if marks else show
+    return with_thoughts(show, marks)
 
 
 def _make_room(conversation: Conversation) -> None:

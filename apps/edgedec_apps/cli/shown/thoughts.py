@@ -26,6 +26,11 @@ def answer_message(text: str, marks: tuple[Mark, ...]) -> "Message":
     return {"role": "assistant", "content": parts.text} | thought
 
 
+def with_thoughts(show: ShownText, marks: tuple[Mark, ...]) -> ShownText:
+    """Return what shows a text with <think> and </think> in the place of these marks; `show` where there are none."""
+    return ShownThoughts(show, marks) if marks else show
+
+
 class ShownThoughts:
     """Shows a text with <think> and </think> in the place of the model's own marks.
 
