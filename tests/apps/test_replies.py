@@ -276,18 +276,18 @@ def test_replies_are_read(form: str, name: str) -> None:
 @pytest.mark.parametrize(("form", "name"), CASES)
 def test_pieces_of_every_length_add_up_to_the_whole(form: str, name: str) -> None:
     """Pieces of 1 to 40 characters give the text and the calls of the whole, and no piece shows a torn mark."""
-    reply, *expected = FORMS[form][name]
+    reply, content, calls = FORMS[form][name]
     for n in (*range(1, 41), len(reply) + 1) if len(reply) < 1000 else (997,):
-        assert in_pieces(reply, range(n, len(reply), n), form) == Parts("", *expected)
+        assert in_pieces(reply, range(n, len(reply), n), form) == Parts("", content, calls)
 
 
 @given(st.sampled_from([case for case in CASES if case[1] != "deep"]), st.data())
 def test_pieces_add_up_to_the_whole(case: tuple[str, str], data: st.DataObject) -> None:
     """However a reply is cut, text and calls are those of the whole."""
     form, name = case
-    reply, *expected = FORMS[form][name]
+    reply, content, calls = FORMS[form][name]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(reply)), max_size=6)))
-    assert in_pieces(reply, cuts, form) == Parts("", *expected)
+    assert in_pieces(reply, cuts, form) == Parts("", content, calls)
 
 
 _SHARDS = sorted(

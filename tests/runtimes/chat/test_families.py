@@ -335,7 +335,8 @@ def test_thinking_is_switched_as_each_template_can() -> None:
     for (name, think), end in ends.items():
         made = template(name)
         assert may_think(made.source)
-        assert made.render(TURNS[:2], **thinking_variables(made, think)).endswith(end)
+        variables: dict[str, Any] = {**thinking_variables(made, think)}
+        assert made.render(TURNS[:2], **variables).endswith(end)
     assert may_think(MINISTRAL)
     assert may_think(LFM25)
 
