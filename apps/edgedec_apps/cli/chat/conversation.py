@@ -13,9 +13,8 @@ from edgedec_apps.cli.shown.explain import Detail, sampling_line
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print_stream, say_summary
 from edgedec_apps.cli.shown.terminal import say
-from edgedec_apps.cli.shown.thoughts import answer_message, own_marks, with_thoughts
+from edgedec_apps.cli.shown.thoughts import OwnMarks, answer_message, own_marks, with_thoughts
 from edgedec_apps.cli.wording import in_options
-from edgedec_apps.reply_marks import Mark
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
@@ -112,7 +111,7 @@ def _send(conversation: Conversation, content: str) -> None:
 def _answer(conversation: Conversation) -> None:
     """Answer the last message, and append the answer."""
     _make_room(conversation)
-    marks = own_marks(conversation.engine)
+    own = own_marks(conversation.engine)
     progress = ProgressLine(quiet=conversation.quiet)
 
     def work(cancel: CancelToken) -> "Generation":
@@ -120,7 +119,7 @@ def _answer(conversation: Conversation) -> None:
             stream = conversation.engine.chat_stream(
                 conversation.messages, cancel=cancel, on_progress=on_progress, **conversation.options
             )
-            print_stream(stream, progress, show=_shown(conversation, marks))
+            print_stream(stream, progress, show=_shown(conversation, own), hidden=own.hidden)
         return stream.generation
 
     generation = conversation.last = interruptible(work)
@@ -134,17 +133,17 @@ def _answer(conversation: Conversation) -> None:
             return
     if error := cut_text(generation):
         say(f"edgedec: {in_options(error)}")
-    conversation.messages.append(answer_message(generation.text, marks))
+    conversation.messages.append(answer_message(generation, own))
 
 
-def _shown(conversation: Conversation, marks: tuple[Mark, ...]) -> ShownText:
-    """Return what shows an answer while it comes; `marks` are those of a model that thinks by marks of its own."""
+def _shown(conversation: Conversation, own: OwnMarks) -> ShownText:
+    """Return what shows an answer while it comes; `own` are the marks of a model that thinks by marks of its own."""
     show: ShownText = PlainText()
     if conversation.markdown:
         from edgedec_apps.cli.shown.live_text import LiveMarkdown  # here, as it imports rich
 
         show = LiveMarkdown()
-    return with_thoughts(show, marks)
+    return with_thoughts(show, own)
 
 
 def _make_room(conversation: Conversation) -> None:

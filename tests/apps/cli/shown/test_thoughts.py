@@ -1,8 +1,14 @@
 """What models of several families think, as a terminal shows it and as the next turn's template gets it."""
 
-import pytest
+from pathlib import Path
 
-from edgedec_apps.cli.shown.thoughts import ShownThoughts, answer_message
+import pytest
+from support.models.saying_model import saying_model
+from support.processes.command_line import run_here
+
+from edgedec.sequence import Generation, TokenOutput
+from edgedec.stats import DecodeStats
+from edgedec_apps.cli.shown.thoughts import OwnMarks, ShownThoughts, answer_message
 from edgedec_apps.replies import USUAL
 from edgedec_apps.reply_marks import MARKS
 
@@ -27,6 +33,12 @@ class _Written:
         self.n_broken_off += 1
 
 
+def generation(*texts: str) -> Generation:
+    """Return a text whose tokens 0, 1, ... add these texts."""
+    outputs = tuple(TokenOutput(i, text) for i, text in enumerate(texts))
+    return Generation("".join(texts), (), "stop", DecodeStats(), outputs)
+
+
 @pytest.mark.parametrize("name", REPLIES)
 def test_thoughts_stand_between_the_same_tags(name: str) -> None:
     """In pieces of any length; the marks themselves are not shown, and the next turn gets the two parts."""
@@ -40,8 +52,25 @@ def test_thoughts_stand_between_the_same_tags(name: str) -> None:
         show.end()
         assert written.text == "<think>\nTwo.\n</think>\n\nFour."
         assert (written.n_ended, written.n_broken_off) == (1, 1)
-    assert answer_message(reply, marks) == {"role": "assistant", "content": "Four.", "reasoning_content": "Two."}
-    assert answer_message(reply, ()) == {"role": "assistant", "content": reply}
+    expected = {"role": "assistant", "content": "Four.", "reasoning_content": "Two."}
+    assert answer_message(generation(reply), OwnMarks(marks)) == expected
+    assert answer_message(generation(reply), OwnMarks()) == {"role": "assistant", "content": reply}
+    if name == "mistral":
+        assert answer_message(generation("[THINK]Two.", "", "Four."), OwnMarks(marks, {1: "[/THINK]"})) == expected
+
+
+@pytest.mark.slow
+def test_a_model_whose_marks_are_control_tokens(tmp_path: Path) -> None:
+    """Its thoughts are shown, in a single answer and in a chat, whose next turn has the answer alone."""
+    template = (
+        "{# [THINK] #}{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}={% endif %}"
+    )
+    says = {"=": ["[THINK]", "Two", ".", "[/THINK]", "Four"]}
+    path = saying_model(tmp_path / "m.gguf", says, chat_template=template, control=("[THINK]", "[/THINK]"))
+    assert run_here("run", path, "?", "-q").text == "<think>\nTwo.\n</think>\n\nFour\n"
+    shown = run_here("chat", path, "-q", stdin=b"a\nb\n").text
+    assert shown.count("<think>\nTwo.\n</think>\n\nFour") == 2
 
 
 def test_a_text_without_a_thought_is_shown_as_it_is() -> None:
