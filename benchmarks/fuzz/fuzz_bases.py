@@ -1,14 +1,16 @@
 """Sound models for fuzz_gguf.py to damage: headers alone, and tiny models that llama.cpp loads."""
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from support.models.gguf_writer import RawTensor, Typed, tiny_text_model
 from support.models.real_models import models_dir
+from support.models.state_spaces import StateSpace
 from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, tiny_metadata, tiny_tensors
 
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
 
@@ -68,7 +70,7 @@ def cut_down(path: Path) -> Source:
 
 
 def loadable_sources() -> list[Source]:
-    """Return models that llama.cpp loads: ten architectures, dense and with experts, three kinds of vocabulary."""
+    """Return models that llama.cpp loads: dense and with experts, some with states, three kinds of vocabulary."""
     llama, llama_f16 = _tiny("llama"), _tiny("llama", dtype="f16", tied=True)
     qwen2, wide = _tiny("qwen2"), _tiny("llama", n_layer=1, n_embd=256, n_ff=256)
     qwen3 = _with_head_norms(_renamed(llama, "llama", "qwen3"))
@@ -89,6 +91,7 @@ def loadable_sources() -> list[Source]:
         _with_fused_weights(llama),
         _mamba(llama),
         _lfm2(llama),
+        *map(_state_space, ("granitehybrid", "falcon-h1-normed", "nemotron_h_moe", "mamba2")),
     ]
 
 
@@ -197,6 +200,14 @@ def _lfm2(llama: Source) -> Source:
         data = np.linspace(-1, 1, int(np.prod(shape))).astype(np.float32)
         tensors[f"blk.1.shortconv.{name}.weight"] = RawTensor(0, shape, data.tobytes())
     return _renamed(Source(metadata, tensors), "llama", "lfm2")
+
+
+def _state_space(name: str) -> Source:
+    """Return a small model with Mamba-2 mixers."""
+    space = StateSpace(n_inner=128, n_head=4, n_state=8, n_group=2)
+    sizes: dict[str, Any] = {"n_embd": 64, "head_dim": 16, "n_ff": 64, "n_ff_expert": 64, "n_ff_shared": 64, "space": space}
+    tiny = replace(ARCHITECTURES[name], **sizes)
+    return Source(tiny_metadata(tiny), dict(tiny_tensors(tiny)))
 
 
 def _scaled(architecture: str) -> dict[str, Any]:

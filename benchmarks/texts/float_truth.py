@@ -147,7 +147,7 @@ class FloatModel:
         blk = f"blk.{layer}"
         x = self._norm(f"{blk}.ffn_norm.weight", x)
         gate, up = self._times(f"{blk}.ffn_gate.weight", x), self._times(f"{blk}.ffn_up.weight", x)
-        down = self._times(f"{blk}.ffn_down.weight", (_gelu if self._network.switches.gelu else _silu)(gate) * up)
+        down = self._times(f"{blk}.ffn_down.weight", _ACTIVATIONS[self._network.switches.activation](gate) * up)
         return self._norm(f"{blk}.post_ffw_norm.weight", down)
 
 
@@ -175,6 +175,9 @@ def _gelu(x: F64) -> F64:
     """Return the tanh form, which gemma was trained with."""
     result: F64 = 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
     return result
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu": _gelu}
 
 
 def _turn(heads: F64, angles: F64, *, interleaved: bool) -> F64:

@@ -15,10 +15,14 @@ _HONOURED = frozenset(
     {
         *("rope", "rope_interleaved", "rope_sliding", "unrotated", "temperature_scale", "temperature_tokens"),
         *("attention_scale", "attention_softcap", "wide_norms", "sliding_window", "sliding"),
-        *("gelu", "embedding_scale", "residual_scale", "logit_scale", "logit_softcap"),
+        *("embedding_scale", "residual_scale", "logit_scale", "logit_softcap"),
     }
 )
-_OTHER_LAYERS = ("ffn_gate_inp", "exp_probs_b", "_exps.", "_shexp.", "shortconv.")
+_HONOURED_VALUES = frozenset({("activation", "gelu")})
+_OTHER_LAYERS = (
+    *("ffn_gate_inp", "exp_probs_b", "_exps.", "_shexp.", "shortconv.", "per_layer_", "inp_gate.", "proj.weight"),
+    *("post_norm.", "layer_output_scale", "pre_ffw_norm_", "post_ffw_norm_"),
+)
 _OPERATIONS = frozenset(
     name for name in (*MATRICES, *VECTORS) if name != SINKS and not any(part in name for part in _OTHER_LAYERS)
 )
@@ -63,7 +67,9 @@ def require_operations(gguf: GGUF, network: Network) -> None:
                 f"{gguf.paths[0]}: it has {placed.tensor.name!r}, for which graphs have no operation: {_REMEDY}"
             )
     for switch in fields(Switches):
-        if switch.name not in _HONOURED and getattr(network.switches, switch.name) != switch.default:
+        value = getattr(network.switches, switch.name)
+        is_honoured = switch.name in _HONOURED or (switch.name, value) in _HONOURED_VALUES
+        if not is_honoured and value != switch.default:
             raise UnsupportedModelError(
                 f"{gguf.paths[0]}: the architecture {network.architecture!r} sets {switch.name!r}, which graphs do not "
                 f"have: {_REMEDY}"

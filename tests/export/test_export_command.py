@@ -269,7 +269,7 @@ def test_architectures_of_few_users(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"is '{tiny.architecture}'; this export takes llama, qwen2, qwen3"):
         export_npu(path, tmp_path / "out")
     assert names(tmp_path) == ["m.gguf"]
-    if tiny.architecture not in ("granite", "granitemoe", "gemma2"):
+    if tiny.architecture not in ("granite", "granitehybrid", "granitemoe", "gemma2"):
         assert TargetParts.of(read_gguf(path)).network.architecture == tiny.architecture
         return
     with pytest.raises(UnsupportedModelError, match=f"{tiny.architecture} scales or caps its logits"):

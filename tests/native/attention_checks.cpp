@@ -43,7 +43,7 @@ struct Cached {
 
   Cached(std::mt19937 &random, const Kind &kind, int32_t n)
       : kind(kind),
-        shape(2, 2, kind.head_dim, kind.type, kind.n_rot()),
+        shape({{3, 32}, {2, kind.head_dim}}, kind.type, kind.n_rot()),  // of which the second layer is used
         cache(shape, n + 64),
         keys((size_t)n),
         values((size_t)n) {
@@ -82,7 +82,7 @@ struct Cached {
 
 constexpr double TOLERANCE = 1e-5;
 
-float scale_of(const Cached &c) { return 1.0f / sqrtf((float)c.shape.head_dim); }
+float scale_of(const Cached &c) { return 1.0f / sqrtf((float)c.kind.head_dim); }
 
 struct Query {
   Floats values;
@@ -96,21 +96,21 @@ struct Query {
 std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::vector<const Query *> &queries,
                            int32_t n_prefix, int32_t n_slots, bool is_tree, int64_t n_parts = 1,
                            int64_t n_steps = 1) {
-  const size_t d = (size_t)c.shape.head_dim;
+  const size_t d = (size_t)c.kind.head_dim;
   const int64_t tree_stride = (n_slots - n_prefix) / PAGE_TOKENS * PAGE_TOKENS + 2 * PAGE_TOKENS;
   Floats packed(MAX_QUERIES * d, NAN), weights((size_t)(MAX_QUERIES * SPAN_TOKENS), NAN), sums(8 * d, NAN);
   Floats tree(8 * (size_t)tree_stride, NAN), unpacked((SPAN_TOKENS + PAGE_TOKENS) * d, NAN);
   std::vector<Floats> out(queries.size(), Floats(d, NAN)), states(queries.size(), Floats(2, NAN));
   AttentionWork w{};
-  w.head_dim = c.shape.head_dim;
+  w.head_dim = c.kind.head_dim;
   w.n_queries = (int32_t)queries.size();
-  w.layout = c.shape.layout;
-  w.rotations = c.shape.rotations();
+  w.layout = c.shape.layers[1].layout;
+  w.rotations = c.shape.rotations;
   w.n_rot = c.shape.n_rot;
   w.rope_interleaved = c.kind.interleaved;
   w.key_bias = c.kind.biased ? c.bias.data() : nullptr;
   w.pages = c.cache.pages();
-  w.offset = c.shape.offset(1, 1);
+  w.offset = c.shape.layers[1].offset(1);
   w.n_prefix = n_prefix;
   w.n_slots = n_slots;
   w.scale = scale_of(c);
@@ -150,7 +150,7 @@ std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::v
 }
 
 std::vector<double> expected(const Cached &c, const Query &query) {
-  std::vector<double> weights, sum((size_t)c.shape.head_dim, 0.0);
+  std::vector<double> weights, sum((size_t)c.kind.head_dim, 0.0);
   for (int32_t t = query.start; t < query.visible; ++t) {
     double score = 0;
     const Floats key = c.key(t);
@@ -246,7 +246,7 @@ void check_trees(const Kernels &kernels, std::mt19937 &random, const Kind &kind,
 
 // Attention of one token to itself gives its value as it is kept.
 Floats kept_value(const Cached &c, int32_t slot) {
-  const Query query = {Floats((size_t)c.shape.head_dim, 0.0f), slot, slot + 1, {}};
+  const Query query = {Floats((size_t)c.kind.head_dim, 0.0f), slot, slot + 1, {}};
   return attend(*portable_kernels(), c, {&query}, slot, slot + 1, false)[0];
 }
 
@@ -304,16 +304,17 @@ void check_odd_numbers(std::mt19937 &random, int32_t type) {
 void check_attention(const Kernels &kernels) {
   std::mt19937 random(7);
   std::vector<Kind> kinds;
-  for (int32_t head_dim : {16, 48, 64, 80, 128, 256}) kinds.push_back({EC_KV_F16, head_dim});
+  for (int32_t head_dim : {16, 48, 64, 80, 128, 256, 512}) kinds.push_back({EC_KV_F16, head_dim});
   for (int32_t head_dim : {64, 80}) kinds.push_back({EC_KV_F16, head_dim, false, false, 1.5f});
   for (int32_t head_dim : {64, 80}) kinds.push_back({EC_KV_F16, head_dim, false, false, 0.0f, true});
   kinds.push_back({EC_KV_INT8, 64, false, false, 1.5f, true});
   for (int32_t type : {EC_KV_INT8, EC_KV_INT4, EC_KV_GEAR}) {
-    for (int32_t head_dim : {32, 64, 96, 128, 256}) kinds.push_back({type, head_dim});
+    for (int32_t head_dim : {32, 64, 96, 128, 256, 320, 512}) kinds.push_back({type, head_dim});
     kinds.push_back({type, 64, false, false, 1.5f});
     for (bool interleaved : {false, true}) kinds.push_back({type, 64, true, interleaved});
     check_round_trip(random, type, 64);
     check_round_trip(random, type, 96);
+    check_round_trip(random, type, 512);
     check_odd_numbers(random, type);
   }
   for (const Kind &kind : kinds)

@@ -26,7 +26,13 @@ Floats normal(std::mt19937 &random, size_t n, float spread = 1.0f);
 // attention_checks.cpp
 void check_attention(const edgedec::Kernels &kernels);
 
+// state_checks.cpp
+void check_states(const edgedec::Kernels &kernels);
+
 // group_checks.cpp
 void check_groups();
+
+// recurrence_checks.cpp
+void check_recurrence();
 
 }  // namespace checks

@@ -20,7 +20,7 @@ struct Planned {
   std::vector<ec_item> items;
   Plan plan{};
 
-  explicit Planned(int32_t type = EC_KV_INT8) : shape(1, 1, 32, type, 0) {}
+  explicit Planned(int32_t type = EC_KV_INT8) : shape({{1, 32}}, type, 0) {}
 
   // Add a session that holds n_past tokens and has n_rows rows. Of a session that is there already it shares n_shared.
   void add(int32_t n_past, int32_t n_rows, int parent = -1, int32_t n_shared = 0) {

@@ -370,20 +370,33 @@ void check_rotation(const Kernels &kernels) {
 void check_gates(const Kernels &kernels) {
   std::mt19937 random(6);
   for (int64_t n : {1, 17, 32, 100})
-    for (bool gelu : {false, true}) {
+    for (int32_t activation : {EC_SILU, EC_GELU, EC_RELU, EC_RELU2}) {
       Floats gate = normal(random, (size_t)n, 4.0f);
       const Floats up = normal(random, (size_t)n), extremes = {0.0f, -0.0f, 100.0f, -100.0f, 1e-20f, 30.0f, -30.0f};
       for (size_t i = 0; i < extremes.size() && i < gate.size(); ++i) gate[i] = extremes[i];
       std::vector<double> expected;
       for (size_t i = 0; i < gate.size(); ++i) {
-        const double g = gate[i], inner = gelu ? 2 * sqrt(2 / M_PI) * (g + 0.044715 * g * g * g) : g;
-        expected.push_back(g / (1 + exp(-inner)) * up[i]);
+        const double g = gate[i];
+        const double inner = activation == EC_GELU ? 2 * sqrt(2 / M_PI) * (g + 0.044715 * g * g * g) : g;
+        const double positive = std::max(g, 0.0), smooth = g / (1 + exp(-inner));
+        const double active = activation == EC_RELU    ? positive
+                              : activation == EC_RELU2 ? positive * positive
+                                                       : smooth;
+        expected.push_back(active * up[i]);
       }
       Floats out((size_t)n), alone((size_t)n);
-      kernels.gated(gate.data(), up.data(), n, gelu, out.data());
-      expect(close_to(out, expected, 3e-6), kernels, "gate of " + std::to_string(n) + (gelu ? ", GELU" : ", SiLU"));
-      for (int64_t i = 0; i < n; ++i) kernels.gated(&gate[(size_t)i], &up[(size_t)i], 1, gelu, &alone[(size_t)i]);
-      expect(same_bits(out, alone), kernels, "gates one by one");
+      kernels.gated(gate.data(), up.data(), n, activation, out.data());
+      const std::string what = " of " + std::to_string(n) + " by activation " + std::to_string(activation);
+      expect(close_to(out, expected, 3e-6), kernels, "gates" + what);
+      for (int64_t i = 0; i < n; ++i) kernels.gated(&gate[(size_t)i], &up[(size_t)i], 1, activation, &alone[(size_t)i]);
+      expect(same_bits(out, alone), kernels, "gates one by one" + what);
+      const Floats ones((size_t)n, 1.0f);
+      kernels.gated(gate.data(), ones.data(), n, activation, out.data());
+      kernels.gated(gate.data(), nullptr, n, activation, alone.data());
+      expect(same_bits(out, alone), kernels, "activations without a gate" + what);
+      const Floats none((size_t)n, NAN);
+      kernels.gated(none.data(), up.data(), n, activation, out.data());
+      expect(std::all_of(out.begin(), out.end(), [](float x) { return isnan(x); }), kernels, "NaN kept" + what);
     }
 }
 
@@ -425,9 +438,10 @@ int main(int argc, char **argv) {
     check_softcap(kernels);
     check_halves(kernels);
     check_attention(kernels);
+    check_states(kernels);
     printf("%-12s %d checks\n", kernels.name, n_checked - before);
   }
-  if (!only_names) check_groups();
+  if (!only_names) check_groups(), check_recurrence();
   if (!only_names) printf("%d of %d checks failed\n", n_failed, n_checked);
   return n_failed != 0;
 }

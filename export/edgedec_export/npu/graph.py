@@ -182,7 +182,7 @@ def _feed_forward(context: _Context, layer: int, state: str) -> str:
     x = plan.norm(state, f"{p}.ffn_norm.weight", f"{p}.ffn_norm", n.rms_epsilon)
     gate = plan.linear(x, f"{p}.ffn_gate.weight", f"{p}.ffn_gate")
     up = plan.linear(x, f"{p}.ffn_up.weight", f"{p}.ffn_up")
-    if n.switches.gelu:
+    if n.switches.activation == "gelu":
         gate = plan.add("Gelu", [gate], f"{p}.ffn_gate.gelu", approximate="tanh")
     else:
         share = plan.add("Sigmoid", [gate], f"{p}.ffn_gate.sigmoid")

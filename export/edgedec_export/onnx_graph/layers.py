@@ -80,7 +80,7 @@ def feed_forward(b: Builder, scope: Scope, layer: int, state: str) -> str:
     x = _norm(b, scope, f"{p}.ffn_norm.weight", state)
     gate = b.weights.linear(scope, f"{p}.ffn_gate.weight", x)
     up = b.weights.linear(scope, f"{p}.ffn_up.weight", x)
-    if b.network.switches.gelu:
+    if b.network.switches.activation == "gelu":
         active = scope.add("Gelu", [gate], "gelu", approximate="tanh")
     else:
         active = scope.add("QuickGelu", [gate], "silu", alpha=1.0)  # x * sigmoid(alpha * x)

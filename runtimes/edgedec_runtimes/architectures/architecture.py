@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.rope import Rope, read_rope
+from edgedec_runtimes.shared.hyperparameters import LayerShape
 
 OUTPUT_BIAS = "attn_output.bias"
 SINKS = "attn_sinks.weight"
@@ -17,8 +18,55 @@ EXPERT_BIASES = frozenset(f"ffn_{name}.bias" for name in ("gate_inp", "gate_exps
 BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})
 POST_NORMS = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
+PER_LAYER = frozenset({"per_layer_proj_norm.weight", "post_norm.weight"})
+EXPERT_NORMS = frozenset(
+    {
+        *("ffn_gate_inp.scale", "pre_ffw_norm_2.weight", "post_ffw_norm_1.weight", "post_ffw_norm_2.weight"),
+        "ffn_down_exps.scale",
+    }
+)
 QK_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
-CONVOLUTION = frozenset({"shortconv.conv.weight"})
+CONVOLUTION_KERNELS = frozenset({"shortconv.conv.weight"})
+RECURRENCE_VECTORS = frozenset({"ssm_conv1d.weight", "ssm_dt.bias", "ssm_a", "ssm_norm.weight"})
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """The sizes of the layers with a recurrent state.
+
+    A row's queries and keys, [n_key_head, n_key] each, and its values, [n_head, n_value], come out of one matrix and
+    then of a convolution. Each head has a state, [n_key, n_value]. Papers of state spaces call keys B and queries C.
+
+    Attributes:
+        rule: How a row changes the state: "delta" (the gated delta rule), or "space" (the state spaces of Mamba-2).
+        n_head: Heads with a state.
+        n_key_head: Heads of queries and keys; each belongs to the same number of heads.
+        length: How many tokens the convolution goes over.
+        tiled: Head h has key h % n_key_head; else neighbouring heads have the same key.
+    """
+
+    rule: str
+    n_head: int
+    n_key_head: int
+    n_key: int
+    n_value: int
+    length: int
+    tiled: bool = False
+
+    @property
+    def n_values(self) -> int:
+        """Elements of a row's values."""
+        return self.n_head * self.n_value
+
+    @property
+    def n_norm(self) -> int:
+        """Elements that the weights of the norm of the results have."""
+        return self.n_values if self.rule == "space" else self.n_value
+
+    @property
+    def n_column(self) -> int:
+        """Elements that the convolution goes over."""
+        return 2 * self.n_key_head * self.n_key + self.n_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +77,9 @@ class Switches:
         rope: How queries and keys are rotated.
         attention_scale: What the products of queries and keys are multiplied by.
         rope_interleaved: A rotation pairs neighbouring elements of a head, not its two halves.
-        gelu: The feed-forward activation is GELU (the tanh form), not SiLU.
+        activation: What a gate g of the feed-forward block becomes before it multiplies: g * sigmoid(g) ("silu"), the
+            tanh form of GELU ("gelu"), the greater of g and 0 ("relu"), or the square of that ("relu2").
+        ungated: Feed-forward blocks and experts have no gate: `up` itself goes through the activation.
         glu_limit, glu_slope: l and s where a gate g becomes min(g, l) * sigmoid(s * min(g, l)), and what it multiplies
             becomes 1 + u, with u kept from -l to l; a limit of 0 where they do not.
         wide_norms: The norms of queries and keys are over all heads together, not over each head.
@@ -41,6 +91,8 @@ class Switches:
         sliding_window: How many tokens the layers of `sliding` see.
         sliding: By layer: whether it sees a sliding window instead of all tokens before it; () for no layer.
         rope_sliding: How queries and keys of the layers of `sliding` are rotated; None for `rope`.
+        value_norm: Each head of the values is normed, without a weight. A layer without a matrix of values has its keys
+            as they are before their norm.
         unrotated: By layer: whether queries and keys are not rotated; () for no layer.
         convolution_length: How many tokens the short convolutions of layers without attention go over (LFM2); 0 where
             all layers have attention.
@@ -50,12 +102,15 @@ class Switches:
             the sigmoid of each ("sigmoid"), or a softmax over those that a token goes through ("chosen").
         norm_experts: The weights of a token's experts are divided by their sum.
         expert_scale: What these weights are multiplied by.
+        attention_gate: Every head of queries has a gate behind it, whose sigmoid multiplies the head's result.
+        recurrence: The sizes of the layers with a recurrent state; None where there are none.
     """
 
     rope: Rope
     attention_scale: float
     rope_interleaved: bool = False
-    gelu: bool = False
+    activation: str = "silu"
+    ungated: bool = False
     glu_limit: float = 0.0
     glu_slope: float = 1.0
     wide_norms: bool = False
@@ -67,6 +122,7 @@ class Switches:
     sliding_window: int = 0
     sliding: tuple[bool, ...] = ()
     rope_sliding: Rope | None = None
+    value_norm: bool = False
     unrotated: tuple[bool, ...] = ()
     convolution_length: int = 0
     temperature_scale: float = 0.0
@@ -74,6 +130,8 @@ class Switches:
     expert_gating: str = "softmax"
     norm_experts: bool = False
     expert_scale: float = 1.0
+    attention_gate: bool = False
+    recurrence: Recurrence | None = None
 
     def slides(self, layer: int) -> bool:
         """Return whether a layer sees a sliding window instead of all tokens before it."""
@@ -93,6 +151,11 @@ def plain(header: Header) -> Switches:
     return Switches(rope=read_rope(header), attention_scale=header.hyper.head_dim**-0.5)
 
 
+def said_layers(header: Header) -> tuple[LayerShape, ...]:
+    """Return the shapes of the layers as the metadata has them."""
+    return header.hyper.layers
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A family of networks. An entry point of the group `edgedec.architectures` names one.
@@ -103,7 +166,11 @@ class Architecture:
         vectors: Vectors that its files may have.
         needed: Vectors that every layer of its files has.
         renamed: Names of tensors in its files, of a layer's tensors without its number, with their usual names.
-        is_hybrid: Layers with 0 key-value heads have something else in place of attention.
+        layers: Returns the shape of each layer, given a header whose shapes are what the metadata of every decoder says
+            (`read_hyperparameters`): for networks whose layers differ in more than that. Blocks of the file behind the
+            last shape are left out.
+        ignored: How names of tensors begin, and keys below the architecture's name, that are of other parts of a file
+            than the decoder, such as what reads images.
     """
 
     switches: Callable[[Header], Switches] = plain
@@ -111,4 +178,5 @@ class Architecture:
     vectors: frozenset[str] = frozenset()
     needed: frozenset[str] = INPUT_NORMS
     renamed: Mapping[str, str] = field(default_factory=dict)
-    is_hybrid: bool = False
+    layers: Callable[[Header], tuple[LayerShape, ...]] = said_layers
+    ignored: tuple[str, ...] = ()

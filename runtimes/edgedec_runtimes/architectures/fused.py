@@ -1,4 +1,4 @@
-"""Matrices that a file keeps as one: queries, keys and values; gate and up; inputs of a convolution; experts.
+"""Matrices that a file keeps as one: queries, keys and values; gate and up; inputs of convolutions and mixers; experts.
 
 The rows of a fused matrix lie one after another, so its parts are tensors like all others, at other places in the file.
 The experts of a layer stay together, as a matrix of the rows of all of them.
@@ -11,9 +11,12 @@ from types import MappingProxyType
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
-_FUSED = re.compile(r"(blk\.\d+\.)(attn_qkv|ffn_up|shortconv\.in_proj)\.(weight|bias)")
-_EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight")
+PER_LAYER_TABLE = "per_layer_token_embd.weight"
+_FUSED = re.compile(r"blk\.(\d+)\.(attn_qkv|ffn_up|shortconv\.in_proj|ssm_in)\.(weight|bias)")
+_DENSE = re.compile(r"blk\.(\d+)\.(ffn_gate|ffn_up|ffn_down)\.weight")
+_EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_exps\.weight")
 _EXPERT_BIASES = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.bias")
+_STATE_VECTORS = re.compile(r"blk\.\d+\.(ssm_a|ssm_d|ssm_norm\.weight)")
 _SHARED_ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
 
 
@@ -21,38 +24,68 @@ def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     """Return a header in which the parts of fused matrices and biases stand in their place; `gguf` where none is fused.
 
     The experts of a layer, of the shape (columns, rows, experts), become a matrix, and so does the vector that scores
-    the shared expert. What has another number of rows than its parts together stays as it is, and so does what is there
-    beside a part.
+    the shared expert, whose name a feed-forward block beside experts gets; vectors of state spaces that files keep as
+    matrices become vectors. A row of the table of which each layer gets a part becomes a row for each layer. What has
+    another number of rows than its parts together stays as it is, and so does what is there beside a part.
     """
-    heads = [n * hyper.head_dim for n in (hyper.n_head, hyper.n_head_kv, hyper.n_head_kv)]
     found: dict[str, TensorInfo] = {}
-    for name, stored in gguf.tensors.items():
+    for stored in gguf.tensors.values():
         tensor = _as_matrix(stored, hyper)
-        match = _FUSED.fullmatch(name)
-        parts: dict[str, int] = {}
-        if match is not None and match[2] == "attn_qkv":
-            names = ("attn_q", "attn_k", "attn_v")
-            parts = {f"{match[1]}{part}.{match[3]}": n for part, n in zip(names, heads, strict=True)}
-        elif match is not None and match[2] == "shortconv.in_proj":
-            parts = {f"{match[1]}shortconv.{part}.{match[3]}": hyper.n_embd for part in ("b", "c", "x")}
-        elif match is not None and f"{match[1]}ffn_gate.{match[3]}" not in gguf.tensors:
-            parts = {f"{match[1]}{part}.{match[3]}": hyper.n_ff for part in ("ffn_gate", "ffn_up")}
+        name, parts = tensor.name, _parts(gguf, tensor.name, hyper)
         is_alone = not (parts.keys() - {name}) & gguf.tensors.keys()
         fits = is_alone and sum(parts.values()) == tensor.shape[-1]
         found |= _cut(tensor, parts) if fits else {name: tensor}
     return gguf if found == gguf.tensors else replace(gguf, tensors=MappingProxyType(found))
 
 
+def _parts(gguf: GGUF, name: str, hyper: Hyperparameters) -> dict[str, int]:
+    """Return the rows of the parts of a fused tensor by name, in their order; {} for any other tensor."""
+    match = _FUSED.fullmatch(name)
+    if match is None or int(match[1]) >= hyper.n_layer:
+        return {}
+    layer, before, kind = hyper.layers[int(match[1])], f"blk.{match[1]}.", match[3]
+    if match[2] == "attn_qkv":
+        rows = {"attn_q": layer.n_q, "attn_k": layer.n_kv, "attn_v": layer.n_kv}
+    elif match[2] == "shortconv.in_proj":
+        rows = dict.fromkeys(("shortconv.b", "shortconv.c", "shortconv.x"), hyper.n_embd)
+    elif match[2] == "ssm_in":
+        rows = _state_space_rows(gguf, before, gguf.tensors[name].shape[-1])
+    elif f"{before}ffn_gate.{kind}" not in gguf.tensors:
+        rows = dict.fromkeys(("ffn_gate", "ffn_up"), layer.n_ff)
+    else:
+        return {}
+    return {f"{before}{part}.{kind}": n for part, n in rows.items()}
+
+
+def _state_space_rows(gguf: GGUF, before: str, n_rows: int) -> dict[str, int]:
+    """Return the rows of the parts of a Mamba-2 mixer's first matrix; {} where the other tensors do not say them."""
+    output, bias = gguf.tensors.get(f"{before}ssm_out.weight"), gguf.tensors.get(f"{before}ssm_dt.bias")
+    if output is None or bias is None:
+        return {}
+    rows = {"ssm_gate": output.shape[0], "ssm_mix": 0, "ssm_alpha": bias.shape[0]}
+    rows["ssm_mix"] = n_rows - sum(rows.values())
+    return rows if rows["ssm_mix"] > 0 else {}
+
+
 def _as_matrix(tensor: TensorInfo, hyper: Hyperparameters) -> TensorInfo:
     """Return the matrices of experts as one, their biases as a vector, a shared expert's router as a matrix.
 
-    Any other tensor is returned as it is.
+    A feed-forward block beside experts is returned as a shared expert, the table of what each layer gets of a token
+    with a row for each token and layer, and vectors of state spaces as vectors. Any other tensor is returned as it is.
     """
-    shape = tensor.shape
+    shape, dense = tensor.shape, _DENSE.fullmatch(tensor.name)
+    if dense is not None and int(dense[1]) < hyper.n_layer and hyper.has_experts(int(dense[1])):
+        return replace(tensor, name=f"blk.{dense[1]}.{dense[2]}_shexp.weight")
+    width = hyper.n_per_layer
+    if tensor.name == PER_LAYER_TABLE and width and shape[0] == width * hyper.n_layer and len(shape) == 2:
+        whole = width % tensor.type.block_size == 0
+        return replace(tensor, shape=(width, hyper.n_layer * shape[1])) if whole else tensor
     if _EXPERTS.fullmatch(tensor.name) and len(shape) == 3 and shape[2] == hyper.n_expert:
         return replace(tensor, shape=(shape[0], shape[1] * shape[2]))
     if _EXPERT_BIASES.fullmatch(tensor.name) and len(shape) == 2 and shape[1] == hyper.n_expert:
         return replace(tensor, shape=(shape[0] * shape[1],))
+    if _STATE_VECTORS.fullmatch(tensor.name):
+        return replace(tensor, shape=(tensor.n_elements,))
     if _SHARED_ROUTER.fullmatch(tensor.name) and len(shape) == 1:
         return replace(tensor, shape=(*shape, 1))
     return tensor

@@ -18,7 +18,7 @@ def _switches(header: Header) -> Switches:
     scaled_by = n.n_embd // n.n_head if n.n_layer == _LAYERS_OF_27B else n.head_dim
     return replace(
         plain(header),
-        gelu=True,
+        activation="gelu",
         embedding_scale=math.sqrt(n.n_embd),
         attention_scale=scaled_by**-0.5,
         sliding_window=header.info.sliding_window,

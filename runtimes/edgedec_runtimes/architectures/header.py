@@ -51,6 +51,11 @@ class Header:
         """Return by layer whether it is the last one of a group of `period` layers."""
         return tuple((layer + 1) % period == 0 for layer in range(self.hyper.n_layer))
 
+    def flags(self, key: str) -> tuple[bool, ...] | None:
+        """Return a boolean by block, or None where the file does not give the key."""
+        found = get_per_layer(self.gguf, f"{self.info.architecture}.{key}", self.info.n_layer, at_most=1)
+        return None if found is None else tuple(map(bool, found))
+
     def sliding_layers(self, period: int) -> tuple[bool, ...]:
         """Return by layer whether it sees a sliding window; () where the file gives no window.
 

@@ -4,15 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from edgedec.errors import PluginError, UnsupportedModelError
+from edgedec.errors import ModelFormatError, PluginError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
-from edgedec.gguf.metadata import get_text
+from edgedec.gguf.metadata import get_int, get_text
 from edgedec.gguf.model_info import describe
 from edgedec.plugins import ARCHITECTURES, is_own, load_plugin, plugins
 from edgedec_runtimes.architectures.architecture import Architecture, Switches
 from edgedec_runtimes.architectures.fused import unfused
 from edgedec_runtimes.architectures.header import Header
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters, read_hyperparameters
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, Hyperparameters, read_hyperparameters
+
+_MOST_BLOCKS = 2**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +58,66 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
             f"the plug-in {name!r} is no architecture but of the type {type(architecture).__name__}; remove its package"
         )
     info = describe(gguf)
-    hyper = read_hyperparameters(gguf, info, runtime, architecture.keys, is_hybrid=architecture.is_hybrid)
+    said = read_hyperparameters(gguf, info, runtime, architecture.keys, architecture.ignored)
+    layers = architecture.layers(Header(gguf, info, said))
+    hyper = replace(said, layers=layers, n_layer=len(layers))
     switches = architecture.switches(Header(gguf, info, hyper))
+    _check_layers(gguf, hyper, switches)
     return Described(usual_tensors(gguf, hyper), architecture, hyper, switches)
 
 
+def _check_layers(gguf: GGUF, hyper: Hyperparameters, switches: Switches) -> None:
+    """Refuse layers whose numbers contradict each other."""
+    path = gguf.paths[0]
+    for number, layer in enumerate(hyper.layers):
+        if not layer.has(ATTENTION):
+            continue
+        n_rot, source = switches.rope_of(number).n_rot, hyper.layers[layer.kv_from]
+        are_heads = 1 <= layer.n_head_kv <= layer.n_head and layer.n_head % layer.n_head_kv == 0
+        if not are_heads or n_rot % 2 or not 1 <= n_rot <= layer.head_dim:
+            raise ModelFormatError(
+                f"{path}: layer {number} has {layer.n_head} heads on {layer.n_head_kv} key-value heads, {n_rot} "
+                f"rotated elements of {layer.head_dim}; expected a multiple and an even number of at most the head: "
+                "download the file again"
+            )
+        has_source = layer.kv_from <= number and hyper.stores_kv(layer.kv_from)
+        if not has_source or (source.n_head_kv, source.head_dim) != (layer.n_head_kv, layer.head_dim):
+            raise ModelFormatError(
+                f"{path}: layer {number} reads the keys and values of layer {layer.kv_from}, which has none of its "
+                "shape; download the file again"
+            )
+
+
 def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
-    """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts."""
+    """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts.
+
+    What no layer reads is left out: tensors of other parts of the file, and keys and values of layers that read those
+    of another one.
+    """
     architecture: Architecture = load_plugin(ARCHITECTURES, hyper.architecture)
-    return unfused(_renamed(gguf, architecture.renamed), hyper)
+    found = unfused(_with_ffn_norms(_renamed(_without(gguf, hyper), architecture.renamed), hyper), hyper)
+    sharing = [number for number, layer in enumerate(hyper.layers) if layer.kv_from != number]
+    unread = {f"blk.{layer}.{short}.weight" for layer in sharing for short in ("attn_k", "attn_v", "attn_k_norm")}
+    kept = {
+        name: tensor
+        for name, tensor in found.tensors.items()
+        if name not in unread and not name.startswith(architecture.ignored)
+    }
+    return found if len(kept) == len(found.tensors) else replace(found, tensors=MappingProxyType(kept))
+
+
+def _with_ffn_norms(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
+    """Return a header in which the norm of a layer without a mixer is that before its feed-forward block."""
+    alone = [number for number, layer in enumerate(hyper.layers) if layer.mixer == NO_MIXER]
+    return _renamed(gguf, {f"blk.{number}.attn_norm.weight": f"blk.{number}.ffn_norm.weight" for number in alone})
+
+
+def _without(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
+    """Return a header without the blocks that are no layers (Architecture.layers)."""
+    n_blocks = get_int(gguf, f"{hyper.architecture}.block_count", at_most=_MOST_BLOCKS) or 0
+    others = tuple(f"blk.{number}." for number in range(hyper.n_layer, n_blocks))
+    left = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(others)}
+    return replace(gguf, tensors=MappingProxyType(left)) if others else gguf
 
 
 def _renamed(gguf: GGUF, names: Mapping[str, str]) -> GGUF:

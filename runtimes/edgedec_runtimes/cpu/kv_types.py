@@ -7,35 +7,42 @@ al. 2024, arXiv:2403.05527). native/kernels/kernels.h defines the layouts.
 
 from edgedec.errors import argument
 from edgedec_runtimes.cpu.network import Network
+from edgedec_runtimes.shared.hyperparameters import CONVOLUTION
 
 PAGE_TOKENS = 64
 WHOLE_PAGES = 6  # those of the longest forward (256 rows) and two before them
 BLOCK = 32
-LONGEST_HEAD = 256
+LONGEST_HEAD = 512
 OUTLIERS_OF = 16  # one of so many elements is kept as float16
 _BITS = {"f16": 16, "q8_0": 8, "q4_0": 4, "gear": 4}
 
 
 def refusal(network: Network, kv_type: str) -> str | None:
     """Return None where the model's keys and values can be kept as `kv_type`, else the reason why they can't."""
-    if kv_type == "f16" or (network.head_dim % BLOCK == 0 and network.head_dim <= LONGEST_HEAD):
+    odd = {layer.head_dim for layer in network.layers if layer.head_dim % BLOCK or layer.head_dim > LONGEST_HEAD}
+    if kv_type == "f16" or not odd:
         return None
     return (
-        f"its heads have {network.head_dim} elements, which is no multiple of {BLOCK} up to {LONGEST_HEAD}, so that "
+        f"its heads have {min(odd)} elements, which is no multiple of {BLOCK} up to {LONGEST_HEAD}, so that "
         f"keys and values can't be kept as {kv_type}; use {argument('kv_type')} 'f16'"
     )
 
 
 def token_bytes(network: Network, kv_type: str) -> int:
     """Return the bytes of a token's keys and values in all layers."""
-    n = network
-    vector = n.head_dim * _BITS[kv_type] // 8
+    stored = [layer for number, layer in enumerate(network.layers) if network.stores_kv(number)]
+    rotation = 4 * network.n_rot if kv_type != "f16" and _bias_lies_apart(network) else 0
+    return sum(layer.n_head_kv * 2 * _vector_bytes(layer.head_dim, kv_type) for layer in stored) + rotation
+
+
+def _vector_bytes(head_dim: int, kv_type: str) -> int:
+    """Return the bytes of the keys, or of the values, of one head."""
+    n_bytes = head_dim * _BITS[kv_type] // 8
     if kv_type != "f16":
-        vector += n.head_dim // BLOCK * 2
+        n_bytes += head_dim // BLOCK * 2
     if kv_type == "gear":
-        vector += n.head_dim // OUTLIERS_OF * 3
-    rotation = 4 * n.n_rot if kv_type != "f16" and _bias_lies_apart(n) else 0
-    return n.n_attention * n.n_head_kv * 2 * vector + rotation
+        n_bytes += head_dim // OUTLIERS_OF * 3
+    return n_bytes
 
 
 def column_bytes(network: Network, n_ctx: int) -> int:
@@ -44,13 +51,13 @@ def column_bytes(network: Network, n_ctx: int) -> int:
     The newest pages of 64 tokens hold the columns of all their tokens, older ones the last few
     (native/forward/short_conv.h).
     """
-    n = network
-    if not n.n_convolutions:
+    n, n_layers = network, network.n_with(CONVOLUTION)
+    if not n_layers:
         return 0
     n_pages = -(-n_ctx // PAGE_TOKENS)
     n_whole = min(n_pages, WHOLE_PAGES)
     n_columns = n_whole * PAGE_TOKENS + (n_pages - n_whole) * (n.switches.convolution_length - 1)
-    return n_columns * n.n_convolutions * n.n_embd * 4 + n_ctx * (4 + 2 * n.n_layer)
+    return n_columns * n_layers * n.n_embd * 4 + n_ctx * (4 + 2 * n.n_layer)
 
 
 def _bias_lies_apart(network: Network) -> bool:

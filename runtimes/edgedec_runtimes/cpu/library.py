@@ -14,14 +14,18 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.plugins import DISTRIBUTION
 
-ABI_VERSION = 25
+ABI_VERSION = 26
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE, NOT_FINITE = range(6)
 OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "logits", "other")
+ACTIVATIONS = {"silu": 0, "gelu": 1, "relu": 2, "relu2": 3}
+"""What a gate becomes before it multiplies (Switches.activation)."""
 GATINGS = {"softmax": 0, "sigmoid": 1, "chosen": 2}
 """How scores of experts become weights (Switches.expert_gating)."""
+STATE_RULES = {"delta": 1, "space": 2}
+"""How rows change recurrent states (Recurrence.rule)."""
 KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
 KERNEL_ROWS = 256
 """Most rows that go through the layers together; also the most rows of a tree."""
@@ -33,14 +37,16 @@ class Config(ctypes.Structure):
     """ec_config: the switches by which architectures differ."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "n_head", "n_head_kv", "head_dim", "n_ff")),
-        *((name, c_int32) for name in ("n_rot", "rope_interleaved", "gelu", "wide_norms")),
+        *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "rope_interleaved", "activation", "ungated")),
+        *((name, c_int32) for name in ("wide_norms", "value_norm", "n_per_layer")),
         *((name, c_int32) for name in ("sliding_window", "temperature_tokens")),
         *((name, c_float) for name in ("temperature_scale", "rms_epsilon", "embedding_scale", "residual_scale")),
         *((name, c_float) for name in ("logit_scale", "attention_scale", "attention_softcap", "logit_softcap")),
-        *((name, c_int32) for name in ("n_expert", "n_expert_used", "n_ff_expert", "n_ff_shared")),
+        *((name, c_int32) for name in ("n_expert", "n_expert_used", "n_ff_expert")),
         *((name, c_int32) for name in ("expert_gating", "norm_experts")),
         *((name, c_float) for name in ("expert_scale", "glu_limit", "glu_slope")),
+        *((name, c_int32) for name in ("attention_gate", "state_rule", "n_state_head", "n_state_key_head")),
+        *((name, c_int32) for name in ("n_state_key", "n_state_value", "state_tiled")),
     )
 
 
@@ -67,7 +73,16 @@ class Item(ctypes.Structure):
 
 
 LAYER_SLIDES, LAYER_UNROTATED = 1, 2
-"""What is special about a layer (ec_model_set_layers)."""
+"""What is special about a layer (LayerShape.flags)."""
+
+
+class LayerShape(ctypes.Structure):
+    """ec_layer: the shape of a layer."""
+
+    _fields_ = tuple(
+        (name, c_int32) for name in ("flags", "mixer", "n_head", "n_head_kv", "head_dim", "n_ff", "kv_from")
+    )
+
 
 LOOK_UP = ctypes.CFUNCTYPE(c_int32, POINTER(c_int32), c_int32, c_void_p, c_int64)
 """ec_look_up: finds the embeddings of tokens."""
@@ -157,7 +172,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_set_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_void_p, c_uint64)),
     "ec_model_set_mapping": (None, (c_void_p, c_void_p)),
     "ec_model_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
-    "ec_model_set_layers": (c_int32, (c_void_p, c_void_p)),
+    "ec_model_set_layers": (c_int32, (c_void_p, POINTER(LayerShape))),
     "ec_model_set_rope": (c_int32, (c_void_p, c_int32, c_void_p, c_int64, c_double)),
     "ec_model_set_ahead": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)),
     "ec_model_time_products": (c_int32, (c_void_p, c_int32, c_int32, c_uint64, c_uint64, POINTER(c_double))),
@@ -184,7 +199,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_row_nucleus": (c_int64, (c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int64)),
     "ec_row_contenders": (c_int64, (c_void_p, c_void_p, c_int64, c_float, c_uint64, c_void_p, c_int64)),
     "ec_file_read": (c_int32, (c_int64, c_uint64, c_uint64, c_uint64, c_void_p)),
-    "ec_model_read_rows": (c_int32, (c_void_p, c_int64, c_uint64, c_uint64)),
+    "ec_model_read_rows": (c_int32, (c_void_p, c_int32, c_int64, c_uint64, c_uint64)),
     "ec_model_place_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_uint64, c_uint64)),
     "ec_model_stream": (c_int32, (c_void_p, c_int64, c_uint64, POINTER(Part), c_int32, c_uint64)),
     "ec_model_streamed_bytes": (c_uint64, (c_void_p,)),

@@ -11,25 +11,41 @@ from dataclasses import dataclass, fields
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.architectures.architecture import INPUT_NORMS, Switches
+from edgedec_runtimes.architectures.architecture import EXPERT_NORMS, Switches
+from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import (
+    ATTENTION,
+    ATTENTION_AND_RECURRENT,
+    NO_MIXER,
+    RECURRENT,
+    Hyperparameters,
+)
+from edgedec_runtimes.shared.hyperparameters import CONVOLUTION as CONVOLUTION_MIXER
 
 # The numbers of native/edgedec_cpu.h.
-EMBEDDING, OUTPUT, CONVOLUTION = 0, 1, 14
-CONVOLUTION_KERNELS = "shortconv.conv.weight"
+EMBEDDING, OUTPUT, CONVOLUTION, ROUTER_NORM = 0, 1, 14, 22
+PER_LAYER_ROWS, PER_LAYER_PROJECTION, BETA = 14, 15, 21
+MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2, RECURRENT: 3, ATTENTION_AND_RECURRENT: 4}
+CONVOLUTION_KERNELS = ("shortconv.conv.weight", "ssm_conv1d.weight")
+GATES_AND_UPS = "ffn_gate_up_exps.weight"
 MATRICES = {
     "token_embd.weight": EMBEDDING,
     "output.weight": OUTPUT,
     "attn_q.weight": 2,
     "attn_k.weight": 3,
     "attn_v.weight": 4,
-    "attn_output.weight": 5,
     "shortconv.c.weight": 2,
     "shortconv.b.weight": 3,
     "shortconv.x.weight": 4,
+    "ssm_mix.weight": 18,
+    "ssm_gate.weight": 19,
+    "ssm_alpha.weight": 20,
+    "ssm_beta.weight": BETA,
+    "attn_output.weight": 5,
     "shortconv.out_proj.weight": 5,
+    "ssm_out.weight": 22,
     "ffn_gate.weight": 6,
     "ffn_up.weight": 7,
     "ffn_down.weight": 8,
@@ -38,9 +54,14 @@ MATRICES = {
     "ffn_gate_shexp.weight": 6,
     "ffn_up_shexp.weight": 7,
     "ffn_down_shexp.weight": 8,
+    "inp_gate.weight": 16,
+    "proj.weight": 17,
     "ffn_gate_exps.weight": 11,  # experts come last, as what a stage reads must lie together in the tile file
     "ffn_up_exps.weight": 12,
     "ffn_down_exps.weight": 13,
+    GATES_AND_UPS: 11,
+    "per_layer_model_proj.weight": PER_LAYER_PROJECTION,
+    PER_LAYER_TABLE: PER_LAYER_ROWS,
 }
 VECTORS = {
     "output_norm.weight": 0,
@@ -56,19 +77,42 @@ VECTORS = {
     "attn_output.bias": 11,
     "attn_sinks.weight": 12,
     "exp_probs_b.bias": 13,
-    CONVOLUTION_KERNELS: CONVOLUTION,
+    **dict.fromkeys(CONVOLUTION_KERNELS, CONVOLUTION),
     "ffn_gate_inp.bias": 15,
     "ffn_gate_exps.bias": 16,
     "ffn_up_exps.bias": 17,
     "ffn_down_exps.bias": 18,
+    "per_layer_proj_norm.weight": 19,
+    "post_norm.weight": 20,
+    "layer_output_scale.weight": 21,
+    "ffn_gate_inp.scale": ROUTER_NORM,
+    "pre_ffw_norm_2.weight": 23,
+    "post_ffw_norm_1.weight": 24,
+    "post_ffw_norm_2.weight": 25,
+    "ffn_down_exps.scale": 26,
+    "ssm_dt.bias": 27,
+    "ssm_a": 28,
+    "ssm_norm.weight": 29,
+    "ssm_conv1d.bias": 30,
+    "ssm_d": 31,
 }
-_GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
-_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight"})
+_PER_LAYER_MATRICES = ("per_layer_model_proj.weight", PER_LAYER_TABLE)
+_GLOBAL = frozenset(
+    {"token_embd.weight", "output.weight", "output_norm.weight", "per_layer_proj_norm.weight", *_PER_LAYER_MATRICES}
+)
+_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight", GATES_AND_UPS, "ssm_beta.weight"})
+_OF_PER_LAYER = frozenset({"inp_gate.weight", "proj.weight", "post_norm.weight"})
+_OF_KEYS = frozenset({"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"})
+_OF_SEPARATE_EXPERTS = frozenset({"ffn_gate_exps.weight", "ffn_up_exps.weight"})
 _DENSE = frozenset({"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"})
+_GATES = frozenset({"ffn_gate.weight", "ffn_gate_shexp.weight", "ffn_gate_exps.weight"})
 _SHARED = frozenset(
     {"ffn_gate_inp_shexp.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"}
 )
-_EXPERTS = frozenset({"ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"})
+_EXPERTS = EXPERT_NORMS | {
+    *("ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"),
+    GATES_AND_UPS,
+}
 
 TILE_TYPES = frozenset(
     {
@@ -101,8 +145,16 @@ TILE_TYPES = frozenset(
 )
 
 # The largest sizes that native/forward/model.cpp takes.
-_LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
-_LARGEST |= {"n_expert": 1024, "n_ff_expert": 2**20, "n_ff_shared": 2**20}
+_LARGEST = {
+    "n_per_layer": 2**17,
+    "n_vocab": 2**24 - 1,
+    "n_embd": 2**17,
+    "n_expert": 1024,
+    "n_ff_expert": 2**20,
+    "n_ff_shared": 2**20,
+}
+_LARGEST_OF_LAYER = {"n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
+_LARGEST_OF_STATE = 2**12
 _MOST_TOKENS = 2**31 - 1
 _LONGEST_CONVOLUTION = 16
 
@@ -134,16 +186,15 @@ class Network(Hyperparameters):
     matrices: tuple[Placed, ...]
     vectors: tuple[Placed, ...]
 
-    @property
-    def n_convolutions(self) -> int:
-        """How many layers have a short convolution in place of attention."""
-        return self.n_layer - self.n_attention
+    def mixed_widths(self, layer: int) -> tuple[int, int, int]:
+        """Return the elements of a layer's queries with their gates, of its keys, and of what its output matrix reads.
 
-    def mixed_widths(self, layer: int) -> tuple[int, int]:
-        """Return the elements of a layer's queries, and of its keys; of a convolution those of each of its inputs."""
-        if self.has_attention[layer]:
-            return self.n_head * self.head_dim, self.n_head_kv * self.head_dim
-        return self.n_embd, self.n_embd
+        Of a convolution they are those of each of its inputs.
+        """
+        shape = self.layers[layer]
+        if not shape.has(ATTENTION):
+            return self.n_embd, self.n_embd, self.n_embd
+        return shape.n_q * (2 if self.switches.attention_gate else 1), shape.n_kv, shape.n_q
 
 
 def read_network(gguf: GGUF) -> Network:
@@ -168,18 +219,26 @@ def read_network(gguf: GGUF) -> Network:
 
 def _check(gguf: GGUF, n: Network) -> None:
     """Refuse sizes, numbers, types and shapes that the kernels do not take."""
-    for name, size in _LARGEST.items():
-        if getattr(n, name) > size:
-            raise _unsupported(gguf, f"{name} is {getattr(n, name)}, more than {size}")
+    of_layers = [(layer, name, size) for layer in n.layers for name, size in _LARGEST_OF_LAYER.items()]
+    for of, name, size in [*((n, name, size) for name, size in _LARGEST.items()), *of_layers]:
+        if getattr(of, name) > size:
+            raise _unsupported(gguf, f"{name} is {getattr(of, name)}, more than {size}")
     _check_numbers(gguf, n)
-    if n.head_dim % 16 or n.n_embd % 16:
-        raise _unsupported(gguf, f"heads of {n.head_dim} or states of {n.n_embd} elements are no multiple of 16")
+    for layer in n.layers:
+        if layer.head_dim % 16 or n.n_embd % 16:
+            raise _unsupported(
+                gguf, f"heads of {layer.head_dim} or states of {n.n_embd} elements are no multiple of 16"
+            )
     divisors = [gguf.tensors[name] for name in DIVISORS if name in gguf.tensors]
     for tensor in (*divisors, *(placed.tensor for placed in n.vectors)):
         n_dims = 2 if tensor.name.endswith(CONVOLUTION_KERNELS) else 1
         if tensor.type is not GGMLType.F32 or len(tensor.shape) != n_dims:
             raise _unsupported(gguf, f"tensor {tensor.name!r} is not {'a vector' if n_dims == 1 else 'rows'} of F32")
     for placed in n.matrices:
+        if placed.which == PER_LAYER_ROWS and n.n_per_layer % placed.tensor.type.block_size:
+            raise _unsupported(
+                gguf, f"{placed.tensor.type.name} has no blocks of the {n.n_per_layer} elements that a layer gets"
+            )
         if placed.tensor.type not in TILE_TYPES:
             raise _unsupported(gguf, f"tensor {placed.tensor.name!r} is {placed.tensor.type.name}")
     if n.n_ff_expert % 32 or n.n_expert_used > n.n_expert:
@@ -195,12 +254,12 @@ def _check(gguf: GGUF, n: Network) -> None:
 
 def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
     """Return the shape that each tensor must have, by name."""
-    e = n.n_embd
+    e, p_l, n_table = n.n_embd, n.n_per_layer, n.n_layer * n.n_vocab
     rows_of_experts = n.n_expert * n.n_ff_expert
     expected: dict[str, tuple[int, ...]] = {}
     for p in n.matrices:
-        n_ff = n.n_ff_shared if n.has_experts(p.layer) else n.n_ff
-        n_q, n_kv = n.mixed_widths(p.layer)
+        n_ff = n.dense_width(p.layer)
+        n_q, n_kv, n_out = n.mixed_widths(p.layer)
         shapes = (
             *(
                 (e, n.n_vocab),
@@ -208,22 +267,50 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
                 (e, n_q),
                 (e, n_kv),
                 (e, n_kv),
-                (n_q, e),
+                (n_out, e),
                 (e, n_ff),
                 (e, n_ff),
                 (n_ff, e),
             ),
             *((e, n.n_expert), (e, 1), (e, rows_of_experts), (e, rows_of_experts), (n.n_ff_expert, n.n_expert * e)),
+            *((p_l, n_table), (e, n.n_layer * p_l), (e, p_l), (p_l, e)),
+            *_recurrent_shapes(n, p),
         )
+        if p.tensor.name.endswith(GATES_AND_UPS):
+            expected[p.tensor.name] = (e, 2 * rows_of_experts)
+            continue
         expected[p.tensor.name] = shapes[p.which]
-    n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
-    norms = (n_q, n_kv) if n.switches.wide_norms else (n.head_dim, n.head_dim)
     of_experts = (n.n_expert, 0, n.n_expert, rows_of_experts, rows_of_experts, n.n_expert * e)
-    lengths = (e, e, e, n_q, n_kv, n_kv, *norms, e, e, 0, e, n.n_head, *of_experts)
     for p in n.vectors:
-        is_kernels = p.which == CONVOLUTION
-        expected[p.tensor.name] = (n.switches.convolution_length, e) if is_kernels else (lengths[p.which],)
+        shape = n.layers[p.layer]
+        norms = (shape.n_q, shape.n_kv) if n.switches.wide_norms else (shape.head_dim, shape.head_dim)
+        of_layer = (shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head)
+        r = n.switches.recurrence
+        of_states = (0,) * 5 if r is None else (r.n_head, r.n_head, r.n_norm, r.n_column, r.n_head)
+        lengths = (e, e, e, *of_layer, *of_experts, p_l, e, 1, e, e, e, e, n.n_expert, *of_states)
+        expected[p.tensor.name] = _kernels_shape(n, p.layer) if p.which == CONVOLUTION else (lengths[p.which],)
     return expected
+
+
+def _recurrent_shapes(n: Network, placed: Placed) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the matrices of a layer with a recurrent state; () where there is none.
+
+    By the delta rule, the rows of alpha are those of both where there is no matrix beta.
+    """
+    r, e = n.switches.recurrence, n.n_embd
+    if r is None:
+        return ()
+    is_joined = r.rule == "delta" and all(p.which != BETA or p.layer != placed.layer for p in n.matrices)
+    alpha = (e, 2 * r.n_head if is_joined else r.n_head)
+    return (e, r.n_column), (e, r.n_values), alpha, (e, r.n_head), (r.n_values, e)
+
+
+def _kernels_shape(n: Network, layer: int) -> tuple[int, int]:
+    """Return the shape of a convolution's kernels."""
+    r = n.switches.recurrence
+    if n.has_mixer(layer, RECURRENT) and r is not None:
+        return r.length, r.n_column
+    return n.switches.convolution_length, n.n_embd
 
 
 def _check_numbers(gguf: GGUF, n: Network) -> None:
@@ -246,11 +333,26 @@ def _check_numbers(gguf: GGUF, n: Network) -> None:
     for name, size in (("sliding_window", s.sliding_window), ("temperature_tokens", s.temperature_tokens)):
         if size > _MOST_TOKENS:
             raise _unsupported(gguf, f"{name} is {size}, more than {_MOST_TOKENS}")
-    if n.n_convolutions and not 2 <= s.convolution_length <= _LONGEST_CONVOLUTION:
+    if n.n_with(CONVOLUTION_MIXER) and not 2 <= s.convolution_length <= _LONGEST_CONVOLUTION:
         raise _unsupported(gguf, f"convolution_length is {s.convolution_length}, none from 2 to {_LONGEST_CONVOLUTION}")
+    _check_recurrence(gguf, n)
     yarn = (rope.n_ctx_original, rope.beta_fast, rope.beta_slow, rope.base - 1)
     if rope.yarn and not (min(yarn) > 0 and 0 <= rope.log_multiplier <= 1):
         raise _unsupported(gguf, f"the numbers of yarn are {yarn} and {rope.log_multiplier}, expected positive ones")
+
+
+def _check_recurrence(gguf: GGUF, n: Network) -> None:
+    """Refuse recurrent states of sizes that native/forward/model.cpp does not take."""
+    r = n.switches.recurrence
+    if r is None:
+        return
+    if not 2 <= r.length <= _LONGEST_CONVOLUTION:
+        raise _unsupported(gguf, f"the convolutions go over {r.length} tokens, not 2 to {_LONGEST_CONVOLUTION}")
+    for name in ("n_head", "n_key_head", "n_key", "n_value"):
+        if not 1 <= getattr(r, name) <= _LARGEST_OF_STATE:
+            raise _unsupported(gguf, f"{name} of the states is {getattr(r, name)}, not 1 to {_LARGEST_OF_STATE}")
+    if n.switches.attention_gate and n.switches.wide_norms:
+        raise _unsupported(gguf, "gates of attention stand beside norms over all heads")
 
 
 def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
@@ -259,12 +361,13 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     matrices, vectors = [], []
     needed = {"output_norm.weight"} | architecture.needed
     used = set(DIVISORS) & architecture.vectors
-    for name, layer, short in _names(found.hyper):
+    may_lack = _OPTIONAL_MATRICES | ({"attn_v.weight"} if found.switches.value_norm else frozenset())
+    for name, layer, short in _names(found):
         tensor = gguf.tensors.get(name)
-        if short in MATRICES and short not in _matrices_of(found.hyper, layer):
+        if short in _OF_SEPARATE_EXPERTS and f"blk.{layer}.{GATES_AND_UPS}" in gguf.tensors:
             continue
         if tensor is None:
-            if short in (MATRICES.keys() | {CONVOLUTION_KERNELS}) - _OPTIONAL_MATRICES or short in needed:
+            if short in (MATRICES.keys() | {*CONVOLUTION_KERNELS}) - may_lack or short in needed:
                 raise ModelFormatError(f"{gguf.paths[0]}: it has no tensor {name!r}; download the file again")
             continue
         used.add(name)
@@ -280,23 +383,37 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     return tuple(matrices), tuple(vectors)
 
 
-def _matrices_of(n: Hyperparameters, layer: int) -> frozenset[str]:
-    """Return the names of the matrices that a layer has; those of the network beside its layers are always there."""
-    if not n.has_experts(layer):
-        return frozenset(MATRICES.keys() - _EXPERTS - _SHARED)
-    return frozenset(MATRICES.keys() - _DENSE - (frozenset() if n.n_ff_shared else _SHARED))
-
-
-def _names(n: Hyperparameters) -> Iterator[tuple[str, int, str]]:
+def _names(found: Described) -> Iterator[tuple[str, int, str]]:
     """Yield (name, layer, name within the layer) of every tensor that can be there, in the order of their use."""
+    n, left_out = found.hyper, _GLOBAL | (_GATES if found.switches.ungated else set())
     yield "token_embd.weight", 0, "token_embd.weight"
-    for layer, has_attention in enumerate(n.has_attention):
-        others = "shortconv." if has_attention else "attn_"  # what the layer has not; both kinds have a norm before
+    for layer in range(n.n_layer):
         for short in (*MATRICES, *VECTORS):
-            if short not in _GLOBAL and (short in INPUT_NORMS or not short.startswith(others)):
+            if short not in left_out and _is_possible(n, layer, short):
                 yield f"blk.{layer}.{short}", layer, short
+    for name in ("per_layer_proj_norm.weight", *_PER_LAYER_MATRICES) if n.n_per_layer else ():
+        yield name, 0, name
     yield "output_norm.weight", 0, "output_norm.weight"
     yield "output.weight", 0, "output.weight"
+
+
+def _is_possible(n: Hyperparameters, layer: int, short: str) -> bool:
+    """Return whether a layer of this shape can have a tensor."""
+    if short == "attn_norm.weight":  # before every mixer
+        return not n.has_mixer(layer, NO_MIXER)
+    if short in _OF_KEYS and not n.stores_kv(layer):
+        return False
+    if short in _OF_PER_LAYER:
+        return n.n_per_layer > 0
+    of_mixer = {"attn_": ATTENTION, "shortconv.": CONVOLUTION_MIXER, "ssm_": RECURRENT}
+    for prefix, kind in of_mixer.items():
+        if short.startswith(prefix):
+            return n.has_mixer(layer, kind)
+    if n.has_experts(layer):
+        return short not in _DENSE and (n.n_ff_shared > 0 or short not in _SHARED)
+    if n.dense_width(layer):
+        return short not in _EXPERTS | _SHARED
+    return not short.startswith(("ffn_", "pre_ffw_", "post_ffw_"))
 
 
 def _unsupported(gguf: GGUF, reason: str) -> UnsupportedModelError:

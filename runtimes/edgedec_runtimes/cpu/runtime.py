@@ -5,6 +5,7 @@ import gc
 import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -30,14 +31,16 @@ from edgedec_runtimes.cpu.library import (
     instruction_sets,
     native,
 )
-from edgedec_runtimes.cpu.model import CpuModel
+from edgedec_runtimes.cpu.model import CAPABILITIES, CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.options import CpuOptions, own
+from edgedec_runtimes.cpu.state_memory import scratch_floats, state_terms
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.hyperparameters import CONVOLUTION
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 
@@ -121,7 +124,8 @@ class Cpu:
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
                 return (*_terms(held, network, options, n_ctx, n_rows, before), *of_head(n_ctx))
 
-            model = CpuModel(handle, tiles, tokenizer, card, KV_TYPES[options.kv_type], terms, options.max_rows)
+            can = replace(CAPABILITIES, hidden_input=not network.n_per_layer)  # layers also read the tokens there
+            model = CpuModel(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms, options.max_rows)
             if head is not None:
                 model.follow_with(head)
             undo.pop_all()
@@ -216,6 +220,7 @@ def _terms(
             "KV cache", kv_bytes * options.n_parallel, f"{counted(n_ctx, 'token')} × {options.n_parallel}", grows=True
         ),
         *_column_terms(network, n_ctx, options.n_parallel),
+        *state_terms(network, options.n_parallel, n_rows),
         MemoryTerm("logits", n_rows * n.n_vocab * 4, counted(n_rows, "row")),
         MemoryTerm("activations", _scratch_bytes(n), f"{KERNEL_ROWS} rows"),
     )
@@ -224,7 +229,7 @@ def _terms(
 def _column_terms(network: Network, n_ctx: int, n_parallel: int) -> tuple[MemoryTerm, ...]:
     """Return the line of what short convolutions keep of the text; none where the model has no such layers."""
     n_bytes = kv_types.column_bytes(network, n_ctx) * n_parallel
-    detail = f"{counted(network.n_convolutions, 'layer')} of {network.n_layer} × {n_parallel}"
+    detail = f"{counted(network.n_with(CONVOLUTION), 'layer')} of {network.n_layer} × {n_parallel}"
     return (MemoryTerm("columns of convolutions", n_bytes, detail, grows=True),) if n_bytes else ()
 
 
@@ -266,11 +271,13 @@ def _head_terms(gguf: GGUF, options: LoadOptions) -> Callable[[int], tuple[Memor
 
 def _scratch_bytes(n: Network) -> int:
     """Return the bytes that native/forward/model.cpp allocates for forwards."""
-    n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
-    n_convolved = n.n_embd if n.n_convolutions else 0
-    floats = 2 * n.n_embd + n_q + max(n_q + 2 * n_kv, 3 * n_convolved) + 2 * n.n_rot
-    quantized = (n.n_embd + n_q + n_convolved) * (1 + 20 / _BLOCK)
-    widest = max(n.n_ff if n.n_dense or not n.n_expert else 0, n.n_ff_shared)
+    n_q = max(layer.n_q for layer in n.layers)
+    n_qkv = max(layer.n_q * (2 if n.switches.attention_gate else 1) + 2 * layer.n_kv for layer in n.layers)
+    n_convolved = n.n_embd if n.n_with(CONVOLUTION) else 0
+    floats = scratch_floats(n) + 2 * n.n_embd + n_q + max(n_qkv, 3 * n_convolved) + 2 * n.n_rot
+    floats += (2 * n.n_layer + 1) * n.n_per_layer + (n.n_embd if n.n_expert and n.n_ff_shared else 0)
+    quantized = (n.n_embd + n_q + n_convolved + n.n_per_layer) * (1 + 20 / _BLOCK)
+    widest = max(map(n.dense_width, range(n.n_layer)))
     slots = KERNEL_ROWS * n.n_expert_used + 7 * (n.n_expert + KERNEL_ROWS * n.n_expert_used // 64)
     experts = slots * n.n_ff_expert * (1 + 20 / _BLOCK)
     routing = n.n_layer * KERNEL_ROWS * (1 + 4 * n.n_expert_used) * 4 + KERNEL_ROWS * (n.n_expert + 1) * 4

@@ -10,18 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
-from edgedec.gguf.file import GGUF, HEADER_NAME, TensorInfo, read_gguf
+from edgedec.gguf.file import GGUF, HEADER_NAME, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.memory_plan import MemoryTerm
+from edgedec.memory_plan import MemoryTerm, format_bytes
+from edgedec_runtimes.architectures.architecture import Recurrence
+from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
+    ACTIVATIONS,
     GATINGS,
     KERNEL_ROWS,
     LAYER_SLIDES,
     LAYER_UNROTATED,
+    STATE_RULES,
     Config,
+    LayerShape,
     address,
     check,
     forced_instruction_set,
@@ -29,7 +34,7 @@ from edgedec_runtimes.cpu.library import (
     native,
     native_handle,
 )
-from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network
+from edgedec_runtimes.cpu.network import EMBEDDING, MIXERS, OUTPUT, PER_LAYER_ROWS, ROUTER_NORM, Network, Placed
 from edgedec_runtimes.cpu.options import own
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
@@ -48,7 +53,7 @@ _TILE_ROWS = 16
 def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
     """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
     whole, chosen = read_gguf(gguf.paths[0]), own(options)
-    gguf, library, rare = usual_tensors(gguf, network), native(), rarely_read(network)
+    gguf, library = usual_tensors(gguf, network), native()
     tensors = tuple(
         TileTensor(
             t.name,
@@ -66,7 +71,7 @@ def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
         tiles_only=options.tiles_only and chosen.tile_cache,
         mapped=chosen.mmap,
         huge_pages=chosen.huge_pages,
-        rows_only="" if rare is None else rare.name,
+        rows_only=frozenset(placed.tensor.name for placed in rarely_read(network)),
         on_progress=options.on_progress,
         cancel=options.cancel,
         plain=_plain(whole, tensors) if whole.tensors == gguf.tensors else (),
@@ -127,9 +132,12 @@ def weights_term(
         return plan.memory_term(pace, "the tiles" if tiles else "the model's file, as there are no tiles yet")
     if not in_file:
         return MemoryTerm("weights (tiles)", job.n_bytes, held_as or "private")
-    rows_only_bytes = sum(tensor.n_bytes for tensor in job.tensors if tensor.name == job.rows_only)
+    rows_only_bytes = sum(tensor.n_bytes for tensor in job.tensors if tensor.name in job.rows_only)
     if not held_as:
         held_as = planned_pages(job, rows_only_bytes, known_tile_file(job) or job.gguf.paths[0])
+    tables = sum(tensor.n_bytes for tensor in job.tensors if tensor.name == PER_LAYER_TABLE)
+    if tables:
+        held_as += f"; {format_bytes(tables)} more stay in the file, of which a token reads a row for each layer"
     return MemoryTerm("weights (tiles)", job.n_bytes - rows_only_bytes, held_as)
 
 
@@ -178,9 +186,14 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     cores = cores_to_pin(n_threads)
     if cores:
         keep_to_cores(cores)
-    names = [field[0] for field in Config._fields_]
-    numbers = {name: getattr(network if hasattr(network, name) else network.switches, name) for name in names}
-    config = Config(**numbers | {"expert_gating": GATINGS[network.switches.expert_gating]})
+    switches = network.switches
+    coded = _state_numbers(switches.recurrence) | {
+        "activation": ACTIVATIONS[switches.activation],
+        "expert_gating": GATINGS[switches.expert_gating],
+    }
+    names = [field[0] for field in Config._fields_ if field[0] not in coded]
+    numbers = {name: getattr(network if hasattr(network, name) else switches, name) for name in names}
+    config = Config(**numbers | coded)
     handle = ctypes.c_void_p()
     code = native().ec_model_create(
         ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)
@@ -189,9 +202,29 @@ def create(network: Network, n_threads: int) -> ctypes.c_void_p:
     return handle
 
 
+def _state_numbers(recurrence: Recurrence | None) -> dict[str, int]:
+    """Return the fields of Config about recurrent states."""
+    names = ("state_rule", "n_state_head", "n_state_key_head", "n_state_key", "n_state_value", "state_tiled")
+    if recurrence is None:
+        return dict.fromkeys(names, 0)
+    r = recurrence
+    sizes = (STATE_RULES[r.rule], r.n_head, r.n_key_head, r.n_key, r.n_value, int(r.tiled))
+    return dict(zip(names, sizes, strict=True))
+
+
+def _native_shape(network: Network, layer: int) -> LayerShape:
+    """Return a layer's shape and what is special about it."""
+    shape, switches = network.layers[layer], network.switches
+    flags = LAYER_SLIDES * switches.slides(layer) + LAYER_UNROTATED * (not switches.rotates(layer))
+    sizes = (shape.n_head, shape.n_head_kv, shape.head_dim, network.dense_width(layer), shape.kv_from)
+    return LayerShape(flags, MIXERS[shape.mixer], *sizes)
+
+
 def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles, n_ctx: int) -> None:
     """Give a native model its weights, and rotations for contexts of n_ctx tokens. The tiles must outlive the model."""
     library = native()
+    layers = (LayerShape * network.n_layer)(*(_native_shape(network, layer) for layer in range(network.n_layer)))
+    check(library.ec_model_set_layers(handle, layers), str(gguf.paths[0]))
     if isinstance(tiles, StreamedTiles):
         tiles.attach(handle, network)
     else:
@@ -202,39 +235,47 @@ def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles |
             raise ModelFormatError(
                 f"{gguf.paths[0]}: tensor {placed.tensor.name!r} holds what is no number; download the file again"
             )
+        if placed.which == ROUTER_NORM:  # a router reads normed states over the root of their length
+            values *= np.float32(network.n_embd**-0.5)
+        if placed.tensor.name.endswith("ssm_a") and (values > 0).any():
+            raise ModelFormatError(
+                f"{gguf.paths[0]}: tensor {placed.tensor.name!r} holds {values.max()}, expected rates of at most 0; "
+                "download the file again"
+            )
         code = library.ec_model_set_vector(handle, placed.which, placed.layer, address(values), len(values))
         check(code, placed.tensor.name)
-    _set_positions(handle, gguf, network, n_ctx)
+    _set_ropes(handle, gguf, network, n_ctx)
     check(library.ec_model_finish(handle), str(gguf.paths[0]))
 
 
-def _set_positions(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int) -> None:
-    """Set which layers see a window, which rotate, and how fast."""
-    switches, flags = network.switches, np.zeros(network.n_layer, np.uint8)
-    for layer in range(network.n_layer):
-        flags[layer] = LAYER_SLIDES * switches.slides(layer) + LAYER_UNROTATED * (not switches.rotates(layer))
-    check(native().ec_model_set_layers(handle, address(flags)), str(gguf.paths[0]))
+def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int) -> None:
+    """Set how fast layers rotate queries and keys."""
+    switches = network.switches
     for sliding, rope in enumerate((switches.rope, switches.rope_sliding)):
-        if rope is not None:
+        if rope is not None and rope.n_rot:
             found = turns_in(gguf, rope, n_ctx)
             speeds = np.ascontiguousarray(found.frequencies)
             code = native().ec_model_set_rope(handle, sliding, address(speeds), len(speeds), found.magnitude)
             check(code, str(gguf.paths[0]))
 
 
-def rarely_read(network: Network) -> TensorInfo | None:
-    """Return the embedding matrix if it is not the output matrix as well; a forward reads a row of it for a token."""
-    placed = {matrix.which: matrix.tensor for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
-    embedding, output = placed[EMBEDDING], placed.get(OUTPUT)
-    return None if output is None or output.name == embedding.name else embedding
+def rarely_read(network: Network) -> tuple[Placed, ...]:
+    """Return the matrices of which a forward reads a few rows for a token: the table of what layers get of a token.
+
+    So is the embedding matrix if it is not the output matrix as well.
+    """
+    names = {matrix.which: matrix.tensor.name for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
+    has_output = names.get(OUTPUT, names[EMBEDDING]) != names[EMBEDDING]
+    kinds = (PER_LAYER_ROWS, EMBEDDING) if has_output else (PER_LAYER_ROWS,)
+    return tuple(matrix for matrix in network.matrices if matrix.which in kinds)
 
 
 def bytes_by_type(network: Network) -> dict[GGMLType, int]:
     """Return the bytes of the tiles that forwards multiply, by their type."""
     found: dict[GGMLType, int] = {}
-    rare = rarely_read(network)
+    rare = {placed.tensor.name for placed in rarely_read(network)}
     for tensor in (placed.tensor for placed in network.matrices):
-        if tensor is not rare:
+        if tensor.name not in rare:
             n_bytes = native().ec_tile_bytes(tensor.type, tensor.shape[1], tensor.shape[0])
             found[tensor.type] = found.get(tensor.type, 0) + n_bytes
     return found
@@ -250,8 +291,7 @@ def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> No
         check(code, tensor.name)
     if tiles.mapping is not None:
         native().ec_model_set_mapping(handle, tiles.mapping.handle)
-    rare = rarely_read(network)
-    if rare is not None and tiles.file is not None:
-        fd, place = tiles.file.fileno(), tiles.header.places()[rare.name]
-        code = native().ec_model_read_rows(handle, native_handle(fd), os.fstat(fd).st_size, place)
-        check(code, rare.name)
+    for placed in rarely_read(network) if tiles.file is not None else ():
+        fd, place = tiles.file.fileno(), tiles.header.places()[placed.tensor.name]
+        code = native().ec_model_read_rows(handle, placed.which, native_handle(fd), os.fstat(fd).st_size, place)
+        check(code, placed.tensor.name)

@@ -1,7 +1,7 @@
 """The reference model, which evaluates forwards row by row."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -11,11 +11,12 @@ from edgedec.errors import MemoryCapError, OptionError, counted
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
-from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluate, logits
+from edgedec_runtimes.architectures.architecture import Recurrence
+from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluate, logits, per_layer_inputs
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import Weights
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import CONVOLUTION, Hyperparameters
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import CheckedItem
 
@@ -41,6 +42,7 @@ class Needs:
 
     Attributes:
         hyper: The sizes of the model.
+        recurrence: Those of its recurrent states; None where it has none.
         weight_bytes: Bytes of all weights as float32.
         kv_dtype: Element type of the KV cache.
         base_bytes: What the process held before loading.
@@ -48,6 +50,7 @@ class Needs:
     """
 
     hyper: Hyperparameters
+    recurrence: Recurrence | None
     weight_bytes: int
     kv_dtype: np.dtype[np.floating]
     base_bytes: int
@@ -58,8 +61,9 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
     """Implements edgedec.model.Model."""
 
     def __init__(self, weights: Weights, tokenizer: ReferenceTokenizer, card: ModelCard, needs: Needs) -> None:
+        can = replace(_CAPABILITIES, hidden_input=weights.per_layer is None)  # layers also read the tokens there
         super().__init__(
-            weights, card, _CAPABILITIES, tokenizer, partial(memory_terms, needs), lambda: None, tree_rows=LOGIT_ROWS
+            weights, card, can, tokenizer, partial(memory_terms, needs), lambda: None, tree_rows=LOGIT_ROWS
         )
         self._needs = needs
 
@@ -74,7 +78,7 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
             if n_ctx < 1:
                 raise OptionError("n_ctx", n_ctx, "a session holds at least 1 token")
             try:
-                cache = KVCache.empty(self._needs.hyper, n_ctx, self._needs.kv_dtype)
+                cache = KVCache.empty(self._needs.hyper, self._needs.recurrence, n_ctx, self._needs.kv_dtype)
             except MemoryError as error:
                 raise MemoryCapError(f"no memory for a session of {n_ctx} tokens; ask for a shorter one") from error
             return self.adopt(ReferenceSession(self, cache))
@@ -90,7 +94,8 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         assert inputs is not None, "a forward has tokens or hidden states"
         for i, row in enumerate(_rows(item)):
             self.stop.check()
-            output = evaluate(weights, session.cache, inputs[i], row)
+            per_layer = None if item.tokens is None else per_layer_inputs(weights, item.tokens[i], inputs[i])
+            output = evaluate(weights, session.cache, inputs[i], row, per_layer)
             for tap, tapped in output.tapped.items():
                 hidden[tap][i] = tapped
             for j in np.flatnonzero(item.wanted == i):
@@ -116,8 +121,11 @@ def _rows(item: CheckedItem) -> list[Row]:
 def memory_terms(needs: Needs, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
     """Return the terms of the memory plan for sessions of `n_ctx` tokens and `n_rows` rows of logits."""
     hyper, n_vocab = needs.hyper, needs.hyper.n_vocab
-    column_bytes = 0 if all(hyper.has_attention) else 4 * hyper.n_embd
-    kv_bytes = n_ctx * hyper.n_layer * (2 * hyper.n_kv * needs.kv_dtype.itemsize + column_bytes + 1)
+    column_bytes = 4 * hyper.n_embd if hyper.n_with(CONVOLUTION) else 0
+    if (r := needs.recurrence) is not None:
+        column_bytes = 4 * (r.n_column + r.n_values * r.n_key)
+    n_kv = max(layer.n_kv for layer in hyper.layers)
+    kv_bytes = n_ctx * hyper.n_layer * (2 * n_kv * needs.kv_dtype.itemsize + column_bytes + 1)
     return (
         MemoryTerm("interpreter and libraries", needs.base_bytes, "measured", base=True),
         MemoryTerm("weights", needs.weight_bytes, "float32"),

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.model import LayerSet
-from edgedec_runtimes.architectures.architecture import Switches
+from edgedec_runtimes.architectures.architecture import Recurrence, Switches
 from edgedec_runtimes.architectures.rope import Turns
+from edgedec_runtimes.reference.recurrent import recur, silu
 from edgedec_runtimes.reference.weights import Layer, Weights
-from edgedec_runtimes.shared.hyperparameters import Hyperparameters
+from edgedec_runtimes.shared.hyperparameters import ATTENTION, CONVOLUTION, NO_MIXER, RECURRENT, Hyperparameters
 
 Floats = NDArray[np.float32]
 _LEAST_SUM = np.float32(6.103515625e-5)  # that the weights of experts are divided by
@@ -31,24 +32,35 @@ class KVCache:
     """Keys and values by layer and slot.
 
     Attributes:
-        keys, values: f16 or f32[n_layer, n_ctx, n_kv]; keys are rotated to their position.
-        columns: f32[n_layer, n_ctx, n_embd], what short convolutions go over; f32[0, n_ctx, 0] where there are none.
+        keys, values: f16 or f32[n_layer, n_ctx, n_kv] with the largest n_kv; keys are rotated to their position.
+        columns: f32[n_layer, n_ctx, n_column], what convolutions go over; f32[0, n_ctx, 0] where there are none.
+        states: f32[n_layer, n_ctx, n_head, n_key, n_value], the recurrent states behind a slot's row; f32[0, n_ctx, 0,
+            0, 0] where there are none.
     """
 
     keys: NDArray[np.floating]
     values: NDArray[np.floating]
     columns: NDArray[np.float32]
+    states: NDArray[np.float32]
 
     @classmethod
-    def empty(cls, hyper: Hyperparameters, n_ctx: int, dtype: np.dtype[np.floating]) -> "KVCache":
+    def empty(
+        cls, hyper: Hyperparameters, recurrence: Recurrence | None, n_ctx: int, dtype: np.dtype[np.floating]
+    ) -> "KVCache":
         """Return a cache of `n_ctx` slots, all zero."""
-        shape = (hyper.n_layer, n_ctx, hyper.n_kv)
-        columns = (0, n_ctx, 0) if all(hyper.has_attention) else (hyper.n_layer, n_ctx, hyper.n_embd)
-        return cls(np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros(columns, np.float32))
+        n, r = hyper.n_layer, recurrence
+        shape = (n, n_ctx, max(layer.n_kv for layer in hyper.layers))
+        columns = (n, n_ctx, hyper.n_embd) if hyper.n_with(CONVOLUTION) else (0, n_ctx, 0)
+        states = (0, n_ctx, 0, 0, 0)
+        if r is not None:
+            columns, states = (n, n_ctx, r.n_column), (n, n_ctx, r.n_head, r.n_key, r.n_value)
+        return cls(
+            np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros(columns, np.float32), np.zeros(states, np.float32)
+        )
 
     def arrays(self) -> tuple[NDArray[np.floating], ...]:
-        """Return the keys, the values and the columns."""
-        return self.keys, self.values, self.columns
+        """Return the keys, the values, the columns and the states."""
+        return self.keys, self.values, self.columns, self.states
 
     def move(self, source: NDArray[np.int32], start: int) -> None:
         """Copy the slots `source` to the slots from `start` on."""
@@ -81,22 +93,36 @@ class RowOutput:
     tapped: Mapping[int, Floats] = field(default_factory=dict)
 
 
-def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row) -> RowOutput:
+def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row, per_layer: Floats | None = None) -> RowOutput:
     """Run the layers on one row, and write its keys and values to its slot of the cache.
 
     Args:
+        weights: The model's weights.
+        cache: The session's keys and values.
         state: f32[n_embd], what enters the first layer (`embeddings`), or the hidden state to go on from.
+        row: Where the row stands, and what of it is wanted.
+        per_layer: What each layer gets of the token (`per_layer_inputs`).
     """
     tapped, scale = {}, np.float32(weights.switches.residual_scale)
     for i in range(row.first_layer, weights.hyper.n_layer):
-        if row.layers is None or row.layers.attn[i]:
-            mix = _attention if weights.layers[i].kernels is None else _convolution
-            state = state + mix(weights, cache, i, state, row.visible) * scale
-        if row.layers is None or row.layers.mlp[i]:
+        shape = weights.hyper.layers[i]
+        if shape.mixer != NO_MIXER and _mixes(row, i, shape.kv_from):
+            state = state + _mixer(weights, cache, i, state, row.visible) * scale
+        elif shape.has(RECURRENT) and len(row.visible) > 1:  # the state stays as it is
+            cache.states[i, row.visible[-1]] = cache.states[i, row.visible[-2]]
+        if weights.hyper.has_mlp(i) and (row.layers is None or row.layers.mlp[i]):
             state = state + _feed_forward(weights, weights.layers[i], state) * scale
+            state = _finished(weights, weights.layers[i], state, None if per_layer is None else per_layer[i])
         if i in row.taps:
             tapped[i] = state
     return RowOutput(state, tapped)
+
+
+def _mixes(row: Row, layer: int, source: int) -> bool:
+    """Return whether a row runs a layer's mixer: not where it leaves out the layer whose keys and values that reads."""
+    if row.layers is None:
+        return True
+    return bool(row.layers.attn[layer] and (source < row.first_layer or row.layers.attn[source]))
 
 
 def embeddings(weights: Weights, token_ids: NDArray[np.int32]) -> Floats:
@@ -105,35 +131,99 @@ def embeddings(weights: Weights, token_ids: NDArray[np.int32]) -> Floats:
     return result
 
 
+def per_layer_inputs(weights: Weights, token_id: int, state: Floats) -> Floats | None:
+    """Return f32[n_layer, n_per_layer], what each layer gets of a token (Gemma 3n); None where they get nothing.
+
+    Args:
+        weights: The model's weights.
+        token_id: The token.
+        state: f32[n_embd], what enters the first layer.
+    """
+    of = weights.per_layer
+    if of is None:
+        return None
+    n_layer, width = of.embedding.shape[1:]
+    projected = (of.projection @ state * np.float32(len(state) ** -0.5)).reshape(n_layer, width)
+    normed = _rms_norm(projected, of.norm, weights.hyper.rms_epsilon)
+    result: Floats = (normed + of.embedding[token_id] * np.float32(width**0.5)) * np.float32(0.5**0.5)
+    return result
+
+
+def _finished(weights: Weights, layer: Layer, state: Floats, per_layer: Floats | None) -> Floats:
+    """Return what leaves a layer: with what the layer makes of the token added, and scaled."""
+    if per_layer is not None:
+        assert layer.token_gate is not None, "a layer that gets something of the token has two matrices for it"
+        assert layer.token_output is not None, "a layer that gets something of the token has two matrices for it"
+        made = layer.token_output @ (_gelu(layer.token_gate @ state) * per_layer)
+        state = state + _normed(made, layer.token_norm, weights.hyper.rms_epsilon)
+    return state if layer.scale is None else state * layer.scale
+
+
 def logits(weights: Weights, state: Floats) -> Floats:
     """Return the logits f32[n_vocab] for the hidden state after the last layer."""
     normed = _rms_norm(state, weights.output_norm, weights.hyper.rms_epsilon)
     return _capped(weights.output @ normed * np.float32(weights.switches.logit_scale), weights.switches.logit_softcap)
 
 
+def _mixer(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
+    """Return what the mixer of a layer gives for a row: attention, a convolution, a recurrence, or two, added."""
+    shape = weights.hyper.layers[i]
+    if not shape.has(RECURRENT):
+        return (_attention if shape.has(ATTENTION) else _convolution)(weights, cache, i, state, visible)
+    output = _recurrence(weights, cache, i, state, visible)
+    return output + _attention(weights, cache, i, state, visible) if shape.has(ATTENTION) else output
+
+
+def _recurrence(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
+    sizes, layer, slot = weights.switches.recurrence, weights.layers[i], visible[-1]
+    assert sizes is not None, "the layer has a recurrent state"
+    assert layer.recurrence is not None, "the layer has a recurrent state"
+    epsilon = weights.hyper.rms_epsilon
+    seen = cache.columns[i, visible[-sizes.length : -1]]
+    states = cache.states[i, visible[-2]] if len(visible) > 1 else np.zeros(cache.states.shape[2:], np.float32)
+    x = _normed(state, layer.attn_norm, epsilon)
+    column, states, output = recur(layer.recurrence, sizes, x, (seen, states), epsilon)
+    cache.columns[i, slot], cache.states[i, slot] = column, states
+    return _normed(output, layer.attn_post_norm, epsilon)
+
+
 def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
-    hyper, switches, layer = weights.hyper, weights.switches, weights.layers[i]
-    position, slot = len(visible) - 1, visible[-1]
+    hyper, switches, layer, shape = weights.hyper, weights.switches, weights.layers[i], weights.hyper.layers[i]
+    position, slot, stored = len(visible) - 1, visible[-1], (shape.kv_from, slice(None), slice(shape.n_kv))
     x = _normed(state, layer.attn_norm, hyper.rms_epsilon)
-    q = _normed_heads(_project(layer.q, layer.q_bias, x), layer.q_norm, hyper)
-    k = _normed_heads(_project(layer.k, layer.k_bias, x), layer.k_norm, hyper)
-    if layer.turns is not None:
-        q, k = (_rotate(y, position, hyper, layer.turns, interleaved=switches.rope_interleaved) for y in (q, k))
+
+    def placed(y: Floats, norm: Floats | None) -> Floats:
+        """Return queries or keys, normed and rotated to the row's position."""
+        y = _normed_heads(y, norm, hyper)
+        if layer.turns is None:
+            return y
+        return _rotate(y, position, shape.head_dim, layer.turns, interleaved=switches.rope_interleaved)
+
+    q, gate = _project(layer.q, layer.q_bias, x), None
+    if switches.attention_gate:  # behind the queries of each head
+        q, gate = (part.reshape(-1) for part in np.split(q.reshape(-1, 2 * shape.head_dim), 2, axis=1))
+    q = placed(q, layer.q_norm)
     if switches.temperature_tokens:
         step = position // switches.temperature_tokens
         q = q * np.float32(1 + switches.temperature_scale * math.log(1 + step))
-    cache.keys[i, slot] = k
-    cache.values[i, slot] = _project(layer.v, layer.v_bias, x)
+    if layer.k is not None:
+        keys = _project(layer.k, layer.k_bias, x)
+        values = keys if layer.v is None else _project(layer.v, layer.v_bias, x)
+        if switches.value_norm:
+            values = _normed_heads(values, np.ones(shape.head_dim, np.float32), hyper)
+        cache.keys[stored][slot] = placed(keys, layer.k_norm)
+        cache.values[stored][slot] = values
     seen = visible[-layer.window :] if layer.window else visible
-    heads = (len(seen), hyper.n_head_kv, hyper.head_dim)
-    keys = cache.keys[i, seen].astype(np.float32).reshape(heads)
-    values = cache.values[i, seen].astype(np.float32).reshape(heads)
+    heads = (len(seen), shape.n_head_kv, shape.head_dim)
+    keys = cache.keys[stored][seen].astype(np.float32).reshape(heads)
+    values = cache.values[stored][seen].astype(np.float32).reshape(heads)
     # Each key-value head serves a group of query heads.
-    grouped = q.reshape(hyper.n_head_kv, -1, hyper.head_dim)
+    grouped = q.reshape(shape.n_head_kv, -1, shape.head_dim)
     scores = grouped @ keys.transpose(1, 2, 0) * np.float32(switches.attention_scale)
-    sinks = None if layer.sinks is None else layer.sinks.reshape(hyper.n_head_kv, -1, 1)
+    sinks = None if layer.sinks is None else layer.sinks.reshape(shape.n_head_kv, -1, 1)
     mixed = _softmax(_capped(scores, switches.attention_softcap), sinks) @ values.transpose(1, 0, 2)
-    output = _project(layer.attn_output, layer.attn_output_bias, mixed.reshape(-1))
+    result = mixed.reshape(-1) if gate is None else mixed.reshape(-1) * _sigmoid(gate)
+    output = _project(layer.attn_output, layer.attn_output_bias, result)
     return _normed(output, layer.attn_post_norm, hyper.rms_epsilon)
 
 
@@ -141,8 +231,10 @@ def _convolution(weights: Weights, cache: KVCache, i: int, state: Floats, visibl
     """Return the output of a gated short convolution (LFM2): C * conv(B * x), of three products of the state."""
     layer = weights.layers[i]
     assert layer.kernels is not None, "the layer has a convolution"
+    assert layer.k is not None, "a convolution has three products"
+    assert layer.v is not None, "a convolution has three products"
     normed = _normed(state, layer.attn_norm, weights.hyper.rms_epsilon)
-    c, b, x = (matrix @ normed for matrix in (layer.q, layer.k, layer.v))
+    c, b, x = layer.q @ normed, layer.k @ normed, layer.v @ normed
     cache.columns[i, visible[-1]] = b * x
     seen = cache.columns[i, visible[-layer.kernels.shape[1] :]]
     convolved = (seen.T * layer.kernels[:, -len(seen) :]).sum(axis=1)
@@ -151,15 +243,21 @@ def _convolution(weights: Weights, cache: KVCache, i: int, state: Floats, visibl
 
 
 def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
-    x = _normed(state, layer.ffn_norm, weights.hyper.rms_epsilon)
+    switches, epsilon = weights.switches, weights.hyper.rms_epsilon
+    x = _normed(state, layer.ffn_norm, epsilon)
     output = np.zeros_like(x)
-    if layer.gate is not None and layer.up is not None and layer.down is not None:
-        output = layer.down @ _gated(weights.switches, layer.gate @ x, layer.up @ x)
+    if layer.up is not None and layer.down is not None:
+        up = layer.up @ x
+        gated = _ACTIVATIONS[switches.activation](up) if layer.gate is None else _gated(switches, layer.gate @ x, up)
+        output = layer.down @ gated
         if layer.shared_router is not None:
             output = output * _sigmoid(layer.shared_router @ x)
     if layer.router is not None:
-        output = output + _experts(weights, layer, layer.router, x)
-    return _normed(output, layer.ffn_post_norm, weights.hyper.rms_epsilon)
+        to_experts = x if layer.experts_norm is None else _normed(state, layer.experts_norm, epsilon)
+        to_router = x if layer.router_norm is None else _normed(state, layer.router_norm, epsilon)
+        mixed = _experts(weights, layer, layer.router, to_router, to_experts)
+        output = _normed(output, layer.dense_post_norm, epsilon) + _normed(mixed, layer.experts_post_norm, epsilon)
+    return _normed(output, layer.ffn_post_norm, epsilon)
 
 
 def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
@@ -168,16 +266,23 @@ def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
         limit, slope = np.float32(switches.glu_limit), np.float32(switches.glu_slope)
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
         return gate * _sigmoid(slope * gate) * (up + np.float32(1))
-    return (_gelu(gate) if switches.gelu else _silu(gate)) * up
+    return _ACTIVATIONS[switches.activation](gate) * up
 
 
-def _experts(weights: Weights, layer: Layer, router: Floats, x: Floats) -> Floats:
-    """Return the weighted sum of the outputs of the experts that the router chooses, of equal ones the first."""
+def _experts(weights: Weights, layer: Layer, router: Floats, to_router: Floats, x: Floats) -> Floats:
+    """Return the weighted sum of the outputs of the experts that the router chooses, of equal ones the first.
+
+    Args:
+        weights: The model's weights.
+        layer: The layer.
+        router: The matrix that scores the experts.
+        to_router: What the router reads.
+        x: What the experts read.
+    """
     switches, n_used = weights.switches, weights.hyper.n_expert_used
-    assert layer.expert_gate is not None
     assert layer.expert_up is not None
     assert layer.expert_down is not None
-    gates = _project(router, layer.router_bias, x)
+    gates = _project(router, layer.router_bias, to_router)
     if switches.expert_gating != "chosen":
         gates = _softmax(gates) if switches.expert_gating == "softmax" else _sigmoid(gates)
     biased = gates if layer.expert_bias is None else gates + layer.expert_bias
@@ -185,11 +290,16 @@ def _experts(weights: Weights, layer: Layer, router: Floats, x: Floats) -> Float
     shares = _softmax(gates[chosen]) if switches.expert_gating == "chosen" else gates[chosen]
     if switches.norm_experts:
         shares = shares / max(shares.sum(), _LEAST_SUM)
+    if layer.expert_scales is not None:
+        shares = shares * layer.expert_scales[chosen]
     output = np.zeros_like(x)
     for expert, share in zip(chosen, shares * np.float32(switches.expert_scale), strict=True):
-        gate = _project(layer.expert_gate[expert], _of(layer.expert_gate_bias, expert), x)
         up = _project(layer.expert_up[expert], _of(layer.expert_up_bias, expert), x)
-        active = _gated(switches, gate, up)
+        if layer.expert_gate is None:
+            active = _ACTIVATIONS[switches.activation](up)
+        else:
+            gate = _project(layer.expert_gate[expert], _of(layer.expert_gate_bias, expert), x)
+            active = _gated(switches, gate, up)
         output = output + _project(layer.expert_down[expert], _of(layer.expert_down_bias, expert), active) * share
     return output
 
@@ -203,16 +313,19 @@ def _sigmoid(x: Floats) -> Floats:
     return result
 
 
-def _silu(x: Floats) -> Floats:
-    result: Floats = np.divide(x, np.float32(1) + np.exp(-np.maximum(x, np.float32(-80))))
-    return result
-
-
 def _gelu(x: Floats) -> Floats:
     """Return the tanh form of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
     inner = np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x * x * x)
     result: Floats = np.multiply(np.float32(0.5) * x, np.float32(1) + np.tanh(inner))
     return result
+
+
+def _relu(x: Floats) -> Floats:
+    result: Floats = np.maximum(x, np.float32(0))
+    return result
+
+
+_ACTIVATIONS = {"silu": silu, "gelu": _gelu, "relu": _relu, "relu2": lambda x: _relu(x) * _relu(x)}
 
 
 def _capped(x: Floats, cap: float) -> Floats:
@@ -253,21 +366,21 @@ def _softmax(scores: Floats, sinks: Floats | None = None) -> Floats:
     return result
 
 
-def _rotate(x: Floats, position: int, hyper: Hyperparameters, turns: Turns, *, interleaved: bool) -> Floats:
+def _rotate(x: Floats, position: int, head_dim: int, turns: Turns, *, interleaved: bool) -> Floats:
     """Return heads with each pair of their elements rotated by its angle at `position` (Su et al. 2021).
 
     Args:
         x: f32[n * head_dim], heads one after another.
     """
-    heads = x.reshape(-1, hyper.head_dim)
-    half = hyper.n_rot // 2
+    heads = x.reshape(-1, head_dim)
+    half = len(turns.frequencies)
     angles = position * turns.frequencies
     cos = (np.cos(angles) * turns.magnitude).astype(np.float32)
     sin = (np.sin(angles) * turns.magnitude).astype(np.float32)
     if interleaved:
-        first, second = slice(0, hyper.n_rot, 2), slice(1, hyper.n_rot, 2)
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     else:
-        first, second = slice(0, half), slice(half, hyper.n_rot)
+        first, second = slice(0, half), slice(half, 2 * half)
     turned = heads.copy()
     turned[:, first] = heads[:, first] * cos - heads[:, second] * sin
     turned[:, second] = heads[:, first] * sin + heads[:, second] * cos

@@ -43,10 +43,10 @@ class Reference:
         """Return the terms of the memory plan, from the header."""
         _check_options(options)
         gguf = read_gguf(path)
-        hyper = read_shape(gguf).hyper
-        kv_dtype = _KV_DTYPES[options.kv_type]
-        needs = Needs(hyper, n_weight_bytes(gguf), kv_dtype, resident_bytes() or 0, options.n_parallel)
-        return memory_terms(needs, options.n_ctx or default_n_ctx(hyper.n_ctx_train), options.max_rows)
+        found = read_shape(gguf)
+        sizes = (found.hyper, found.switches.recurrence, n_weight_bytes(gguf), _KV_DTYPES[options.kv_type])
+        needs = Needs(*sizes, resident_bytes() or 0, options.n_parallel)
+        return memory_terms(needs, options.n_ctx or default_n_ctx(found.hyper.n_ctx_train), options.max_rows)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Load the weights as float32."""
@@ -61,7 +61,7 @@ class Reference:
             options.cancel.check(f"loading {path.name}")
         identity = f"reference 2 numpy {np.__version__} {options.kv_type} {hyper} {found.switches} {divisors}"
         card = model_card(self.name, gguf, hyper, fingerprint(weights, identity))
-        needs = Needs(hyper, weights.n_bytes, _KV_DTYPES[options.kv_type], before)
+        needs = Needs(hyper, weights.switches.recurrence, weights.n_bytes, _KV_DTYPES[options.kv_type], before)
         return ReferenceModel(weights, ReferenceTokenizer(gguf, hyper.n_vocab), card, needs)
 
     def report(self) -> RuntimeReport:

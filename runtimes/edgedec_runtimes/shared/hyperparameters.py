@@ -1,7 +1,6 @@
-"""The hyperparameters of a llama-like decoder as single numbers, for the runtimes that run one themselves."""
+"""The hyperparameters of a llama-like decoder, for the runtimes that run one themselves."""
 
 from dataclasses import dataclass
-from itertools import compress
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF
@@ -27,32 +26,68 @@ _KEYS = frozenset(
 )
 
 _MAX_WIDTH = 2**24
+ATTENTION, CONVOLUTION, RECURRENT, NO_MIXER = "attention", "convolution", "recurrent", "none"
+ATTENTION_AND_RECURRENT = "attention+recurrent"
+"""The mixers of layers (LayerShape.mixer)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The shape of one layer.
+
+    Attributes:
+        mixer: What stands before the feed-forward block: "attention", "convolution" (a short one, of LFM2), "recurrent"
+            (Switches.recurrence), "attention+recurrent" (side by side) or "none".
+        n_head, n_head_kv: Heads of queries, and of keys and values.
+        head_dim: Length of a head, of keys as of values.
+        n_ff: Width of the feed-forward block, unless the layer has experts; 0 where it has none.
+        kv_from: The layer whose keys and values the attention reads: its own number, or that of a layer before.
+        is_mixer: The layer has a mixer only, neither a feed-forward block nor experts.
+    """
+
+    mixer: str
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    kv_from: int
+    is_mixer: bool = False
+
+    def has(self, mixer: str) -> bool:
+        """Return whether the layer has a mixer of this kind, alone or beside another one."""
+        return mixer in self.mixer.split("+")
+
+    @property
+    def n_q(self) -> int:
+        """Elements of one token's queries."""
+        return self.n_head * self.head_dim
+
+    @property
+    def n_kv(self) -> int:
+        """Elements of one token's keys (or values)."""
+        return self.n_head_kv * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """The numbers that give a decoder its shape; those of heads hold for every layer that has attention.
+    """The numbers that give a decoder its shape.
 
     Attributes:
         n_vocab: Rows of the embedding matrix.
-        head_dim: Length of a head, of keys as of values.
-        n_rot: Elements of a head that are rotated to their position.
+        n_rot: Elements of a head that are rotated to their position, in layers that see the whole context.
         n_expert: Experts of a layer with a mixture of experts; 0 where there are none.
         n_expert_used: Experts that a token goes through.
         n_ff_expert: Width of an expert.
         n_ff_shared: Width of the expert that all tokens go through; 0 where there is none.
         n_dense: Layers from the first on that have a feed-forward block instead of experts.
-        has_attention: By layer: whether it has attention.
+        n_per_layer: Elements that each layer gets of a token beside the hidden state; 0 where it gets none.
+        layers: The shape of each layer.
     """
 
     architecture: str
     n_vocab: int
     n_embd: int
     n_layer: int
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    n_ff: int
     n_ctx_train: int
     n_rot: int
     rope_base: float
@@ -62,43 +97,89 @@ class Hyperparameters:
     n_ff_expert: int
     n_ff_shared: int
     n_dense: int
-    has_attention: tuple[bool, ...]
+    n_per_layer: int
+    layers: tuple[LayerShape, ...]
 
     @property
-    def n_attention(self) -> int:
-        """How many layers have attention."""
-        return sum(self.has_attention)
+    def n_head(self) -> int:
+        """Heads of queries. This number, like the next three, is refused by name where layers differ in it."""
+        return self._in_all_layers("n_head")
 
     @property
-    def n_kv(self) -> int:
-        """Elements of one token's keys (or values) in one layer."""
-        return self.n_head_kv * self.head_dim
+    def n_head_kv(self) -> int:
+        """Heads of keys and values."""
+        return self._in_all_layers("n_head_kv")
+
+    @property
+    def head_dim(self) -> int:
+        """Length of a head."""
+        return self._in_all_layers("head_dim")
+
+    @property
+    def n_ff(self) -> int:
+        """Width of the feed-forward blocks."""
+        return self._in_all_layers("n_ff")
+
+    def has_mixer(self, layer: int, mixer: str) -> bool:
+        """Return whether a layer has a mixer of this kind."""
+        return self.layers[layer].has(mixer)
+
+    def n_with(self, mixer: str) -> int:
+        """Return how many layers have a mixer of this kind."""
+        return sum(self.has_mixer(layer, mixer) for layer in range(self.n_layer))
+
+    def stores_kv(self, layer: int) -> bool:
+        """Return whether a layer stores keys and values; a layer that reads those of another one does not."""
+        return self.has_mixer(layer, ATTENTION) and self.layers[layer].kv_from == layer
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has a mixture of experts."""
-        return self.n_expert > 0 and layer >= self.n_dense
+        return self.n_expert > 0 and layer >= self.n_dense and not self.layers[layer].is_mixer
+
+    def dense_width(self, layer: int) -> int:
+        """Return the width of a layer's feed-forward block, or of the expert that all tokens go through there."""
+        return self.n_ff_shared if self.has_experts(layer) else self.layers[layer].n_ff
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has a feed-forward block or a mixture of experts."""
+        return self.has_experts(layer) or self.layers[layer].n_ff > 0
+
+    def _in_all_layers(self, name: str) -> int:
+        """Return a number of the layers' shapes that all layers with attention, or with a feed-forward block, share.
+
+        Raises:
+            UnsupportedModelError: They differ in it.
+        """
+        is_there = "n_ff" if name == "n_ff" else "n_head_kv"
+        found = {getattr(layer, name) for layer in self.layers if getattr(layer, is_there)}
+        if len(found) > 1:
+            raise UnsupportedModelError(
+                f"the layers of this {self.architecture} differ in {name}, which is from {min(found)} to {max(found)}; "
+                "expected layers of one shape: run the GGUF itself, with the cpu runtime"
+            )
+        return max(found, default=0)
 
 
 def read_hyperparameters(
-    gguf: GGUF, info: ModelInfo, runtime: str, more_keys: frozenset[str] = frozenset(), *, is_hybrid: bool = False
+    gguf: GGUF, info: ModelInfo, runtime: str, more_keys: frozenset[str] = frozenset(), ignored: tuple[str, ...] = ()
 ) -> Hyperparameters:
-    """Return the hyperparameters of a llama-like decoder.
+    """Return the hyperparameters of a llama-like decoder; layers with key-value heads have attention, others nothing.
 
     Args:
         gguf: The model.
         info: What describe said of it.
         runtime: The runtime's name, for messages.
         more_keys: Metadata keys that the runtime honours, below the architecture's name, beside those of every decoder.
-        is_hybrid: Layers may have no attention, which their 0 key-value heads say.
+        ignored: How keys begin, below the architecture's name, that are of other parts of a file than the decoder.
 
     Raises:
-        UnsupportedModelError: The file has a key that the runtime would ignore, or its layers or heads differ in size.
+        UnsupportedModelError: The file has a key that the runtime would ignore.
         ModelFormatError: The file contradicts itself, or a number is missing.
     """
     path, name = gguf.paths[0], info.architecture
     for key in gguf.metadata:
         prefix, _, rest = key.partition(".")
-        if prefix == name and rest not in _KEYS | more_keys:
+        if prefix == name and rest not in _KEYS | more_keys and not rest.startswith(ignored):
             raise UnsupportedModelError(
                 f"{path}: the {runtime} runtime does not know {key!r}; use the llamacpp runtime"
             )
@@ -107,31 +188,30 @@ def read_hyperparameters(
         raise ModelFormatError(f"{path}: it has no matrix 'token_embd.weight'; download the file again")
     if info.rms_epsilon is None:
         refuse_missing(gguf, f"{name}.attention.layer_norm_rms_epsilon")
-    has_attention = tuple(n > 0 or not is_hybrid for n in info.n_head_kv)
-    hyper = Hyperparameters(
+    if info.value_length != info.key_length:
+        raise UnsupportedModelError(f"{path}: keys and values differ in length; use the llamacpp runtime")
+    attends = any(info.n_head_kv)
+    head_dim = positive(gguf, "attention.key_length", info.key_length) if attends else 0
+    n_ff = info.n_ff
+    if n_ff is None:
+        n_ff = (0,) * info.n_layer if info.n_expert else refuse_missing(gguf, f"{name}.feed_forward_length")
+    sizes = enumerate(zip(info.n_head, info.n_head_kv, n_ff, strict=True))
+    return Hyperparameters(
         architecture=name,
         n_vocab=embedding.shape[1],
         n_embd=positive(gguf, "embedding_length", info.n_embd),
         n_layer=positive(gguf, "block_count", info.n_layer),
-        n_head=in_all_layers(gguf, "attention.head_count", info.n_head),
-        n_head_kv=in_all_layers(gguf, "attention.head_count_kv", tuple(compress(info.n_head_kv, has_attention))),
-        head_dim=positive(gguf, "attention.key_length", info.key_length),
-        n_ff=in_all_layers(gguf, "feed_forward_length", info.n_ff),
         n_ctx_train=positive(gguf, "context_length", info.n_ctx_train),
-        n_rot=positive(gguf, "rope.dimension_count", info.n_rot),
+        n_rot=positive(gguf, "rope.dimension_count", info.n_rot) if attends else 0,
         rope_base=info.rope_base,
         rms_epsilon=info.rms_epsilon,
         **_experts(gguf, info),
-        has_attention=has_attention,
+        n_per_layer=get_int(gguf, f"{name}.embedding_length_per_layer_input", at_most=_MAX_WIDTH) or 0,
+        layers=tuple(
+            LayerShape(ATTENTION if n_kv else NO_MIXER, n_head, n_kv, head_dim, width, layer)
+            for layer, (n_head, n_kv, width) in sizes
+        ),
     )
-    if hyper.n_head % hyper.n_head_kv or hyper.n_rot % 2 or hyper.n_rot > hyper.head_dim:
-        raise ModelFormatError(
-            f"{path}: {hyper.n_head} heads on {hyper.n_head_kv} key-value heads, {hyper.n_rot} rotated elements of "
-            f"{hyper.head_dim}; expected a multiple and an even number of at most the head: download the file again"
-        )
-    if info.value_length != info.key_length:
-        raise UnsupportedModelError(f"{path}: keys and values differ in length; use the llamacpp runtime")
-    return hyper
 
 
 def _experts(gguf: GGUF, info: ModelInfo) -> dict[str, int]:
@@ -145,13 +225,14 @@ def _experts(gguf: GGUF, info: ModelInfo) -> dict[str, int]:
         return dict.fromkeys(names, 0)
     n_dense = get_int(gguf, f"{info.architecture}.leading_dense_block_count", at_most=info.n_layer) or 0
 
-    def width(key: str, short: str) -> int:
+    def width(key: str, *shorts: str) -> int:
         found = get_int(gguf, f"{info.architecture}.{key}", at_most=_MAX_WIDTH)
-        tensor = gguf.tensors.get(f"blk.{n_dense}.{short}.weight")
-        return found or (tensor.shape[1] if tensor is not None and len(tensor.shape) > 1 else 0)
+        tensors = (gguf.tensors.get(f"blk.{n_dense}.{short}.weight") for short in shorts)
+        widths = (tensor.shape[1] for tensor in tensors if tensor is not None and len(tensor.shape) > 1)
+        return found or next(widths, 0)
 
-    n_ff_expert = width("expert_feed_forward_length", "ffn_gate_exps")
-    n_ff_shared = width("expert_shared_feed_forward_length", "ffn_gate_shexp")
+    n_ff_expert = width("expert_feed_forward_length", "ffn_gate_exps", "ffn_up_exps")
+    n_ff_shared = width("expert_shared_feed_forward_length", "ffn_up_shexp", "ffn_gate")
     sizes = (info.n_expert, positive(gguf, "expert_used_count", info.n_expert_used))
     n_ff_expert = positive(gguf, "expert_feed_forward_length", n_ff_expert)
     return dict(zip(names, (*sizes, n_ff_expert, n_ff_shared, n_dense), strict=True))

@@ -5,8 +5,6 @@
 Their matrices have the spread that trained ones of that size have.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,20 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.weights.levels import LEVELS
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.random_blocks import random_blocks
-from support.models.tiny_models import N_VOCAB, vocabulary
+from support.models.state_spaces import mixer_keys, mixer_tensors
+from support.models.tiny_experts import DELTA, experts_of, random_vector
+from support.models.tiny_gemma4 import (
+    MEANS,
+    expert_vectors,
+    gemma4_keys,
+    per_layer_tables,
+    rope_divisors,
+    token_parts,
+)
+from support.models.tiny_models import vocabulary
+from support.models.tiny_recurrent import delta_keys, delta_tensors
+from support.models.tiny_shapes import StateSpace as StateSpace
+from support.models.tiny_shapes import Tiny as Tiny
 
 FILE_SIZED = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
@@ -46,9 +57,13 @@ _VECTORS = {
     "exaone4": (*_QK_NORMS, *_POST_NORMS),
     "gemma2": (*_INPUT_NORMS, *_POST_NORMS),
     "gemma3": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS),
+    "gemma4": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS, "layer_output_scale.weight"),
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
     "lfm2": (*_INPUT_NORMS, *_QK_NORMS),
     "lfm2moe": (*_INPUT_NORMS, *_QK_NORMS),
+    "mamba2": ("attn_norm.weight",),
+    "nemotron_h": ("attn_norm.weight",),
+    "nemotron_h_moe": ("attn_norm.weight",),
     "gpt-oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight", "attn_output.bias", "attn_sinks.weight"),
     "olmo2": (*_QK_NORMS, *_POST_NORMS),
     "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
@@ -56,73 +71,33 @@ _VECTORS = {
     "qwen2moe": (*_INPUT_NORMS, *_BIASES),
     "qwen3": (*_INPUT_NORMS, *_QK_NORMS),
     "qwen3moe": (*_INPUT_NORMS, *_QK_NORMS),
+    **dict.fromkeys(DELTA, ("attn_norm.weight", "post_attention_norm.weight", *_QK_NORMS)),
     "seed_oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight"),
 }
 # Which matrices its files keep as one, and of what parts.
 _FUSED = {"glm4": _GATE_UP, "phi3": _QKV | _GATE_UP}
 _DIVISORS = {"phi3": {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}}
 _HYBRID = ("lfm2", "lfm2moe")
+_UNGATED = ("nemotron_h", "nemotron_h_moe")
+_IN_FILES = {"falcon-h1": {"ffn_norm.weight": "ffn_norm"}}  # other names of vectors
 _WIDE_NORMS = ("olmo2", "olmoe")
 
 
-@dataclass(frozen=True, slots=True)
-class Tiny:
-    """What kind of model; the defaults have the widths that every type's blocks fit.
-
-    Attributes:
-        types: Names of tensor types; every matrix has one of them at random.
-        dealt: The matrices have the types in turn instead, so that none is missing.
-        tied: There is no matrix of the head beside that of the embeddings.
-        biases: Queries, keys and values have biases (qwen2 always).
-        vectors: More vectors of every layer.
-        rope_factors: There is a vector of what frequencies are divided by, as Llama 3 has; of phi3, two.
-        rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
-        sliding_window: Tokens that layers with a window see.
-        convolutions: Layers that have a short convolution in place of attention.
-        n_rot: Elements of a head that are rotated; None for all.
-        n_expert, n_expert_used: Experts of a layer and of a token; 0 for a feed-forward block.
-        n_dense: Layers from the first on that have a feed-forward block instead of experts.
-        n_ff_expert, n_ff_shared: The width of an expert, and of the one that all tokens go through.
-        keys: More metadata keys, below the architecture's name.
-    """
-
-    architecture: str = "llama"
-    types: tuple[str, ...] = ("F32",)
-    dealt: bool = False
-    n_layer: int = 2
-    n_embd: int = 256
-    n_head: int = 4
-    n_head_kv: int = 2
-    head_dim: int = 64
-    n_ff: int = 256
-    n_ctx_train: int = 1024
-    tied: bool = False
-    biases: bool = False
-    vectors: tuple[str, ...] = ()
-    rope_factors: bool = False
-    rope_scale: float = 1.0
-    sliding_window: int = 8
-    convolutions: tuple[int, ...] = ()
-    n_rot: int | None = None
-    n_expert: int = 0
-    n_expert_used: int = 0
-    n_dense: int = 0
-    n_ff_expert: int = 256
-    n_ff_shared: int = 0
-    keys: tuple[tuple[str, Any], ...] = ()
-    seed: int = 0
-
-    @property
-    def gain(self) -> float:
-        """What the head's matrix is larger by, where the architecture divides logits by it."""
-        return float(dict(self.keys).get("logit_scale", 1.0))
-
-
+_SECTIONS = np.array([3, 3, 2, 0], np.int32)
 _YARN = (
     *(("rope.scaling.type", "yarn"), ("rope.scaling.factor", 8.0)),
     *(("rope.scaling.original_context_length", 16), ("rope.scaling.yarn_beta_fast", 4.0)),
 )
 _LONGROPE = (("rope.scaling.attn_factor", 1.19), ("rope.scaling.original_context_length", 32))
+_GRANITE_4 = (
+    *(("attention.scale", 0.1), ("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
+    ("rope.scaling.finetuned", False),
+)
+_NEMOTRON_3 = (
+    *(("attention.layer_norm_epsilon", 1e-5), ("expert_shared_count", 1), ("expert_group_count", 1)),
+    *(("expert_group_used_count", 1), ("expert_gating_func", 2), ("expert_weights_norm", True)),
+    ("expert_weights_scale", 2.5),
+)
 ARCHITECTURES = {
     "llama": Tiny(),
     "llama3": Tiny(rope_factors=True, n_head_kv=1, tied=True),
@@ -145,6 +120,10 @@ ARCHITECTURES = {
     "glm4": Tiny("glm4", n_rot=32, biases=True),
     "seed_oss": Tiny("seed_oss", n_head_kv=1),
     "gemma2": Tiny("gemma2", n_layer=2, n_head=2, n_head_kv=1, head_dim=128, tied=True),
+    "gemma4": Tiny("gemma4", n_layer=6, head_dim=128, narrow=64, n_shared=3, n_per_layer=256, tied=True),
+    "gemma4-moe": Tiny(
+        "gemma4", n_layer=6, head_dim=128, narrow=64, keys_as_values=True, n_expert=8, n_expert_used=4, tied=True
+    ),
     "lfm2": Tiny("lfm2", n_layer=4, convolutions=(0, 1, 3), tied=True),
     "mistral3": Tiny(
         "mistral3",
@@ -169,6 +148,20 @@ ARCHITECTURES = {
     "qwen2moe": Tiny(
         "qwen2moe", n_head=8, n_head_kv=4, head_dim=32, n_expert=8, n_expert_used=4, n_ff_shared=512, seed=1
     ),
+    "qwen35": Tiny("qwen35", n_layer=4, recurrent=(0, 1, 3), n_rot=16, keys=(("rope.dimension_sections", _SECTIONS),)),
+    "qwen35moe": Tiny(
+        "qwen35moe",
+        n_layer=4,
+        recurrent=(0, 2, 3),
+        n_rot=32,
+        n_expert=8,
+        n_expert_used=4,
+        n_ff_shared=256,
+        keys=(("rope.dimension_sections", _SECTIONS),),
+    ),
+    "qwen3next": Tiny(
+        "qwen3next", n_layer=4, recurrent=(0, 1, 3), n_rot=32, n_expert=8, n_expert_used=4, n_ff_shared=256
+    ),
     "granitemoe": Tiny(
         "granitemoe",
         n_expert=12,
@@ -182,6 +175,40 @@ ARCHITECTURES = {
         n_ff_shared=256,
         keys=(("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
     ),
+    "granitehybrid": Tiny("granitehybrid", n_layer=4, parts=("MF", "AF", "MF", "MF"), keys=_GRANITE_4),
+    "granitehybrid-moe": Tiny(
+        "granitehybrid",
+        n_layer=3,
+        parts=("MF", "AF", "MF"),
+        n_expert=12,
+        n_expert_used=5,
+        n_ff_shared=256,
+        keys=_GRANITE_4,
+    ),
+    "falcon-h1": Tiny(
+        "falcon-h1", parts=("AMF",) * 2, space=StateSpace(n_inner=256, n_head=16, n_state=40, is_normed=False)
+    ),
+    "falcon-h1-normed": Tiny(
+        "falcon-h1", parts=("AMF",) * 2, space=StateSpace(n_inner=768, n_head=16, n_state=32, n_group=2)
+    ),
+    "nemotron_h": Tiny(
+        "nemotron_h",
+        n_layer=5,
+        parts=("M", "F", "A", "F", "M"),
+        space=StateSpace(n_group=2),
+        keys=(("attention.layer_norm_epsilon", 1e-5),),
+    ),
+    "nemotron_h_moe": Tiny(
+        "nemotron_h_moe",
+        n_layer=5,
+        parts=("M", "F", "A", "F", "M"),
+        space=StateSpace(n_group=4),
+        n_expert=8,
+        n_expert_used=6,
+        n_ff_shared=512,
+        keys=_NEMOTRON_3,
+    ),
+    "mamba2": Tiny("mamba2", n_layer=3, parts=("M",) * 3, space=StateSpace(n_group=2)),
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
 WINDOWED_EXAONE4 = Tiny(
@@ -193,11 +220,13 @@ WINDOWED_EXAONE4 = Tiny(
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
-_NOT_EXPORTED = ("lfm2", "phi3", "phi3-short")
-EXPORTED = [name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and name not in _NOT_EXPORTED]
-"""Those that are exported to ONNX: not those with experts, with convolutions, or with other turns in long contexts."""
-_BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", *_HYBRID, "smollm3", "olmo2")
-UNIFORM = [name for name, tiny in ARCHITECTURES.items() if tiny.architecture not in _BY_NUMBER]
+_NOT_EXPORTED = ("gemma4", "lfm2", "phi3", "phi3-short", "qwen35")
+EXPORTED = [
+    name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and not tiny.parts and name not in _NOT_EXPORTED
+]
+"""Those that are exported to ONNX: not those with experts, convolutions or states, or other turns in long contexts."""
+_BY_NUMBER = ("exaone4", "gemma2", "gemma4", "gpt-oss", *_HYBRID, *DELTA, "smollm3", "olmo2")
+UNIFORM = [name for name, tiny in ARCHITECTURES.items() if not tiny.parts and tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 
 
@@ -226,6 +255,8 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
     if tiny.convolutions:
         n_head_kv = [0 if i in tiny.convolutions else tiny.n_head_kv for i in range(tiny.n_layer)]
         keys |= {"attention.head_count_kv": np.array(n_head_kv, np.int32), "shortconv.l_cache": _L_CACHE}
+    if tiny.recurrent:
+        keys |= delta_keys(tiny)
     if tiny.architecture in ("gemma2", "gemma3"):
         keys |= {"attention.sliding_window": tiny.sliding_window}
     if tiny.architecture == "gemma2":
@@ -236,10 +267,22 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
         dense = {"leading_dense_block_count": tiny.n_dense}
         keys |= dense if tiny.n_dense else {"feed_forward_length": tiny.n_ff_expert}
         keys |= {"expert_shared_feed_forward_length": tiny.n_ff_shared} if tiny.n_ff_shared else {}
+    if tiny.architecture == "gemma4":
+        layers = range(tiny.n_layer)
+        keys |= gemma4_keys(
+            [tiny.slides(i) for i in layers],
+            [tiny.heads(i)[0] for i in layers],
+            [tiny.width(i) for i in layers],
+            window=tiny.sliding_window,
+            narrow=tiny.narrow,
+            n_shared=tiny.n_shared,
+            n_per_layer=tiny.n_per_layer,
+        )
+    keys = _parts_keys(tiny, keys) if tiny.parts else keys
     keys |= dict(tiny.keys)
     name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
     general = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
-    return general | {f"{tiny.architecture}.{key}": value for key, value in keys.items()} | vocabulary(N_VOCAB)
+    return general | {f"{tiny.architecture}.{key}": value for key, value in keys.items()} | vocabulary(tiny.n_vocab)
 
 
 def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
@@ -256,36 +299,55 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
 
     is_gemma = tiny.architecture.startswith("gemma")
     embedding_gain = 2.0 / (n_embd**0.5 if is_gemma and not tiny.tied else 1.0)
-    tensors = {"token_embd.weight": matrix(N_VOCAB, n_embd, embedding_gain)}
+    tensors = {"token_embd.weight": matrix(tiny.n_vocab, n_embd, embedding_gain)}
+    if tiny.architecture == "gemma4":
+        tensors["rope_freqs.weight"] = rope_divisors(tiny.head_dim // 2)
+    if tiny.n_per_layer:
+        tensors |= per_layer_tables(tiny.n_layer, tiny.n_per_layer, n_embd, tiny.n_vocab, matrix)
+        tensors["per_layer_proj_norm.weight"] = random_vector(tiny.n_per_layer, 1.0, rng)
     for i in range(tiny.n_layer):
+        if tiny.architecture == "gemma4":
+            n_kv, d = tiny.heads(i)
+            n_q, n_kv = tiny.n_head * d, n_kv * d
         layer = {
             "attn_q.weight": matrix(n_q, n_embd, 1.5),
             "attn_k.weight": matrix(n_kv, n_embd, 1.5),
             "attn_v.weight": matrix(n_kv, n_embd, 1.5),
             "attn_output.weight": matrix(n_embd, n_q),
-            "ffn_gate.weight": matrix(tiny.n_ff, n_embd),
-            "ffn_up.weight": matrix(tiny.n_ff, n_embd),
-            "ffn_down.weight": matrix(n_embd, tiny.n_ff),
+            "ffn_gate.weight": matrix(tiny.width(i), n_embd),
+            "ffn_up.weight": matrix(tiny.width(i), n_embd),
+            "ffn_down.weight": matrix(n_embd, tiny.width(i)),
         }
         for name, parts in _FUSED.get(tiny.architecture, {}).items():
             rows = sum(layer.pop(part).shape[1] for part in parts)
             layer[name] = matrix(rows, n_embd, 1.5 if name == "attn_qkv.weight" else 1.0)
         if tiny.n_expert and i >= tiny.n_dense:
-            for name in ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"):
-                del layer[name]
-            layer |= _experts(tiny, matrix, rng)
+            if tiny.architecture != "gemma4":
+                layer = {name: tensor for name, tensor in layer.items() if not name.startswith("ffn_")}
+            layer |= experts_of(tiny, matrix, rng)
+        layer = {name: tensor for name, tensor in layer.items() if name not in tiny.missing(i)}
+        if tiny.n_per_layer:
+            layer |= token_parts(tiny.n_per_layer, n_embd, matrix)
+        if tiny.parts:
+            layer = {name: tensor for name, tensor in layer.items() if _has(tiny, i, name)}
+            layer |= mixer_tensors(tiny.space, n_embd, matrix, rng) if tiny.has(i, "M") else {}
         if i in tiny.convolutions:
             layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
             layer["shortconv.in_proj.weight"] = matrix(3 * n_embd, n_embd, 1.5)
             layer["shortconv.out_proj.weight"] = matrix(n_embd, n_embd)
             kernels = (rng.standard_normal(n_embd * _L_CACHE) / _L_CACHE**0.5).astype(np.float32)
             layer["shortconv.conv.weight"] = RawTensor(GGMLType.F32, (_L_CACHE, n_embd), kernels.tobytes())
-        layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny, i)}
+        if i in tiny.recurrent:
+            layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
+            layer |= delta_tensors(tiny, matrix, rng)
+        elif tiny.architecture in DELTA:
+            layer["attn_q.weight"] = matrix(2 * tiny.n_head * tiny.head_dim, n_embd, 1.5)  # each head's query and gate
+        layer |= {name: random_vector(n, mean, rng) for name, n, mean in _vectors(tiny, i)}
         tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
     norm = "token_embd_norm.weight" if tiny.architecture in _HYBRID else "output_norm.weight"
-    tensors[norm] = _vector(n_embd, 1.0, rng)
+    tensors[norm] = random_vector(n_embd, 1.0, rng)
     if not tiny.tied:
-        tensors["output.weight"] = matrix(N_VOCAB, n_embd, 2.0 * tiny.gain)
+        tensors["output.weight"] = matrix(tiny.n_vocab, n_embd, 2.0 * tiny.gain)
     n_pairs = (tiny.n_rot or tiny.head_dim) // 2
     divisors = _DIVISORS.get(tiny.architecture, {"rope_freqs.weight": 8}) if tiny.rope_factors else {}
     for name, most in divisors.items():
@@ -294,46 +356,11 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
     return tensors
 
 
-def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Generator) -> dict[str, RawTensor]:
-    """Return the tensors of a layer's experts."""
-    n, n_embd, n_ff = tiny.n_expert, tiny.n_embd, tiny.n_ff_expert
-
-    # Gates and ups of gpt-oss go beyond their bound of 7 now and then.
-    wide, narrow = (2.0, 0.25) if tiny.architecture == "gpt-oss" else (1.0, 1.0)
-
-    def stacked(n_out: int, n_in: int, gain: float) -> RawTensor:
-        found = matrix(n * n_out, n_in, gain)
-        return RawTensor(found.type, (n_in, n_out, n), found.data)
-
-    # Scores so far apart that the last of a token's experts counts for little: which one it is may change by rounding.
-    # Half of all sigmoids are near 1 then, so tokens of lfm2moe go through more experts than that.
-    router = (rng.standard_normal((n, n_embd)) * 4 / n_embd**0.5).astype(np.float32)
-    found = {
-        "ffn_gate_inp.weight": RawTensor(GGMLType.F32, (n_embd, n), router.tobytes()),
-        "ffn_gate_exps.weight": stacked(n_ff, n_embd, wide),
-        "ffn_up_exps.weight": stacked(n_ff, n_embd, wide),
-        "ffn_down_exps.weight": stacked(n_embd, n_ff, narrow),
-    }
-    if tiny.n_ff_shared:
-        found["ffn_gate_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
-        found["ffn_up_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
-        found["ffn_down_shexp.weight"] = matrix(n_embd, tiny.n_ff_shared)
-    if tiny.architecture == "gpt-oss":
-        for name, width in (("gate_exps", n_ff), ("up_exps", n_ff), ("down_exps", n_embd), ("gate_inp", 1)):
-            bias = (0.3 * rng.standard_normal(n * width)).astype(np.float32)
-            shape = (width, n) if width > 1 else (n,)
-            found[f"ffn_{name}.bias"] = RawTensor(GGMLType.F32, shape, bias.tobytes())
-    if tiny.architecture == "lfm2moe":
-        found["exp_probs_b.bias"] = _vector(n, 0.0, rng)
-    if tiny.architecture == "qwen2moe":
-        found["ffn_gate_inp_shexp.weight"] = _vector(n_embd, 0.0, rng)
-    return found
-
-
 def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
     """Return name, length and mean of a layer's vectors."""
-    n_q, n_kv = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
-    normed = (n_q, n_kv) if tiny.architecture in _WIDE_NORMS else (tiny.head_dim, tiny.head_dim)
+    n_head_kv, d = tiny.heads(layer)
+    n_q, n_kv = tiny.n_head * d, n_head_kv * d
+    normed = (n_q, n_kv) if tiny.architecture in _WIDE_NORMS else (d, d)
     lengths = {
         **dict.fromkeys(_INPUT_NORMS, tiny.n_embd),
         **dict(zip(_BIASES, (n_q, n_kv, n_kv), strict=True)),
@@ -341,11 +368,36 @@ def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
         **dict.fromkeys(_POST_NORMS, tiny.n_embd),
     }
     lengths |= {"attn_output.bias": tiny.n_embd, "attn_sinks.weight": tiny.n_head}
+    lengths |= {"layer_output_scale.weight": 1, "post_norm.weight": tiny.n_embd}
     names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ()), *tiny.vectors}
-    names -= {*_QK_NORMS} if layer in tiny.convolutions else set()
-    return [(name, n, 0.0 if name.endswith("bias") else 1.0) for name, n in lengths.items() if name in names]
+    names -= {*_QK_NORMS} if layer in (*tiny.convolutions, *tiny.recurrent) else set()
+    names -= {"attn_k_norm.weight"} if tiny.shares(layer) else set()
+    names |= {"post_norm.weight"} if tiny.n_per_layer else set()
+    means = {name: 0.0 if name.endswith("bias") else 1.0 for name in lengths}
+    if tiny.architecture == "gemma4":
+        means |= MEANS
+        of_experts = dict(expert_vectors(tiny.n_embd, tiny.n_expert)) if tiny.n_expert else {}
+        lengths, names, means = lengths | of_experts, names | of_experts.keys(), means | dict.fromkeys(of_experts, 1.0)
+    other = _IN_FILES.get(tiny.architecture, {})
+    return [(other.get(name, name), n, means[name]) for name, n in lengths.items() if name in names]
 
 
-def _vector(n: int, mean: float, rng: np.random.Generator) -> RawTensor:
-    values = (mean + 0.1 * rng.standard_normal(n)).astype(np.float32)
-    return RawTensor(GGMLType.F32, (n,), values.tobytes())
+def _parts_keys(tiny: Tiny, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata for layers that differ in their parts: one number where all have a part, else one for each."""
+
+    def by_layer(part: str, number: int) -> Any:
+        numbers = [number if tiny.has(layer, part) else 0 for layer in range(tiny.n_layer)]
+        return np.array(numbers, np.int32) if len(set(numbers)) > 1 else numbers[0]
+
+    if not any("A" in parts for parts in tiny.parts):
+        keys = {name: value for name, value in keys.items() if name.partition(".")[0] not in ("attention", "rope")}
+        heads = {"attention.head_count": 0, "attention.layer_norm_rms_epsilon": 1e-5}
+    else:
+        heads = {"attention.head_count_kv": by_layer("A", tiny.n_head_kv)}
+    return keys | mixer_keys(tiny.space) | heads | {"feed_forward_length": by_layer("F", keys["feed_forward_length"])}
+
+
+def _has(tiny: Tiny, layer: int, name: str) -> bool:
+    """Return whether a layer has a matrix of attention or of a feed-forward block."""
+    is_left_out = tiny.architecture in _UNGATED and name.startswith("ffn_gate") and "inp" not in name
+    return tiny.has(layer, "A" if name.startswith("attn_") else "F") and not is_left_out

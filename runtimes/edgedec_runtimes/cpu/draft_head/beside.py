@@ -36,8 +36,6 @@ from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.head import HeadTensor
 from edgedec_runtimes.trained_heads.target import Fitted
 
-_SMALLEST = 16  # a size of the layers that the stand-in does not have
-
 Embeddings = Callable[[NDArray[np.int32]], NDArray[np.float32]]
 """Returns the embeddings of tokens, int32[n] -> float32[n, n_embd], before any scaling."""
 
@@ -183,7 +181,7 @@ def tapped_layers(card: HeadCard) -> tuple[int, ...]:
 
 def _stand_in(target: Borrowed, n_threads: int, look_up: object) -> ctypes.c_void_p:
     """Return a native model with a target's sizes and without layers."""
-    config = Config(target.n_vocab, target.n_embd, target.n_layer, 1, 1, *(_SMALLEST,) * 3)
+    config = Config(target.n_vocab, target.n_embd, target.n_layer)
     for name in ("rms_epsilon", "residual_scale", "logit_scale", "attention_scale"):
         setattr(config, name, 1.0)
     config.embedding_scale = target.embedding_scale

@@ -125,9 +125,13 @@ namespace {
 Matrix &matrix_of(ec_model *model, int32_t which, int32_t layer) {
   require(!model->finished && which >= 0 && which < EC_N_MATRICES, "no such matrix");
   require(which < EC_Q || (layer >= 0 && layer < model->config.n_layer), "no such layer");
-  return which == EC_TOKEN_EMBD ? model->token_embd
-         : which == EC_OUTPUT   ? model->output
-                                : model->layers[(size_t)layer].matrices[which];
+  switch (which) {
+    case EC_TOKEN_EMBD: return model->token_embd;
+    case EC_OUTPUT: return model->output;
+    case EC_PER_LAYER_ROWS: return model->per_layer.table;
+    case EC_PER_LAYER_PROJECTION: return model->per_layer.projection;
+    default: return model->layers[(size_t)layer].matrices[which];
+  }
 }
 
 }  // namespace
@@ -145,10 +149,13 @@ int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32
 
 void ec_model_set_mapping(ec_model *model, const ec_mapping *mapping) { model->mapping = mapping; }
 
-int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_bytes, uint64_t offset) {
+int32_t ec_model_read_rows(ec_model *model, int32_t which, int64_t file, uint64_t file_bytes, uint64_t offset) {
   return guarded([&] {
-    require(!model->finished && model->token_embd.n_rows != 0, "the embedding matrix comes first");
-    model->row_file.open(File(file, file_bytes), offset, model->token_embd);
+    require(which == EC_TOKEN_EMBD || which == EC_PER_LAYER_ROWS, "rows of this matrix are not read alone");
+    const Matrix &matrix = matrix_of(model, which, 0);
+    require(matrix.n_rows != 0, "the matrix comes first");
+    if (which == EC_TOKEN_EMBD) model->row_file.open(File(file, file_bytes), offset, matrix, 1);
+    else model->per_layer.file.open(File(file, file_bytes), offset, matrix, model->config.n_layer);
     return EC_OK;
   });
 }
@@ -178,21 +185,18 @@ int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const
   return guarded([&] {
     require(!model->finished && which >= 0 && which < EC_N_VECTORS && n >= 0 && n <= 1 << 20, "no such vector");
     require(which < EC_ATTN_NORM || (layer >= 0 && layer < model->config.n_layer), "no such layer");
-    std::vector<float> &vector =
-        which == EC_OUTPUT_NORM ? model->output_norm : model->layers[(size_t)layer].vectors[which];
+    std::vector<float> &vector = which == EC_OUTPUT_NORM      ? model->output_norm
+                                 : which == EC_PER_LAYER_NORM ? model->per_layer.norm
+                                                              : model->layers[(size_t)layer].vectors[which];
     vector.assign(values, values + n);
     return EC_OK;
   });
 }
 
-int32_t ec_model_set_layers(ec_model *model, const uint8_t *flags) {
+int32_t ec_model_set_layers(ec_model *model, const ec_layer *layers) {
   return guarded([&] {
     require(!model->finished, "the model is finished already");
-    for (size_t i = 0; i < model->layers.size(); ++i) {
-      Layer &layer = model->layers[i];
-      layer.slides = (flags[i] & EC_LAYER_SLIDES) != 0, layer.unrotated = (flags[i] & EC_LAYER_UNROTATED) != 0;
-      require(!layer.slides || model->config.sliding_window > 0, "a layer slides, and there is no sliding window");
-    }
+    model->set_layers(layers);
     return EC_OK;
   });
 }
@@ -203,6 +207,9 @@ int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *freque
     require(isfinite(magnitude) && magnitude > 0, "the magnitude of rotated elements is not a positive number");
     for (int64_t i = 0; i < n; ++i) require(isfinite(frequencies[i]), "a frequency of rotations is not a number");
     model->rope[sliding] = {std::vector<double>(frequencies, frequencies + n), magnitude};
+    // What turns by less than any float shows does not turn: products with its sine would be tiny, which is slow.
+    for (double &frequency : model->rope[sliding].frequencies)
+      if (fabs(frequency) < 1e-20) frequency = 0.0;
     return EC_OK;
   });
 }
@@ -234,23 +241,6 @@ void ec_model_destroy(ec_model *model) { delete model; }
 
 namespace {
 
-KVShape kv_shape(const ec_model *model, int32_t kv_type) {
-  require(kv_type >= EC_KV_F16 && kv_type <= EC_KV_GEAR, "no such KV type");
-  const ec_config &c = model->config;
-  if (model->elsewhere) return {0, c.n_head_kv, c.head_dim, EC_KV_F16, 0};
-  require(kv_type == EC_KV_F16 || (c.head_dim % 32 == 0 && c.head_dim <= MAX_PACKED_HEAD),
-          "keys and values of less than 16 bits need a head_dim that is a multiple of 32 and at most 256");
-  // Keys are stored without their bias where the bias is one vector, which only rotation changes: not with a norm after
-  // it.
-  bool biased = false, normed = false;
-  for (const Layer &layer : model->layers) {
-    biased = biased || !layer.vectors[EC_K_BIAS].empty();
-    normed = normed || layer.slides || !layer.vectors[EC_K_NORM].empty();
-  }
-  const bool apart = kv_type != EC_KV_F16 && biased && !normed;
-  return {c.n_layer - model->columns().n_conv, c.n_head_kv, c.head_dim, kv_type, apart ? c.n_rot : 0};
-}
-
 void check_tokens(const ec_session *session, int32_t n_tokens) {
   require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
   if (session->cache.shape().page_bytes() == 0) return;
@@ -263,7 +253,8 @@ void check_tokens(const ec_session *session, int32_t n_tokens) {
 int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session) {
   return guarded([&] {
     require(model->finished && n_ctx >= 1 && n_ctx <= 1 << 24, "a session's length is out of range");
-    *session = new ec_session(model, KVCache(kv_shape(model, kv_type), n_ctx), ColumnCache(model->columns(), n_ctx));
+    require(kv_type >= EC_KV_F16 && kv_type <= EC_KV_GEAR, "no such KV type");
+    *session = new ec_session(model, n_ctx, kv_type);
     return EC_OK;
   });
 }
@@ -272,8 +263,7 @@ int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork
   return guarded([&] {
     check_tokens(session, n_tokens);
     session->cache = KVCache(session->cache, n_tokens);  // pages behind them, of a longer text before, are freed
-    std::unique_ptr<ec_session> twin(new ec_session(session->model, KVCache(session->cache, n_tokens),
-                                                    ColumnCache(session->columns, n_tokens)));
+    std::unique_ptr<ec_session> twin(new ec_session(*session, n_tokens));
     if (session->draft_head) twin->draft_head = session->draft_head->fork(n_tokens);
     *fork = twin.release();
     return EC_OK;
@@ -289,7 +279,9 @@ int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, i
       check_tokens(session, source[i] + 1);
     }
     session->cache.move(source, n, start);
+    session->notes.move(source, n, start);
     session->columns.move(source, n, start);
+    session->states.move(source, n, start);
     if (session->draft_head) session->draft_head->move(source, n, start);
     return EC_OK;
   });
@@ -297,19 +289,24 @@ int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, i
 
 uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens) {
   if (n_tokens < 0) return 0;
-  return (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens + session->columns.saved_bytes(n_tokens);
+  return (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens + session->notes.saved_bytes(n_tokens) +
+         session->columns.saved_bytes(n_tokens) + session->states.saved_bytes();
 }
 
 int32_t ec_session_save(ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes) {
   return guarded([&] {
     check_tokens(session, n_tokens);
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the target has another size");
-    require(renew_columns(*session, n_tokens, nullptr) == Outcome::done,
+    require(renew(*session, n_tokens, nullptr) == Outcome::done,
             "the session's rows could not be evaluated again");
     if (session->model->mapping != nullptr) session->model->mapping->check();
-    uint8_t *columns = (uint8_t *)target + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
+    uint8_t *notes = (uint8_t *)target + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
+    uint8_t *columns = notes + session->notes.saved_bytes(n_tokens);
     session->cache.save(n_tokens, (uint8_t *)target);
+    session->notes.save(n_tokens, notes);
     session->columns.save(n_tokens, columns);
+    session->states.save(*session->model->kernels, session->notes, n_tokens,
+                         columns + session->columns.saved_bytes(n_tokens));
     return EC_OK;
   });
 }
@@ -318,8 +315,11 @@ int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *sourc
   return guarded([&] {
     require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the source has another size");
-    session->columns.load(n_tokens,
-                          (const uint8_t *)source + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens);
+    const uint8_t *notes = (const uint8_t *)source + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
+    const uint8_t *columns = notes + session->notes.saved_bytes(n_tokens);
+    session->notes.load(n_tokens, notes);
+    session->columns.load(n_tokens, columns);
+    session->states.load(n_tokens, columns + session->columns.saved_bytes(n_tokens));
     session->cache.load(n_tokens, (const uint8_t *)source);
     return EC_OK;
   });

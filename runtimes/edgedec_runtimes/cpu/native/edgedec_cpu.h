@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 25
+#define EC_ABI_VERSION 26
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -28,7 +28,9 @@ enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADA
 
 /* The matrices of a model; those from EC_Q on exist in each layer. A layer with a mixture of experts has EC_ROUTER and
  * the matrices of its experts, in each of which expert e is the rows from e * n_rows / n_expert on; its EC_GATE, EC_UP
- * and EC_DOWN are those of a shared expert, which all rows go through, and may be absent. */
+ * and EC_DOWN are those of a shared expert, which all rows go through, and may be absent. Without EC_UP_EXPERTS, the
+ * rows of each expert in EC_GATE_EXPERTS are those of its gate and then those of its up. A layer without EC_V has its
+ * keys, before their norm, as values. */
 enum {
   EC_TOKEN_EMBD, EC_OUTPUT, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN,
   EC_ROUTER,        /* [n_expert][n_embd] */
@@ -36,6 +38,19 @@ enum {
   EC_GATE_EXPERTS,
   EC_UP_EXPERTS,
   EC_DOWN_EXPERTS,
+  /* What layers get of a token (n_per_layer): the first two exist once, the others in each layer. */
+  EC_PER_LAYER_ROWS, /* [n_vocab * n_layer][n_per_layer], of which a forward reads n_layer rows for a token */
+  EC_PER_LAYER_PROJECTION, /* [n_layer * n_per_layer][n_embd] */
+  EC_PER_LAYER_GATE,       /* [n_per_layer][n_embd] */
+  EC_PER_LAYER_OUT,        /* [n_embd][n_per_layer] */
+  /* of a layer with a recurrent state: */
+  EC_MIX,       /* [2 * n_state_key_head * n_state_key + n_state_head * n_state_value][n_embd], what the convolution goes
+                   over: queries, keys, values; by EC_RULE_SPACE values, keys, queries */
+  EC_MIX_GATE,  /* [n_state_head * n_state_value][n_embd], whose SiLU multiplies the result */
+  EC_MIX_ALPHA, /* [n_state_head][n_embd], of how much of the state is kept; by EC_RULE_DELTA without EC_MIX_BETA twice
+                   as many rows, those of a key head together: of its heads' beta, then of their alpha */
+  EC_MIX_BETA,  /* [n_state_head][n_embd], of how much is learned (EC_RULE_DELTA) */
+  EC_MIX_OUT,   /* [n_embd][n_state_head * n_state_value] */
   EC_N_MATRICES
 };
 
@@ -57,11 +72,25 @@ enum {
   EC_EXPERT_BIAS,    /* [n_expert], added to the gates of experts only to choose them */
   EC_CONVOLUTION,    /* [n_embd][length], the kernels of a layer with a short convolution (gated: LFM2) in place of
                         attention: EC_Q, EC_K and EC_V are then C, B and x, of n_embd rows each, and C * conv(B * x)
-                        goes to EC_ATTN_OUT */
+                        goes to EC_ATTN_OUT; of a layer with a recurrent state [rows of EC_MIX][length] */
   EC_ROUTER_BIAS,    /* [n_expert], of the scores of experts */
   EC_GATE_EXPERTS_BIAS, /* [n_expert][n_ff_expert] */
   EC_UP_EXPERTS_BIAS,   /* the same */
   EC_DOWN_EXPERTS_BIAS, /* [n_expert][n_embd] */
+  EC_PER_LAYER_NORM,      /* [n_per_layer], of each layer's part of EC_PER_LAYER_PROJECTION; exists once */
+  EC_PER_LAYER_POST_NORM, /* behind EC_PER_LAYER_OUT */
+  EC_LAYER_SCALE,         /* [1], what the hidden state is multiplied by behind the layer */
+  EC_ROUTER_NORM,         /* before the router, and the next one before experts, where they don't read what EC_GATE does */
+  EC_EXPERTS_NORM,
+  EC_POST_SHARED_NORM, /* behind the shared expert, and the next one behind the experts, before they are added */
+  EC_POST_EXPERTS_NORM,
+  EC_EXPERT_SCALES, /* [n_expert], what the gates of experts are multiplied by */
+  EC_STATE_BIAS, /* [n_state_head], added to alpha */
+  EC_STATE_RATE, /* [n_state_head], at most 0: e^(rate * softplus(alpha)) of the state is kept */
+  EC_STATE_NORM, /* [n_state_value], of each head of the result; by EC_RULE_SPACE [n_state_head * n_state_value], a norm
+                    over the heads of a key together, which may be absent */
+  EC_CONVOLUTION_BIAS, /* [rows of EC_MIX], this and the next of EC_RULE_SPACE */
+  EC_STATE_PASSED,     /* [n_state_head], how much of a value is added to the result */
   EC_N_VECTORS
 };
 
@@ -81,26 +110,28 @@ enum {
 
 /* How keys and values are stored: as halves; or in groups of 32 with a half as scale, as int8, as 4 bits, or as 4 bits
  * with the largest elements (one of 16) as halves beside them. The last three take a head_dim that is a multiple of 32
- * and at most 256. */
+ * and at most 512. */
 enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
 
 /* How the gates of experts come from their scores: a softmax over all experts, the sigmoid of each, or a softmax over
  * those that were chosen. */
 enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
 
+/* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the greater
+ * of g and 0, or the square of that. */
+enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3 };
+
 /* The shape of a model, and the switches by which architectures differ. */
 typedef struct ec_config {
   int32_t n_vocab;
   int32_t n_embd;
   int32_t n_layer;
-  int32_t n_head;
-  int32_t n_head_kv;
-  int32_t head_dim;
-  int32_t n_ff;
-  int32_t n_rot;            /* elements of a head that are rotated */
   int32_t rope_interleaved; /* pairs are neighbours (1) or halves of the rotated part (0) */
-  int32_t gelu;             /* feed-forward activation: tanh GELU (1) or SiLU (0) */
+  int32_t activation;       /* of gates: EC_SILU ... */
+  int32_t ungated;          /* feed-forward blocks have no gate: `up` itself goes through the activation (1) */
   int32_t wide_norms;       /* norms of queries and keys are over all heads together (1) or over each head (0) */
+  int32_t value_norm;       /* each head of the values is normed, without a weight (1), or not (0) */
+  int32_t n_per_layer;      /* elements that each layer gets of a token; 0: it gets none. Items then have tokens */
   int32_t sliding_window;   /* tokens that a sliding layer sees */
   int32_t temperature_tokens; /* t: queries at position p are multiplied by 1 + temperature_scale * ln(1 + floor(p /
                                  t)); with 0 tokens they are not */
@@ -115,17 +146,43 @@ typedef struct ec_config {
   int32_t n_expert;        /* of a layer with a mixture; 0: there is none */
   int32_t n_expert_used;   /* experts that a row goes through */
   int32_t n_ff_expert;     /* a multiple of 32 */
-  int32_t n_ff_shared;     /* of the shared expert; 0: there is none */
   int32_t expert_gating;   /* EC_GATING_... */
   int32_t norm_experts;    /* the gates of a row's experts are divided by their sum (1) or not (0) */
   float expert_scale;      /* gates are multiplied by it */
   float glu_limit;         /* l: gates g become min(g, l) * sigmoid(glu_slope * min(g, l)), and what they multiply, u,
                               becomes 1 + u, where u is kept from -l to l; 0: they do not */
   float glu_slope;
+  int32_t attention_gate;   /* EC_Q has twice as many rows: those of a head's query, then those of a gate, whose sigmoid
+                               multiplies the head's result */
+  int32_t state_rule;       /* EC_RULE_..., of layers with a recurrent state; below, their sizes */
+  int32_t n_state_head;     /* heads, each with a state of n_state_key x n_state_value */
+  int32_t n_state_key_head; /* keys (and queries) of a row; each belongs to the same number of heads */
+  int32_t n_state_key;
+  int32_t n_state_value;
+  int32_t state_tiled;      /* head h has key h % n_state_key_head (1), or neighbouring heads have the same (0) */
 } ec_config;
+
+/* How a row changes a recurrent state: by the gated delta rule; or by that of a state space (Mamba-2), where softplus of
+ * alpha is also what the value is multiplied by. */
+enum { EC_RULE_NONE, EC_RULE_DELTA, EC_RULE_SPACE };
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */
 enum { EC_LAYER_SLIDES = 1, EC_LAYER_UNROTATED = 2 };
+
+/* What stands before the feed-forward block of a layer: nothing, attention, a short convolution, a recurrence, or
+ * attention and a recurrence side by side. */
+enum { EC_MIXER_NONE, EC_MIXER_ATTENTION, EC_MIXER_CONVOLUTION, EC_MIXER_RECURRENT, EC_MIXER_BOTH };
+
+/* The shape of a layer. A layer that reads the keys and values of another one has neither EC_K nor EC_V. */
+typedef struct ec_layer {
+  int32_t flags; /* EC_LAYER_... */
+  int32_t mixer; /* EC_MIXER_... */
+  int32_t n_head; /* this number and the next two are of attention */
+  int32_t n_head_kv;
+  int32_t head_dim;
+  int32_t n_ff;    /* of the feed-forward block, in a layer with experts of the shared one; 0: there is none */
+  int32_t kv_from; /* the layer whose keys and values it reads: its own number, or that of a layer before it */
+} ec_layer;
 
 /* The stages of a forward that read weights. */
 enum { EC_PART_QKV, EC_PART_ATTN_OUT, EC_PART_GATE_UP, EC_PART_DOWN, EC_PART_OUTPUT };
@@ -215,10 +272,10 @@ EC_API int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer
                                    int64_t n_cols, const void *tiles, uint64_t tile_bytes);
 /* Set the mapping (borrowed) of the tiles, which each forward checks at its beginning and end. */
 EC_API void ec_model_set_mapping(ec_model *model, const ec_mapping *mapping);
-/* Have forwards read rows of the embedding matrix from the file of its tiles, where these begin at `offset`; the
- * matrix was set before, and its mapped memory is not touched. `file` is a descriptor (on Windows a handle) that
- * stays open. */
-EC_API int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_bytes, uint64_t offset);
+/* Have forwards read rows of EC_TOKEN_EMBD or EC_PER_LAYER_ROWS from the file of its tiles, where these begin at
+ * `offset`; the matrix was set or placed before, and its mapped memory is not touched. `file` is a descriptor (on Windows
+ * a handle) that stays open. */
+EC_API int32_t ec_model_read_rows(ec_model *model, int32_t which, int64_t file, uint64_t file_bytes, uint64_t offset);
 /* In place of ec_model_set_matrix: set where a matrix's tiles lie in a file of which each forward reads parts; offset
  * is a multiple of 64. */
 EC_API int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
@@ -236,10 +293,10 @@ EC_API int32_t ec_model_stream_experts(ec_model *model, int32_t n_slots);
 EC_API uint64_t ec_model_streamed_bytes(ec_model *model);
 /* Set a vector, which is copied. */
 EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const float *values, int64_t n);
-/* Set what is special about each layer: flags [n_layer] of EC_LAYER_... Without this call, nothing is. */
-EC_API int32_t ec_model_set_layers(ec_model *model, const uint8_t *flags);
-/* Set the rotation of queries and keys: the radians per position of each pair, [n_rot / 2], and what rotated elements
- * are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. */
+/* Set the shapes of the layers, [n_layer]. */
+EC_API int32_t ec_model_set_layers(ec_model *model, const ec_layer *layers);
+/* Set the rotation of queries and keys: the radians per position of each of n pairs, 2 * n at most the length of a
+ * head, and what rotated elements are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. */
 EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, int64_t n,
                                  double magnitude);
 /* Set how far ahead of what is multiplied weights of a type are fetched in products with n_rows rows: l1_bytes into the

@@ -28,8 +28,7 @@ ec_config net_config(const ec_draft_head_config &h) {
   require(h.block_size >= 0 && h.block_size <= EC_MOST_BLOCK, "the rows of a block are out of range");
   require(h.n_layer >= 1 && h.n_layer <= (h.block_size == 0 ? 1 : MOST_LAYERS), "the head's layers are out of range");
   ec_config c{};
-  c.n_vocab = h.n_vocab, c.n_embd = h.n_embd, c.n_layer = h.n_layer, c.n_head = h.n_head, c.n_head_kv = h.n_head_kv;
-  c.head_dim = h.head_dim, c.n_ff = h.n_ff, c.n_rot = h.head_dim;
+  c.n_vocab = h.n_vocab, c.n_embd = h.n_embd, c.n_layer = h.n_layer;
   c.rms_epsilon = h.rms_epsilon, c.embedding_scale = c.residual_scale = c.logit_scale = 1.0f;
   c.attention_scale = h.head_dim > 0 ? 1.0f / sqrtf((float)h.head_dim) : 0.0f;
   if (h.block_size > 0) c.logit_scale = h.logit_scale, c.logit_softcap = h.logit_softcap;
@@ -45,6 +44,11 @@ ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, con
   net.paired = c.block_size == 0;
   net.normed_residual = c.norm_before_residual != 0;
   if (c.block_size > 0) net.row_conv_length = c.conv_length, net.row_conv_group = c.conv_group;
+  require(c.n_ff > 0, "the head has no feed-forward block");
+  std::vector<ec_layer> shapes;
+  for (int32_t i = 0; i < c.n_layer; ++i)
+    shapes.push_back({0, EC_MIXER_ATTENTION, c.n_head, c.n_head_kv, c.head_dim, c.n_ff, i});
+  net.set_layers(shapes.data());
   require(model.finished, "the head's target is not finished");
   require(c.n_taps >= 1 && c.n_taps <= 16, "the number of taps is out of range");
   require(c.fc_norm >= EC_FC_NORM_NONE && c.fc_norm <= EC_FC_NORM_EACH, "no such norm before fc");

@@ -13,8 +13,6 @@ void require(bool holds, const char *message) {
   if (!holds) throw Invalid(message);
 }
 
-KVShape shape_of(const ec_config &c) { return {c.n_layer, c.n_head_kv, c.head_dim, EC_KV_F16, 0}; }
-
 struct Saved {
   int32_t base, n_read, n_pending;
 };
@@ -23,7 +21,7 @@ struct Saved {
 
 DraftHeadState::DraftHeadState(ec_draft_head &head, int32_t n_ctx)
     : head_(head),
-      kv_(&head.net, KVCache(shape_of(head.net.config), n_ctx + DRAFT_SLOTS)) {}
+      kv_(&head.net, KVCache(head.net.kv_shape(EC_KV_F16), n_ctx + DRAFT_SLOTS)) {}
 
 DraftHeadState::DraftHeadState(const DraftHeadState &other)
     : head_(other.head_),

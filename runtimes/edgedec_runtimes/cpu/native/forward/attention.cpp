@@ -1,5 +1,5 @@
-// The attention block of a layer, or the block of a short convolution, which has the same stages
-// (short_conv_stages.cpp).
+// The mixer of a layer, and of its stages those of attention; the others are in short_conv_stages.cpp and
+// state_stages.cpp.
 #include <math.h>
 #include <string.h>
 
@@ -18,33 +18,69 @@ constexpr size_t MOST_KEPT = 1 << 21;  // the most floats of spans that threads 
 
 }  // namespace
 
-bool Run::attention_block(int thread, int32_t l, float *memory) {
-  const std::vector<int32_t> &rows = plan_.attn(l);
-  if (rows.empty()) return true;
-  if (!fetch(thread, EC_PART_QKV, l)) return false;
+// The block of attention, of a convolution or of a recurrence; attention and a recurrence may stand side by side: they
+// read the same, and both are added.
+bool Run::mixer_block(int thread, int32_t l, float *memory) {
+  const std::vector<int32_t> &rows = plan_.attn(l), &going_on = plan_.attending(l);
   const Layer &layer = m_.layers[(size_t)l];
-  const int64_t n_q = m_.n_q(layer), n_kv = m_.n_kv(layer), width = n_q + 2 * n_kv;
-  float *qkv = m_.qkv.data();
-  const Target targets[3] = {{&layer.matrices[EC_Q], qkv, width},
-                             {&layer.matrices[EC_K], qkv + n_q, width},
-                             {&layer.matrices[EC_V], qkv + n_q + n_kv, width}};
-  if (!goes_on(thread)) return false;
+  if (rows.empty() || !layer.mixes()) {
+    if (layer.recurs()) scan(thread, l, rows, memory);  // what was accepted since
+    return true;
+  }
+  if (!fetch(thread, EC_PART_QKV, l) || !goes_on(thread)) return false;
+  const int64_t n_q = m_.n_q(layer), width = n_q + 2 * m_.n_kv(layer);
+  Target targets[7];
+  int n_targets = 0;
+  float *qkv = m_.qkv.data(), *mix = m_.mix.data();
+  for (int which : {EC_Q, EC_K, EC_V, EC_MIX, EC_MIX_GATE, EC_MIX_ALPHA, EC_MIX_BETA}) {
+    const Matrix &matrix = layer.matrices[which];
+    if (matrix.n_rows == 0) continue;
+    float *&out = which <= EC_V ? qkv : mix;
+    targets[n_targets++] = {&matrix, out, which <= EC_V ? width : layer.mix_width};
+    out += matrix.n_rows;
+  }
   const Activations &input = attention_input(thread, layer, rows, memory);
-  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, 3, memory);
+  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, n_targets, memory);
   release(thread, EC_PART_QKV, l);
-  if (layer.convolves()) write_columns(thread, layer, rows);
-  else write_keys_and_values(thread, layer, rows, memory);
-  const std::vector<int32_t> &attending = plan_.attending(l);
-  if (attending.empty()) return true;
-  if (layer.convolves()) convolve(thread, l, attending, memory);
-  else attend(thread, l, attending, memory);
+  mix_rows(thread, l, rows, memory);
+  if (going_on.empty()) return true;
   if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
-  const Activations &mixed = layer.convolves() ? m_.convolved.view() : m_.attended.view();
-  add_product(thread, EC_OP_ATTN_OUT, mixed, attending, layer.matrices[EC_ATTN_OUT],
-              layer.vectors[EC_POST_ATTN_NORM], layer.around_attention, memory);
-  add_output_bias(thread, layer, attending);
+  const Behind behind = {layer.vectors[EC_POST_ATTN_NORM], layer.around_attention};
+  if (layer.attends() || layer.convolves()) {
+    const Activations of_heads = layer.convolves() ? m_.convolved.view() : attended(layer);
+    add_product(thread, EC_OP_ATTN_OUT, of_heads, going_on, layer.matrices[EC_ATTN_OUT], behind, memory);
+  }
+  if (layer.recurs()) add_product(thread, EC_OP_ATTN_OUT, mixed(), going_on, layer.matrices[EC_MIX_OUT], behind, memory);
+  add_output_bias(thread, layer, going_on);
   release(thread, EC_PART_ATTN_OUT, l);
   return true;
+}
+
+// What a mixer does between its products: with all rows of a layer, and then with those that go on.
+void Run::mix_rows(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
+  const Layer &layer = m_.layers[(size_t)l];
+  const std::vector<int32_t> &going_on = plan_.attending(l);
+  const bool is_space = c_.state_rule == EC_RULE_SPACE;
+  if (layer.convolves()) write_columns(thread, layer, rows);
+  if (layer.attends()) write_keys_and_values(thread, layer, rows, memory);
+  if (layer.recurs()) {
+    if (is_space) make_space_records(thread, layer, rows, memory);
+    else make_delta_records(thread, layer, rows);
+    scan(thread, l, rows, memory);
+  }
+  if (going_on.empty()) return;
+  if (layer.convolves()) convolve(thread, l, going_on, memory);
+  if (layer.attends()) attend(thread, l, going_on, memory);
+  if (!layer.recurs()) return;
+  if (is_space) pass_results(thread, l, going_on, memory);
+  else gate_results(thread, l, going_on, memory);
+}
+
+// Return what the output matrix reads: layers differ in its length.
+Activations Run::attended(const Layer &layer) const {
+  Activations found = m_.attended.view();
+  found.n = layer.n_q();
+  return found;
 }
 
 // Add the bias of the output matrix.
@@ -57,22 +93,24 @@ void Run::add_output_bias(int thread, const Layer &layer, const std::vector<int3
   end_stage(thread, EC_OP_ATTN_OUT);
 }
 
-// Add biases, apply the norms of heads, rotate, and write the keys and values to the cache. A piece is one key-value
-// head of some rows: neighbours, as the keys of 16 tokens share cache lines.
+// Add biases, apply the norms of heads, rotate, and write the keys and values to the cache; of a layer that reads those
+// of another one, only the queries are there. A piece is one key-value head of some rows: neighbours, as the keys of 16
+// tokens share cache lines.
 void Run::write_keys_and_values(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
   const int n = (int)rows.size(), n_together = n > KEY_BLOCK ? KEY_BLOCK : 4;
   if (c_.wide_norms) {
     stages_.each(thread, n, [&](int64_t i) {
-      float *q = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv());
+      float *q = m_.qkv.data() + i * width_of(layer);
       norm_wide(q, layer.vectors[EC_Q_NORM], memory);
-      norm_wide(q + m_.n_q(), layer.vectors[EC_K_NORM], memory);
+      if (layer.stores_kv) norm_wide(q + layer.n_q(), layer.vectors[EC_K_NORM], memory);
     });
     end_stage(thread, EC_OP_ROPE);
   }
-  stages_.each(thread, (n + n_together - 1) / n_together * c_.n_head_kv, [&](int64_t piece) {
-    const int first = (int)piece / c_.n_head_kv * n_together;
+  const int n_heads = layer.shape.n_head_kv;
+  stages_.each(thread, (n + n_together - 1) / n_together * n_heads, [&](int64_t piece) {
+    const int first = (int)piece / n_heads * n_together;
     for (int i = first; i < std::min(n, first + n_together); ++i)
-      write_head(layer, i, plan_.rows[(size_t)rows[(size_t)i]], (int)piece % c_.n_head_kv, memory);
+      write_head(layer, i, plan_.rows[(size_t)rows[(size_t)i]], (int)piece % n_heads, memory);
   });
   end_stage(thread, EC_OP_ROPE);
 }
@@ -86,35 +124,37 @@ void Run::norm_wide(float *x, const std::vector<float> &weight, float *memory) {
 
 // Do so for row i of those that run this block.
 void Run::write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory) {
-  const int32_t group = c_.n_head / c_.n_head_kv, d = c_.head_dim;
+  const int32_t group = layer.shape.n_head / layer.shape.n_head_kv, d = layer.shape.head_dim;
   const int64_t number = &row - plan_.rows.data();
-  const float *cos_sin = layer.unrotated ? nullptr : m_.cos_sin[m_.rope_of(layer)].data() + number * c_.n_rot;
-  const std::vector<float> &q_norm = c_.wide_norms ? none_ : layer.vectors[EC_Q_NORM];
-  const std::vector<float> &k_norm = c_.wide_norms ? none_ : layer.vectors[EC_K_NORM];
+  const int rope = m_.rope_of(layer), n_rot = layer.unrotated ? 0 : m_.rope[rope].n_rot();
+  const float *cos_sin = m_.cos_sin[rope].data() + number * n_rot;
+  const auto prepare = [&](float *x, const std::vector<float> &bias, int32_t h, const std::vector<float> &norm) {
+    if (!bias.empty()) k_.add(x, bias.data() + h * d, 1.0f, d);
+    if (!norm.empty() && !c_.wide_norms) {
+      k_.rms_norm(x, norm.data(), c_.rms_epsilon, d, memory);
+      memcpy(x, memory, (size_t)d * sizeof(float));
+    }
+    if (n_rot != 0) k_.rope(x, cos_sin, n_rot, c_.rope_interleaved != 0);
+  };
   const float temperature = temperature_at(row.position);
-  float *base = m_.qkv.data() + i * (m_.n_q() + 2 * m_.n_kv());
+  float *base = m_.qkv.data() + i * width_of(layer);
   for (int32_t h = head * group; h < (head + 1) * group; ++h) {
-    prepare_head(base + h * d, layer.vectors[EC_Q_BIAS], h, q_norm, cos_sin, memory);
-    for (int32_t i = 0; temperature != 1.0f && i < d; ++i) base[h * d + i] *= temperature;
+    float *query = base + h * query_stride(layer);
+    prepare(query, layer.vectors[EC_Q_BIAS], h, layer.vectors[EC_Q_NORM]);
+    for (int32_t j = 0; temperature != 1.0f && j < d; ++j) query[j] *= temperature;
   }
-  float *keys = base + m_.n_q() + head * d, *values = keys + m_.n_kv();
+  if (!layer.stores_kv) return;
+  float *keys = base + m_.n_q(layer) + head * d, *values = keys + layer.n_kv();
   KVCache &cache = plan_.items[row.item].session->cache;
-  const std::vector<float> &key_bias = cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS];
-  prepare_head(keys, key_bias, head, k_norm, cos_sin, memory);
   const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
+  if (layer.matrices[EC_V].n_rows == 0) memcpy(values, keys, (size_t)d * sizeof(float));
+  prepare(keys, cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS], head, layer.vectors[EC_K_NORM]);
   if (!bias.empty()) k_.add(values, bias.data() + head * d, 1.0f, d);
-  cache.write(k_, layer.number, head, row.slot, keys, values);
-}
-
-void Run::prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
-                  const float *cos_sin, float *memory) {
-  const int32_t d = c_.head_dim;
-  if (!bias.empty()) k_.add(x, bias.data() + head * d, 1.0f, d);
-  if (!weight.empty()) {
-    k_.rms_norm(x, weight.data(), c_.rms_epsilon, d, memory);
-    memcpy(x, memory, (size_t)d * sizeof(float));
+  if (c_.value_norm != 0) {
+    k_.rms_norm(values, m_.ones.data(), c_.rms_epsilon, d, memory);
+    memcpy(values, memory, (size_t)d * sizeof(float));
   }
-  if (cos_sin != nullptr) k_.rope(x, cos_sin, c_.n_rot, c_.rope_interleaved != 0);
+  cache.write(k_, layer.number, head, row.slot, keys, values);
 }
 
 // Return what a query at a position is multiplied by, so that attention stays as sharp over long texts.
@@ -136,10 +176,11 @@ struct Run::AttentionPiece {
   int64_t number;  // of the chunk, among those of all groups and heads of a step
 };
 
-Run::AttentionCut Run::cut(const AttentionGroup &group, size_t n_groups) const {
+Run::AttentionCut Run::cut(const Layer &layer, const AttentionGroup &group, size_t n_groups) const {
   const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t n_queries = (int64_t)group.rows.size() * (c_.n_head / c_.n_head_kv), n_threads = m_.pool.size();
-  const int64_t n_heads = (int64_t)n_groups * c_.n_head_kv, wanted = CHUNKS_PER_THREAD * n_threads;
+  const int64_t per_row = layer.shape.n_head / layer.shape.n_head_kv, n_threads = m_.pool.size();
+  const int64_t n_queries = (int64_t)group.rows.size() * per_row;
+  const int64_t n_heads = (int64_t)n_groups * layer.shape.n_head_kv, wanted = CHUNKS_PER_THREAD * n_threads;
   // With `together`, spans are cut in place of queries, so that each is read once.
   const bool together = n_kept_ > 0 && group.unfinished;
   const int64_t least = together ? n_queries : divided(n_queries, divided(wanted, n_heads));
@@ -149,24 +190,26 @@ Run::AttentionCut Run::cut(const AttentionGroup &group, size_t n_groups) const {
   return {chunk, n_chunks, std::min(group.end - group.begin, divided(PIECES_PER_THREAD * n_threads, n_pieces))};
 }
 
-int64_t Run::count_pieces(const std::vector<AttentionGroup> &groups) const {
+int64_t Run::count_pieces(const Layer &layer, const std::vector<AttentionGroup> &groups) const {
   int64_t n = 0;
   for (const AttentionGroup &group : groups) {
-    const AttentionCut of = cut(group, groups.size());
-    n += of.n_chunks * c_.n_head_kv * of.n_parts;
+    const AttentionCut of = cut(layer, group, groups.size());
+    n += of.n_chunks * layer.shape.n_head_kv * of.n_parts;
   }
   return n;
 }
 
 // Return a piece of a step by its number.
-Run::AttentionPiece Run::find_piece(const std::vector<AttentionGroup> &groups, int64_t number) const {
+Run::AttentionPiece Run::find_piece(const Layer &layer, const std::vector<AttentionGroup> &groups,
+                                    int64_t number) const {
+  const int32_t n_heads = layer.shape.n_head_kv;
   int64_t n_before = 0;
   for (const AttentionGroup &group : groups) {
-    const AttentionCut of = cut(group, groups.size());
-    const int64_t n_chunks = of.n_chunks * c_.n_head_kv;
+    const AttentionCut of = cut(layer, group, groups.size());
+    const int64_t n_chunks = of.n_chunks * n_heads;
     if (number < n_chunks * of.n_parts) {
       const int64_t chunk = n_chunks - 1 - number / of.n_parts;  // the last rows, which see most, come first
-      return {&group, of, chunk % c_.n_head_kv, chunk / c_.n_head_kv * of.chunk, number % of.n_parts, n_before + chunk};
+      return {&group, of, chunk % n_heads, chunk / n_heads * of.chunk, number % of.n_parts, n_before + chunk};
     }
     number -= n_chunks * of.n_parts;
     n_before += n_chunks;
@@ -175,27 +218,28 @@ Run::AttentionPiece Run::find_piece(const std::vector<AttentionGroup> &groups, i
 }
 
 void Run::attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
+  const Layer &layer = m_.layers[(size_t)l];
   for (const std::vector<AttentionGroup> &groups : plan_.steps(l)) {
-    stages_.each(thread, count_pieces(groups),
-                 [&](int64_t number) { attend_piece(l, rows, find_piece(groups, number), memory); });
+    stages_.each(thread, count_pieces(layer, groups),
+                 [&](int64_t number) { attend_piece(l, rows, find_piece(layer, groups, number), memory); });
     end_stage(thread, EC_OP_ATTENTION);
   }
-  if (c_.head_dim % 32 == 0 || m_.attended.view().blocks == nullptr) return;
-  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
-    k_.quantize(m_.attended.view(), i, 0, m_.n_q(), m_.attention.data() + i * m_.n_q());
-  });
+  const Activations out = attended(layer);
+  if (layer.shape.head_dim % 32 == 0 || out.blocks == nullptr) return;
+  stages_.each(thread, (int64_t)rows.size(),
+               [&](int64_t i) { k_.quantize(out, i, 0, out.n, m_.attention.data() + i * out.n); });
   end_stage(thread, EC_OP_ATTENTION);
 }
 
 size_t attention_scratch(const ec_model &model, const Plan &plan) {
-  const size_t d = (size_t)model.config.head_dim, tree = (size_t)(plan.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
+  const size_t d = (size_t)model.most([](const Layer &layer) { return layer.shape.head_dim; }), tree = (size_t)(plan.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
   return MAX_QUERIES * (d + SPAN_TOKENS) + QUERY_GROUP * (d + tree) + (SPAN_TOKENS + PAGE_TOKENS) * d;
 }
 
 size_t attention_kept(const ec_model &model, const Plan &plan) {
   if (model.pool.size() == 1 || plan.n_rows > CUT_ROWS) return 0;
-  const size_t n_queries = (size_t)plan.n_rows * (size_t)model.config.n_head;
-  const size_t n = n_queries * (size_t)plan.n_spans() * (size_t)(model.config.head_dim + 2);
+  const size_t of_row = (size_t)model.most([](const Layer &layer) { return layer.n_q() + 2 * layer.shape.n_head; });
+  const size_t n = (size_t)plan.n_rows * of_row * (size_t)plan.n_spans();
   return n <= MOST_KEPT ? n : 0;
 }
 
@@ -204,16 +248,17 @@ AttentionWork Run::work_of(int32_t l, int64_t head, const ec_item &item, float *
   const KVCache &cache = item.session->cache;
   const Layer &layer = m_.layers[(size_t)l];
   const std::vector<float> &bias = layer.vectors[EC_K_BIAS];
-  const int64_t d = c_.head_dim;
+  const KVLayer &stored = cache.shape().layers[(size_t)layer.number];
+  const int64_t d = stored.head_dim;
   AttentionWork w{};
-  w.head_dim = c_.head_dim;
-  w.layout = cache.shape().layout;
-  w.rotations = cache.shape().rotations();
+  w.head_dim = stored.head_dim;
+  w.layout = stored.layout;
+  w.rotations = cache.shape().rotations;
   w.n_rot = layer.unrotated ? 0 : cache.shape().n_rot;
   w.rope_interleaved = c_.rope_interleaved != 0;
   if (cache.shape().n_rot > 0 && !bias.empty()) w.key_bias = bias.data() + head * d;
   w.pages = cache.pages();
-  w.offset = cache.shape().offset(layer.number, (int32_t)head);
+  w.offset = stored.offset((int32_t)head);
   w.n_prefix = item.n_past;
   w.n_slots = item.n_past + item.n_rows;
   w.scale = c_.attention_scale;
@@ -232,8 +277,8 @@ AttentionWork Run::work_of(int32_t l, int64_t head, const ec_item &item, float *
 Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32_t> &rows,
                             const AttentionPiece &piece) {
   const AttentionGroup &group = *piece.group;
-  const int64_t per_row = c_.n_head / c_.n_head_kv, d = c_.head_dim;
   const Layer &layer = m_.layers[(size_t)l];
+  const int64_t per_row = layer.shape.n_head / layer.shape.n_head_kv, d = layer.shape.head_dim;
   const std::vector<float> &sinks = layer.vectors[EC_SINKS];
   w.n_queries = (int32_t)std::min(piece.of.chunk, (int64_t)group.rows.size() * per_row - piece.first_query);
   w.resumed = group.resumed;
@@ -245,9 +290,9 @@ Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32
     const RowInfo &row = plan_.rows[(size_t)rows[at.place]];
     // What rows share is before a tree.
     const bool in_tree = plan_.items[row.item].parents != nullptr && !group.unfinished;
-    w.query[q] = m_.qkv.data() + (int64_t)at.query * (m_.n_q() + 2 * m_.n_kv()) + h * d;
-    w.out[q] = m_.attention.data() + (int64_t)at.place * m_.n_q() + h * d;
-    w.state[q] = states_.empty() ? nullptr : states_.data() + 2 * ((int64_t)at.place * c_.n_head + h);
+    w.query[q] = m_.qkv.data() + (int64_t)at.query * width_of(layer) + h * query_stride(layer);
+    w.out[q] = m_.attention.data() + (int64_t)at.place * layer.n_q() + h * d;
+    w.state[q] = states_.empty() ? nullptr : states_.data() + 2 * ((int64_t)at.place * layer.shape.n_head + h);
     w.visible[q] = row.visible;
     w.start[q] = layer.window > 0 ? std::max(0, row.window_end - layer.window) : 0;
     w.sink[q] = sinks.empty() ? nullptr : sinks.data() + h;
@@ -261,7 +306,9 @@ Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32
 
 void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory) {
   const AttentionGroup &group = *piece.group;
-  const int64_t per_row = c_.n_head / c_.n_head_kv, d = c_.head_dim, n_parts = piece.of.n_parts;
+  const Layer &layer = m_.layers[(size_t)l];
+  const int64_t per_row = layer.shape.n_head / layer.shape.n_head_kv, d = layer.shape.head_dim;
+  const int64_t n_parts = piece.of.n_parts;
   AttentionWork w = work_of(l, piece.head, plan_.items[plan_.rows[(size_t)rows[group.rows[0].place]].item], memory);
   const Spans seen = set_queries(w, l, rows, piece);
   const int64_t per_part = (seen.end - seen.begin + n_parts - 1) / n_parts;
@@ -278,10 +325,14 @@ void Run::attend_piece(int32_t l, const std::vector<int32_t> &rows, const Attent
     w.span_end = seen.end;
     k_.join_spans(w);
   }
-  if (group.unfinished || (d % 32 != 0 && m_.attended.view().blocks != nullptr)) return;
+  const Activations out = attended(layer);
+  if (group.unfinished) return;
+  for (int32_t q = 0; c_.attention_gate != 0 && q < w.n_queries; ++q)
+    k_.multiply_by_sigmoid(w.out[q], w.query[q] + d, d);
+  if (d % 32 != 0 && out.blocks != nullptr) return;
   for (int32_t q = 0; q < w.n_queries; ++q) {
     const int64_t at = w.out[q] - m_.attention.data();
-    k_.quantize(m_.attended.view(), at / m_.n_q(), at % m_.n_q(), d, w.out[q]);
+    k_.quantize(out, at / out.n, at % out.n, d, w.out[q]);
   }
 }
 

@@ -20,7 +20,7 @@ class Grouping {
   // Add the groups of some items, whose pages are the same up to span `begin`, to the steps from number `step` on.
   void add(std::vector<RowRange> ranges, int64_t begin, size_t step) {
     while (!ranges.empty()) {
-      const bool packed = item(ranges[0]).session->cache.shape().layout.bits < 16;
+      const bool packed = item(ranges[0]).session->cache.shape().bits < 16;
       const int64_t least = packed ? LEAST_SPANS : LEAST_SPANS_OF_HALVES;
       std::vector<RowRange> together = {ranges[0]}, others;
       int64_t end = plan_.n_spans();

@@ -32,7 +32,7 @@ void ExpertStore::start(const File &file, std::vector<LayerPlaces> places, int32
     for (const LayerPlaces &layer : places_) most = std::max(most, layer.parts[part].n_bytes);
     starts_[part + 1] = starts_[part] + io_ceil(most) + IO_ALIGNMENT;
   }
-  for (const LayerPlaces &layer : places_) n_layers_ += layer.parts[0].n_bytes != 0;
+  for (const LayerPlaces &layer : places_) n_layers_ += layer.parts[PARTS - 1].n_bytes != 0;
   memory_ = aligned_memory(starts_[PARTS] * (uint64_t)n_slots);
   slots_ = std::vector<Slot>((size_t)n_slots);
   slot_of_.assign(places_.size() * (size_t)n_expert, -1);
@@ -80,7 +80,9 @@ void ExpertStore::settle(int32_t number, int32_t layer, int32_t expert) {
   slot.layer = layer;
   slot.expert = expert;
   slot.wanted = now_;
-  slot.loaded.store(0, std::memory_order_relaxed);
+  uint8_t absent = 0;
+  for (int part = 0; part < PARTS; ++part) absent |= (uint8_t)((places_[(size_t)layer].parts[part].n_bytes == 0) << part);
+  slot.loaded.store(absent, std::memory_order_relaxed);
   slot_of_[index(layer, expert)] = number;
 }
 
@@ -132,7 +134,7 @@ bool ExpertStore::wait(int32_t layer, int32_t expert, int part) {
 const uint8_t *ExpertStore::tiles(int32_t layer, int32_t expert, int part) const {
   const int32_t slot = slot_of(layer, expert);
   const Place &place = places_[(size_t)layer].parts[part];
-  const uint64_t offset = place.offset + place.n_bytes * (uint64_t)expert;
+  const uint64_t offset = place.of(expert);
   return memory_.get() + starts_[PARTS] * (uint64_t)slot + starts_[part] + (offset - io_floor(offset));
 }
 
@@ -181,7 +183,7 @@ void ExpertStore::read_next(std::unique_lock<std::mutex> &lock) {
 void ExpertStore::read(const Slot &slot, const Job &job) {
   const Place &place = places_[(size_t)slot.layer].parts[job.part];
   uint8_t *memory = memory_.get() + starts_[PARTS] * (uint64_t)job.slot + starts_[job.part];
-  file_.read_pages(place.offset + place.n_bytes * (uint64_t)slot.expert, place.n_bytes, memory, nullptr);
+  file_.read_pages(place.of(slot.expert), place.n_bytes, memory, nullptr);
   n_read_.fetch_add(place.n_bytes, std::memory_order_relaxed);
 }
 

@@ -19,13 +19,15 @@ namespace edgedec {
 
 class ExpertStore {
  public:
-  // Where one matrix of a layer's experts lies in the file; an expert takes n_bytes.
+  // Where one matrix of a layer's experts lies in the file: that of the first one, of n_bytes; the next one's begins
+  // `step` bytes behind it.
   struct Place {
-    uint64_t offset, n_bytes;
+    uint64_t offset = 0, n_bytes = 0, step = 0;
+    uint64_t of(int32_t expert) const { return offset + step * (uint64_t)expert; }
   };
   static constexpr int PARTS = 3;  // gate, up, down
   struct LayerPlaces {
-    Place parts[PARTS];  // n_bytes is 0 in a layer without experts
+    Place parts[PARTS];  // n_bytes is 0 in a layer without experts, and of a gate where experts have none
   };
 
   ExpertStore() = default;
@@ -71,7 +73,7 @@ class ExpertStore {
   struct Slot {
     int32_t layer = -1, expert = -1;
     uint64_t wanted = 0;             // the last call of want() that wanted it
-    std::atomic<uint8_t> loaded{0};  // the parts in memory, a bit each
+    std::atomic<uint8_t> loaded{0};  // the parts in memory, or that there are not, a bit each
   };
   struct Job {
     int32_t slot;

@@ -68,7 +68,7 @@ uint16_t to_int4(const float *x, int32_t *q) {
 
 // Find the places of the n largest magnitudes; of equal magnitudes the first places.
 void largest(const float *x, int32_t d, int32_t n, uint8_t *places) {
-  bool taken[MAX_PACKED_HEAD] = {};
+  bool taken[OUTLIER_ELEMENTS] = {};
   for (int32_t j = 0; j < n; ++j) {
     int32_t best = -1;
     for (int32_t i = 0; i < d; ++i)
@@ -78,11 +78,9 @@ void largest(const float *x, int32_t d, int32_t n, uint8_t *places) {
   }
 }
 
-}  // namespace
-
-KVShape::KVShape(int32_t n_layer, int32_t n_head_kv, int32_t head_dim, int32_t type, int32_t n_rot)
-    : n_layer(n_layer), n_head_kv(n_head_kv), head_dim(head_dim), n_rot(n_rot), layout{} {
+KVLayout layout_of(int32_t head_dim, int32_t type) {
   const int64_t tokens = PAGE_TOKENS;
+  KVLayout layout{};
   layout.bits = type == EC_KV_F16 ? 16 : type == EC_KV_INT8 ? 8 : 4;
   layout.n_groups = type == EC_KV_F16 ? 0 : head_dim / 32;
   layout.n_outliers = type == EC_KV_GEAR ? head_dim / OUTLIERS_OF : 0;
@@ -95,6 +93,17 @@ KVShape::KVShape(int32_t n_layer, int32_t n_head_kv, int32_t head_dim, int32_t t
   layout.key_places = layout.value_outliers + 2 * tokens * layout.n_outliers;
   layout.value_places = layout.key_places + tokens * layout.n_outliers;
   layout.bytes = layout.value_places + tokens * layout.n_outliers;
+  return layout;
+}
+
+}  // namespace
+
+KVShape::KVShape(const std::vector<Heads> &of_layers, int32_t type, int32_t n_rot)
+    : bits(type == EC_KV_F16 ? 16 : type == EC_KV_INT8 ? 8 : 4), n_rot(n_rot) {
+  for (const Heads &heads : of_layers) {
+    layers.push_back({heads.n_head_kv, heads.head_dim, layout_of(heads.head_dim, type), rotations});
+    rotations = layers.back().offset(heads.n_head_kv);
+  }
 }
 
 KVCache::KVCache(const KVCache &other, int32_t n_tokens) : KVCache(other.shape_, other.n_ctx_) {
@@ -124,13 +133,17 @@ struct Side {
 };
 
 void write_packed(const KVLayout &layout, const Side &to, int32_t in_page, int32_t d, float *x) {
-  uint8_t places[MAX_PACKED_HEAD];
-  largest(x, d, layout.n_outliers, places);
-  for (int32_t j = 0; j < layout.n_outliers; ++j) {
-    const int64_t at = to.place(in_page, layout.n_outliers, j);
-    ((uint16_t *)to.outliers)[at] = float_to_half(x[places[j]]);
-    to.places[at] = places[j];
-    x[places[j]] = 0.0f;
+  uint8_t places[OUTLIER_ELEMENTS / OUTLIERS_OF];
+  for (int32_t begin = 0; layout.n_outliers > 0 && begin < d; begin += OUTLIER_ELEMENTS) {
+    const int32_t width = std::min(d - begin, OUTLIER_ELEMENTS), n = width / OUTLIERS_OF;
+    largest(x + begin, width, n, places);
+    for (int32_t j = 0; j < n; ++j) {
+      const int64_t at = to.place(in_page, layout.n_outliers, begin / OUTLIERS_OF + j);
+      float *value = x + begin + places[j];
+      ((uint16_t *)to.outliers)[at] = float_to_half(*value);
+      to.places[at] = places[j];
+      *value = 0.0f;
+    }
   }
   for (int32_t g = 0; g < layout.n_groups; ++g) {
     int32_t q[32];
@@ -148,9 +161,10 @@ void write_packed(const KVLayout &layout, const Side &to, int32_t in_page, int32
 
 void KVCache::write(const Kernels &kernels, int32_t layer, int32_t head, int32_t slot, const float *keys,
                     const float *values) {
-  const int32_t d = shape_.head_dim, in_page = slot % PAGE_TOKENS;
-  const KVLayout &l = shape_.layout;
-  uint8_t *base = at(slot, shape_.offset(layer, head));
+  const KVLayer &of = shape_.layers[(size_t)layer];
+  const int32_t d = of.head_dim, in_page = slot % PAGE_TOKENS;
+  const KVLayout &l = of.layout;
+  uint8_t *base = at(slot, of.offset(head));
   if (l.bits == 16) {
     uint16_t *k = (uint16_t *)base + key_place(in_page, d, 0),
              *v = (uint16_t *)(base + l.values) + value_place(in_page, d, 0);
@@ -173,7 +187,7 @@ void KVCache::write(const Kernels &kernels, int32_t layer, int32_t head, int32_t
 }
 
 void KVCache::write_rotation(int32_t slot, const float *cos_sin) {
-  float *to = (float *)at(slot, shape_.rotations());
+  float *to = (float *)at(slot, shape_.rotations);
   for (int32_t i = 0; i < shape_.n_rot; ++i) to[key_place(slot % PAGE_TOKENS, shape_.n_rot, i)] = cos_sin[i];
 }
 
@@ -181,17 +195,17 @@ void KVCache::write_rotation(int32_t slot, const float *cos_sin) {
 template <class Visit>
 void KVCache::visit(int32_t slot, Visit visitor) const {
   const int32_t in_page = slot % PAGE_TOKENS;
-  const KVLayout &l = shape_.layout;
   const auto of_keys = [&](uint8_t *piece, int64_t n, int64_t size) {
     for (int64_t i = 0; i < n; ++i) visitor(piece + key_place(in_page, n, i) * size, size);
   };
   const auto of_values = [&](uint8_t *piece, int64_t n, int64_t size) {
     visitor(piece + value_place(in_page, n, 0) * size, n * size);
   };
-  const int64_t size = l.bits == 16 ? 2 : 1, n = l.bits == 4 ? shape_.head_dim / 2 : shape_.head_dim;
-  for (int32_t layer = 0; layer < shape_.n_layer; ++layer)
-    for (int32_t head = 0; head < shape_.n_head_kv; ++head) {
-      uint8_t *base = at(slot, shape_.offset(layer, head));
+  for (const KVLayer &of : shape_.layers)
+    for (int32_t head = 0; head < of.n_head_kv; ++head) {
+      const KVLayout &l = of.layout;
+      const int64_t size = l.bits == 16 ? 2 : 1, n = l.bits == 4 ? of.head_dim / 2 : of.head_dim;
+      uint8_t *base = at(slot, of.offset(head));
       of_keys(base, n, size);
       of_values(base + l.values, n, size);
       of_keys(base + l.key_scales, l.n_groups, 2);
@@ -201,7 +215,7 @@ void KVCache::visit(int32_t slot, Visit visitor) const {
       of_keys(base + l.key_places, l.n_outliers, 1);
       of_values(base + l.value_places, l.n_outliers, 1);
     }
-  of_keys(at(slot, shape_.rotations()), shape_.n_rot, sizeof(float));
+  of_keys(at(slot, shape_.rotations), shape_.n_rot, sizeof(float));
 }
 
 int64_t KVCache::token_bytes() const {

@@ -9,17 +9,30 @@
 
 namespace edgedec {
 
+// The keys and values of one layer in a page.
+struct KVLayer {
+  int32_t n_head_kv, head_dim;
+  KVLayout layout;  // of one head
+  int64_t begin;    // where the first head's are
+
+  int64_t offset(int32_t head) const { return begin + layout.bytes * head; }
+};
+
 struct KVShape {
-  int32_t n_layer, n_head_kv, head_dim;
+  // The heads and their length of a layer.
+  struct Heads {
+    int32_t n_head_kv, head_dim;
+  };
+
+  std::vector<KVLayer> layers;  // those that store keys and values
+  int32_t bits;
   int32_t n_rot;  // cosines and sines stored for each token where keys are stored without their bias; else 0
-  KVLayout layout;
+  int64_t rotations = 0;  // where a page has them
 
   // `type` is one of EC_KV_...
-  KVShape(int32_t n_layer, int32_t n_head_kv, int32_t head_dim, int32_t type, int32_t n_rot);
+  KVShape(const std::vector<Heads> &layers, int32_t type, int32_t n_rot);
 
-  int64_t page_bytes() const { return rotations() + (int64_t)PAGE_TOKENS * n_rot * (int64_t)sizeof(float); }
-  int64_t rotations() const { return layout.bytes * n_layer * n_head_kv; }
-  int64_t offset(int32_t layer, int32_t head) const { return layout.bytes * ((int64_t)layer * n_head_kv + head); }
+  int64_t page_bytes() const { return rotations + (int64_t)PAGE_TOKENS * n_rot * (int64_t)sizeof(float); }
 };
 
 class KVCache {
@@ -38,7 +51,7 @@ class KVCache {
   // Make the slots [begin, end) writable: make the pages that are absent, and copy those that are shared
   // (std::bad_alloc).
   void prepare(int32_t begin, int32_t end);
-  // Store one token's keys and values of one layer and head, head_dim floats each.
+  // Store one token's keys and values of one head of a layer of the shape, head_dim floats each.
   void write(const Kernels &kernels, int32_t layer, int32_t head, int32_t slot, const float *keys, const float *values);
   // Store the cosines and sines of a token's position, [n_rot]; do nothing where the shape has none.
   void write_rotation(int32_t slot, const float *cos_sin);

@@ -29,25 +29,28 @@ void require_vector(const std::vector<float> &v, const char *name, int64_t n, bo
 }
 
 void check_config(const ec_config &c) {
-  require(
-      c.n_vocab > 0 && c.n_embd > 0 && c.n_layer > 0 && c.n_head > 0 && c.n_head_kv > 0 && c.head_dim > 0 && c.n_ff > 0,
-      "a size of the model is not positive");
-  require(c.n_vocab < 1 << 24 && c.n_embd <= 1 << 17 && c.n_layer <= 1 << 12 && c.n_head <= 1 << 12 &&
-              c.head_dim <= 1 << 12 && c.n_ff <= 1 << 20,
-          "a size of the model is out of range");
-  require(c.n_head % c.n_head_kv == 0, "the heads are no multiple of the key-value heads");
-  require(c.head_dim % 16 == 0 && c.n_embd % 16 == 0, "head_dim and n_embd must be multiples of 16");
-  require(c.n_rot > 0 && c.n_rot % 2 == 0 && c.n_rot <= c.head_dim, "n_rot must be even and at most head_dim");
+  require(c.n_vocab > 0 && c.n_embd > 0 && c.n_layer > 0, "a size of the model is not positive");
+  require(c.n_vocab < 1 << 24 && c.n_embd <= 1 << 17 && c.n_layer <= 1 << 12, "a size of the model is out of range");
+  require(c.n_embd % 16 == 0, "n_embd must be a multiple of 16");
+  require(c.activation >= EC_SILU && c.activation <= EC_RELU2, "the activation of gates is none that is known");
   require(c.n_expert >= 0 && c.n_expert <= MAX_EXPERTS && c.n_expert_used >= (c.n_expert != 0) &&
               c.n_expert_used <= c.n_expert,
           "the experts are out of range");
   require(c.n_ff_expert >= 0 && c.n_ff_expert <= 1 << 20 && c.n_ff_expert % 32 == 0 &&
-              (c.n_expert == 0 || c.n_ff_expert > 0) && c.n_ff_shared >= 0 && c.n_ff_shared <= 1 << 20,
+              (c.n_expert == 0 || c.n_ff_expert > 0),
           "the width of an expert is out of range, or no multiple of 32");
   require(c.n_expert == 0 || (isfinite(c.expert_scale) && c.expert_scale > 0),
           "the factor of experts is not a positive number");
+  require(c.ungated == 0 || c.glu_limit == 0.0f, "gates have a limit, and there are none");
   require(c.glu_limit == 0.0f || (isfinite(c.glu_slope) && c.glu_slope > 0),
           "the slope of gates is not a positive number");
+  require(c.attention_gate == 0 || c.wide_norms == 0, "gates of attention stand beside norms over all heads");
+  require(c.state_rule >= EC_RULE_NONE && c.state_rule <= EC_RULE_SPACE, "no such rule of a recurrence");
+  if (c.state_rule != EC_RULE_NONE) {
+    for (int32_t n : {c.n_state_head, c.n_state_key_head, c.n_state_key, c.n_state_value})
+      require(n > 0 && n <= 1 << 12, "a size of the recurrent states is out of range");
+    require(c.n_state_head % c.n_state_key_head == 0, "the heads of states are no multiple of the key heads");
+  }
   require(c.sliding_window >= 0 && c.temperature_tokens >= 0, "the sliding window or a number of tokens is negative");
   for (float f : {c.rms_epsilon, c.embedding_scale, c.residual_scale, c.logit_scale, c.attention_scale})
     require(isfinite(f) && f > 0, "a factor of the model is not a positive number");
@@ -73,7 +76,29 @@ ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Ke
       max_rows(rows),
       kernels(k),
       pool((check_config(c), Pool::shared(n_threads))),
-      layers((size_t)c.n_layer) {}
+      layers((size_t)c.n_layer) {
+  recurrent.n_head = c.n_state_head, recurrent.n_key_head = c.n_state_key_head;
+  recurrent.n_key = c.n_state_key, recurrent.n_value = c.n_state_value;
+  recurrent.n_column = 2 * c.n_state_key_head * c.n_state_key + c.n_state_head * c.n_state_value;
+  recurrent.tiled = c.state_tiled != 0, recurrent.corrects = c.state_rule == EC_RULE_DELTA;
+}
+
+ec_session::ec_session(ec_model *owner, KVCache &&kv)
+    : model(owner), cache(std::move(kv)), notes(0, 0), columns({}, 0), states(RecurrentShape{}) {}
+
+ec_session::ec_session(ec_model *owner, int32_t n_ctx, int32_t kv_type)
+    : model(owner),
+      cache(owner->kv_shape(kv_type), n_ctx),
+      notes(owner->columns().n_conv + owner->n_states() > 0 ? owner->config.n_layer : 0, owner->config.n_vocab),
+      columns(owner->columns(), n_ctx),
+      states(owner->n_states() > 0 ? owner->recurrent : RecurrentShape{}) {}
+
+ec_session::ec_session(const ec_session &other, int32_t n_tokens)
+    : model(other.model),
+      cache(other.cache, n_tokens),
+      notes(other.notes, n_tokens),
+      columns(other.columns, n_tokens),
+      states(other.states, n_tokens) {}
 
 void Rope::fill(float *cos_sin, int32_t position) const {
   const size_t half = frequencies.size();
@@ -89,14 +114,76 @@ Ahead *ec_model::ahead_of(int32_t type) {
   return place->second.data();
 }
 
+void ec_model::set_layers(const ec_layer *shapes) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    Layer &layer = layers[i];
+    const ec_layer &l = layer.shape = shapes[i];
+    require(l.mixer >= EC_MIXER_NONE && l.mixer <= EC_MIXER_BOTH, "no such mixer");
+    require(!layer.recurs() || config.state_rule != EC_RULE_NONE, "a layer has a state, and the model has no rule");
+    require(l.n_ff >= 0 && l.n_ff <= 1 << 20, "the width of a layer is out of range");
+    layer.slides = (l.flags & EC_LAYER_SLIDES) != 0, layer.unrotated = (l.flags & EC_LAYER_UNROTATED) != 0;
+    require(!layer.slides || config.sliding_window > 0, "a layer slides, and there is no sliding window");
+    if (!layer.attends()) continue;
+    require(l.n_head > 0 && l.n_head <= 1 << 12 && l.n_head_kv > 0 && l.head_dim > 0 && l.head_dim <= 1 << 12,
+            "a size of a layer is out of range");
+    require(l.n_head % l.n_head_kv == 0, "the heads are no multiple of the key-value heads");
+    require(l.head_dim % 16 == 0, "head_dim must be a multiple of 16");
+    require(l.kv_from >= 0 && l.kv_from <= (int32_t)i, "a layer reads the keys and values of a later one");
+    const ec_layer &source = layers[(size_t)l.kv_from].shape;
+    require(layers[(size_t)l.kv_from].attends() && source.kv_from == l.kv_from && source.n_head_kv == l.n_head_kv &&
+                source.head_dim == l.head_dim,
+            "a layer reads keys and values of another shape");
+    layer.stores_kv = l.kv_from == (int32_t)i;
+  }
+}
+
+// Number the layers among those that store the same.
+void ec_model::number_layers() {
+  int32_t n_stored = 0, n_convolutions = 0;
+  for (Layer &layer : layers) {
+    if (layer.recurs()) {
+      layer.state = recurrent.n_layer();
+      recurrent.layers.push_back((int32_t)(&layer - layers.data()));
+    }
+    if (layer.convolves()) layer.number = n_convolutions++;
+    if (layer.stores_kv) layer.number = n_stored++;
+    if (layer.attends()) layer.number = layers[(size_t)layer.shape.kv_from].number;
+  }
+}
+
+KVShape ec_model::kv_shape(int32_t kv_type) const {
+  std::vector<KVShape::Heads> stored;
+  // Keys are stored without their bias where the bias is one vector, which only rotation changes: not with a norm after
+  // it.
+  bool biased = false, normed = false;
+  for (const Layer &layer : layers) {
+    if (elsewhere || !layer.stores_kv) continue;
+    stored.push_back({layer.shape.n_head_kv, layer.shape.head_dim});
+    require(kv_type == EC_KV_F16 || (layer.shape.head_dim % 32 == 0 && layer.shape.head_dim <= MAX_PACKED_HEAD),
+            "keys and values of less than 16 bits need a head_dim that is a multiple of 32 and at most 512");
+    biased = biased || !layer.vectors[EC_K_BIAS].empty();
+    normed = normed || layer.slides || !layer.vectors[EC_K_NORM].empty();
+  }
+  const bool apart = kv_type != EC_KV_F16 && biased && !normed;
+  return {stored, kv_type, apart ? rope[0].n_rot() : 0};
+}
+
+// Check the gate of a feed-forward block, or of experts, which a model has or has not.
+void ec_model::require_gate(const Matrix &gate, const char *name, int64_t n_rows) const {
+  if (config.ungated == 0) require_matrix(gate, name, n_rows, config.n_embd);
+  else require(gate.n_rows == 0, std::string("there is ") + name + ", and blocks have no gates");
+}
+
 // Check the matrices of a layer's experts but for those of a shared one.
 void ec_model::check_experts(const Layer &layer) const {
   const ec_config &c = config;
   const Matrix *m = layer.matrices;
   require(c.n_expert != 0, "a layer has experts, and the model has none");
   require_matrix(m[EC_ROUTER], "ffn_gate_inp", c.n_expert, c.n_embd);
-  require_matrix(m[EC_GATE_EXPERTS], "ffn_gate_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
-  require_matrix(m[EC_UP_EXPERTS], "ffn_up_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
+  const int64_t n_together = m[EC_UP_EXPERTS].n_rows == 0 ? 2 : 1;
+  require_gate(m[EC_GATE_EXPERTS], "ffn_gate_exps", n_together * c.n_expert * c.n_ff_expert);
+  if (n_together == 1 || c.ungated != 0)
+    require_matrix(m[EC_UP_EXPERTS], "ffn_up_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
   require_matrix(m[EC_DOWN_EXPERTS], "ffn_down_exps", (int64_t)c.n_expert * c.n_embd, c.n_ff_expert);
   if (m[EC_SHARED_ROUTER].n_rows != 0) require_matrix(m[EC_SHARED_ROUTER], "ffn_gate_inp_shexp", 1, c.n_embd);
   require_vector(layer.vectors[EC_EXPERT_BIAS], "exp_probs_b", c.n_expert, true);
@@ -104,13 +191,19 @@ void ec_model::check_experts(const Layer &layer) const {
   require_vector(layer.vectors[EC_GATE_EXPERTS_BIAS], "ffn_gate_exps.bias", (int64_t)c.n_expert * c.n_ff_expert, true);
   require_vector(layer.vectors[EC_UP_EXPERTS_BIAS], "ffn_up_exps.bias", (int64_t)c.n_expert * c.n_ff_expert, true);
   require_vector(layer.vectors[EC_DOWN_EXPERTS_BIAS], "ffn_down_exps.bias", (int64_t)c.n_expert * c.n_embd, true);
-  require(layer.vectors[EC_POST_FFN_NORM].empty(), "a norm stands behind experts");
+  const std::vector<float> *v = layer.vectors;
+  require_vector(v[EC_EXPERT_SCALES], "ffn_down_exps.scale", c.n_expert, true);
+  const bool is_normed = !v[EC_POST_EXPERTS_NORM].empty();
+  for (int i : {EC_ROUTER_NORM, EC_EXPERTS_NORM, EC_POST_SHARED_NORM, EC_POST_EXPERTS_NORM})
+    require_vector(v[i], "of experts' norms", c.n_embd, !is_normed);
+  require(is_normed == !v[EC_POST_FFN_NORM].empty() && (!is_normed || layer.shape.n_ff != 0),
+          "a norm stands behind experts, or behind a shared one that is absent");
 }
 
-// Check the kernels of a layer's convolution, and lay them out as [length][n_embd].
+// Check the kernels of a layer's convolution, and lay them out as [length][elements of a column].
 void ec_model::finish_convolution(Layer &layer) {
   std::vector<float> &kernels = layer.vectors[EC_CONVOLUTION];
-  const size_t n = (size_t)config.n_embd, length = kernels.size() / n;
+  const size_t n = (size_t)(layer.recurs() ? recurrent.n_column : config.n_embd), length = kernels.size() / n;
   require(!paired && kernels.size() == length * n && length >= 2 && length <= MAX_CONVOLUTION,
           "the kernels of a convolution have another length than 2 to " + std::to_string(MAX_CONVOLUTION));
   require(convolution_length == 0 || convolution_length == (int32_t)length,
@@ -134,7 +227,107 @@ void ec_model::check_row_convolution(const RowConvolution &convolution) const {
 ColumnShape ec_model::columns() const {
   const int32_t n =
       (int32_t)std::count_if(layers.begin(), layers.end(), [](const Layer &layer) { return layer.convolves(); });
-  return {elsewhere ? 0 : n, config.n_layer, config.n_vocab, config.n_embd, convolution_length - 1};
+  return {elsewhere ? 0 : n, config.n_embd, convolution_length - 1};
+}
+
+// Check the matrices and vectors of a layer with a recurrent state.
+void ec_model::check_recurrence(const Layer &layer) const {
+  const Matrix *m = layer.matrices;
+  const std::vector<float> *v = layer.vectors;
+  const int64_t n = recurrent.n_head, n_values = n * recurrent.n_value;
+  require_matrix(m[EC_MIX], "ssm_mix", recurrent.n_column, config.n_embd);
+  require_matrix(m[EC_MIX_GATE], "ssm_gate", n_values, config.n_embd);
+  const bool is_space = config.state_rule == EC_RULE_SPACE, joined = !is_space && m[EC_MIX_BETA].n_rows == 0;
+  require_matrix(m[EC_MIX_ALPHA], "ssm_alpha", joined ? 2 * n : n, config.n_embd);
+  require(!is_space || m[EC_MIX_BETA].n_rows == 0, "there is ssm_beta, and the rule has none");
+  if (m[EC_MIX_BETA].n_rows != 0) require_matrix(m[EC_MIX_BETA], "ssm_beta", n, config.n_embd);
+  require_matrix(m[EC_MIX_OUT], "ssm_out", config.n_embd, n_values);
+  require_vector(v[EC_ATTN_NORM], "attn_norm", config.n_embd, false);
+  require_vector(v[EC_STATE_BIAS], "ssm_dt.bias", n, false);
+  require_vector(v[EC_STATE_RATE], "ssm_a", n, false);
+  for (float rate : v[EC_STATE_RATE]) require(rate <= 0, "a state would grow by itself");
+  require_vector(v[EC_STATE_NORM], "ssm_norm", is_space ? n_values : recurrent.n_value, is_space);
+  if (is_space) require_vector(v[EC_CONVOLUTION_BIAS], "ssm_conv1d.bias", recurrent.n_column, false);
+  if (is_space) require_vector(v[EC_STATE_PASSED], "ssm_d", n, false);
+  require_vector(v[EC_POST_ATTN_NORM], "post_attention_norm", config.n_embd, true);
+}
+
+// Make the memory of layers with a recurrent state.
+void ec_model::finish_recurrence() {
+  const RecurrentShape &r = recurrent;
+  const size_t rows = (size_t)max_rows;
+  recurrent.n_back = convolution_length - 1;
+  query_weight.assign((size_t)r.n_key, 1.0f / (float)r.n_key);
+  key_weight.assign((size_t)r.n_key, 1.0f / sqrtf((float)r.n_key));
+  mix.resize(rows * (size_t)most([](const Layer &layer) { return layer.mix_width; }));
+  records.resize(rows * (size_t)r.record_floats());
+  queries.resize(rows * (size_t)(r.n_key_head * r.n_key));
+  gains.resize(rows * (size_t)r.n_head);
+  scanned.resize(rows * (size_t)(r.n_head * r.n_lanes()));
+  if (config.state_rule == EC_RULE_SPACE) convolved_rows.resize(rows * (size_t)r.n_column);
+}
+
+// Check the attention or the convolution of a layer.
+void ec_model::check_mixer(const Layer &layer) const {
+  const ec_config &c = config;
+  const Matrix *m = layer.matrices;
+  const std::vector<float> *v = layer.vectors;
+  if (!layer.mixes()) return;
+  if (layer.recurs()) check_recurrence(layer);
+  if (layer.recurs() && !layer.attends()) return;
+  require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
+  if (n_kv(layer) != 0) {
+    require_matrix(m[EC_K], "attn_k", n_kv(layer), n_input());
+    if (c.value_norm == 0 || m[EC_V].n_rows != 0) require_matrix(m[EC_V], "attn_v", n_kv(layer), n_input());
+  }
+  require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, layer.convolves() ? c.n_embd : layer.n_q());
+  require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, !paired);
+  require_vector(v[EC_EMBEDDING_NORM], "embedding_norm", c.n_embd, !paired);
+  require_vector(v[EC_ATTN_OUT_BIAS], "attn_output.bias", c.n_embd, true);
+  require_vector(v[EC_POST_ATTN_NORM], "post_attention_norm", c.n_embd, true);
+  require(v[EC_ATTN_OUT_BIAS].empty() || v[EC_POST_ATTN_NORM].empty(), "the bias of attn_output stands before a norm");
+  if (!layer.attends()) return;
+  require(layer.unrotated || rope[rope_of(layer)].n_rot() <= layer.shape.head_dim, "more is rotated than a head has");
+  require_vector(v[EC_Q_BIAS], "attn_q.bias", layer.n_q(), true);
+  require_vector(v[EC_K_BIAS], "attn_k.bias", layer.n_kv(), true);
+  require_vector(v[EC_V_BIAS], "attn_v.bias", layer.n_kv(), true);
+  require_vector(v[EC_Q_NORM], "attn_q_norm", c.wide_norms ? layer.n_q() : layer.shape.head_dim, true);
+  require_vector(v[EC_K_NORM], "attn_k_norm", c.wide_norms ? layer.n_kv() : layer.shape.head_dim, true);
+  require(!c.wide_norms || (v[EC_Q_BIAS].empty() && v[EC_K_BIAS].empty()), "biases stand before norms over all heads");
+  require_vector(v[EC_SINKS], "attn_sinks", layer.shape.n_head, true);
+}
+
+// Check the feed-forward block or the experts of a layer.
+void ec_model::check_mlp(const Layer &layer) const {
+  const Matrix *m = layer.matrices;
+  if (!layer.has_mlp()) return;
+  if (layer.has_experts()) check_experts(layer);
+  if (const int64_t n_ff = layer.shape.n_ff; n_ff != 0) {
+    require_gate(m[EC_GATE], "ffn_gate", n_ff);
+    require_matrix(m[EC_UP], "ffn_up", n_ff, config.n_embd);
+    require_matrix(m[EC_DOWN], "ffn_down", config.n_embd, n_ff);
+  }
+  require_vector(layer.vectors[EC_FFN_NORM], "ffn_norm", config.n_embd, true);
+  require_vector(layer.vectors[EC_POST_FFN_NORM], "post_ffw_norm", config.n_embd, true);
+  require_vector(layer.vectors[EC_LAYER_SCALE], "layer_output_scale", 1, true);
+  require(layer.vectors[EC_LAYER_SCALE].empty() || !layer.vectors[EC_POST_FFN_NORM].empty(),
+          "a layer is scaled behind a block without a norm");
+}
+
+// Check what makes of a token what the layers get of it, and what they make of that.
+void ec_model::check_per_layer() const {
+  const int64_t n = config.n_per_layer, n_all = n * config.n_layer;
+  require(n >= 0 && n <= 1 << 17, "what a layer gets of a token is out of range");
+  if (n == 0) return;
+  require_matrix(per_layer.table, "per_layer_token_embd", (int64_t)config.n_layer * config.n_vocab, n);
+  require_matrix(per_layer.projection, "per_layer_model_proj", n_all, config.n_embd);
+  require_vector(per_layer.norm, "per_layer_proj_norm", n, false);
+  for (const Layer &layer : layers) {
+    require(layer.has_mlp(), "a layer gets something of a token, and has no feed-forward block");
+    require_matrix(layer.matrices[EC_PER_LAYER_GATE], "inp_gate", n, config.n_embd);
+    require_matrix(layer.matrices[EC_PER_LAYER_OUT], "proj", config.n_embd, n);
+    require_vector(layer.vectors[EC_PER_LAYER_POST_NORM], "post_norm", config.n_embd, false);
+  }
 }
 
 void ec_model::finish() {
@@ -144,36 +337,30 @@ void ec_model::finish() {
   if (output.n_rows == 0) output = token_embd;
   require_matrix(output, "output", c.n_vocab, c.n_embd);
   require_vector(output_norm, "output_norm", c.n_embd, of_head);
-  for (int i = 0; i < 2; ++i) {
-    const size_t n = rope[i].frequencies.size();
-    require((i == 1 && n == 0) || n == (size_t)c.n_rot / 2,
-            "the frequencies of rotations are missing or of another number");
-  }
-  const int64_t n_normed_q = c.wide_norms ? n_q() : c.head_dim, n_normed_k = c.wide_norms ? n_kv() : c.head_dim;
-  // normed, attended, gated, pairs, those that experts read, and their gated, convolved
-  bool quantized[7] = {}, floats[7] = {};
-  int32_t n_of_kind[2] = {};  // layers with attention, with a convolution
+  const auto rotates = [](const Layer &layer) { return layer.attends() && !layer.unrotated; };
+  require(!rope[0].frequencies.empty() || std::none_of(layers.begin(), layers.end(), rotates),
+          "the frequencies of rotations are missing");
+  number_layers();
+  check_per_layer();
+  // normed, attended, gated, pairs, those that experts read, and their gated, convolved, per_layer.gated, mixed
+  bool quantized[9] = {}, floats[9] = {};
   const auto note = [&](int which, const Matrix &m) {
     if (m.n_rows != 0) (is_float_type(m.type) ? floats : quantized)[which] = true;
   };
   note(0, output);
+  note(0, per_layer.projection);
   for (Layer &layer : layers) {
     const Matrix *m = layer.matrices;
-    layer.number = n_of_kind[layer.convolves()]++;
-    if (layer.convolves()) finish_convolution(layer);
+    if (layer.convolves() || layer.recurs()) finish_convolution(layer);
     if (layer.slides) layer.window = c.sliding_window;
-    require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
-    require_matrix(m[EC_K], "attn_k", n_kv(layer), n_input());
-    require_matrix(m[EC_V], "attn_v", n_kv(layer), n_input());
-    require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, n_q(layer));
-    if (layer.has_experts()) check_experts(layer);
-    if (!layer.has_experts() || c.n_ff_shared != 0) {
-      const int64_t n_ff = layer.has_experts() ? c.n_ff_shared : c.n_ff;
-      require_matrix(m[EC_GATE], "ffn_gate", n_ff, c.n_embd);
-      require_matrix(m[EC_UP], "ffn_up", n_ff, c.n_embd);
-      require_matrix(m[EC_DOWN], "ffn_down", c.n_embd, n_ff);
-    }
+    check_mixer(layer);
+    check_mlp(layer);
     for (int i : {EC_Q, EC_K, EC_V}) note(paired ? 3 : 0, m[i]);
+    for (int i : {EC_MIX, EC_MIX_GATE, EC_MIX_ALPHA, EC_MIX_BETA}) {
+      note(0, m[i]);
+      layer.mix_width += m[i].n_rows;
+    }
+    note(8, m[EC_MIX_OUT]);
     for (int i : {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(0, m[i]);
     for (int i : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(4, m[i]);
     note(layer.convolves() ? 6 : 1, m[EC_ATTN_OUT]);
@@ -182,38 +369,36 @@ void ec_model::finish() {
       note(0, convolution->kernels);
     }
     note(2, m[EC_DOWN]);
+    note(0, m[EC_PER_LAYER_GATE]);
+    note(7, m[EC_PER_LAYER_OUT]);
     note(5, m[EC_DOWN_EXPERTS]);
-    const std::vector<float> *v = layer.vectors;
-    require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, !paired);
-    require_vector(v[EC_EMBEDDING_NORM], "embedding_norm", c.n_embd, !paired);
-    require_vector(v[EC_FFN_NORM], "ffn_norm", c.n_embd, true);
-    require_vector(v[EC_Q_BIAS], "attn_q.bias", n_q(), true);
-    require_vector(v[EC_K_BIAS], "attn_k.bias", n_kv(), true);
-    require_vector(v[EC_V_BIAS], "attn_v.bias", n_kv(), true);
-    require_vector(v[EC_Q_NORM], "attn_q_norm", n_normed_q, true);
-    require_vector(v[EC_K_NORM], "attn_k_norm", n_normed_k, true);
-    require(!c.wide_norms || (v[EC_Q_BIAS].empty() && v[EC_K_BIAS].empty()),
-            "biases stand before norms over all heads");
-    require_vector(v[EC_ATTN_OUT_BIAS], "attn_output.bias", c.n_embd, true);
-    require_vector(v[EC_SINKS], "attn_sinks", c.n_head, true);
-    require(v[EC_ATTN_OUT_BIAS].empty() || v[EC_POST_ATTN_NORM].empty(),
-            "the bias of attn_output stands before a norm");
-    require_vector(v[EC_POST_ATTN_NORM], "post_attention_norm", c.n_embd, true);
-    require_vector(v[EC_POST_FFN_NORM], "post_ffw_norm", c.n_embd, true);
   }
   const size_t rows = (size_t)max_rows;
+  const int64_t most_q = most([](const Layer &layer) { return layer.n_q(); });
   x.resize(rows * (size_t)c.n_embd);
   branch.resize(rows * (size_t)c.n_embd);
+  const bool has_norms_beside = std::any_of(layers.begin(), layers.end(), [](const Layer &layer) {
+    return !layer.vectors[EC_POST_SHARED_NORM].empty();
+  });
+  if (has_norms_beside) beside.resize(rows * (size_t)c.n_embd);
+  ones.assign((size_t)most([](const Layer &layer) { return layer.shape.head_dim; }), 1.0f);
+  if (c.n_per_layer != 0) {
+    per_layer.rows.resize(rows * (size_t)(c.n_layer * (int64_t)c.n_per_layer));
+    per_layer.inputs.resize(per_layer.rows.size());
+    per_layer.gates.resize(rows * (size_t)c.n_per_layer);
+    per_layer.gated = ActivationBuffer(max_rows, c.n_per_layer, quantized[7], floats[7]);
+  }
   if (row_conv_length != 0) entering.resize(rows * (size_t)c.n_embd);
   kernels_of_rows.resize(rows * (size_t)n_row_kernels());
-  qkv.resize(rows * (size_t)std::max<int64_t>(n_q() + 2 * n_kv(), n_of_kind[1] > 0 ? 3 * c.n_embd : 0));
-  attention.resize(rows * (size_t)n_q());
-  for (int i = 0; i < 2; ++i) cos_sin[i].resize(2 * rows * rope[i].frequencies.size());
+  qkv.resize(rows * (size_t)most([&](const Layer &layer) { return n_q(layer) + 2 * n_kv(layer); }));
+  attention.resize(rows * (size_t)most_q);
+  for (int i = 0; i < 2; ++i) cos_sin[i].resize(rows * (size_t)rope[i].n_rot());
   normed = ActivationBuffer(max_rows, c.n_embd, quantized[0], floats[0]);
   for (int i = 0; i < pool.size(); ++i) own_normed.emplace_back(GROUP_ROWS, c.n_embd, quantized[0], floats[0]);
-  attended = ActivationBuffer(max_rows, n_q(), quantized[1], floats[1]);
-  if (n_of_kind[1] > 0) convolved = ActivationBuffer(max_rows, c.n_embd, quantized[6], floats[6]);
-  gated = ActivationBuffer(max_rows, std::max(c.n_ff, c.n_ff_shared), quantized[2], floats[2]);
+  attended = ActivationBuffer(max_rows, most_q, quantized[1], floats[1]);
+  if (columns().n_conv > 0) convolved = ActivationBuffer(max_rows, c.n_embd, quantized[6], floats[6]);
+  gated = ActivationBuffer(max_rows, most([](const Layer &layer) { return layer.shape.n_ff; }), quantized[2],
+                           floats[2]);
   require(c.n_expert == 0 || !streamer.started() || experts.started(), "the experts are not set up for streaming");
   if (c.n_expert != 0) {
     routings.resize(layers.size());
@@ -223,6 +408,10 @@ void ec_model::finish() {
     scores.resize(rows * (size_t)(c.n_expert + 1));
     for (int i = 0; i < pool.size(); ++i) own_gathered.emplace_back(MAX_IN_GROUP, c.n_embd, quantized[4], floats[4]);
     expert_gated = ActivationBuffer(most_slots(max_rows, c), c.n_ff_expert, quantized[5], floats[5]);
+  }
+  if (recurrent.n_layer() > 0) {
+    finish_recurrence();
+    mixed = ActivationBuffer(max_rows, recurrent.n_head * (int64_t)recurrent.n_value, quantized[8], floats[8]);
   }
   if (paired) pairs = ActivationBuffer(max_rows, n_input(), quantized[3], floats[3]);
   thread_memory.resize((size_t)pool.size());

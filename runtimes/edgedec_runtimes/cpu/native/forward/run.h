@@ -38,6 +38,9 @@ size_t attention_scratch(const ec_model &model, const Plan &plan);
 // Return the floats that threads keep of the spans of attention, for one of them to join; 0 where no spans are cut.
 size_t attention_kept(const ec_model &model, const Plan &plan);
 
+// Return the floats of scratch memory that recurrent states need for each thread.
+size_t state_scratch(const ec_model &model, const Plan &plan);
+
 // Return the floats of scratch memory that experts need for each thread.
 size_t expert_scratch(const ec_model &model, const Plan &plan);
 // Count the experts that the rows of each layer went through, after a forward.
@@ -55,6 +58,7 @@ class Run {
 
   std::atomic<bool> stopped{false};  // *cancel stopped the forward
   std::atomic<bool> finite{true};    // whether all logits are finite
+  std::atomic<int32_t> n_folded{0};  // layers whose states have folded what they had to fold
 
  private:
   // What products() writes: out[row][column] of one of the matrices that share their activations.
@@ -92,8 +96,17 @@ class Run {
   template <class Compute, class Write>
   void each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write);
   void finish_logits(float *logits, int64_t n) const;
+  // What a product goes through before it is added to x, and what x is multiplied by then.
+  struct Behind {
+    const std::vector<float> &post_norm;
+    const RowConvolution &convolution;
+    float scale = 1.0f;
+  };
   void add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
-                   const std::vector<float> &post_norm, const RowConvolution &behind, float *memory);
+                   const Behind &behind, float *memory);
+  void scale_row(float *x, float scale) const {
+    for (int32_t i = 0; scale != 1.0f && i < c_.n_embd; ++i) x[i] *= scale;
+  }
   Activations gated(const Matrix &down) const;
   bool mlp_block(int thread, int32_t l, float *memory);
   void activate(float *gates, float *ups, int64_t n) const;
@@ -102,6 +115,10 @@ class Run {
   void logits(int thread, float *memory);
   void logits_in_parts(int thread, float *memory);
   void find_best(int thread);
+
+  // --- per_layer.cpp ---
+  void make_per_layer_inputs(int thread, float *memory);
+  void per_layer_block(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
 
   // --- expert_stages.cpp ---
   struct alignas(64) Gathered {
@@ -124,15 +141,19 @@ class Run {
   void expert_gates(int thread, int32_t l, GroupRange range, const Activations &normed, float *memory);
   void expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, float *memory);
   void add_mixed(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
+  void add_normed(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
 
   // --- attention.cpp ---
-  bool attention_block(int thread, int32_t l, float *memory);
+  bool mixer_block(int thread, int32_t l, float *memory);
+  void mix_rows(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
+  Activations attended(const Layer &layer) const;
+  int64_t width_of(const Layer &layer) const { return m_.n_q(layer) + 2 * m_.n_kv(layer); }  // of a row of qkv
+  // The elements from a head's query to the next one's: there may be a gate between them.
+  int64_t query_stride(const Layer &layer) const { return (c_.attention_gate != 0 ? 2 : 1) * layer.shape.head_dim; }
   void add_output_bias(int thread, const Layer &layer, const std::vector<int32_t> &rows);
   void write_keys_and_values(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
   void norm_wide(float *x, const std::vector<float> &weight, float *memory);
   void write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t head, float *memory);
-  void prepare_head(float *x, const std::vector<float> &bias, int32_t head, const std::vector<float> &weight,
-                    const float *cos_sin, float *memory);
   float temperature_at(int32_t position) const;
   void attend(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
   struct AttentionCut;
@@ -140,9 +161,9 @@ class Run {
   struct Spans {
     int64_t begin, end;
   };
-  AttentionCut cut(const AttentionGroup &group, size_t n_groups) const;
-  int64_t count_pieces(const std::vector<AttentionGroup> &groups) const;
-  AttentionPiece find_piece(const std::vector<AttentionGroup> &groups, int64_t number) const;
+  AttentionCut cut(const Layer &layer, const AttentionGroup &group, size_t n_groups) const;
+  int64_t count_pieces(const Layer &layer, const std::vector<AttentionGroup> &groups) const;
+  AttentionPiece find_piece(const Layer &layer, const std::vector<AttentionGroup> &groups, int64_t number) const;
   Spans set_queries(AttentionWork &w, int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece);
   AttentionWork work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const;
   void attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory);
@@ -157,6 +178,29 @@ class Run {
   void write_columns(int thread, const Layer &layer, const std::vector<int32_t> &rows);
   void convolve(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
   int32_t slot_of(const RowInfo &row, int32_t position) const;
+
+  // --- state_stages.cpp ---
+  Activations mixed() const { return m_.mixed.view(); }
+  float *record_of(const Layer &layer, const RowInfo &row, int64_t i) const;
+  const float *column_of(const Layer &layer, const RowInfo &row, int64_t i, int32_t position) const;
+  void convolve_columns(const Layer &layer, const RowInfo &row, int64_t i, int64_t begin, int64_t n, float *out) const;
+  void scan(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
+  void scan_piece(int32_t l, const std::vector<int32_t> &rows, int32_t item, int64_t piece, float *memory) const;
+  void scan_row(const Layer &layer, const std::vector<int32_t> &rows, size_t i, int64_t piece, float *state) const;
+
+  // --- delta_stages.cpp ---
+  void make_delta_records(int thread, const Layer &layer, const std::vector<int32_t> &rows);
+  void make_delta_record(const Layer &layer, const RowInfo &row, int64_t i, int64_t key_head);
+  void set_delta_gates(const Layer &layer, const float *scores, int64_t first, int64_t n, float *decays,
+                       float *gains) const;
+  void gate_results(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
+
+  // --- state_space_stages.cpp ---
+  void make_space_records(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
+  void make_space_keys(const Layer &layer, const RowInfo &row, int64_t i);
+  void make_space_heads(const Layer &layer, const RowInfo &row, int64_t i, int64_t first, int64_t n, float *times);
+  const float *convolve_space(const Layer &layer, const RowInfo &row, int64_t i, int64_t begin, int64_t n);
+  void pass_results(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
 
   // Have a part of streamed weights in memory. False where it can't be read or the forward was cancelled: then all
   // threads leave the forward.
@@ -176,16 +220,19 @@ class Run {
   int32_t *best_;
   const volatile int32_t *cancel_;
   const std::vector<float> none_;
+  const RowConvolution no_convolution_;
   const bool streamed_ = m_.streamer.started();
   // Streamed weights go from memory when their stage is over, so that a thread that is late must not read on.
   const bool retake_ = LATE_READS && !streamed_;
   Stages stages_;
   std::vector<Gathered> gathered_ = std::vector<Gathered>((size_t)m_.pool.size());
   const size_t n_kept_ = attention_kept(m_, plan_);
+  const size_t n_heads_ =  // of all rows
+      (size_t)(plan_.n_rows * m_.most([](const Layer &layer) { return layer.shape.n_head; }));
   std::vector<float> states_ =  // AttentionWork::state of each row and head, where rows attend in several steps
-      std::vector<float>(plan_.has_steps() ? 2 * (size_t)(plan_.n_rows * c_.n_head) : 0);
+      std::vector<float>(plan_.has_steps() ? 2 * n_heads_ : 0);
   std::vector<std::atomic<int64_t>> n_finished_ =  // parts of each chunk of queries
-      std::vector<std::atomic<int64_t>>(n_kept_ == 0 ? 0 : (size_t)(plan_.n_rows * c_.n_head));
+      std::vector<std::atomic<int64_t>>(n_kept_ == 0 ? 0 : n_heads_);
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 

@@ -17,10 +17,7 @@ ColumnCache::ColumnCache(const ColumnShape &shape, int32_t n_ctx) : shape_(shape
 ColumnCache::ColumnCache(const ColumnCache &other, int32_t n_tokens)
     : shape_(other.shape_), pages_(other.pages_.size()) {
   if (!is_used()) return;
-  const size_t n = std::min((size_t)n_tokens, other.tokens_.size()), width = (size_t)(2 * shape_.n_layer);
   std::copy_n(other.pages_.begin(), (n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS, pages_.begin());
-  tokens_.assign(other.tokens_.begin(), other.tokens_.begin() + (std::ptrdiff_t)n);
-  ran_.assign(other.ran_.begin(), other.ran_.begin() + (std::ptrdiff_t)(n * width));
 }
 
 int32_t ColumnCache::held_before(int32_t n_past) const {
@@ -29,46 +26,13 @@ int32_t ColumnCache::held_before(int32_t n_past) const {
   return n_past;
 }
 
-void ColumnCache::describe(int32_t begin, int32_t end, ec_item *item) const {
-  const size_t width = (size_t)(2 * shape_.n_layer);
-  const uint8_t *ran = ran_.data() + (size_t)begin * width;
-  int32_t n = 0;
-  if ((size_t)end > tokens_.size()) throw Invalid("the session does not hold so many tokens");
-  for (; begin + n < end && memcmp(ran, ran + (size_t)n * width, width) == 0; ++n)
-    if (tokens_[(size_t)(begin + n)] < 0)
-      throw Invalid("the session can't go back to this position: it began with hidden states");
-  item->n_past = begin, item->n_rows = n, item->tokens = tokens_.data() + begin;
-  item->attn = ran, item->mlp = ran + shape_.n_layer;
-}
-
 void ColumnCache::begin(const ec_item &item) {
   if (!is_used()) return;
   const int32_t end = item.n_past + item.n_rows;
-  resize_notes(std::min((int32_t)tokens_.size(), item.tokens != nullptr ? item.n_past : end));
   for (size_t i = (size_t)((end - 1) / PAGE_TOKENS + 1); i < pages_.size() && pages_[i].columns; ++i) pages_[i] = {};
   for (int32_t i = item.n_past / PAGE_TOKENS - 2; i >= 0 && pages_[(size_t)i].first < PAGE_TOKENS - shape_.n_back; --i)
     pages_[(size_t)i] = copy_of(pages_[(size_t)i], PAGE_TOKENS - shape_.n_back);
   prepare(item.n_past, end);
-}
-
-void ColumnCache::note(const ec_item &item) {
-  if (!is_used()) return;
-  const int32_t n_layer = shape_.n_layer;
-  const size_t width = (size_t)(2 * n_layer);
-  resize_notes(std::max((int32_t)tokens_.size(), item.n_past + item.n_rows));
-  for (int32_t r = 0; r < item.n_rows; ++r) {
-    uint8_t *ran = ran_.data() + (size_t)(item.n_past + r) * width;
-    if (item.tokens != nullptr) tokens_[(size_t)(item.n_past + r)] = item.tokens[r];
-    for (int32_t l = item.first_layer; l < n_layer; ++l) {
-      ran[l] = item.attn == nullptr || item.attn[l];
-      ran[n_layer + l] = item.mlp == nullptr || item.mlp[l];
-    }
-  }
-}
-
-void ColumnCache::resize_notes(int32_t n_slots) {
-  tokens_.resize((size_t)n_slots, -1);
-  ran_.resize((size_t)n_slots * (size_t)(2 * shape_.n_layer), 0);
 }
 
 void ColumnCache::prepare(int32_t begin, int32_t end) {
@@ -109,15 +73,11 @@ ColumnCache::Page ColumnCache::copy_of(const Page &page, int32_t first) const {
 
 void ColumnCache::move(const int32_t *source, int32_t n, int32_t start) {
   if (!is_used() || n == 0) return;
-  const size_t width = (size_t)(2 * shape_.n_layer);
-  if ((size_t)source[n - 1] >= tokens_.size()) throw Invalid("the slots are out of range");
   prepare(start, start + n);
   for (int32_t i = 0; i < n; ++i) {
     const int32_t from = source[i], to = start + i;
     if (!holds(from) || !holds(to)) throw Invalid("the slots to move are not of the latest forward");
     for (int32_t l = 0; l < shape_.n_conv; ++l) memmove(at(to, l), at(from, l), (size_t)shape_.n_embd * sizeof(float));
-    tokens_[(size_t)to] = tokens_[(size_t)from];
-    memmove(ran_.data() + (size_t)to * width, ran_.data() + (size_t)from * width, width);
   }
 }
 
@@ -134,16 +94,11 @@ uint64_t ColumnCache::saved_bytes(int32_t n_tokens) const {
   if (!is_used() || n_tokens < 0) return 0;
   uint64_t n_columns = 0;
   visit_saved(n_tokens, [&](int32_t, int32_t, int32_t n) { n_columns += (uint64_t)n * (uint64_t)shape_.n_conv; });
-  return n_columns * (uint64_t)shape_.n_embd * sizeof(float) +
-         (uint64_t)n_tokens * (sizeof(int32_t) + 2 * (uint64_t)shape_.n_layer);
+  return n_columns * (uint64_t)shape_.n_embd * sizeof(float);
 }
 
 void ColumnCache::save(int32_t n_tokens, uint8_t *target) const {
   if (!is_used()) return;
-  const size_t n_noted = (size_t)n_tokens * (size_t)(2 * shape_.n_layer);
-  memcpy(target, tokens_.data(), (size_t)n_tokens * sizeof(int32_t));
-  memcpy(target + (size_t)n_tokens * sizeof(int32_t), ran_.data(), n_noted);
-  target += (size_t)n_tokens * sizeof(int32_t) + n_noted;
   visit_saved(n_tokens, [&](int32_t page, int32_t first, int32_t n) {
     const size_t n_bytes = (size_t)n * (size_t)shape_.n_embd * sizeof(float);
     for (int32_t l = 0; l < shape_.n_conv; ++l, target += n_bytes)
@@ -153,16 +108,6 @@ void ColumnCache::save(int32_t n_tokens, uint8_t *target) const {
 
 void ColumnCache::load(int32_t n_tokens, const uint8_t *source) {
   if (!is_used()) return;
-  const size_t n_noted = (size_t)n_tokens * (size_t)(2 * shape_.n_layer);
-  std::vector<int32_t> tokens((size_t)n_tokens);
-  memcpy(tokens.data(), source, (size_t)n_tokens * sizeof(int32_t));
-  for (int32_t token : tokens)
-    if (token < -1 || token >= shape_.n_vocab)
-      throw Invalid("the saved state is damaged: it has a token that there is not");
-  tokens_ = std::move(tokens);
-  source += (size_t)n_tokens * sizeof(int32_t);
-  ran_.assign(source, source + n_noted);
-  source += n_noted;
   forget(0);
   visit_saved(n_tokens, [&](int32_t number, int32_t first, int32_t n) {
     pages_[(size_t)number] = new_page(first);

@@ -3,7 +3,7 @@
 // A convolution of length n reads the columns of a token and of the n - 1 tokens before it, in each of its layers.
 // Going back by a few tokens needs the columns of these; going back further needs those at the end of some page of 64
 // tokens, from which up to 63 rows are evaluated again, with the same bits. So the newest pages hold all their columns,
-// older ones the last n - 1. For that, the token of each slot and the half-layers that it ran through are noted.
+// older ones the last n - 1 (row_notes.h has what it takes to evaluate rows again).
 #pragma once
 #include <memory>
 #include <vector>
@@ -15,7 +15,7 @@ namespace edgedec {
 
 struct ColumnShape {
   int32_t n_conv = 0;  // layers with a convolution
-  int32_t n_layer = 0, n_vocab = 0, n_embd = 0;
+  int32_t n_embd = 0;
   int32_t n_back = 0;  // columns that a row reads beside its own, less than PAGE_TOKENS
 };
 
@@ -28,13 +28,8 @@ class ColumnCache {
   bool is_used() const { return shape_.n_conv > 0; }
   // Return n_past where the columns before it are held; else the position from which rows are to be evaluated again.
   int32_t held_before(int32_t n_past) const;
-  // Describe the rows from `begin` on that ran through the same half-layers, at most up to `end`, to evaluate them
-  // again: set n_past, n_rows, tokens, attn and mlp. Throws Invalid where a row's token is not known.
-  void describe(int32_t begin, int32_t end, ec_item *item) const;
   // Begin a forward: forget what lies behind its rows, and make room for their columns (std::bad_alloc).
   void begin(const ec_item &item);
-  // Note the rows of a forward that was done.
-  void note(const ec_item &item);
   // Make the columns of the slots [begin, end) writable; those that are held stay (std::bad_alloc).
   void prepare(int32_t begin, int32_t end);
   // Hold nothing any more of the slots from the page of `slot` on.
@@ -49,7 +44,7 @@ class ColumnCache {
 
   uint64_t saved_bytes(int32_t n_tokens) const;
   void save(int32_t n_tokens, uint8_t *target) const;  // the columns before n_tokens are held
-  void load(int32_t n_tokens, const uint8_t *source);  // throws Invalid for tokens that there are not
+  void load(int32_t n_tokens, const uint8_t *source);
 
  private:
   // The columns of the slots from number `first` of the page on, [n_conv][PAGE_TOKENS - first][n_embd].
@@ -63,16 +58,11 @@ class ColumnCache {
   Page new_page(int32_t first) const;
   Page copy_of(const Page &page, int32_t first) const;
   bool holds(int32_t slot) const { return slot % PAGE_TOKENS >= pages_[(size_t)(slot / PAGE_TOKENS)].first; }
-  void resize_notes(int32_t n_slots);
   template <class Visit>
   void visit_saved(int32_t n_tokens, Visit visitor) const;
 
   ColumnShape shape_;
   std::vector<Page> pages_;
-  // Of the slots that were written: the token, -1 where it is not known; and for each layer whether its attention (or
-  // convolution) ran, then for each layer whether its feed-forward block did.
-  std::vector<int32_t> tokens_;
-  std::vector<uint8_t> ran_;  // [slots][2 * n_layer]
 };
 
 }  // namespace edgedec

@@ -90,16 +90,30 @@ inline Floats gelu_of(Floats x) {
 
 inline Floats silu_of(Floats x) { return mul(x, sigmoid(x)); }
 
-inline Floats gate_of(Floats gate, Floats up, bool gelu) { return mul(gelu ? gelu_of(gate) : silu_of(gate), up); }
+inline Floats relu_of(Floats x) { return max(zero(), x); }
 
-void gated(const float *gate, const float *up, int64_t n, bool gelu, float *out) {
+inline Floats activation_of(Floats x, int32_t activation) {
+  switch (activation) {
+    case EC_GELU: return gelu_of(x);
+    case EC_RELU: return relu_of(x);
+    case EC_RELU2: return mul(relu_of(x), relu_of(x));
+    default: return silu_of(x);
+  }
+}
+
+void gated(const float *gate, const float *up, int64_t n, int32_t activation, float *out) {
   const int64_t whole = n - n % LANES;
-  for (int64_t i = 0; i < whole; i += LANES) store(out + i, gate_of(load(gate + i), load(up + i), gelu));
+  const auto gate_of = [&](Floats g, const float *u) {
+    const Floats active = activation_of(g, activation);
+    return u != nullptr ? mul(active, load(u)) : active;
+  };
+  for (int64_t i = 0; i < whole; i += LANES)
+    store(out + i, gate_of(load(gate + i), up != nullptr ? up + i : nullptr));
   if (whole == n) return;
   float g[LANES] = {}, u[LANES] = {};
   memcpy(g, gate + whole, (size_t)(n - whole) * sizeof(float));
-  memcpy(u, up + whole, (size_t)(n - whole) * sizeof(float));
-  store(g, gate_of(load(g), load(u), gelu));
+  if (up != nullptr) memcpy(u, up + whole, (size_t)(n - whole) * sizeof(float));
+  store(g, gate_of(load(g), up != nullptr ? u : nullptr));
   memcpy(out + whole, g, (size_t)(n - whole) * sizeof(float));
 }
 
@@ -131,4 +145,52 @@ void to_halves(const float *x, int64_t n, uint16_t *out) {
   const int64_t whole = n - n % LANES;
   for (int64_t i = 0; i < whole; i += LANES) store_halves(out + i, load(x + i));
   for (int64_t i = whole; i < n; ++i) out[i] = edgedec::float_to_half(x[i]);
+}
+
+// ln(1 + e) for e from 0 to 1: 2 artanh(e / (2 + e)), whose series ends below a float's precision.
+inline Floats log1p_of(Floats e) {
+  const Floats s = div(e, add(set(2.0f), e)), s2 = mul(s, s);
+  Floats p = set(2.0f / 15);
+  p = fma(p, s2, set(2.0f / 13));
+  p = fma(p, s2, set(2.0f / 11));
+  p = fma(p, s2, set(2.0f / 9));
+  p = fma(p, s2, set(2.0f / 7));
+  p = fma(p, s2, set(2.0f / 5));
+  p = fma(p, s2, set(2.0f / 3));
+  p = fma(p, s2, set(2.0f));
+  return mul(s, p);
+}
+
+// ln(1 + e^x), computed from e^-|x|
+inline Floats softplus_of(Floats x) { return add(max(zero(), x), log1p_of(exp_of(sub(zero(), abs(x))))); }
+
+// Replace each vector of x by what `f` makes of it.
+template <class F>
+void map_by(float *x, int64_t n, F f) {
+  const int64_t whole = n - n % LANES;
+  for (int64_t i = 0; i < whole; i += LANES) store(x + i, f(load(x + i)));
+  if (whole == n) return;
+  float rest[LANES] = {};
+  memcpy(rest, x + whole, (size_t)(n - whole) * sizeof(float));
+  store(rest, f(load(rest)));
+  memcpy(x + whole, rest, (size_t)(n - whole) * sizeof(float));
+}
+
+void map(Function function, float *x, int64_t n) {
+  switch (function) {
+    case Function::silu: return map_by(x, n, silu_of);
+    case Function::sigmoid: return map_by(x, n, sigmoid);
+    case Function::softplus: return map_by(x, n, softplus_of);
+    case Function::exp: return map_by(x, n, exp_of);
+  }
+}
+
+void multiply_by_sigmoid(float *x, const float *gate, int64_t n) {
+  const int64_t whole = n - n % LANES;
+  for (int64_t i = 0; i < whole; i += LANES) store(x + i, mul(load(x + i), sigmoid(load(gate + i))));
+  if (whole == n) return;
+  float rest[LANES] = {};
+  memcpy(rest, gate + whole, (size_t)(n - whole) * sizeof(float));
+  store(rest, sigmoid(load(rest)));
+  for (int64_t i = whole; i < n; ++i) x[i] *= rest[i - whole];
 }

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "edgedec_cpu.h"
 #include "weights/coding.h"
 #include "weights/tensor_types.h"
 
@@ -48,6 +49,7 @@ using edgedec::ActivationBlock;
 using edgedec::Activations;
 using edgedec::Ahead;
 using edgedec::AttentionWork;
+using edgedec::Function;
 using edgedec::GROUP_ROWS;
 using edgedec::hash_of;
 using edgedec::Matrix;
@@ -59,6 +61,7 @@ constexpr bool ROWS_IN_PAIRS = EDGEDEC_SIMD == 5;  // of the activations (kernel
 #include "kernels/matmul.inl"
 #include "kernels/attention.inl"
 #include "kernels/row.inl"
+#include "kernels/state.inl"
 
 #if EDGEDEC_SIMD == 4
 // Bit 4 of EAX in CPUID's leaf 7.1; not every compiler's __builtin_cpu_supports knows AVX-VNNI.
@@ -126,9 +129,10 @@ const Kernels *neon_kernels() {
 #define EDGEDEC_NAME "portable"
 const Kernels *portable_kernels() {
 #endif
-  static const Kernels kernels = {EDGEDEC_NAME, supported, matmul,      quantize,     rms_norm, rope,
-                                  gated,        add_rows,  softcap,     to_halves,    attend,   join_spans,
-                                  row_maxima,   row_sum,   row_chances, ROWS_IN_PAIRS};
+  static const Kernels kernels = {
+      EDGEDEC_NAME, supported, matmul,     quantize,   rms_norm,   rope,    gated,       add_rows,
+      softcap,      to_halves, map,        multiply_by_sigmoid,    fold_state, step_state,  attend,
+      join_spans,   row_maxima, row_sum,   row_chances, ROWS_IN_PAIRS};
   return &kernels;
 }
 

@@ -54,15 +54,16 @@ struct Matrix {
 //   int8     n = head_dim bytes; half scales, n = head_dim / 32
 //   4 bit    n = head_dim / 2 bytes, 16 to a group of 32 elements: element i in the low half of byte i, element 16 + i
 //            in the high one, plus 8; half scales as above; then n_outliers exact elements as halves, and their places
-//            as bytes
+//            as bytes, counted from the last multiple of 256 elements (each 256 elements have 16 of them)
 // Rotated keys are multiplied by a Hadamard matrix. Where keys are stored without their bias, a page ends with the
 // cosines and sines of its tokens' positions, [64 / 16][n_rot][16] floats: the bias is rotated and added when the keys
 // are read.
 constexpr int PAGE_TOKENS = 64;
 constexpr int KEY_BLOCK = 16;
 constexpr int UNPACKED_TOKENS = 32;  // most values that are unpacked at a time
-constexpr int MAX_PACKED_HEAD = 256;  // most elements of a head whose keys and values have less than 16 bits
+constexpr int MAX_PACKED_HEAD = 512;  // most elements of a head whose keys and values have less than 16 bits
 constexpr int OUTLIERS_OF = 16;       // one element of so many is kept exactly
+constexpr int OUTLIER_ELEMENTS = 256;  // elements of which the places of those that are kept are counted together
 constexpr int MAX_OUTLIERS = MAX_PACKED_HEAD / OUTLIERS_OF;
 
 struct KVLayout {
@@ -87,6 +88,12 @@ static inline void hadamard(float *x, int32_t d, int32_t width) {
   const float factor = 1.0f / sqrtf((float)size);
   for (int32_t i = 0; i < d * width; ++i) x[i] *= factor;
 }
+
+// A head's recurrent state is cut into tiles of so many lanes of its values, [n_key][STATE_LANES].
+constexpr int STATE_LANES = 32;
+
+// What Kernels::map() makes of an element.
+enum class Function { silu, sigmoid, softplus, exp };
 
 constexpr int MAX_QUERIES = 64;
 constexpr int SPAN_TOKENS = 128;  // positions whose part of an attention's result is computed by itself
@@ -154,14 +161,25 @@ struct Kernels {
   void (*rms_norm)(const float *x, const float *weight, float epsilon, int64_t n, float *out);
   // Rotate n_rot / 2 pairs; cos_sin is [2][n_rot / 2].
   void (*rope)(float *x, const float *cos_sin, int32_t n_rot, bool interleaved);
-  // out = activation(gate) * up
-  void (*gated)(const float *gate, const float *up, int64_t n, bool gelu, float *out);
+  // out = activation(gate) * up, or activation(gate) where `up` is nullptr; the activation is EC_SILU ...
+  void (*gated)(const float *gate, const float *up, int64_t n, int32_t activation, float *out);
   // x += factor * y
   void (*add)(float *x, const float *y, float factor, int64_t n);
   // x = cap * tanh(x / cap)
   void (*softcap)(float *x, float cap, int64_t n);
   // Round to halves; what is too large becomes the largest finite number.
   void (*to_halves)(const float *x, int64_t n, uint16_t *out);
+  // x = f(x). Function::exp takes numbers of at most 0, and never returns less than e^-87.
+  void (*map)(Function function, float *x, int64_t n);
+  // x *= 1 / (1 + e^-gate)
+  void (*multiply_by_sigmoid)(float *x, const float *gate, int64_t n);
+  // A row of a recurrence, for one tile of a head's state: S = decay * S + key update^T, key is [n_key], update [32].
+  void (*fold_state)(float *state, int64_t n_key, const float *key, const float *update, float decay);
+  // The same for a row whose result is wanted, which is out = S^T query, [32]. With `corrects`, the update is found
+  // first (the delta rule): it is the row's value before, and becomes gain * (value - decay * S^T key). A sum over keys
+  // goes over the even ones and over the odd ones, which are added at the end: no bit depends on how lanes are cut.
+  void (*step_state)(float *state, int64_t n_key, const float *key, const float *query, float *update, float decay,
+                     float gain, bool corrects, float *out);
   void (*attend)(const AttentionWork &work);
   // Join the spans [span_begin, span_end) of queries that calls of attend() have kept.
   void (*join_spans)(const AttentionWork &work);

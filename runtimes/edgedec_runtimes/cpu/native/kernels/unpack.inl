@@ -14,6 +14,7 @@ inline Floats load_element(const uint8_t *from, int64_t i) {
 // `place` of the token goes to out[t * pitch + place * stride].
 inline void put_outliers(const AttentionWork &w, const uint8_t *halves, const uint8_t *places, int64_t n_tokens,
                          int64_t token_step, int64_t step, int64_t pitch, int64_t stride, float *out) {
+  constexpr int64_t PER_BLOCK = edgedec::OUTLIER_ELEMENTS / edgedec::OUTLIERS_OF;
   const int32_t n = w.layout.n_outliers;
   float x[edgedec::UNPACKED_TOKENS * edgedec::MAX_OUTLIERS];
   // Bytes behind the last number are still in the page.
@@ -21,7 +22,8 @@ inline void put_outliers(const AttentionWork &w, const uint8_t *halves, const ui
   for (int64_t t = 0; t < n_tokens; ++t)
     for (int64_t j = 0; j < n; ++j) {
       const int64_t i = t * token_step + j * step;
-      const int64_t place = places[i] < w.head_dim ? places[i] : 0;  // only a forged session has other places
+      const int64_t found = j / PER_BLOCK * edgedec::OUTLIER_ELEMENTS + places[i];
+      const int64_t place = found < w.head_dim ? found : 0;  // only a forged session has other places
       out[t * pitch + place * stride] = x[i];
     }
 }

@@ -1,0 +1,87 @@
+#include "forward/row_notes.h"
+
+#include <string.h>
+
+#include <algorithm>
+
+#include "forward/model.h"
+
+namespace edgedec {
+
+RowNotes::RowNotes(const RowNotes &other, int32_t n_tokens) : RowNotes(other.n_layer_, other.n_vocab_) {
+  const int32_t n = std::min(n_tokens, other.n_slots());
+  tokens_.assign(other.tokens_.begin(), other.tokens_.begin() + n);
+  ran_.assign(other.ran_.begin(), other.ran_.begin() + (std::ptrdiff_t)((size_t)n * width()));
+}
+
+void RowNotes::describe(int32_t begin, int32_t end, ec_item *item) const {
+  if (end > n_slots()) throw Invalid("the session does not hold so many tokens");
+  int32_t n = 0;
+  for (; begin + n < end && memcmp(at(begin), at(begin + n), width()) == 0; ++n)
+    if (tokens_[(size_t)(begin + n)] < 0)
+      throw Invalid("the session can't go back to this position: it began with hidden states");
+  item->n_past = begin, item->n_rows = n, item->tokens = tokens_.data() + begin;
+  item->attn = at(begin), item->mlp = at(begin) + n_layer_;
+}
+
+void RowNotes::begin(const ec_item &item) {
+  if (n_layer_ == 0) return;
+  resize(std::min(n_slots(), item.tokens != nullptr ? item.n_past : item.n_past + item.n_rows));
+}
+
+void RowNotes::note(const ec_item &item) {
+  if (n_layer_ == 0) return;
+  resize(std::max(n_slots(), item.n_past + item.n_rows));
+  for (int32_t r = 0; r < item.n_rows; ++r) {
+    uint8_t *ran = ran_.data() + (size_t)(item.n_past + r) * width();
+    if (item.tokens != nullptr) tokens_[(size_t)(item.n_past + r)] = item.tokens[r];
+    for (int32_t l = item.first_layer; l < n_layer_; ++l) {
+      ran[l] = item.attn == nullptr || item.attn[l];
+      ran[n_layer_ + l] = item.mlp == nullptr || item.mlp[l];
+    }
+  }
+}
+
+void RowNotes::resize(int32_t n_slots) {
+  tokens_.resize((size_t)n_slots, -1);
+  ran_.resize((size_t)n_slots * width(), 0);
+}
+
+void RowNotes::move(const int32_t *source, int32_t n, int32_t start) {
+  if (n_layer_ == 0 || n == 0) return;
+  if (source[n - 1] >= n_slots()) throw Invalid("the slots are out of range");
+  for (int32_t i = 0; i < n; ++i) {
+    tokens_[(size_t)(start + i)] = tokens_[(size_t)source[i]];
+    memmove(ran_.data() + (size_t)(start + i) * width(), at(source[i]), width());
+  }
+}
+
+bool RowNotes::ran_as_first(int32_t slot) const {
+  return slot < n_slots() && memcmp(at(0), at(slot), width()) == 0;
+}
+
+uint64_t RowNotes::saved_bytes(int32_t n_tokens) const {
+  return n_layer_ == 0 ? 0 : (uint64_t)n_tokens * (sizeof(int32_t) + width());
+}
+
+void RowNotes::save(int32_t n_tokens, uint8_t *target) const {
+  if (n_layer_ == 0) return;
+  if (n_tokens > n_slots()) throw Invalid("the session does not hold so many tokens");
+  const size_t n = (size_t)n_tokens;
+  memcpy(target, tokens_.data(), n * sizeof(int32_t));
+  memcpy(target + n * sizeof(int32_t), ran_.data(), n * width());
+}
+
+void RowNotes::load(int32_t n_tokens, const uint8_t *source) {
+  if (n_layer_ == 0) return;
+  const size_t n = (size_t)n_tokens;
+  std::vector<int32_t> tokens(n);
+  memcpy(tokens.data(), source, n * sizeof(int32_t));
+  for (int32_t token : tokens)
+    if (token < -1 || token >= n_vocab_)
+      throw Invalid("the saved state is damaged: it has a token that there is not");
+  tokens_ = std::move(tokens);
+  ran_.assign(source + n * sizeof(int32_t), source + n * (sizeof(int32_t) + width()));
+}
+
+}  // namespace edgedec
