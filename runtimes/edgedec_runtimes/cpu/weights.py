@@ -303,7 +303,9 @@ def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> No
         check(code, tensor.name)
     if tiles.mapping is not None:
         native().ec_model_set_mapping(handle, tiles.mapping.handle)
-    for placed in rarely_read(network) if tiles.file is not None else ():
+    if tiles.file is None:
+        return
+    for placed in rarely_read(network):
         fd, place = tiles.file.fileno(), tiles.header.places()[placed.tensor.name]
         code = native().ec_model_read_rows(handle, placed.which, native_handle(fd), os.fstat(fd).st_size, place)
         check(code, placed.tensor.name)
