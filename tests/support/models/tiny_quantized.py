@@ -352,25 +352,25 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
     embedding_gain = 2.0 / (n_embd**0.5 if is_gemma and not tiny.tied else 1.0)
     tensors = {"token_embd.weight": matrix(N_VOCAB, n_embd, embedding_gain)}
     for i in range(tiny.n_layer):
-        layer = {
-            "attn_q.weight": matrix(n_q, n_embd, 1.5),
-            "attn_k.weight": matrix(n_kv, n_embd, 1.5),
-            "attn_v.weight": matrix(n_kv, n_embd, 1.5),
-            "attn_output.weight": matrix(n_embd, n_q),
-            "ffn_gate.weight": matrix(tiny.n_ff, n_embd),
-            "ffn_up.weight": matrix(tiny.n_ff, n_embd),
-            "ffn_down.weight": matrix(n_embd, tiny.n_ff),
+        sizes = {
+            "attn_q.weight": (n_q, n_embd, 1.5),
+            "attn_k.weight": (n_kv, n_embd, 1.5),
+            "attn_v.weight": (n_kv, n_embd, 1.5),
+            "attn_output.weight": (n_embd, n_q),
+            "ffn_gate.weight": (tiny.n_ff, n_embd),
+            "ffn_up.weight": (tiny.n_ff, n_embd),
+            "ffn_down.weight": (n_embd, tiny.n_ff),
         }
+        layer = {name: matrix(*size) for name, size in sizes.items() if _has(tiny, i, name)}
         for name, parts in _FUSED.get(tiny.architecture, {}).items():
             rows = sum(layer.pop(part).shape[1] for part in parts)
             layer[name] = matrix(rows, n_embd, 1.5 if name == "attn_qkv.weight" else 1.0)
-        if tiny.n_expert and i >= tiny.n_dense:
+        if tiny.n_expert and i >= tiny.n_dense and _has(tiny, i, "ffn"):
             for name in ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"):
-                del layer[name]
+                layer.pop(name, None)
             layer |= _experts(tiny, matrix, rng)
-        if tiny.parts:
-            layer = {name: tensor for name, tensor in layer.items() if _has(tiny, i, name)}
-            layer |= mixer_tensors(tiny.space, n_embd, matrix, rng) if tiny.has(i, "M") else {}
+        if tiny.parts and tiny.has(i, "M"):
+            layer |= mixer_tensors(tiny.space, n_embd, matrix, rng)
         if i in tiny.convolutions:
             layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
             layer["shortconv.in_proj.weight"] = matrix(3 * n_embd, n_embd, 1.5)
@@ -430,15 +430,12 @@ def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Genera
     # Scores so far apart that the last of a token's experts counts for little: which one it is may change by rounding.
     # Half of all sigmoids are near 1 then, so tokens of lfm2moe go through more experts than that.
     router = (rng.standard_normal((n, n_embd)) * 4 / n_embd**0.5).astype(np.float32)
-    found = {
-        "ffn_gate_inp.weight": RawTensor(GGMLType.F32, (n_embd, n), router.tobytes()),
-        "ffn_gate_exps.weight": stacked(n_ff, n_embd, wide),
-        "ffn_up_exps.weight": stacked(n_ff, n_embd, wide),
-        "ffn_down_exps.weight": stacked(n_embd, n_ff, narrow),
-    }
+    ins = ("up",) if tiny.architecture in _UNGATED else ("gate", "up")
+    found = {"ffn_gate_inp.weight": RawTensor(GGMLType.F32, (n_embd, n), router.tobytes())}
+    found |= {f"ffn_{name}_exps.weight": stacked(n_ff, n_embd, wide) for name in ins}
+    found["ffn_down_exps.weight"] = stacked(n_embd, n_ff, narrow)
     if tiny.n_ff_shared:
-        found["ffn_gate_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
-        found["ffn_up_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
+        found |= {f"ffn_{name}_shexp.weight": matrix(tiny.n_ff_shared, n_embd) for name in ins}
         found["ffn_down_shexp.weight"] = matrix(n_embd, tiny.n_ff_shared)
     if tiny.architecture == "gpt-oss":
         for name, width in (("gate_exps", n_ff), ("up_exps", n_ff), ("down_exps", n_embd), ("gate_inp", 1)):
@@ -486,8 +483,10 @@ def _parts_keys(tiny: Tiny, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has(tiny: Tiny, layer: int, name: str) -> bool:
-    """Return whether a layer has a matrix of attention or of a feed-forward block."""
-    is_left_out = tiny.architecture in _UNGATED and name.startswith("ffn_gate") and "inp" not in name
+    """Return whether a layer has a matrix of attention or of a feed-forward block, or any of that name's beginning."""
+    if not tiny.parts:
+        return True
+    is_left_out = tiny.architecture in _UNGATED and name == "ffn_gate.weight"
     return tiny.has(layer, "A" if name.startswith("attn_") else "F") and not is_left_out
 
 
