@@ -274,7 +274,12 @@ def _relu(x: Floats) -> Floats:
     return result
 
 
-_ACTIVATIONS = {"silu": silu, "gelu": _gelu, "relu": _relu, "relu2": lambda x: _relu(x) * _relu(x)}
+def _relu2(x: Floats) -> Floats:
+    result: Floats = np.square(_relu(x))
+    return result
+
+
+_ACTIVATIONS = {"silu": silu, "gelu": _gelu, "relu": _relu, "relu2": _relu2}
 
 
 def _capped(x: Floats, cap: float) -> Floats:

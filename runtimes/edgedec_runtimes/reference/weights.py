@@ -251,7 +251,7 @@ def _read_recurrence(reader: _Reader, found: Described, i: int) -> RecurrentWeig
     )
 
 
-def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -> dict[str, NDArray[np.float32] | None]:
+def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -> dict[str, Any]:
     """Return the matrices of a layer's feed-forward block, or of the expert that all tokens go through."""
     width, suffix = h.dense_width(i), "_shexp" if h.has_experts(i) else ""
     if not width:
@@ -266,7 +266,7 @@ def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -
 
 def _read_experts(
     reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool
-) -> dict[str, NDArray[np.float32] | None]:
+) -> dict[str, Any]:
     """Return the matrices of a layer's experts and their routers; None for those that it does not have."""
     p, n, d, names = f"blk.{i}", h.n_expert, h.n_embd, ("expert_gate", "expert_up", "expert_down")
     biases = ("router_bias", *(f"{name}_bias" for name in names))
@@ -275,7 +275,7 @@ def _read_experts(
     sizes = {"gate": (h.n_ff_expert, d), "up": (h.n_ff_expert, d), "down": (d, h.n_ff_expert)}
     if ungated:
         del sizes["gate"]
-    found: dict[str, NDArray[np.float32] | None] = {"expert_gate": None, "expert_gate_bias": None} | {
+    found: dict[str, Any] = {"expert_gate": None, "expert_gate_bias": None} | {
         f"expert_{name}": reader.take(f"{p}.ffn_{name}_exps.weight", n * rows, columns).reshape(n, rows, columns)
         for name, (rows, columns) in sizes.items()
     }
