@@ -145,8 +145,8 @@ typedef struct ec_config {
   int32_t state_tiled;      /* head h has key h % n_state_key_head (1), or neighbouring heads have the same (0) */
 } ec_config;
 
-/* How a row changes a recurrent state: by the gated delta rule; or by that of a state space (Mamba-2), where softplus of
- * alpha is also what the value is multiplied by. */
+/* How a row changes a recurrent state: by the gated delta rule, or by that of a state space (Mamba-2), where softplus
+ * of alpha is also what the value is multiplied by. */
 enum { EC_RULE_NONE, EC_RULE_DELTA, EC_RULE_SPACE };
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */
