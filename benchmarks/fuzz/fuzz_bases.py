@@ -212,7 +212,7 @@ def _lfm2(llama: Source) -> Source:
 def _state_space(name: str) -> Source:
     """Return a small model with Mamba-2 mixers."""
     space = StateSpace(n_inner=128, n_head=4, n_state=8, n_group=2)
-    widths = dict.fromkeys(("n_embd", "n_ff", "n_ff_expert", "n_ff_shared"), 64)
+    widths: dict[str, Any] = dict.fromkeys(("n_embd", "n_ff", "n_ff_expert", "n_ff_shared"), 64)
     tiny = replace(ARCHITECTURES[name], **widths, head_dim=16, space=space)
     return Source(tiny_metadata(tiny), dict(tiny_tensors(tiny)))
 

@@ -247,10 +247,10 @@ def _check(gguf: GGUF, n: Network) -> None:
     if n.n_ff_expert % 32 or n.n_expert_used > n.n_expert:
         raise _unsupported(gguf, f"experts are {n.n_ff_expert} wide, and {n.n_expert_used} of {n.n_expert} are used")
     expected = _shapes(n) | {tensor.name: (n.n_rot // 2,) for tensor in divisors}
-    for name, shape in expected.items():
-        if gguf.tensors[name].shape != shape:
+    for name, wanted in expected.items():
+        if gguf.tensors[name].shape != wanted:
             raise ModelFormatError(
-                f"{gguf.paths[0]}: tensor {name!r} has the shape {gguf.tensors[name].shape}, expected {shape}; "
+                f"{gguf.paths[0]}: tensor {name!r} has the shape {gguf.tensors[name].shape}, expected {wanted}; "
                 "download the file again"
             )
 

@@ -181,7 +181,7 @@ def test_the_target_in_torch_computes_what_the_reference_computes(target: Path, 
     """The logits of every row of a text, from its beginning and from a layer; and most probable tokens are counted."""
     weights = read_weights(read_shape(read_gguf(target)), 128)
     hyper = weights.hyper
-    cache = KVCache.empty(hyper, 16, np.dtype(np.float32))
+    cache = KVCache.empty(hyper, None, 16, np.dtype(np.float32))
     text = np.random.default_rng(1).integers(0, hyper.n_vocab, 11).astype(np.int32)
     llama = TorchLlama.of(given.parts, torch.float32)
     x, past = llama.read(llama.embeddings(text))

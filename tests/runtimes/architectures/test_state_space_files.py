@@ -93,5 +93,5 @@ def test_mixtures_that_are_not_supported(tmp_path: Path, keys: dict[str, Any], e
 @pytest.mark.slow
 def test_a_gate_is_refused_where_blocks_have_none(tmp_path: Path) -> None:
     """It would be left out."""
-    gate = {"blk.1.ffn_gate.weight": floats(256, 256)}
+    gate: dict[str, RawTensor | None] = {"blk.1.ffn_gate.weight": floats(256, 256)}
     assert "blk.1.ffn_gate.weight" in refusal(write(tmp_path / "m.gguf", "nemotron_h", {}, gate))

@@ -66,7 +66,8 @@ class _Layer:
         chosen = np.argsort(-(chances + bias))[: self._tiny.n_expert_used]
         shares = chances[chosen] / chances[chosen].sum() * key("expert_weights_scale", 1.0)
         outputs = [self._block(normed, "_exps", expert) for expert in chosen]
-        return self._block(normed, "_shexp") + (shares[:, None] * np.array(outputs)).sum(axis=0)
+        mixed: Floats = (shares[:, None] * np.array(outputs)).sum(axis=0)
+        return self._block(normed, "_shexp") + mixed
 
     def _block(self, x: Floats, suffix: str, expert: int | None = None) -> Floats:
         def matrix(name: str) -> Floats:

@@ -11,6 +11,8 @@ from support.models.tiny_shapes import Tiny
 
 DELTA = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures with the gated delta rule."""
+UNGATED = ("nemotron_h", "nemotron_h_moe")
+"""Architectures whose feed-forward blocks have no gates."""
 
 
 def random_vector(n: int, mean: float, rng: np.random.Generator) -> RawTensor:
@@ -34,15 +36,12 @@ def experts_of(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Gene
     # Half of all sigmoids are near 1 then, so tokens of lfm2moe go through more experts than that.
     is_gemma = tiny.architecture == "gemma4"  # its routers read states over the root of their length
     router = (rng.standard_normal((n, n_embd)) * 4 / n_embd ** (0.0 if is_gemma else 0.5)).astype(np.float32)
-    found = {
-        "ffn_gate_inp.weight": RawTensor(GGMLType.F32, (n_embd, n), router.tobytes()),
-        "ffn_gate_exps.weight": stacked(n_ff, n_embd, wide),
-        "ffn_up_exps.weight": stacked(n_ff, n_embd, wide),
-        "ffn_down_exps.weight": stacked(n_embd, n_ff, narrow),
-    }
+    ins = ("up",) if tiny.architecture in UNGATED else ("gate", "up")
+    found = {"ffn_gate_inp.weight": RawTensor(GGMLType.F32, (n_embd, n), router.tobytes())}
+    found |= {f"ffn_{name}_exps.weight": stacked(n_ff, n_embd, wide) for name in ins}
+    found["ffn_down_exps.weight"] = stacked(n_embd, n_ff, narrow)
     if tiny.n_ff_shared:
-        found["ffn_gate_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
-        found["ffn_up_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
+        found |= {f"ffn_{name}_shexp.weight": matrix(tiny.n_ff_shared, n_embd) for name in ins}
         found["ffn_down_shexp.weight"] = matrix(n_embd, tiny.n_ff_shared)
     if tiny.architecture == "gpt-oss":
         for name, width in (("gate_exps", n_ff), ("up_exps", n_ff), ("down_exps", n_embd), ("gate_inp", 1)):
@@ -53,5 +52,5 @@ def experts_of(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Gene
         found["exp_probs_b.bias"] = random_vector(n, 0.0, rng)
     if tiny.architecture in ("qwen2moe", *DELTA):
         found["ffn_gate_inp_shexp.weight"] = random_vector(n_embd, 0.0, rng)
-    are_alike = found["ffn_gate_exps.weight"].type == found["ffn_up_exps.weight"].type
-    return gate_and_up_together(found) if is_gemma and are_alike else found
+    are_alike = is_gemma and found["ffn_gate_exps.weight"].type == found["ffn_up_exps.weight"].type
+    return gate_and_up_together(found) if are_alike else found

@@ -18,7 +18,7 @@ from edgedec_runtimes.weights.levels import LEVELS
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.random_blocks import random_blocks
 from support.models.state_spaces import mixer_keys, mixer_tensors
-from support.models.tiny_experts import DELTA, experts_of, random_vector
+from support.models.tiny_experts import DELTA, UNGATED, experts_of, random_vector
 from support.models.tiny_gemma4 import (
     MEANS,
     expert_vectors,
@@ -83,7 +83,6 @@ _FUSED = {"glm4": _GATE_UP, "phi3": _QKV | _GATE_UP}
 _TWO_DIVISORS = {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}
 _DIVISORS = {"minicpm": _TWO_DIVISORS, "phi3": _TWO_DIVISORS}
 _HYBRID = ("lfm2", "lfm2moe")
-_UNGATED = ("nemotron_h", "nemotron_h_moe")
 _IN_FILES = {"falcon-h1": {"ffn_norm.weight": "ffn_norm"}}  # other names of vectors
 _WIDE_NORMS = ("olmo2", "olmoe")
 
@@ -339,28 +338,28 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
         if tiny.architecture == "gemma4":
             n_kv, d = tiny.heads(i)
             n_q, n_kv = tiny.n_head * d, n_kv * d
-        layer = {
-            "attn_q.weight": matrix(n_q, n_embd, 1.5),
-            "attn_k.weight": matrix(n_kv, n_embd, 1.5),
-            "attn_v.weight": matrix(n_kv, n_embd, 1.5),
-            "attn_output.weight": matrix(n_embd, n_q),
-            "ffn_gate.weight": matrix(tiny.width(i), n_embd),
-            "ffn_up.weight": matrix(tiny.width(i), n_embd),
-            "ffn_down.weight": matrix(n_embd, tiny.width(i)),
+        sizes = {
+            "attn_q.weight": (n_q, n_embd, 1.5),
+            "attn_k.weight": (n_kv, n_embd, 1.5),
+            "attn_v.weight": (n_kv, n_embd, 1.5),
+            "attn_output.weight": (n_embd, n_q),
+            "ffn_gate.weight": (tiny.width(i), n_embd),
+            "ffn_up.weight": (tiny.width(i), n_embd),
+            "ffn_down.weight": (n_embd, tiny.width(i)),
         }
+        layer = {name: matrix(*size) for name, size in sizes.items() if _has(tiny, i, name)}
         for name, parts in _FUSED.get(tiny.architecture, {}).items():
             rows = sum(layer.pop(part).shape[1] for part in parts)
             layer[name] = matrix(rows, n_embd, 1.5 if name == "attn_qkv.weight" else 1.0)
-        if tiny.n_expert and i >= tiny.n_dense:
+        if tiny.n_expert and i >= tiny.n_dense and _has(tiny, i, "ffn"):
             if tiny.architecture != "gemma4":
                 layer = {name: tensor for name, tensor in layer.items() if not name.startswith("ffn_")}
             layer |= experts_of(tiny, matrix, rng)
         layer = {name: tensor for name, tensor in layer.items() if name not in tiny.missing(i)}
         if tiny.n_per_layer:
             layer |= token_parts(tiny.n_per_layer, n_embd, matrix)
-        if tiny.parts:
-            layer = {name: tensor for name, tensor in layer.items() if _has(tiny, i, name)}
-            layer |= mixer_tensors(tiny.space, n_embd, matrix, rng) if tiny.has(i, "M") else {}
+        if tiny.parts and tiny.has(i, "M"):
+            layer |= mixer_tensors(tiny.space, n_embd, matrix, rng)
         if i in tiny.convolutions:
             layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
             layer["shortconv.in_proj.weight"] = matrix(3 * n_embd, n_embd, 1.5)
@@ -428,6 +427,8 @@ def _parts_keys(tiny: Tiny, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has(tiny: Tiny, layer: int, name: str) -> bool:
-    """Return whether a layer has a matrix of attention or of a feed-forward block."""
-    is_left_out = tiny.architecture in _UNGATED and name.startswith("ffn_gate") and "inp" not in name
+    """Return whether a layer has a matrix of attention or of a feed-forward block, or any of that name's beginning."""
+    if not tiny.parts:
+        return True
+    is_left_out = tiny.architecture in UNGATED and name == "ffn_gate.weight"
     return tiny.has(layer, "A" if name.startswith("attn_") else "F") and not is_left_out

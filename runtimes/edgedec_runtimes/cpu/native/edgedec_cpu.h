@@ -166,8 +166,8 @@ typedef struct ec_config {
                                norm before the output; 0: nowhere */
 } ec_config;
 
-/* How a row changes a recurrent state: by the gated delta rule; or by that of a state space (Mamba-2), where softplus of
- * alpha is also what the value is multiplied by. */
+/* How a row changes a recurrent state: by the gated delta rule, or by that of a state space (Mamba-2), where softplus
+ * of alpha is also what the value is multiplied by. */
 enum { EC_RULE_NONE, EC_RULE_DELTA, EC_RULE_SPACE };
 
 /* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */

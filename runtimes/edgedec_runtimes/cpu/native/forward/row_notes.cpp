@@ -25,8 +25,7 @@ void RowNotes::describe(int32_t begin, int32_t end, ec_item *item) const {
 }
 
 void RowNotes::begin(const ec_item &item) {
-  if (n_layer_ == 0) return;
-  resize(std::min(n_slots(), item.tokens != nullptr ? item.n_past : item.n_past + item.n_rows));
+  if (n_layer_ != 0 && item.first_layer == 0) resize(std::min(n_slots(), item.n_past));
 }
 
 void RowNotes::note(const ec_item &item) {

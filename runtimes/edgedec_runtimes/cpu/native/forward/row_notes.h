@@ -17,7 +17,8 @@ class RowNotes {
   // Describe the rows from `begin` on that ran through the same half-layers, at most up to `end`, to evaluate them
   // again: set n_past, n_rows, tokens, attn and mlp. Throws Invalid where a row's token is not known.
   void describe(int32_t begin, int32_t end, ec_item *item) const;
-  // Forget what lies behind the rows of a forward that begins; those that begin with hidden states stay themselves.
+  // Forget what lies behind the rows of a forward that begins. Behind rows that begin with a later layer, all is still
+  // what it was in the layers below.
   void begin(const ec_item &item);
   // Note the rows of a forward that was done.
   void note(const ec_item &item);
