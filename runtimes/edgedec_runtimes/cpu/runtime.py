@@ -268,8 +268,9 @@ def _scratch_bytes(n: Network) -> int:
     """Return the bytes that native/forward/model.cpp allocates for forwards."""
     n_q, n_kv = n.n_head * n.head_dim, n.n_head_kv * n.head_dim
     n_convolved = n.n_embd if n.n_convolutions else 0
-    floats = 2 * n.n_embd + n_q + max(n_q + 2 * n_kv, 3 * n_convolved) + 2 * n.n_rot
-    quantized = (n.n_embd + n_q + n_convolved) * (1 + 20 / _BLOCK)
+    n_entering = n.n_embd if n.switches.early_router else 0
+    floats = 2 * n.n_embd + n_entering + n_q + max(n_q + 2 * n_kv, 3 * n_convolved) + 2 * n.n_rot
+    quantized = (n.n_embd + n_entering + n_q + n_convolved) * (1 + 20 / _BLOCK)
     widest = max(n.n_ff if n.n_dense or not n.n_expert else 0, n.n_ff_shared)
     slots = KERNEL_ROWS * n.n_expert_used + 7 * (n.n_expert + KERNEL_ROWS * n.n_expert_used // 64)
     experts = slots * n.n_ff_expert * (1 + 20 / _BLOCK)
