@@ -252,6 +252,7 @@ def test_what_graphs_do_not_have_is_refused(
         (ARCHITECTURES["phi3"], r"it has 'rope_factors_short\.weight', by which positions turn otherwise"),
         (Tiny("sunken", vectors=(SINKS,)), r"it has 'blk\.0\.attn_sinks\.weight', for which graphs have no operation"),
         (ARCHITECTURES["olmoe"], r"it has 'blk\.0\.ffn_gate_inp\.weight', for which graphs have no operation"),
+        (ARCHITECTURES["nanbeige"], "its layers run 2 times, and a graph runs them once"),
         (ARCHITECTURES["granite"], "the architecture 'granite' sets 'residual_scale', which graphs do not have"),
     ):
         path = write_tiny(tmp_path / "m.gguf", tiny)
@@ -273,7 +274,7 @@ def test_architectures_of_few_users(tmp_path: Path, name: str) -> None:
         with pytest.raises(UnsupportedModelError, match="no layer of mamba2 has attention"):
             TargetParts.of(read_gguf(path))
         return
-    if tiny.architecture not in ("granite", "granitehybrid", "granitemoe", "gemma2"):
+    if tiny.architecture not in ("granite", "granitehybrid", "granitemoe", "gemma2", "minicpm"):
         assert TargetParts.of(read_gguf(path)).network.architecture == tiny.architecture
         return
     with pytest.raises(UnsupportedModelError, match=f"{tiny.architecture} scales or caps its logits"):

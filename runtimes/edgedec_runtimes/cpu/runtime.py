@@ -287,9 +287,10 @@ def _scratch_bytes(n: Network) -> int:
     n_q = max(layer.n_q for layer in n.layers)
     n_qkv = max(layer.n_q * (2 if n.switches.attention_gate else 1) + 2 * layer.n_kv for layer in n.layers)
     n_convolved = n.n_embd if n.n_with(CONVOLUTION) else 0
-    floats = scratch_floats(n) + 2 * n.n_embd + n_q + max(n_qkv, 3 * n_convolved) + 2 * n.n_rot
+    n_entering = n.n_embd if n.switches.early_router else 0
+    floats = scratch_floats(n) + 2 * n.n_embd + n_entering + n_q + max(n_qkv, 3 * n_convolved) + 2 * n.n_rot
     floats += (2 * n.n_layer + 1) * n.n_per_layer + (n.n_embd if n.n_expert and n.n_ff_shared else 0)
-    quantized = (n.n_embd + n_q + n_convolved + n.n_per_layer) * (1 + 20 / _BLOCK)
+    quantized = (n.n_embd + n_entering + n_q + n_convolved + n.n_per_layer) * (1 + 20 / _BLOCK)
     widest = max(map(n.dense_width, range(n.n_layer)))
     slots = KERNEL_ROWS * n.n_expert_used + 7 * (n.n_expert + KERNEL_ROWS * n.n_expert_used // 64)
     experts = slots * n.n_ff_expert * (1 + 20 / _BLOCK)
