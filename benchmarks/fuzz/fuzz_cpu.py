@@ -58,7 +58,7 @@ def sources() -> list[tuple[Source, Built]]:
     found = [s for s in loadable_sources() if is_own(RUN, s.metadata["general.architecture"])]
     shapes = [tiny for name, tiny in ARCHITECTURES.items() if name != "qwen3"]  # its wide heads take longest
     for i, tiny in enumerate(shapes):
-        n_layer = tiny.n_layer if tiny.convolutions or tiny.recurrent or tiny.parts else 2
+        n_layer = tiny.n_layer if tiny.convolutions or tiny.recurrent or tiny.parts or tiny.narrow else 2
         changes = {"types": TILE_TYPES, "n_layer": n_layer, "seed": i}
         mixed = Tiny(**{n: getattr(tiny, n) for n in Tiny.__slots__} | changes)
         found.append(Source(tiny_metadata(mixed), dict(tiny_tensors(mixed))))

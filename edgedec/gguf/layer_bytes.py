@@ -62,16 +62,17 @@ def layer_bytes(path: Path) -> LayerBytes:
         return _layer_weights(gguf)
     places: list[tuple[int, int, int]] = []
     rest, chosen = 0, _chosen_experts(gguf)
+    tied = "" if "output.weight" in gguf.tensors else "token_embd.weight"
     of_nextn = {name.split(".")[1] for name in gguf.tensors if ".nextn." in name}
     for name, tensor in gguf.tensors.items():
         match = _LAYER.fullmatch(name)
         if match is not None and match[1] in of_nextn:
             continue
         if match is not None:
-            is_mlp = match[2].startswith(("ffn_", "post_ffw_"))
+            is_mlp = match[2].startswith(("ffn_", "pre_ffw_", "post_ffw_", "inp_gate.", "proj.", "post_norm."))
             share = chosen if "_exps." in match[2] else Fraction(1)
             places.append((int(match[1]), int(is_mlp), int(tensor.n_bytes * share)))
-        elif name.startswith("output") or (name == "token_embd.weight" and "output.weight" not in gguf.tensors):
+        elif name.startswith(("output", "per_layer_model_proj")) or name == tied:
             rest += tensor.n_bytes
     if not places:
         raise RequestError(

@@ -19,7 +19,10 @@ _HONOURED = frozenset(
     }
 )
 _HONOURED_VALUES = frozenset({("activation", "gelu")})
-_OTHER_LAYERS = ("ffn_gate_inp", "exp_probs_b", "_exps.", "_shexp.", "shortconv.")
+_OTHER_LAYERS = (
+    *("ffn_gate_inp", "exp_probs_b", "_exps.", "_shexp.", "shortconv.", "per_layer_", "inp_gate.", "proj.weight"),
+    *("post_norm.", "layer_output_scale", "pre_ffw_norm_", "post_ffw_norm_"),
+)
 _OPERATIONS = frozenset(
     name for name in (*MATRICES, *VECTORS) if name != SINKS and not any(part in name for part in _OTHER_LAYERS)
 )

@@ -1,4 +1,7 @@
-"""On a model with short convolutions, drafts, shared forwards, a window and a saved prompt change no text."""
+"""On models whose layers differ, drafts, shared forwards, a window and a saved prompt change no text.
+
+One has short convolutions; in the other one the last layers read the keys and values of layers before.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,10 @@ def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgedec.api.open_drafters.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny LFM2, whose texts soon repeat themselves."""
-    return write_tiny(tmp_path_factory.mktemp("tiny") / "m.gguf", ARCHITECTURES["lfm2"])
+@pytest.fixture(scope="module", params=["lfm2", "gemma4"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, whose texts soon repeat themselves."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "m.gguf", ARCHITECTURES[request.param])
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,13 @@ EXPERT_BIASES = frozenset(f"ffn_{name}.bias" for name in ("gate_inp", "gate_exps
 BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})
 POST_NORMS = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
+PER_LAYER = frozenset({"per_layer_proj_norm.weight", "post_norm.weight"})
+EXPERT_NORMS = frozenset(
+    {
+        *("ffn_gate_inp.scale", "pre_ffw_norm_2.weight", "post_ffw_norm_1.weight", "post_ffw_norm_2.weight"),
+        "ffn_down_exps.scale",
+    }
+)
 QK_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 CONVOLUTION_KERNELS = frozenset({"shortconv.conv.weight"})
 RECURRENCE_VECTORS = frozenset({"ssm_conv1d.weight", "ssm_dt.bias", "ssm_a", "ssm_norm.weight"})
@@ -84,6 +91,8 @@ class Switches:
         sliding_window: How many tokens the layers of `sliding` see.
         sliding: By layer: whether it sees a sliding window instead of all tokens before it; () for no layer.
         rope_sliding: How queries and keys of the layers of `sliding` are rotated; None for `rope`.
+        value_norm: Each head of the values is normed, without a weight. A layer without a matrix of values has its keys
+            as they are before their norm.
         unrotated: By layer: whether queries and keys are not rotated; () for no layer.
         convolution_length: How many tokens the short convolutions of layers without attention go over (LFM2); 0 where
             all layers have attention.
@@ -113,6 +122,7 @@ class Switches:
     sliding_window: int = 0
     sliding: tuple[bool, ...] = ()
     rope_sliding: Rope | None = None
+    value_norm: bool = False
     unrotated: tuple[bool, ...] = ()
     convolution_length: int = 0
     temperature_scale: float = 0.0
@@ -159,6 +169,8 @@ class Architecture:
         layers: Returns the shape of each layer, given a header whose shapes are what the metadata of every decoder says
             (`read_hyperparameters`): for networks whose layers differ in more than that. Blocks of the file behind the
             last shape are left out.
+        ignored: How names of tensors begin, and keys below the architecture's name, that are of other parts of a file
+            than the decoder, such as what reads images.
     """
 
     switches: Callable[[Header], Switches] = plain
@@ -167,3 +179,4 @@ class Architecture:
     needed: frozenset[str] = INPUT_NORMS
     renamed: Mapping[str, str] = field(default_factory=dict)
     layers: Callable[[Header], tuple[LayerShape, ...]] = said_layers
+    ignored: tuple[str, ...] = ()

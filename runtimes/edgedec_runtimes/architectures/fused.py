@@ -11,8 +11,10 @@ from types import MappingProxyType
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec_runtimes.shared.hyperparameters import Hyperparameters
 
+PER_LAYER_TABLE = "per_layer_token_embd.weight"
 _FUSED = re.compile(r"blk\.(\d+)\.(attn_qkv|ffn_up|shortconv\.in_proj|ssm_in)\.(weight|bias)")
-_EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight")
+_DENSE = re.compile(r"blk\.(\d+)\.(ffn_gate|ffn_up|ffn_down)\.weight")
+_EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_exps\.weight")
 _EXPERT_BIASES = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.bias")
 _STATE_VECTORS = re.compile(r"blk\.\d+\.(ssm_a|ssm_d|ssm_norm\.weight)")
 _SHARED_ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
@@ -22,12 +24,14 @@ def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     """Return a header in which the parts of fused matrices and biases stand in their place; `gguf` where none is fused.
 
     The experts of a layer, of the shape (columns, rows, experts), become a matrix, and so does the vector that scores
-    the shared expert; vectors of state spaces that files keep as matrices become vectors. What has another number of
-    rows than its parts together stays as it is, and so does what is there beside a part.
+    the shared expert, whose name a feed-forward block beside experts gets; vectors of state spaces that files keep as
+    matrices become vectors. A row of the table of which each layer gets a part becomes a row for each layer. What has
+    another number of rows than its parts together stays as it is, and so does what is there beside a part.
     """
     found: dict[str, TensorInfo] = {}
-    for name, stored in gguf.tensors.items():
-        tensor, parts = _as_matrix(stored, hyper), _parts(gguf, name, hyper)
+    for stored in gguf.tensors.values():
+        tensor = _as_matrix(stored, hyper)
+        name, parts = tensor.name, _parts(gguf, tensor.name, hyper)
         is_alone = not (parts.keys() - {name}) & gguf.tensors.keys()
         fits = is_alone and sum(parts.values()) == tensor.shape[-1]
         found |= _cut(tensor, parts) if fits else {name: tensor}
@@ -66,9 +70,16 @@ def _state_space_rows(gguf: GGUF, before: str, n_rows: int) -> dict[str, int]:
 def _as_matrix(tensor: TensorInfo, hyper: Hyperparameters) -> TensorInfo:
     """Return the matrices of experts as one, their biases as a vector, a shared expert's router as a matrix.
 
-    Vectors of state spaces are returned as vectors. Any other tensor is returned as it is.
+    A feed-forward block beside experts is returned as a shared expert, the table of what each layer gets of a token
+    with a row for each token and layer, and vectors of state spaces as vectors. Any other tensor is returned as it is.
     """
-    shape = tensor.shape
+    shape, dense = tensor.shape, _DENSE.fullmatch(tensor.name)
+    if dense is not None and int(dense[1]) < hyper.n_layer and hyper.has_experts(int(dense[1])):
+        return replace(tensor, name=f"blk.{dense[1]}.{dense[2]}_shexp.weight")
+    width = hyper.n_per_layer
+    if tensor.name == PER_LAYER_TABLE and width and shape[0] == width * hyper.n_layer and len(shape) == 2:
+        whole = width % tensor.type.block_size == 0
+        return replace(tensor, shape=(width, hyper.n_layer * shape[1])) if whole else tensor
     if _EXPERTS.fullmatch(tensor.name) and len(shape) == 3 and shape[2] == hyper.n_expert:
         return replace(tensor, shape=(shape[0], shape[1] * shape[2]))
     if _EXPERT_BIASES.fullmatch(tensor.name) and len(shape) == 2 and shape[1] == hyper.n_expert:

@@ -60,7 +60,7 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
         )
     gguf = without_nextn(gguf)
     info = describe(gguf)
-    said = read_hyperparameters(gguf, info, runtime, architecture.keys)
+    said = read_hyperparameters(gguf, info, runtime, architecture.keys, architecture.ignored)
     layers = architecture.layers(Header(gguf, info, said))
     hyper = replace(said, layers=layers, n_layer=len(layers))
     switches = architecture.switches(Header(gguf, info, hyper))
@@ -93,10 +93,20 @@ def _check_layers(gguf: GGUF, hyper: Hyperparameters, switches: Switches) -> Non
 def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts.
 
-    Layers that only predict further tokens (nextn) are left out.
+    What no layer reads is left out: tensors of other parts of the file, layers that only predict further tokens
+    (nextn), and keys and values of layers that read those of another one.
     """
     architecture: Architecture = load_plugin(ARCHITECTURES, hyper.architecture)
-    return unfused(_with_ffn_norms(_renamed(_without(without_nextn(gguf), hyper), architecture.renamed), hyper), hyper)
+    whole = _renamed(_without(without_nextn(gguf), hyper), architecture.renamed)
+    found = unfused(_with_ffn_norms(whole, hyper), hyper)
+    sharing = [number for number, layer in enumerate(hyper.layers) if layer.kv_from != number]
+    unread = {f"blk.{layer}.{short}.weight" for layer in sharing for short in ("attn_k", "attn_v", "attn_k_norm")}
+    kept = {
+        name: tensor
+        for name, tensor in found.tensors.items()
+        if name not in unread and not name.startswith(architecture.ignored)
+    }
+    return found if len(kept) == len(found.tensors) else replace(found, tensors=MappingProxyType(kept))
 
 
 def _with_ffn_norms(gguf: GGUF, hyper: Hyperparameters) -> GGUF:

@@ -38,7 +38,8 @@ class Config(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("n_vocab", "n_embd", "n_layer", "rope_interleaved", "activation", "ungated")),
-        *((name, c_int32) for name in ("wide_norms", "sliding_window", "temperature_tokens")),
+        *((name, c_int32) for name in ("wide_norms", "value_norm", "n_per_layer")),
+        *((name, c_int32) for name in ("sliding_window", "temperature_tokens")),
         *((name, c_float) for name in ("temperature_scale", "rms_epsilon", "embedding_scale", "residual_scale")),
         *((name, c_float) for name in ("logit_scale", "attention_scale", "attention_softcap", "logit_softcap")),
         *((name, c_int32) for name in ("n_expert", "n_expert_used", "n_ff_expert")),
@@ -198,7 +199,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_row_nucleus": (c_int64, (c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int64)),
     "ec_row_contenders": (c_int64, (c_void_p, c_void_p, c_int64, c_float, c_uint64, c_void_p, c_int64)),
     "ec_file_read": (c_int32, (c_int64, c_uint64, c_uint64, c_uint64, c_void_p)),
-    "ec_model_read_rows": (c_int32, (c_void_p, c_int64, c_uint64, c_uint64)),
+    "ec_model_read_rows": (c_int32, (c_void_p, c_int32, c_int64, c_uint64, c_uint64)),
     "ec_model_place_matrix": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_uint64, c_uint64)),
     "ec_model_stream": (c_int32, (c_void_p, c_int64, c_uint64, POINTER(Part), c_int32, c_uint64)),
     "ec_model_streamed_bytes": (c_uint64, (c_void_p,)),

@@ -35,7 +35,7 @@ from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import CheckedItem
 
-_CAPABILITIES = Capabilities(
+CAPABILITIES = Capabilities(
     rollback=True, trees=True, fork=True, layers=True, taps=True, hidden_input=True, max_rows=256, prefill_chunk=1
 )
 
@@ -46,12 +46,13 @@ Piece = tuple[CheckedItem, Forward, int, int, int]
 class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
     """Implements edgedec.model.Model."""
 
-    def __init__(
+    def __init__(  # more than 7 parameters: one for each part that the runtime makes of a model
         self,
         handle: ctypes.c_void_p,
         tiles: Tiles | StreamedTiles,
         tokenizer: Tokenizer,
         card: ModelCard,
+        capabilities: Capabilities,
         kv_type: int,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
         logit_rows: int,
@@ -63,13 +64,14 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             tiles: Its weights.
             tokenizer: The vocabulary.
             card: The facts of the model.
+            capabilities: What it can do: CAPABILITIES, or fewer.
             kv_type: Element type of the sessions' KV cache, as the library numbers it.
             terms: Makes the memory plan for a context and a number of rows.
             logit_rows: Rows of logits whose memory is kept between forwards; a forward that returns more allocates it.
         """
         self._heads: list[CpuDraftHead] = []
         free = partial(_free, handle, tiles, self._heads)
-        super().__init__(handle, card, _CAPABILITIES, tokenizer, terms, free, tree_rows=KERNEL_ROWS)
+        super().__init__(handle, card, capabilities, tokenizer, terms, free, tree_rows=KERNEL_ROWS)
         self.tiles = tiles
         self._kv_type = kv_type
         self._ops = NativeRowOps(native().ec_model_instruction_set(handle))

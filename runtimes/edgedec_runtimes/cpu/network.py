@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.architectures.architecture import Switches
+from edgedec_runtimes.architectures.architecture import EXPERT_NORMS, Switches
+from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS
 from edgedec_runtimes.shared.hyperparameters import (
@@ -24,9 +25,11 @@ from edgedec_runtimes.shared.hyperparameters import (
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION as CONVOLUTION_MIXER
 
 # The numbers of native/edgedec_cpu.h.
-EMBEDDING, OUTPUT, CONVOLUTION, BETA = 0, 1, 14, 17
+EMBEDDING, OUTPUT, CONVOLUTION, ROUTER_NORM = 0, 1, 14, 22
+PER_LAYER_ROWS, PER_LAYER_PROJECTION, BETA = 14, 15, 21
 MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2, RECURRENT: 3, ATTENTION_AND_RECURRENT: 4}
 CONVOLUTION_KERNELS = ("shortconv.conv.weight", "ssm_conv1d.weight")
+GATES_AND_UPS = "ffn_gate_up_exps.weight"
 MATRICES = {
     "token_embd.weight": EMBEDDING,
     "output.weight": OUTPUT,
@@ -36,13 +39,13 @@ MATRICES = {
     "shortconv.c.weight": 2,
     "shortconv.b.weight": 3,
     "shortconv.x.weight": 4,
-    "ssm_mix.weight": 14,
-    "ssm_gate.weight": 15,
-    "ssm_alpha.weight": 16,
+    "ssm_mix.weight": 18,
+    "ssm_gate.weight": 19,
+    "ssm_alpha.weight": 20,
     "ssm_beta.weight": BETA,
     "attn_output.weight": 5,
     "shortconv.out_proj.weight": 5,
-    "ssm_out.weight": 18,
+    "ssm_out.weight": 22,
     "ffn_gate.weight": 6,
     "ffn_up.weight": 7,
     "ffn_down.weight": 8,
@@ -51,9 +54,14 @@ MATRICES = {
     "ffn_gate_shexp.weight": 6,
     "ffn_up_shexp.weight": 7,
     "ffn_down_shexp.weight": 8,
+    "inp_gate.weight": 16,
+    "proj.weight": 17,
     "ffn_gate_exps.weight": 11,  # experts come last, as what a stage reads must lie together in the tile file
     "ffn_up_exps.weight": 12,
     "ffn_down_exps.weight": 13,
+    GATES_AND_UPS: 11,
+    "per_layer_model_proj.weight": PER_LAYER_PROJECTION,
+    PER_LAYER_TABLE: PER_LAYER_ROWS,
 }
 VECTORS = {
     "output_norm.weight": 0,
@@ -74,20 +82,37 @@ VECTORS = {
     "ffn_gate_exps.bias": 16,
     "ffn_up_exps.bias": 17,
     "ffn_down_exps.bias": 18,
-    "ssm_dt.bias": 19,
-    "ssm_a": 20,
-    "ssm_norm.weight": 21,
-    "ssm_conv1d.bias": 22,
-    "ssm_d": 23,
+    "per_layer_proj_norm.weight": 19,
+    "post_norm.weight": 20,
+    "layer_output_scale.weight": 21,
+    "ffn_gate_inp.scale": ROUTER_NORM,
+    "pre_ffw_norm_2.weight": 23,
+    "post_ffw_norm_1.weight": 24,
+    "post_ffw_norm_2.weight": 25,
+    "ffn_down_exps.scale": 26,
+    "ssm_dt.bias": 27,
+    "ssm_a": 28,
+    "ssm_norm.weight": 29,
+    "ssm_conv1d.bias": 30,
+    "ssm_d": 31,
 }
-_GLOBAL = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
-_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight", "ssm_beta.weight"})
+_PER_LAYER_MATRICES = ("per_layer_model_proj.weight", PER_LAYER_TABLE)
+_GLOBAL = frozenset(
+    {"token_embd.weight", "output.weight", "output_norm.weight", "per_layer_proj_norm.weight", *_PER_LAYER_MATRICES}
+)
+_OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight", GATES_AND_UPS, "ssm_beta.weight"})
+_OF_PER_LAYER = frozenset({"inp_gate.weight", "proj.weight", "post_norm.weight"})
+_OF_KEYS = frozenset({"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"})
+_OF_SEPARATE_EXPERTS = frozenset({"ffn_gate_exps.weight", "ffn_up_exps.weight"})
 _DENSE = frozenset({"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"})
 _GATES = frozenset({"ffn_gate.weight", "ffn_gate_shexp.weight", "ffn_gate_exps.weight"})
 _SHARED = frozenset(
     {"ffn_gate_inp_shexp.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"}
 )
-_EXPERTS = frozenset({"ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"})
+_EXPERTS = EXPERT_NORMS | {
+    *("ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"),
+    GATES_AND_UPS,
+}
 
 TILE_TYPES = frozenset(
     {
@@ -120,7 +145,14 @@ TILE_TYPES = frozenset(
 )
 
 # The largest sizes that native/forward/model.cpp takes.
-_LARGEST = {"n_vocab": 2**24 - 1, "n_embd": 2**17, "n_expert": 1024, "n_ff_expert": 2**20, "n_ff_shared": 2**20}
+_LARGEST = {
+    "n_per_layer": 2**17,
+    "n_vocab": 2**24 - 1,
+    "n_embd": 2**17,
+    "n_expert": 1024,
+    "n_ff_expert": 2**20,
+    "n_ff_shared": 2**20,
+}
 _LARGEST_OF_LAYER = {"n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 _LARGEST_OF_STATE = 2**12
 _MOST_TOKENS = 2**31 - 1
@@ -187,15 +219,15 @@ def read_network(gguf: GGUF) -> Network:
 
 def _check(gguf: GGUF, n: Network) -> None:
     """Refuse sizes, numbers, types and shapes that the kernels do not take."""
-    of_layers = [(shape, name, size) for shape in n.layers for name, size in _LARGEST_OF_LAYER.items()]
+    of_layers = [(layer, name, size) for layer in n.layers for name, size in _LARGEST_OF_LAYER.items()]
     for of, name, size in [*((n, name, size) for name, size in _LARGEST.items()), *of_layers]:
         if getattr(of, name) > size:
             raise _unsupported(gguf, f"{name} is {getattr(of, name)}, more than {size}")
     _check_numbers(gguf, n)
-    for shape in n.layers:
-        if shape.head_dim % 16 or n.n_embd % 16:
+    for layer in n.layers:
+        if layer.head_dim % 16 or n.n_embd % 16:
             raise _unsupported(
-                gguf, f"heads of {shape.head_dim} or states of {n.n_embd} elements are no multiple of 16"
+                gguf, f"heads of {layer.head_dim} or states of {n.n_embd} elements are no multiple of 16"
             )
     divisors = [gguf.tensors[name] for name in DIVISORS if name in gguf.tensors]
     for tensor in (*divisors, *(placed.tensor for placed in n.vectors)):
@@ -203,6 +235,10 @@ def _check(gguf: GGUF, n: Network) -> None:
         if tensor.type is not GGMLType.F32 or len(tensor.shape) != n_dims:
             raise _unsupported(gguf, f"tensor {tensor.name!r} is not {'a vector' if n_dims == 1 else 'rows'} of F32")
     for placed in n.matrices:
+        if placed.which == PER_LAYER_ROWS and n.n_per_layer % placed.tensor.type.block_size:
+            raise _unsupported(
+                gguf, f"{placed.tensor.type.name} has no blocks of the {n.n_per_layer} elements that a layer gets"
+            )
         if placed.tensor.type not in TILE_TYPES:
             raise _unsupported(gguf, f"tensor {placed.tensor.name!r} is {placed.tensor.type.name}")
     if n.n_ff_expert % 32 or n.n_expert_used > n.n_expert:
@@ -218,7 +254,7 @@ def _check(gguf: GGUF, n: Network) -> None:
 
 def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
     """Return the shape that each tensor must have, by name."""
-    e = n.n_embd
+    e, p_l, n_table = n.n_embd, n.n_per_layer, n.n_layer * n.n_vocab
     rows_of_experts = n.n_expert * n.n_ff_expert
     expected: dict[str, tuple[int, ...]] = {}
     for p in n.matrices:
@@ -237,31 +273,21 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
                 (n_ff, e),
             ),
             *((e, n.n_expert), (e, 1), (e, rows_of_experts), (e, rows_of_experts), (n.n_ff_expert, n.n_expert * e)),
+            *((p_l, n_table), (e, n.n_layer * p_l), (e, p_l), (p_l, e)),
             *_recurrent_shapes(n, p),
         )
+        if p.tensor.name.endswith(GATES_AND_UPS):
+            expected[p.tensor.name] = (e, 2 * rows_of_experts)
+            continue
         expected[p.tensor.name] = shapes[p.which]
     of_experts = (n.n_expert, 0, n.n_expert, rows_of_experts, rows_of_experts, n.n_expert * e)
     for p in n.vectors:
         shape = n.layers[p.layer]
         norms = (shape.n_q, shape.n_kv) if n.switches.wide_norms else (shape.head_dim, shape.head_dim)
+        of_layer = (shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head)
         r = n.switches.recurrence
         of_states = (0,) * 5 if r is None else (r.n_head, r.n_head, r.n_norm, r.n_column, r.n_head)
-        lengths = (
-            e,
-            e,
-            e,
-            shape.n_q,
-            shape.n_kv,
-            shape.n_kv,
-            *norms,
-            e,
-            e,
-            0,
-            e,
-            shape.n_head,
-            *of_experts,
-            *of_states,
-        )
+        lengths = (e, e, e, *of_layer, *of_experts, p_l, e, 1, e, e, e, e, n.n_expert, *of_states)
         expected[p.tensor.name] = _kernels_shape(n, p.layer) if p.which == CONVOLUTION else (lengths[p.which],)
     return expected
 
@@ -335,10 +361,13 @@ def _place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     matrices, vectors = [], []
     needed = {"output_norm.weight"} | architecture.needed
     used = set(DIVISORS) & architecture.vectors
+    may_lack = _OPTIONAL_MATRICES | ({"attn_v.weight"} if found.switches.value_norm else frozenset())
     for name, layer, short in _names(found):
         tensor = gguf.tensors.get(name)
+        if short in _OF_SEPARATE_EXPERTS and f"blk.{layer}.{GATES_AND_UPS}" in gguf.tensors:
+            continue
         if tensor is None:
-            if short in (MATRICES.keys() | {*CONVOLUTION_KERNELS}) - _OPTIONAL_MATRICES or short in needed:
+            if short in (MATRICES.keys() | {*CONVOLUTION_KERNELS}) - may_lack or short in needed:
                 raise ModelFormatError(f"{gguf.paths[0]}: it has no tensor {name!r}; download the file again")
             continue
         used.add(name)
@@ -362,6 +391,8 @@ def _names(found: Described) -> Iterator[tuple[str, int, str]]:
         for short in (*MATRICES, *VECTORS):
             if short not in left_out and _is_possible(n, layer, short):
                 yield f"blk.{layer}.{short}", layer, short
+    for name in ("per_layer_proj_norm.weight", *_PER_LAYER_MATRICES) if n.n_per_layer else ():
+        yield name, 0, name
     yield "output_norm.weight", 0, "output_norm.weight"
     yield "output.weight", 0, "output.weight"
 
@@ -370,6 +401,10 @@ def _is_possible(n: Hyperparameters, layer: int, short: str) -> bool:
     """Return whether a layer of this shape can have a tensor."""
     if short == "attn_norm.weight":  # before every mixer
         return not n.has_mixer(layer, NO_MIXER)
+    if short in _OF_KEYS and not n.stores_kv(layer):
+        return False
+    if short in _OF_PER_LAYER:
+        return n.n_per_layer > 0
     of_mixer = {"attn_": ATTENTION, "shortconv.": CONVOLUTION_MIXER, "ssm_": RECURRENT}
     for prefix, kind in of_mixer.items():
         if short.startswith(prefix):
@@ -378,7 +413,7 @@ def _is_possible(n: Hyperparameters, layer: int, short: str) -> bool:
         return short not in _DENSE and (n.n_ff_shared > 0 or short not in _SHARED)
     if n.dense_width(layer):
         return short not in _EXPERTS | _SHARED
-    return not short.startswith("ffn_")
+    return not short.startswith(("ffn_", "pre_ffw_", "post_ffw_"))
 
 
 def _unsupported(gguf: GGUF, reason: str) -> UnsupportedModelError:

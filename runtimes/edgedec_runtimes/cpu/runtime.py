@@ -5,6 +5,7 @@ import gc
 import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from edgedec_runtimes.cpu.library import (
     instruction_sets,
     native,
 )
-from edgedec_runtimes.cpu.model import CpuModel
+from edgedec_runtimes.cpu.model import CAPABILITIES, CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.options import CpuOptions, own
 from edgedec_runtimes.cpu.state_memory import scratch_floats, state_terms
@@ -124,7 +125,8 @@ class Cpu:
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
                 return (*_terms(held, network, options, n_ctx, n_rows, before), *of_head(n_ctx))
 
-            model = CpuModel(handle, tiles, tokenizer, card, KV_TYPES[options.kv_type], terms, options.max_rows)
+            can = replace(CAPABILITIES, hidden_input=not network.n_per_layer)  # layers also read the tokens there
+            model = CpuModel(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms, options.max_rows)
             if head is not None:
                 model.follow_with(head)
             undo.pop_all()
@@ -286,7 +288,8 @@ def _scratch_bytes(n: Network) -> int:
     n_qkv = max(layer.n_q * (2 if n.switches.attention_gate else 1) + 2 * layer.n_kv for layer in n.layers)
     n_convolved = n.n_embd if n.n_with(CONVOLUTION) else 0
     floats = scratch_floats(n) + 2 * n.n_embd + n_q + max(n_qkv, 3 * n_convolved) + 2 * n.n_rot
-    quantized = (n.n_embd + n_q + n_convolved) * (1 + 20 / _BLOCK)
+    floats += (2 * n.n_layer + 1) * n.n_per_layer + (n.n_embd if n.n_expert and n.n_ff_shared else 0)
+    quantized = (n.n_embd + n_q + n_convolved + n.n_per_layer) * (1 + 20 / _BLOCK)
     widest = max(map(n.dense_width, range(n.n_layer)))
     slots = KERNEL_ROWS * n.n_expert_used + 7 * (n.n_expert + KERNEL_ROWS * n.n_expert_used // 64)
     experts = slots * n.n_ff_expert * (1 + 20 / _BLOCK)

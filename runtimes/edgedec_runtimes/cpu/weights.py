@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
-from edgedec.gguf.file import GGUF, HEADER_NAME, TensorInfo, read_gguf
+from edgedec.gguf.file import GGUF, HEADER_NAME, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.memory_plan import MemoryTerm
+from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.architectures.architecture import Recurrence
+from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
@@ -33,7 +34,7 @@ from edgedec_runtimes.cpu.library import (
     native,
     native_handle,
 )
-from edgedec_runtimes.cpu.network import EMBEDDING, MIXERS, OUTPUT, Network
+from edgedec_runtimes.cpu.network import EMBEDDING, MIXERS, OUTPUT, PER_LAYER_ROWS, ROUTER_NORM, Network, Placed
 from edgedec_runtimes.cpu.options import own
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
@@ -52,7 +53,7 @@ _TILE_ROWS = 16
 def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
     """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
     whole, chosen = read_gguf(gguf.paths[0]), own(options)
-    gguf, library, rare = usual_tensors(gguf, network), native(), rarely_read(network)
+    gguf, library = usual_tensors(gguf, network), native()
     tensors = tuple(
         TileTensor(
             t.name,
@@ -70,7 +71,7 @@ def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
         tiles_only=options.tiles_only and chosen.tile_cache,
         mapped=chosen.mmap,
         huge_pages=chosen.huge_pages,
-        rows_only="" if rare is None else rare.name,
+        rows_only=frozenset(placed.tensor.name for placed in rarely_read(network)),
         on_progress=options.on_progress,
         cancel=options.cancel,
         plain=_plain(whole, tensors) if whole.tensors == gguf.tensors else (),
@@ -131,9 +132,12 @@ def weights_term(
         return plan.memory_term(pace, "the tiles" if tiles else "the model's file, as there are no tiles yet")
     if not in_file:
         return MemoryTerm("weights (tiles)", job.n_bytes, held_as or "private")
-    rows_only_bytes = sum(tensor.n_bytes for tensor in job.tensors if tensor.name == job.rows_only)
+    rows_only_bytes = sum(tensor.n_bytes for tensor in job.tensors if tensor.name in job.rows_only)
     if not held_as:
         held_as = planned_pages(job, rows_only_bytes, known_tile_file(job) or job.gguf.paths[0])
+    tables = sum(tensor.n_bytes for tensor in job.tensors if tensor.name == PER_LAYER_TABLE)
+    if tables:
+        held_as += f"; {format_bytes(tables)} more stay in the file, of which a token reads a row for each layer"
     return MemoryTerm("weights (tiles)", job.n_bytes - rows_only_bytes, held_as)
 
 
@@ -243,6 +247,8 @@ def set_weights(
             raise ModelFormatError(
                 f"{gguf.paths[0]}: tensor {placed.tensor.name!r} holds what is no number; download the file again"
             )
+        if placed.which == ROUTER_NORM:  # a router reads normed states over the root of their length
+            values *= np.float32(network.n_embd**-0.5)
         if placed.tensor.name.endswith("ssm_a") and (values > 0).any():
             raise ModelFormatError(
                 f"{gguf.paths[0]}: tensor {placed.tensor.name!r} holds {values.max()}, expected rates of at most 0; "
@@ -264,19 +270,24 @@ def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int
             check(code, str(gguf.paths[0]))
 
 
-def rarely_read(network: Network) -> TensorInfo | None:
-    """Return the embedding matrix if it is not the output matrix as well; a forward reads a row of it for a token."""
-    placed = {matrix.which: matrix.tensor for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
-    embedding, output = placed.get(EMBEDDING), placed.get(OUTPUT)
-    return None if embedding is None or output is None or output.name == embedding.name else embedding
+def rarely_read(network: Network) -> tuple[Placed, ...]:
+    """Return the matrices of which a forward reads a few rows for a token: the table of what layers get of a token.
+
+    So is the embedding matrix if it is not the output matrix as well.
+    """
+    names = {matrix.which: matrix.tensor.name for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
+    embedding = names.get(EMBEDDING)  # the layers of a draft head have none
+    has_output = names.get(OUTPUT, embedding) != embedding
+    kinds = (PER_LAYER_ROWS, EMBEDDING) if has_output else (PER_LAYER_ROWS,)
+    return tuple(matrix for matrix in network.matrices if matrix.which in kinds)
 
 
 def bytes_by_type(network: Network) -> dict[GGMLType, int]:
     """Return the bytes of the tiles that forwards multiply, by their type."""
     found: dict[GGMLType, int] = {}
-    rare = rarely_read(network)
+    rare = {placed.tensor.name for placed in rarely_read(network)}
     for tensor in (placed.tensor for placed in network.matrices):
-        if tensor is not rare:
+        if tensor.name not in rare:
             n_bytes = native().ec_tile_bytes(tensor.type, tensor.shape[1], tensor.shape[0])
             found[tensor.type] = found.get(tensor.type, 0) + n_bytes
     return found
@@ -292,8 +303,7 @@ def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> No
         check(code, tensor.name)
     if tiles.mapping is not None:
         native().ec_model_set_mapping(handle, tiles.mapping.handle)
-    rare = rarely_read(network)
-    if rare is not None and tiles.file is not None:
-        fd, place = tiles.file.fileno(), tiles.header.places()[rare.name]
-        code = native().ec_model_read_rows(handle, native_handle(fd), os.fstat(fd).st_size, place)
-        check(code, rare.name)
+    for placed in rarely_read(network) if tiles.file is not None else ():
+        fd, place = tiles.file.fileno(), tiles.header.places()[placed.tensor.name]
+        code = native().ec_model_read_rows(handle, placed.which, native_handle(fd), os.fstat(fd).st_size, place)
+        check(code, placed.tensor.name)

@@ -1,7 +1,7 @@
 """The reference model, which evaluates forwards row by row."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -12,7 +12,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.architectures.architecture import Recurrence
-from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluate, logits
+from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluate, logits, per_layer_inputs
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import Weights
@@ -61,8 +61,9 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
     """Implements edgedec.model.Model."""
 
     def __init__(self, weights: Weights, tokenizer: ReferenceTokenizer, card: ModelCard, needs: Needs) -> None:
+        can = replace(_CAPABILITIES, hidden_input=weights.per_layer is None)  # layers also read the tokens there
         super().__init__(
-            weights, card, _CAPABILITIES, tokenizer, partial(memory_terms, needs), lambda: None, tree_rows=LOGIT_ROWS
+            weights, card, can, tokenizer, partial(memory_terms, needs), lambda: None, tree_rows=LOGIT_ROWS
         )
         self._needs = needs
 
@@ -93,7 +94,8 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         assert inputs is not None, "a forward has tokens or hidden states"
         for i, row in enumerate(_rows(item)):
             self.stop.check()
-            output = evaluate(weights, session.cache, inputs[i], row)
+            per_layer = None if item.tokens is None else per_layer_inputs(weights, item.tokens[i], inputs[i])
+            output = evaluate(weights, session.cache, inputs[i], row, per_layer)
             for tap, tapped in output.tapped.items():
                 hidden[tap][i] = tapped
             for j in np.flatnonzero(item.wanted == i):

@@ -93,11 +93,15 @@ class RowOutput:
     tapped: Mapping[int, Floats] = field(default_factory=dict)
 
 
-def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row) -> RowOutput:
+def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row, per_layer: Floats | None = None) -> RowOutput:
     """Run the layers on one row, and write its keys and values to its slot of the cache.
 
     Args:
+        weights: The model's weights.
+        cache: The session's keys and values.
         state: f32[n_embd], what enters the first layer (`embeddings`), or the hidden state to go on from.
+        row: Where the row stands, and what of it is wanted.
+        per_layer: What each layer gets of the token (`per_layer_inputs`).
     """
     tapped, scale = {}, np.float32(weights.switches.residual_scale)
     for i in range(row.first_layer, weights.hyper.n_layer):
@@ -108,6 +112,7 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row) -> RowOu
             cache.states[i, row.visible[-1]] = cache.states[i, row.visible[-2]]
         if weights.hyper.has_mlp(i) and (row.layers is None or row.layers.mlp[i]):
             state = state + _feed_forward(weights, weights.layers[i], state) * scale
+            state = _finished(weights, weights.layers[i], state, None if per_layer is None else per_layer[i])
         if i in row.taps:
             tapped[i] = state
     return RowOutput(state, tapped)
@@ -124,6 +129,34 @@ def embeddings(weights: Weights, token_ids: NDArray[np.int32]) -> Floats:
     """Return f32[n, n_embd], what enters the first layer for each token."""
     result: Floats = weights.embedding[token_ids] * np.float32(weights.switches.embedding_scale)
     return result
+
+
+def per_layer_inputs(weights: Weights, token_id: int, state: Floats) -> Floats | None:
+    """Return f32[n_layer, n_per_layer], what each layer gets of a token (Gemma 3n); None where they get nothing.
+
+    Args:
+        weights: The model's weights.
+        token_id: The token.
+        state: f32[n_embd], what enters the first layer.
+    """
+    of = weights.per_layer
+    if of is None:
+        return None
+    n_layer, width = of.embedding.shape[1:]
+    projected = (of.projection @ state * np.float32(len(state) ** -0.5)).reshape(n_layer, width)
+    normed = _rms_norm(projected, of.norm, weights.hyper.rms_epsilon)
+    result: Floats = (normed + of.embedding[token_id] * np.float32(width**0.5)) * np.float32(0.5**0.5)
+    return result
+
+
+def _finished(weights: Weights, layer: Layer, state: Floats, per_layer: Floats | None) -> Floats:
+    """Return what leaves a layer: with what the layer makes of the token added, and scaled."""
+    if per_layer is not None:
+        assert layer.token_gate is not None, "a layer that gets something of the token has two matrices for it"
+        assert layer.token_output is not None, "a layer that gets something of the token has two matrices for it"
+        made = layer.token_output @ (_gelu(layer.token_gate @ state) * per_layer)
+        state = state + _normed(made, layer.token_norm, weights.hyper.rms_epsilon)
+    return state if layer.scale is None else state * layer.scale
 
 
 def logits(weights: Weights, state: Floats) -> Floats:
@@ -173,9 +206,13 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible:
     if switches.temperature_tokens:
         step = position // switches.temperature_tokens
         q = q * np.float32(1 + switches.temperature_scale * math.log(1 + step))
-    if layer.k is not None and layer.v is not None:
-        cache.keys[stored][slot] = placed(_project(layer.k, layer.k_bias, x), layer.k_norm)
-        cache.values[stored][slot] = _project(layer.v, layer.v_bias, x)
+    if layer.k is not None:
+        keys = _project(layer.k, layer.k_bias, x)
+        values = keys if layer.v is None else _project(layer.v, layer.v_bias, x)
+        if switches.value_norm:
+            values = _normed_heads(values, np.ones(shape.head_dim, np.float32), hyper)
+        cache.keys[stored][slot] = placed(keys, layer.k_norm)
+        cache.values[stored][slot] = values
     seen = visible[-layer.window :] if layer.window else visible
     heads = (len(seen), shape.n_head_kv, shape.head_dim)
     keys = cache.keys[stored][seen].astype(np.float32).reshape(heads)
@@ -206,7 +243,8 @@ def _convolution(weights: Weights, cache: KVCache, i: int, state: Floats, visibl
 
 
 def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
-    x, switches = _normed(state, layer.ffn_norm, weights.hyper.rms_epsilon), weights.switches
+    switches, epsilon = weights.switches, weights.hyper.rms_epsilon
+    x = _normed(state, layer.ffn_norm, epsilon)
     output = np.zeros_like(x)
     if layer.up is not None and layer.down is not None:
         up = layer.up @ x
@@ -215,8 +253,11 @@ def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
         if layer.shared_router is not None:
             output = output * _sigmoid(layer.shared_router @ x)
     if layer.router is not None:
-        output = output + _experts(weights, layer, layer.router, x)
-    return _normed(output, layer.ffn_post_norm, weights.hyper.rms_epsilon)
+        to_experts = x if layer.experts_norm is None else _normed(state, layer.experts_norm, epsilon)
+        to_router = x if layer.router_norm is None else _normed(state, layer.router_norm, epsilon)
+        mixed = _experts(weights, layer, layer.router, to_router, to_experts)
+        output = _normed(output, layer.dense_post_norm, epsilon) + _normed(mixed, layer.experts_post_norm, epsilon)
+    return _normed(output, layer.ffn_post_norm, epsilon)
 
 
 def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
@@ -228,12 +269,20 @@ def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
     return _ACTIVATIONS[switches.activation](gate) * up
 
 
-def _experts(weights: Weights, layer: Layer, router: Floats, x: Floats) -> Floats:
-    """Return the weighted sum of the outputs of the experts that the router chooses, of equal ones the first."""
+def _experts(weights: Weights, layer: Layer, router: Floats, to_router: Floats, x: Floats) -> Floats:
+    """Return the weighted sum of the outputs of the experts that the router chooses, of equal ones the first.
+
+    Args:
+        weights: The model's weights.
+        layer: The layer.
+        router: The matrix that scores the experts.
+        to_router: What the router reads.
+        x: What the experts read.
+    """
     switches, n_used = weights.switches, weights.hyper.n_expert_used
     assert layer.expert_up is not None
     assert layer.expert_down is not None
-    gates = _project(router, layer.router_bias, x)
+    gates = _project(router, layer.router_bias, to_router)
     if switches.expert_gating != "chosen":
         gates = _softmax(gates) if switches.expert_gating == "softmax" else _sigmoid(gates)
     biased = gates if layer.expert_bias is None else gates + layer.expert_bias
@@ -241,6 +290,8 @@ def _experts(weights: Weights, layer: Layer, router: Floats, x: Floats) -> Float
     shares = _softmax(gates[chosen]) if switches.expert_gating == "chosen" else gates[chosen]
     if switches.norm_experts:
         shares = shares / max(shares.sum(), _LEAST_SUM)
+    if layer.expert_scales is not None:
+        shares = shares * layer.expert_scales[chosen]
     output = np.zeros_like(x)
     for expert, share in zip(chosen, shares * np.float32(switches.expert_scale), strict=True):
         up = _project(layer.expert_up[expert], _of(layer.expert_up_bias, expert), x)

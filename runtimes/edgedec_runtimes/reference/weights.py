@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGMLType
 from edgedec_runtimes.architectures.architecture import Switches
+from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import Described, read_description
 from edgedec_runtimes.architectures.rope import DIVISORS, Turns, turns_in
 from edgedec_runtimes.reference.recurrent import RecurrentWeights
@@ -32,7 +33,7 @@ class Layer:
 
     Attributes:
         q, attn_output: Empty where the layer has neither attention nor a convolution.
-        k, v: None where the layer reads the keys and values of another one.
+        k, v: None where the layer reads the keys and values of another one; v also where the values are the keys.
         sinks: For each head a score that has a part in the softmax, and no value.
         gate, up, down: The feed-forward block, or, in a layer with experts, the one that all tokens go through; `gate`
             and `expert_gate` are None in networks without gates.
@@ -44,6 +45,12 @@ class Layer:
         expert_gate, expert_up, expert_down: f32[n_expert, n_out, n_in].
         turns: How queries and keys are rotated; None where they are not.
         window: How many tokens the layer sees; 0 for all.
+        router_norm, experts_norm: Norms before the router and before the experts, where they don't read what the other
+            matrices of the block read.
+        dense_post_norm, experts_post_norm: Norms behind the feed-forward block and behind the experts beside it.
+        expert_scales: f32[n_expert], what the weights of experts are multiplied by.
+        token_gate, token_output, token_norm: What makes a part of the hidden state of what the layer gets of a token.
+        scale: f32[1], what the hidden state is multiplied by behind the layer.
         recurrence: Of a layer with a recurrent state.
         kernels: Of a layer with a short convolution, f32[n_embd, length]: q, k and v are then its C, B and x.
     """
@@ -77,9 +84,33 @@ class Layer:
     expert_gate: NDArray[np.float32] | None
     expert_up: NDArray[np.float32] | None
     expert_down: NDArray[np.float32] | None
+    router_norm: NDArray[np.float32] | None
+    experts_norm: NDArray[np.float32] | None
+    dense_post_norm: NDArray[np.float32] | None
+    experts_post_norm: NDArray[np.float32] | None
+    expert_scales: NDArray[np.float32] | None
+    token_gate: NDArray[np.float32] | None
+    token_output: NDArray[np.float32] | None
+    token_norm: NDArray[np.float32] | None
+    scale: NDArray[np.float32] | None
     turns: Turns | None
     window: int
     recurrence: RecurrentWeights | None
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayer:
+    """What the layers get of a token beside the hidden state (Gemma 3n's per-layer embeddings).
+
+    Attributes:
+        embedding: f32[n_vocab, n_layer, n_per_layer].
+        projection: f32[n_layer * n_per_layer, n_embd], of what enters the first layer.
+        norm: f32[n_per_layer], of each layer's part of the projection.
+    """
+
+    embedding: NDArray[np.float32]
+    projection: NDArray[np.float32]
+    norm: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +123,13 @@ class Weights:
     layers: tuple[Layer, ...]
     output_norm: NDArray[np.float32]
     output: NDArray[np.float32]
+    per_layer: PerLayer | None
 
     def arrays(self) -> Iterator[NDArray[np.float32]]:
         """Yield every array once, in a fixed order."""
         yield self.embedding
+        if self.per_layer is not None:
+            yield from (self.per_layer.embedding, self.per_layer.projection, self.per_layer.norm)
         for layer in self.layers:
             found = (getattr(layer, field.name) for field in fields(layer))
             yield from (array for array in found if isinstance(array, np.ndarray))
@@ -144,6 +178,10 @@ class _Reader:
         self._found = found
         self.left = set(found.gguf.tensors) - (set(DIVISORS) & found.architecture.vectors)
 
+    def has(self, name: str) -> bool:
+        """Return whether the file has a tensor."""
+        return name in self._found.gguf.tensors
+
     def take(self, name: str, *shape: int) -> NDArray[np.float32]:
         """Return a tensor, f32[shape]."""
         self.left.discard(name)
@@ -173,12 +211,13 @@ def read_weights(found: Described, n_ctx: int) -> Weights:
     tied = "output.weight" not in gguf.tensors
     output_norm = reader.take("output_norm.weight", h.n_embd)
     output = embedding if tied else reader.take("output.weight", h.n_vocab, h.n_embd)
+    per_layer = _read_per_layer(reader, h) if h.n_per_layer else None
     if reader.left:
         raise UnsupportedModelError(
             f"{gguf.paths[0]}: the reference runtime has no use for tensor {min(reader.left)!r}: use the llamacpp "
             "runtime"
         )
-    return Weights(h, found.switches, embedding, layers, output_norm, output)
+    return Weights(h, found.switches, embedding, layers, output_norm, output, per_layer)
 
 
 def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
@@ -189,6 +228,8 @@ def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
         ffn_norm=maybe(i, "ffn_norm.weight", h.n_embd) if has_mlp else None,
         **_read_dense(reader, h, i, ungated=switches.ungated),
         **_read_experts(reader, h, i, ungated=switches.ungated),
+        **_read_token_parts(reader, h, i),
+        scale=maybe(i, "layer_output_scale.weight", 1),
         ffn_post_norm=maybe(i, "post_ffw_norm.weight", h.n_embd) if has_mlp else None,
         turns=turns_in(found.gguf, switches.rope_of(i), n_ctx) if switches.rotates(i) else None,
         window=switches.sliding_window if switches.slides(i) else 0,
@@ -214,7 +255,9 @@ def _read_mixer(reader: _Reader, found: Described, i: int) -> dict[str, Any]:
         "attn_post_norm": maybe(i, "post_attention_norm.weight", d),
     }
     if not is_attention or h.stores_kv(i):
-        read |= {name: reader.take(f"{p}.{of}.weight", n_kv, d) for name, of in (("k", k), ("v", v))}
+        read["k"] = reader.take(f"{p}.{k}.weight", n_kv, d)
+        if not found.switches.value_norm or f"{p}.{v}.weight" in reader.left:
+            read["v"] = reader.take(f"{p}.{v}.weight", n_kv, d)
     if not is_attention:
         return read | {"kernels": reader.take(f"{p}.shortconv.conv.weight", d, found.switches.convolution_length)}
     return read | {
@@ -222,9 +265,29 @@ def _read_mixer(reader: _Reader, found: Described, i: int) -> dict[str, Any]:
         "k_bias": maybe(i, "attn_k.bias", n_kv),
         "v_bias": maybe(i, "attn_v.bias", n_kv),
         "q_norm": maybe(i, "attn_q_norm.weight", normed[0]),
-        "k_norm": maybe(i, "attn_k_norm.weight", normed[1]),
+        "k_norm": maybe(i, "attn_k_norm.weight", normed[1]) if h.stores_kv(i) else None,
         "attn_output_bias": maybe(i, "attn_output.bias", d),
         "sinks": maybe(i, "attn_sinks.weight", shape.n_head),
+    }
+
+
+def _read_per_layer(reader: _Reader, h: Hyperparameters) -> PerLayer:
+    n, width = h.n_layer, h.n_per_layer
+    return PerLayer(
+        reader.take(PER_LAYER_TABLE, n * h.n_vocab, width).reshape(h.n_vocab, n, width),
+        reader.take("per_layer_model_proj.weight", n * width, h.n_embd),
+        reader.take("per_layer_proj_norm.weight", width),
+    )
+
+
+def _read_token_parts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, Any]:
+    """Return the fields of Layer about what it gets of a token."""
+    if not h.n_per_layer:
+        return dict.fromkeys(("token_gate", "token_output", "token_norm"))
+    return {
+        "token_gate": reader.take(f"blk.{i}.inp_gate.weight", h.n_per_layer, h.n_embd),
+        "token_output": reader.take(f"blk.{i}.proj.weight", h.n_embd, h.n_per_layer),
+        "token_norm": reader.maybe(i, "post_norm.weight", h.n_embd),
     }
 
 
@@ -251,7 +314,7 @@ def _read_recurrence(reader: _Reader, found: Described, i: int) -> RecurrentWeig
     )
 
 
-def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -> dict[str, NDArray[np.float32] | None]:
+def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -> dict[str, Any]:
     """Return the matrices of a layer's feed-forward block, or of the expert that all tokens go through."""
     width, suffix = h.dense_width(i), "_shexp" if h.has_experts(i) else ""
     if not width:
@@ -264,21 +327,25 @@ def _read_dense(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -
     }
 
 
-def _read_experts(
-    reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool
-) -> dict[str, NDArray[np.float32] | None]:
+def _read_experts(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool) -> dict[str, Any]:
     """Return the matrices of a layer's experts and their routers; None for those that it does not have."""
     p, n, d, names = f"blk.{i}", h.n_expert, h.n_embd, ("expert_gate", "expert_up", "expert_down")
     biases = ("router_bias", *(f"{name}_bias" for name in names))
+    norms = ("router_norm", "experts_norm", "dense_post_norm", "experts_post_norm", "expert_scales")
     if not h.has_experts(i):
-        return dict.fromkeys((*names, *biases, "router", "shared_router", "expert_bias"))
+        return dict.fromkeys((*names, *biases, *norms, "router", "shared_router", "expert_bias"))
     sizes = {"gate": (h.n_ff_expert, d), "up": (h.n_ff_expert, d), "down": (d, h.n_ff_expert)}
     if ungated:
         del sizes["gate"]
-    found: dict[str, NDArray[np.float32] | None] = {"expert_gate": None, "expert_gate_bias": None} | {
-        f"expert_{name}": reader.take(f"{p}.ffn_{name}_exps.weight", n * rows, columns).reshape(n, rows, columns)
-        for name, (rows, columns) in sizes.items()
-    }
+    found: dict[str, Any] = {"expert_gate": None, "expert_gate_bias": None}
+    for name, (rows, columns) in sizes.items():
+        fused = f"{p}.ffn_gate_up_exps.weight"
+        if name != "down" and reader.has(fused):
+            pair = reader.take(fused, n * 2 * rows, columns).reshape(n, 2, rows, columns)
+            found[f"expert_{name}"] = pair[:, int(name == "up")]
+        else:
+            matrix = reader.take(f"{p}.ffn_{name}_exps.weight", n * rows, columns)
+            found[f"expert_{name}"] = matrix.reshape(n, rows, columns)
     for name, (rows, _) in sizes.items():
         bias = reader.maybe(i, f"ffn_{name}_exps.bias", n * rows)
         found[f"expert_{name}_bias"] = None if bias is None else bias.reshape(n, rows)
@@ -287,8 +354,17 @@ def _read_experts(
         "router_bias": reader.maybe(i, "ffn_gate_inp.bias", n),
         "router": reader.take(f"{p}.ffn_gate_inp.weight", n, d),
         "shared_router": reader.take(shared, 1, d) if h.n_ff_shared and shared in reader.left else None,
+        "router_norm": _scaled(reader.maybe(i, "ffn_gate_inp.scale", d), d**-0.5),
+        "experts_norm": reader.maybe(i, "pre_ffw_norm_2.weight", d),
+        "dense_post_norm": reader.maybe(i, "post_ffw_norm_1.weight", d),
+        "experts_post_norm": reader.maybe(i, "post_ffw_norm_2.weight", d),
+        "expert_scales": reader.maybe(i, "ffn_down_exps.scale", n),
         "expert_bias": reader.maybe(i, "exp_probs_b.bias", n),
     }
+
+
+def _scaled(x: NDArray[np.float32] | None, factor: float) -> NDArray[np.float32] | None:
+    return None if x is None else x * np.float32(factor)
 
 
 def _read_tensor(gguf: GGUF, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -80,6 +80,7 @@ class Hyperparameters:
         n_ff_expert: Width of an expert.
         n_ff_shared: Width of the expert that all tokens go through; 0 where there is none.
         n_dense: Layers from the first on that have a feed-forward block instead of experts.
+        n_per_layer: Elements that each layer gets of a token beside the hidden state; 0 where it gets none.
         layers: The shape of each layer.
     """
 
@@ -96,6 +97,7 @@ class Hyperparameters:
     n_ff_expert: int
     n_ff_shared: int
     n_dense: int
+    n_per_layer: int
     layers: tuple[LayerShape, ...]
 
     @property
@@ -159,7 +161,7 @@ class Hyperparameters:
 
 
 def read_hyperparameters(
-    gguf: GGUF, info: ModelInfo, runtime: str, more_keys: frozenset[str] = frozenset()
+    gguf: GGUF, info: ModelInfo, runtime: str, more_keys: frozenset[str] = frozenset(), ignored: tuple[str, ...] = ()
 ) -> Hyperparameters:
     """Return the hyperparameters of a llama-like decoder; layers with key-value heads have attention, others nothing.
 
@@ -168,6 +170,7 @@ def read_hyperparameters(
         info: What describe said of it.
         runtime: The runtime's name, for messages.
         more_keys: Metadata keys that the runtime honours, below the architecture's name, beside those of every decoder.
+        ignored: How keys begin, below the architecture's name, that are of other parts of a file than the decoder.
 
     Raises:
         UnsupportedModelError: The file has a key that the runtime would ignore.
@@ -176,7 +179,7 @@ def read_hyperparameters(
     path, name = gguf.paths[0], info.architecture
     for key in gguf.metadata:
         prefix, _, rest = key.partition(".")
-        if prefix == name and rest not in _KEYS | more_keys:
+        if prefix == name and rest not in _KEYS | more_keys and not rest.startswith(ignored):
             raise UnsupportedModelError(
                 f"{path}: the {runtime} runtime does not know {key!r}; use the llamacpp runtime"
             )
@@ -203,6 +206,7 @@ def read_hyperparameters(
         rope_base=info.rope_base,
         rms_epsilon=info.rms_epsilon,
         **_experts(gguf, info),
+        n_per_layer=get_int(gguf, f"{name}.embedding_length_per_layer_input", at_most=_MAX_WIDTH) or 0,
         layers=tuple(
             LayerShape(ATTENTION if n_kv else NO_MIXER, n_head, n_kv, head_dim, width, layer)
             for layer, (n_head, n_kv, width) in sizes
@@ -221,13 +225,14 @@ def _experts(gguf: GGUF, info: ModelInfo) -> dict[str, int]:
         return dict.fromkeys(names, 0)
     n_dense = get_int(gguf, f"{info.architecture}.leading_dense_block_count", at_most=info.n_layer) or 0
 
-    def width(key: str, short: str) -> int:
+    def width(key: str, *shorts: str) -> int:
         found = get_int(gguf, f"{info.architecture}.{key}", at_most=_MAX_WIDTH)
-        tensor = gguf.tensors.get(f"blk.{n_dense}.{short}.weight")
-        return found or (tensor.shape[1] if tensor is not None and len(tensor.shape) > 1 else 0)
+        tensors = (gguf.tensors.get(f"blk.{n_dense}.{short}.weight") for short in shorts)
+        widths = (tensor.shape[1] for tensor in tensors if tensor is not None and len(tensor.shape) > 1)
+        return found or next(widths, 0)
 
-    n_ff_expert = width("expert_feed_forward_length", "ffn_up_exps")
-    n_ff_shared = width("expert_shared_feed_forward_length", "ffn_up_shexp")
+    n_ff_expert = width("expert_feed_forward_length", "ffn_gate_exps", "ffn_up_exps")
+    n_ff_shared = width("expert_shared_feed_forward_length", "ffn_up_shexp", "ffn_gate")
     sizes = (info.n_expert, positive(gguf, "expert_used_count", info.n_expert_used))
     n_ff_expert = positive(gguf, "expert_feed_forward_length", n_ff_expert)
     return dict(zip(names, (*sizes, n_ff_expert, n_ff_shared, n_dense), strict=True))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
@@ -67,7 +68,7 @@ def test_a_head_that_is_the_embedding_stays(tmp_path: Path) -> None:
     """Where both are one matrix, every step reads all of it."""
     gguf = read_gguf(tiny_llama(tmp_path / "tied.gguf", tied=True))
     network = read_network(gguf)
-    assert weights.rarely_read(network) is None
+    assert weights.rarely_read(network) == ()
     job = weights.tile_job(gguf, network, LoadOptions())
     assert weights.weights_term(job, None, in_file=True).n_bytes == job.n_bytes
 
@@ -75,5 +76,16 @@ def test_a_head_that_is_the_embedding_stays(tmp_path: Path) -> None:
 def test_a_head_of_its_own(path: Path) -> None:
     """The embedding is what is looked up in."""
     found = weights.rarely_read(read_network(read_gguf(path)))
-    assert found is not None
-    assert found.name == "token_embd.weight"
+    assert [placed.tensor.name for placed in found] == ["token_embd.weight"]
+
+
+def test_a_table_of_what_layers_get(tmp_path: Path) -> None:
+    """Rows of it are read from the tile file as well, and its bytes are no part of the memory plan."""
+    path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["gemma4"])
+    gguf, network = read_gguf(path), read_network(read_gguf(path))
+    assert [placed.tensor.name for placed in weights.rarely_read(network)] == ["per_layer_token_embd.weight"]
+    job = weights.tile_job(gguf, network, LoadOptions())
+    tables = [tensor.n_bytes for tensor in job.tensors if tensor.name == "per_layer_token_embd.weight"]
+    term = weights.weights_term(job, None, in_file=True)
+    assert term.n_bytes == job.n_bytes - sum(tables) < job.n_bytes
+    assert "1.6 MB more stay in the file, of which a token reads a row for each layer" in term.detail

@@ -5,8 +5,6 @@
 Their matrices have the spread that trained ones of that size have.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,20 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.weights.levels import LEVELS
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.random_blocks import random_blocks
-from support.models.state_spaces import SMALL, StateSpace, mixer_keys, mixer_tensors
-from support.models.tiny_models import N_VOCAB, vocabulary
+from support.models.state_spaces import mixer_keys, mixer_tensors
+from support.models.tiny_experts import DELTA, experts_of, random_vector
+from support.models.tiny_gemma4 import (
+    MEANS,
+    expert_vectors,
+    gemma4_keys,
+    per_layer_tables,
+    rope_divisors,
+    token_parts,
+)
+from support.models.tiny_models import vocabulary
+from support.models.tiny_recurrent import delta_keys, delta_tensors
+from support.models.tiny_shapes import StateSpace as StateSpace
+from support.models.tiny_shapes import Tiny as Tiny
 
 FILE_SIZED = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
@@ -35,8 +45,6 @@ EXPORTED_TYPES = tuple(name for name in TILE_TYPES if GGMLType[name] in FLOATS o
 
 U8 = NDArray[np.uint8]
 _L_CACHE = 3  # of short convolutions
-_L_STATE = 4  # of those before recurrent states
-_DELTA = ("qwen35", "qwen35moe", "qwen3next")  # the gated delta rule
 Fused = dict[str, tuple[str, ...]]
 _QKV: Fused = {"attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight")}
 _GATE_UP: Fused = {"ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight")}
@@ -49,6 +57,7 @@ _VECTORS = {
     "exaone4": (*_QK_NORMS, *_POST_NORMS),
     "gemma2": (*_INPUT_NORMS, *_POST_NORMS),
     "gemma3": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS),
+    "gemma4": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS, "layer_output_scale.weight"),
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
     "lfm2": (*_INPUT_NORMS, *_QK_NORMS),
     "lfm2moe": (*_INPUT_NORMS, *_QK_NORMS),
@@ -62,7 +71,7 @@ _VECTORS = {
     "qwen2moe": (*_INPUT_NORMS, *_BIASES),
     "qwen3": (*_INPUT_NORMS, *_QK_NORMS),
     "qwen3moe": (*_INPUT_NORMS, *_QK_NORMS),
-    **dict.fromkeys(_DELTA, ("attn_norm.weight", "post_attention_norm.weight", *_QK_NORMS)),
+    **dict.fromkeys(DELTA, ("attn_norm.weight", "post_attention_norm.weight", *_QK_NORMS)),
     "seed_oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight"),
 }
 # Which matrices its files keep as one, and of what parts.
@@ -72,74 +81,6 @@ _HYBRID = ("lfm2", "lfm2moe")
 _UNGATED = ("nemotron_h", "nemotron_h_moe")
 _IN_FILES = {"falcon-h1": {"ffn_norm.weight": "ffn_norm"}}  # other names of vectors
 _WIDE_NORMS = ("olmo2", "olmoe")
-
-
-@dataclass(frozen=True, slots=True)
-class Tiny:
-    """What kind of model; the defaults have the widths that every type's blocks fit.
-
-    Attributes:
-        types: Names of tensor types; every matrix has one of them at random.
-        dealt: The matrices have the types in turn instead, so that none is missing.
-        tied: There is no matrix of the head beside that of the embeddings.
-        biases: Queries, keys and values have biases (qwen2 always).
-        vectors: More vectors of every layer.
-        rope_factors: There is a vector of what frequencies are divided by, as Llama 3 has; of phi3, two.
-        rope_scale: Positions are divided by it ("linear" scaling); 1 for no such keys.
-        sliding_window: Tokens that layers with a window see.
-        convolutions: Layers that have a short convolution in place of attention.
-        recurrent: Layers that have a recurrent state in place of attention.
-        n_state_head, n_state_key_head, n_state: Heads with states, heads of their keys, and the width of both.
-        n_rot: Elements of a head that are rotated; None for all.
-        n_expert, n_expert_used: Experts of a layer and of a token; 0 for a feed-forward block.
-        n_dense: Layers from the first on that have a feed-forward block instead of experts.
-        n_ff_expert, n_ff_shared: The width of an expert, and of the one that all tokens go through.
-        parts: By layer, what it has: A (attention), M (a Mamba-2 mixer) and F (a feed-forward block); () for A and F.
-            The parts of later layers are the same again.
-        space: The sizes of the mixers.
-        keys: More metadata keys, below the architecture's name.
-    """
-
-    architecture: str = "llama"
-    types: tuple[str, ...] = ("F32",)
-    dealt: bool = False
-    n_layer: int = 2
-    n_embd: int = 256
-    n_head: int = 4
-    n_head_kv: int = 2
-    head_dim: int = 64
-    n_ff: int = 256
-    n_ctx_train: int = 1024
-    tied: bool = False
-    biases: bool = False
-    vectors: tuple[str, ...] = ()
-    rope_factors: bool = False
-    rope_scale: float = 1.0
-    sliding_window: int = 8
-    convolutions: tuple[int, ...] = ()
-    recurrent: tuple[int, ...] = ()
-    n_state_head: int = 4
-    n_state_key_head: int = 2
-    n_state: int = 64
-    n_rot: int | None = None
-    n_expert: int = 0
-    n_expert_used: int = 0
-    n_dense: int = 0
-    n_ff_expert: int = 256
-    n_ff_shared: int = 0
-    parts: tuple[str, ...] = ()
-    space: StateSpace = SMALL
-    keys: tuple[tuple[str, Any], ...] = ()
-    seed: int = 0
-
-    def has(self, layer: int, part: str) -> bool:
-        """Return whether a layer has a part; of a model whose layers have parts."""
-        return part in self.parts[layer % len(self.parts)]
-
-    @property
-    def gain(self) -> float:
-        """What the head's matrix is larger by, where the architecture divides logits by it."""
-        return float(dict(self.keys).get("logit_scale", 1.0))
 
 
 _SECTIONS = np.array([3, 3, 2, 0], np.int32)
@@ -179,6 +120,10 @@ ARCHITECTURES = {
     "glm4": Tiny("glm4", n_rot=32, biases=True),
     "seed_oss": Tiny("seed_oss", n_head_kv=1),
     "gemma2": Tiny("gemma2", n_layer=2, n_head=2, n_head_kv=1, head_dim=128, tied=True),
+    "gemma4": Tiny("gemma4", n_layer=6, head_dim=128, narrow=64, n_shared=3, n_per_layer=256, tied=True),
+    "gemma4-moe": Tiny(
+        "gemma4", n_layer=6, head_dim=128, narrow=64, keys_as_values=True, n_expert=8, n_expert_used=4, tied=True
+    ),
     "lfm2": Tiny("lfm2", n_layer=4, convolutions=(0, 1, 3), tied=True),
     "mistral3": Tiny(
         "mistral3",
@@ -275,12 +220,12 @@ WINDOWED_EXAONE4 = Tiny(
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
-_NOT_EXPORTED = ("lfm2", "phi3", "phi3-short", "qwen35")
+_NOT_EXPORTED = ("gemma4", "lfm2", "phi3", "phi3-short", "qwen35")
 EXPORTED = [
     name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and not tiny.parts and name not in _NOT_EXPORTED
 ]
 """Those that are exported to ONNX: not those with experts, convolutions or states, or other turns in long contexts."""
-_BY_NUMBER = ("exaone4", "gemma2", "gpt-oss", *_HYBRID, *_DELTA, "smollm3", "olmo2")
+_BY_NUMBER = ("exaone4", "gemma2", "gemma4", "gpt-oss", *_HYBRID, *DELTA, "smollm3", "olmo2")
 UNIFORM = [name for name, tiny in ARCHITECTURES.items() if not tiny.parts and tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 
@@ -311,14 +256,7 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
         n_head_kv = [0 if i in tiny.convolutions else tiny.n_head_kv for i in range(tiny.n_layer)]
         keys |= {"attention.head_count_kv": np.array(n_head_kv, np.int32), "shortconv.l_cache": _L_CACHE}
     if tiny.recurrent:
-        keys |= {
-            "attention.recurrent_layers": [layer in tiny.recurrent for layer in range(tiny.n_layer)],
-            "ssm.conv_kernel": _L_STATE,
-            "ssm.state_size": tiny.n_state,
-            "ssm.group_count": tiny.n_state_key_head,
-            "ssm.time_step_rank": tiny.n_state_head,
-            "ssm.inner_size": tiny.n_state_head * tiny.n_state,
-        }
+        keys |= delta_keys(tiny)
     if tiny.architecture in ("gemma2", "gemma3"):
         keys |= {"attention.sliding_window": tiny.sliding_window}
     if tiny.architecture == "gemma2":
@@ -329,11 +267,22 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
         dense = {"leading_dense_block_count": tiny.n_dense}
         keys |= dense if tiny.n_dense else {"feed_forward_length": tiny.n_ff_expert}
         keys |= {"expert_shared_feed_forward_length": tiny.n_ff_shared} if tiny.n_ff_shared else {}
+    if tiny.architecture == "gemma4":
+        layers = range(tiny.n_layer)
+        keys |= gemma4_keys(
+            [tiny.slides(i) for i in layers],
+            [tiny.heads(i)[0] for i in layers],
+            [tiny.width(i) for i in layers],
+            window=tiny.sliding_window,
+            narrow=tiny.narrow,
+            n_shared=tiny.n_shared,
+            n_per_layer=tiny.n_per_layer,
+        )
     keys = _parts_keys(tiny, keys) if tiny.parts else keys
     keys |= dict(tiny.keys)
     name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
     general = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
-    return general | {f"{tiny.architecture}.{key}": value for key, value in keys.items()} | vocabulary(N_VOCAB)
+    return general | {f"{tiny.architecture}.{key}": value for key, value in keys.items()} | vocabulary(tiny.n_vocab)
 
 
 def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
@@ -350,24 +299,35 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
 
     is_gemma = tiny.architecture.startswith("gemma")
     embedding_gain = 2.0 / (n_embd**0.5 if is_gemma and not tiny.tied else 1.0)
-    tensors = {"token_embd.weight": matrix(N_VOCAB, n_embd, embedding_gain)}
+    tensors = {"token_embd.weight": matrix(tiny.n_vocab, n_embd, embedding_gain)}
+    if tiny.architecture == "gemma4":
+        tensors["rope_freqs.weight"] = rope_divisors(tiny.head_dim // 2)
+    if tiny.n_per_layer:
+        tensors |= per_layer_tables(tiny.n_layer, tiny.n_per_layer, n_embd, tiny.n_vocab, matrix)
+        tensors["per_layer_proj_norm.weight"] = random_vector(tiny.n_per_layer, 1.0, rng)
     for i in range(tiny.n_layer):
+        if tiny.architecture == "gemma4":
+            n_kv, d = tiny.heads(i)
+            n_q, n_kv = tiny.n_head * d, n_kv * d
         layer = {
             "attn_q.weight": matrix(n_q, n_embd, 1.5),
             "attn_k.weight": matrix(n_kv, n_embd, 1.5),
             "attn_v.weight": matrix(n_kv, n_embd, 1.5),
             "attn_output.weight": matrix(n_embd, n_q),
-            "ffn_gate.weight": matrix(tiny.n_ff, n_embd),
-            "ffn_up.weight": matrix(tiny.n_ff, n_embd),
-            "ffn_down.weight": matrix(n_embd, tiny.n_ff),
+            "ffn_gate.weight": matrix(tiny.width(i), n_embd),
+            "ffn_up.weight": matrix(tiny.width(i), n_embd),
+            "ffn_down.weight": matrix(n_embd, tiny.width(i)),
         }
         for name, parts in _FUSED.get(tiny.architecture, {}).items():
             rows = sum(layer.pop(part).shape[1] for part in parts)
             layer[name] = matrix(rows, n_embd, 1.5 if name == "attn_qkv.weight" else 1.0)
         if tiny.n_expert and i >= tiny.n_dense:
-            for name in ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"):
-                del layer[name]
-            layer |= _experts(tiny, matrix, rng)
+            if tiny.architecture != "gemma4":
+                layer = {name: tensor for name, tensor in layer.items() if not name.startswith("ffn_")}
+            layer |= experts_of(tiny, matrix, rng)
+        layer = {name: tensor for name, tensor in layer.items() if name not in tiny.missing(i)}
+        if tiny.n_per_layer:
+            layer |= token_parts(tiny.n_per_layer, n_embd, matrix)
         if tiny.parts:
             layer = {name: tensor for name, tensor in layer.items() if _has(tiny, i, name)}
             layer |= mixer_tensors(tiny.space, n_embd, matrix, rng) if tiny.has(i, "M") else {}
@@ -379,15 +339,15 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
             layer["shortconv.conv.weight"] = RawTensor(GGMLType.F32, (_L_CACHE, n_embd), kernels.tobytes())
         if i in tiny.recurrent:
             layer = {name: tensor for name, tensor in layer.items() if not name.startswith("attn_")}
-            layer |= _recurrence(tiny, matrix, rng)
-        elif tiny.architecture in _DELTA:
-            layer["attn_q.weight"] = matrix(2 * n_q, n_embd, 1.5)  # each head's query, then its gate
-        layer |= {name: _vector(n, mean, rng) for name, n, mean in _vectors(tiny, i)}
+            layer |= delta_tensors(tiny, matrix, rng)
+        elif tiny.architecture in DELTA:
+            layer["attn_q.weight"] = matrix(2 * tiny.n_head * tiny.head_dim, n_embd, 1.5)  # each head's query and gate
+        layer |= {name: random_vector(n, mean, rng) for name, n, mean in _vectors(tiny, i)}
         tensors |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
     norm = "token_embd_norm.weight" if tiny.architecture in _HYBRID else "output_norm.weight"
-    tensors[norm] = _vector(n_embd, 1.0, rng)
+    tensors[norm] = random_vector(n_embd, 1.0, rng)
     if not tiny.tied:
-        tensors["output.weight"] = matrix(N_VOCAB, n_embd, 2.0 * tiny.gain)
+        tensors["output.weight"] = matrix(tiny.n_vocab, n_embd, 2.0 * tiny.gain)
     n_pairs = (tiny.n_rot or tiny.head_dim) // 2
     divisors = _DIVISORS.get(tiny.architecture, {"rope_freqs.weight": 8}) if tiny.rope_factors else {}
     for name, most in divisors.items():
@@ -396,66 +356,11 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
     return tensors
 
 
-def _recurrence(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Generator) -> dict[str, RawTensor]:
-    """Return the tensors of a layer with the gated delta rule but for its norm."""
-    n_head, n_values = tiny.n_state_head, tiny.n_state_head * tiny.n_state
-    n_column = 2 * tiny.n_state_key_head * tiny.n_state + n_values
-    kernels = (rng.standard_normal(n_column * _L_STATE) / _L_STATE**0.5).astype(np.float32)
-    rates = -np.exp(rng.standard_normal(n_head)).astype(np.float32)
-    joined = {"ssm_ba.weight": matrix(2 * n_head, tiny.n_embd)}
-    apart = {f"ssm_{name}.weight": matrix(n_head, tiny.n_embd) for name in ("alpha", "beta")}
-    return {
-        "attn_qkv.weight": matrix(n_column, tiny.n_embd, 1.5),
-        "attn_gate.weight": matrix(n_values, tiny.n_embd),
-        **(joined if tiny.architecture == "qwen3next" else apart),
-        "ssm_out.weight": matrix(tiny.n_embd, n_values),
-        "ssm_conv1d.weight": RawTensor(GGMLType.F32, (_L_STATE, n_column), kernels.tobytes()),
-        "ssm_dt.bias": _vector(n_head, 0.0, rng),
-        "ssm_a": RawTensor(GGMLType.F32, (n_head,), rates.tobytes()),
-        "ssm_norm.weight": _vector(tiny.n_state, 1.0, rng),
-    }
-
-
-def _experts(tiny: Tiny, matrix: Callable[..., RawTensor], rng: np.random.Generator) -> dict[str, RawTensor]:
-    """Return the tensors of a layer's experts."""
-    n, n_embd, n_ff = tiny.n_expert, tiny.n_embd, tiny.n_ff_expert
-
-    # Gates and ups of gpt-oss go beyond their bound of 7 now and then.
-    wide, narrow = (2.0, 0.25) if tiny.architecture == "gpt-oss" else (1.0, 1.0)
-
-    def stacked(n_out: int, n_in: int, gain: float) -> RawTensor:
-        found = matrix(n * n_out, n_in, gain)
-        return RawTensor(found.type, (n_in, n_out, n), found.data)
-
-    # Scores so far apart that the last of a token's experts counts for little: which one it is may change by rounding.
-    # Half of all sigmoids are near 1 then, so tokens of lfm2moe go through more experts than that.
-    router = (rng.standard_normal((n, n_embd)) * 4 / n_embd**0.5).astype(np.float32)
-    found = {
-        "ffn_gate_inp.weight": RawTensor(GGMLType.F32, (n_embd, n), router.tobytes()),
-        "ffn_gate_exps.weight": stacked(n_ff, n_embd, wide),
-        "ffn_up_exps.weight": stacked(n_ff, n_embd, wide),
-        "ffn_down_exps.weight": stacked(n_embd, n_ff, narrow),
-    }
-    if tiny.n_ff_shared:
-        found["ffn_gate_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
-        found["ffn_up_shexp.weight"] = matrix(tiny.n_ff_shared, n_embd)
-        found["ffn_down_shexp.weight"] = matrix(n_embd, tiny.n_ff_shared)
-    if tiny.architecture == "gpt-oss":
-        for name, width in (("gate_exps", n_ff), ("up_exps", n_ff), ("down_exps", n_embd), ("gate_inp", 1)):
-            bias = (0.3 * rng.standard_normal(n * width)).astype(np.float32)
-            shape = (width, n) if width > 1 else (n,)
-            found[f"ffn_{name}.bias"] = RawTensor(GGMLType.F32, shape, bias.tobytes())
-    if tiny.architecture in ("lfm2moe", "nemotron_h_moe"):
-        found["exp_probs_b.bias"] = _vector(n, 0.0, rng)
-    if tiny.architecture in ("qwen2moe", *_DELTA):
-        found["ffn_gate_inp_shexp.weight"] = _vector(n_embd, 0.0, rng)
-    return found
-
-
 def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
     """Return name, length and mean of a layer's vectors."""
-    n_q, n_kv = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
-    normed = (n_q, n_kv) if tiny.architecture in _WIDE_NORMS else (tiny.head_dim, tiny.head_dim)
+    n_head_kv, d = tiny.heads(layer)
+    n_q, n_kv = tiny.n_head * d, n_head_kv * d
+    normed = (n_q, n_kv) if tiny.architecture in _WIDE_NORMS else (d, d)
     lengths = {
         **dict.fromkeys(_INPUT_NORMS, tiny.n_embd),
         **dict(zip(_BIASES, (n_q, n_kv, n_kv), strict=True)),
@@ -463,10 +368,17 @@ def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
         **dict.fromkeys(_POST_NORMS, tiny.n_embd),
     }
     lengths |= {"attn_output.bias": tiny.n_embd, "attn_sinks.weight": tiny.n_head}
+    lengths |= {"layer_output_scale.weight": 1, "post_norm.weight": tiny.n_embd}
     names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ()), *tiny.vectors}
     names -= {*_QK_NORMS} if layer in (*tiny.convolutions, *tiny.recurrent) else set()
-    other = _IN_FILES.get(tiny.architecture, {})
+    names -= {"attn_k_norm.weight"} if tiny.shares(layer) else set()
+    names |= {"post_norm.weight"} if tiny.n_per_layer else set()
     means = {name: 0.0 if name.endswith("bias") else 1.0 for name in lengths}
+    if tiny.architecture == "gemma4":
+        means |= MEANS
+        of_experts = dict(expert_vectors(tiny.n_embd, tiny.n_expert)) if tiny.n_expert else {}
+        lengths, names, means = lengths | of_experts, names | of_experts.keys(), means | dict.fromkeys(of_experts, 1.0)
+    other = _IN_FILES.get(tiny.architecture, {})
     return [(other.get(name, name), n, means[name]) for name, n in lengths.items() if name in names]
 
 
@@ -489,8 +401,3 @@ def _has(tiny: Tiny, layer: int, name: str) -> bool:
     """Return whether a layer has a matrix of attention or of a feed-forward block."""
     is_left_out = tiny.architecture in _UNGATED and name.startswith("ffn_gate") and "inp" not in name
     return tiny.has(layer, "A" if name.startswith("attn_") else "F") and not is_left_out
-
-
-def _vector(n: int, mean: float, rng: np.random.Generator) -> RawTensor:
-    values = (mean + 0.1 * rng.standard_normal(n)).astype(np.float32)
-    return RawTensor(GGMLType.F32, (n,), values.tobytes())

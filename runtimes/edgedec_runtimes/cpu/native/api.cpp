@@ -125,9 +125,13 @@ namespace {
 Matrix &matrix_of(ec_model *model, int32_t which, int32_t layer) {
   require(!model->finished && which >= 0 && which < EC_N_MATRICES, "no such matrix");
   require(which < EC_Q || (layer >= 0 && layer < model->config.n_layer), "no such layer");
-  return which == EC_TOKEN_EMBD ? model->token_embd
-         : which == EC_OUTPUT   ? model->output
-                                : model->layers[(size_t)layer].matrices[which];
+  switch (which) {
+    case EC_TOKEN_EMBD: return model->token_embd;
+    case EC_OUTPUT: return model->output;
+    case EC_PER_LAYER_ROWS: return model->per_layer.table;
+    case EC_PER_LAYER_PROJECTION: return model->per_layer.projection;
+    default: return model->layers[(size_t)layer].matrices[which];
+  }
 }
 
 }  // namespace
@@ -145,10 +149,13 @@ int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32
 
 void ec_model_set_mapping(ec_model *model, const ec_mapping *mapping) { model->mapping = mapping; }
 
-int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_bytes, uint64_t offset) {
+int32_t ec_model_read_rows(ec_model *model, int32_t which, int64_t file, uint64_t file_bytes, uint64_t offset) {
   return guarded([&] {
-    require(!model->finished && model->token_embd.n_rows != 0, "the embedding matrix comes first");
-    model->row_file.open(File(file, file_bytes), offset, model->token_embd);
+    require(which == EC_TOKEN_EMBD || which == EC_PER_LAYER_ROWS, "rows of this matrix are not read alone");
+    const Matrix &matrix = matrix_of(model, which, 0);
+    require(matrix.n_rows != 0, "the matrix comes first");
+    if (which == EC_TOKEN_EMBD) model->row_file.open(File(file, file_bytes), offset, matrix, 1);
+    else model->per_layer.file.open(File(file, file_bytes), offset, matrix, model->config.n_layer);
     return EC_OK;
   });
 }
@@ -178,8 +185,9 @@ int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const
   return guarded([&] {
     require(!model->finished && which >= 0 && which < EC_N_VECTORS && n >= 0 && n <= 1 << 20, "no such vector");
     require(which < EC_ATTN_NORM || (layer >= 0 && layer < model->config.n_layer), "no such layer");
-    std::vector<float> &vector =
-        which == EC_OUTPUT_NORM ? model->output_norm : model->layers[(size_t)layer].vectors[which];
+    std::vector<float> &vector = which == EC_OUTPUT_NORM      ? model->output_norm
+                                 : which == EC_PER_LAYER_NORM ? model->per_layer.norm
+                                                              : model->layers[(size_t)layer].vectors[which];
     vector.assign(values, values + n);
     return EC_OK;
   });
@@ -199,6 +207,9 @@ int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *freque
     require(isfinite(magnitude) && magnitude > 0, "the magnitude of rotated elements is not a positive number");
     for (int64_t i = 0; i < n; ++i) require(isfinite(frequencies[i]), "a frequency of rotations is not a number");
     model->rope[sliding] = {std::vector<double>(frequencies, frequencies + n), magnitude};
+    // What turns by less than any float shows does not turn: products with its sine would be tiny, which is slow.
+    for (double &frequency : model->rope[sliding].frequencies)
+      if (fabs(frequency) < 1e-20) frequency = 0.0;
     return EC_OK;
   });
 }

@@ -28,7 +28,9 @@ enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADA
 
 /* The matrices of a model; those from EC_Q on exist in each layer. A layer with a mixture of experts has EC_ROUTER and
  * the matrices of its experts, in each of which expert e is the rows from e * n_rows / n_expert on; its EC_GATE, EC_UP
- * and EC_DOWN are those of a shared expert, which all rows go through, and may be absent. */
+ * and EC_DOWN are those of a shared expert, which all rows go through, and may be absent. Without EC_UP_EXPERTS, the
+ * rows of each expert in EC_GATE_EXPERTS are those of its gate and then those of its up. A layer without EC_V has its
+ * keys, before their norm, as values. */
 enum {
   EC_TOKEN_EMBD, EC_OUTPUT, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN,
   EC_ROUTER,        /* [n_expert][n_embd] */
@@ -36,6 +38,11 @@ enum {
   EC_GATE_EXPERTS,
   EC_UP_EXPERTS,
   EC_DOWN_EXPERTS,
+  /* What layers get of a token (n_per_layer): the first two exist once, the others in each layer. */
+  EC_PER_LAYER_ROWS, /* [n_vocab * n_layer][n_per_layer], of which a forward reads n_layer rows for a token */
+  EC_PER_LAYER_PROJECTION, /* [n_layer * n_per_layer][n_embd] */
+  EC_PER_LAYER_GATE,       /* [n_per_layer][n_embd] */
+  EC_PER_LAYER_OUT,        /* [n_embd][n_per_layer] */
   /* of a layer with a recurrent state: */
   EC_MIX,       /* [2 * n_state_key_head * n_state_key + n_state_head * n_state_value][n_embd], what the convolution goes
                    over: queries, keys, values; by EC_RULE_SPACE values, keys, queries */
@@ -70,6 +77,14 @@ enum {
   EC_GATE_EXPERTS_BIAS, /* [n_expert][n_ff_expert] */
   EC_UP_EXPERTS_BIAS,   /* the same */
   EC_DOWN_EXPERTS_BIAS, /* [n_expert][n_embd] */
+  EC_PER_LAYER_NORM,      /* [n_per_layer], of each layer's part of EC_PER_LAYER_PROJECTION; exists once */
+  EC_PER_LAYER_POST_NORM, /* behind EC_PER_LAYER_OUT */
+  EC_LAYER_SCALE,         /* [1], what the hidden state is multiplied by behind the layer */
+  EC_ROUTER_NORM,         /* before the router, and the next one before experts, where they don't read what EC_GATE does */
+  EC_EXPERTS_NORM,
+  EC_POST_SHARED_NORM, /* behind the shared expert, and the next one behind the experts, before they are added */
+  EC_POST_EXPERTS_NORM,
+  EC_EXPERT_SCALES, /* [n_expert], what the gates of experts are multiplied by */
   EC_STATE_BIAS, /* [n_state_head], added to alpha */
   EC_STATE_RATE, /* [n_state_head], at most 0: e^(rate * softplus(alpha)) of the state is kept */
   EC_STATE_NORM, /* [n_state_value], of each head of the result; by EC_RULE_SPACE [n_state_head * n_state_value], a norm
@@ -115,6 +130,8 @@ typedef struct ec_config {
   int32_t activation;       /* of gates: EC_SILU ... */
   int32_t ungated;          /* feed-forward blocks have no gate: `up` itself goes through the activation (1) */
   int32_t wide_norms;       /* norms of queries and keys are over all heads together (1) or over each head (0) */
+  int32_t value_norm;       /* each head of the values is normed, without a weight (1), or not (0) */
+  int32_t n_per_layer;      /* elements that each layer gets of a token; 0: it gets none. Items then have tokens */
   int32_t sliding_window;   /* tokens that a sliding layer sees */
   int32_t temperature_tokens; /* t: queries at position p are multiplied by 1 + temperature_scale * ln(1 + floor(p /
                                  t)); with 0 tokens they are not */
@@ -255,10 +272,10 @@ EC_API int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer
                                    int64_t n_cols, const void *tiles, uint64_t tile_bytes);
 /* Set the mapping (borrowed) of the tiles, which each forward checks at its beginning and end. */
 EC_API void ec_model_set_mapping(ec_model *model, const ec_mapping *mapping);
-/* Have forwards read rows of the embedding matrix from the file of its tiles, where these begin at `offset`; the
- * matrix was set before, and its mapped memory is not touched. `file` is a descriptor (on Windows a handle) that
- * stays open. */
-EC_API int32_t ec_model_read_rows(ec_model *model, int64_t file, uint64_t file_bytes, uint64_t offset);
+/* Have forwards read rows of EC_TOKEN_EMBD or EC_PER_LAYER_ROWS from the file of its tiles, where these begin at
+ * `offset`; the matrix was set or placed before, and its mapped memory is not touched. `file` is a descriptor (on Windows
+ * a handle) that stays open. */
+EC_API int32_t ec_model_read_rows(ec_model *model, int32_t which, int64_t file, uint64_t file_bytes, uint64_t offset);
 /* In place of ec_model_set_matrix: set where a matrix's tiles lie in a file of which each forward reads parts; offset
  * is a multiple of 64. */
 EC_API int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int32_t type, int64_t n_rows,

@@ -56,7 +56,7 @@ class Job:
         in_memory: Whether private memory will do where the disk does not take the tiles.
         mapped: Whether a tile file is mapped; else its contents are copied to private memory and checked.
         huge_pages: "auto", "on" or "off", as in LoadOptions.
-        rows_only: Name of the tensor whose rows a forward reads from the tile file, where there is one; "" for none.
+        rows_only: Names of the tensors whose rows a forward reads from the tile file, where there is one.
         on_progress: Gets the phases "tiles", "wait" (another process makes the tiles), "verify" (a model or a tile file
             that may have changed is read) and "load" (tiles are copied).
         cancel: Stops the work between two tensors at the latest; nothing is left on the disk.
@@ -74,7 +74,7 @@ class Job:
     in_memory: bool = True
     mapped: bool = True
     huge_pages: str = "off"
-    rows_only: str = ""
+    rows_only: frozenset[str] = frozenset()
     on_progress: OnProgress | None = None
     cancel: CancelToken | None = None
     header: TileHeader = field(init=False)

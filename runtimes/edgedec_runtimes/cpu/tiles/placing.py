@@ -53,7 +53,7 @@ def copy_to_memory(job: Job, tiles: Tiles) -> Tiles:
 def in_huge_pages(job: Job, tiles: Tiles) -> Tiles:
     """Return mapped tiles as the job wants their pages: the same tiles, or a copy in huge pages of private memory.
 
-    A copy is not compared with the checksums, as a mapped file isn't either. It leaves out the tensor of which single
+    A copy is not compared with the checksums, as a mapped file isn't either. It leaves out the tensors of which single
     rows are read from the file.
 
     Raises:
@@ -96,7 +96,7 @@ def planned_pages(job: Job, rows_only_bytes: int, path: Path | None) -> str:
 
     Args:
         job: The tiles.
-        rows_only_bytes: The bytes of the tensor of which single rows are read from the file.
+        rows_only_bytes: The bytes of the tensors of which single rows are read from the file.
         path: The file of the tiles, or of the model where there are no tiles yet; copying it is timed.
 
     Raises:
@@ -138,16 +138,13 @@ def _copy(job: Job, tiles: Tiles) -> Tiles:
 
 
 def _spans(job: Job, header: TileHeader) -> Iterator[huge_pages.Span]:
-    """Yield the parts of the file, in whole pages, that hold all tensors but the one whose rows are read."""
+    """Yield the parts of the file, in whole pages, that hold all tensors but those whose rows are read."""
     begins, end = header.offsets()[: header.n_matrices], header.matrices_end
     if not begins:
         return
-    skipped = next((i for i, tensor in enumerate(job.tensors) if tensor.name == job.rows_only), None)
-    if skipped is None:
-        edges = [(begins[0], end)]
-    else:
-        edges = [(begins[0], begins[skipped]), (begins[skipped] + header.tensors[skipped].n_bytes, end)]
-    for first, last in edges:
+    skipped = [i for i, tensor in enumerate(job.tensors) if tensor.name in job.rows_only]
+    firsts = [begins[0], *(begins[i] + header.tensors[i].n_bytes for i in skipped)]
+    for first, last in zip(firsts, [*(begins[i] for i in skipped), end], strict=True):
         start = first // _PAGE_BYTES * _PAGE_BYTES
         if last > first:
             yield start, last - start

@@ -6,7 +6,7 @@ import numpy as np
 
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.cpu.library import Part, address, check, native
-from edgedec_runtimes.cpu.network import Network
+from edgedec_runtimes.cpu.network import PER_LAYER_PROJECTION, PER_LAYER_ROWS, Network
 from edgedec_runtimes.cpu.tiles.paged_file import PagedFile, page_buffer
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan
 from edgedec_runtimes.tile_files.header import TileHeader, read_tile_header
@@ -44,7 +44,7 @@ class StreamedTiles:
         self._file = PagedFile(path)
         try:
             self.header: TileHeader = read_tile_header(path, label)
-            self._memory = page_buffer(plan.staying_bytes)
+            self._memory, self._kept = page_buffer(plan.staying_bytes), page_buffer(0)
             self._addresses = self._read_staying(on_progress, cancel)
         except BaseException:
             self.close()
@@ -77,9 +77,14 @@ class StreamedTiles:
         places = self.header.places()
         for placed in network.matrices:
             tensor = placed.tensor
-            shape = tensor.type, tensor.shape[1], tensor.shape[0]
-            place = places[tensor.name], library.ec_tile_bytes(*shape)
-            check(library.ec_model_place_matrix(handle, placed.which, placed.layer, *shape, *place), tensor.name)
+            matrix = placed.which, placed.layer, tensor.type, tensor.shape[1], tensor.shape[0]
+            offset, n_bytes = places[tensor.name], library.ec_tile_bytes(*matrix[2:])
+            if placed.which == PER_LAYER_PROJECTION:
+                self._kept = page_buffer(self.plan.kept_bytes)
+                place = address(self._kept) + self._file.read(offset, n_bytes, self._kept)
+                check(library.ec_model_set_matrix(handle, *matrix, place, n_bytes), tensor.name)
+            else:
+                check(library.ec_model_place_matrix(handle, *matrix, offset, n_bytes), tensor.name)
         parts = (Part * len(self.plan.parts))(
             *(
                 Part(p.stage, p.layer, p.row_begin, p.row_end, p.offset, p.n_bytes, data)
@@ -90,6 +95,11 @@ class StreamedTiles:
             handle, self._file.handle, self._file.n_bytes, parts, len(parts), self.plan.ring_bytes
         )
         check(code, f"streaming {self.label}")
+        for placed in network.matrices:
+            if placed.which == PER_LAYER_ROWS:
+                file = self._file.handle, self._file.n_bytes
+                code = library.ec_model_read_rows(handle, placed.which, *file, places[placed.tensor.name])
+                check(code, placed.tensor.name)
         if self.plan.experts is not None:
             code = library.ec_model_stream_experts(handle, self.plan.experts.n)
             check(code, f"streaming the experts of {self.label}")
@@ -97,4 +107,4 @@ class StreamedTiles:
     def close(self) -> None:
         """Close the file and give the memory back. The native model must have been destroyed."""
         self._file.close()
-        self._memory = np.empty(0, np.uint8)
+        self._memory = self._kept = np.empty(0, np.uint8)

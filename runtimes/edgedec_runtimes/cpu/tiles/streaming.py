@@ -21,7 +21,15 @@ from pathlib import Path
 from edgedec.errors import RequestError
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.cpu.library import native
-from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network, Placed
+from edgedec_runtimes.cpu.network import (
+    EMBEDDING,
+    GATES_AND_UPS,
+    OUTPUT,
+    PER_LAYER_PROJECTION,
+    PER_LAYER_ROWS,
+    Network,
+    Placed,
+)
 from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES
 from edgedec_runtimes.cpu.tiles.read_rates import Pace, memory_rate, remembered_rate
 
@@ -29,14 +37,14 @@ QKV, ATTN_OUT, GATE_UP, DOWN, OUTPUT_ROWS = range(5)
 """The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
 
 _STAGE_OF = {
-    **dict.fromkeys((2, 3, 4, 14, 15, 16, 17), QKV),
-    **dict.fromkeys((5, 18), ATTN_OUT),
+    **dict.fromkeys((2, 3, 4, 18, 19, 20, 21), QKV),
+    **dict.fromkeys((5, 22), ATTN_OUT),
     **dict.fromkeys((6, 7, 9, 10), GATE_UP),
-    8: DOWN,
+    **dict.fromkeys((8, 16, 17), DOWN),
 }
 _OF_EXPERTS = (11, 12, 13)
 _RING_PARTS = 3
-_PANEL_ROWS = 32
+_PANEL_ROWS, _TILE_ROWS = 32, 16
 MEASURED_BYTES = 64 << 20
 """Memory that is taken to measure how fast it is read, where there is so much."""
 
@@ -102,11 +110,13 @@ class StreamPlan:
         parts: All parts of the weights, in the order of a forward.
         ring_bytes: The memory that streamed parts pass through.
         experts: The memory for experts; None for a model without.
+        kept_bytes: Memory for matrices that are in no part, as every forward reads them before the first layer.
     """
 
     parts: tuple[WeightPart, ...]
     ring_bytes: int
     experts: ExpertSlots | None = None
+    kept_bytes: int = 0
 
     @property
     def staying_bytes(self) -> int:
@@ -123,7 +133,7 @@ class StreamPlan:
     def resident_bytes(self) -> int:
         """Most bytes of weights that are in memory at a time."""
         of_experts = 0 if self.experts is None else self.experts.n * self.experts.slot_bytes
-        return self.staying_bytes + self.ring_bytes + of_experts
+        return self.staying_bytes + self.ring_bytes + self.kept_bytes + of_experts
 
     def pace(self, path: Path, n_threads: int, most_bytes: int) -> Pace:
         """Return how fast the parts or experts of a file, and memory, are read; measured once in this process.
@@ -144,7 +154,7 @@ class StreamPlan:
         Parts are read ahead, beside all that is computed. Experts are known when a layer's rows have chosen them: they
         are read beside the products of gates and ups, and nothing is read while the other weights are multiplied.
         """
-        of_parts = sum(part.n_bytes for part in self.parts)
+        of_parts = sum(part.n_bytes for part in self.parts) + self.kept_bytes
         missing = sum(part.n_bytes for part in self.parts if not part.stays)
         seconds = max(missing / pace.disk, of_parts / pace.memory)
         if self.experts is None:
@@ -189,32 +199,46 @@ def plan_streaming(network: Network, offsets: Mapping[str, int], resident_bytes:
     largest = max(part.held_bytes for part in parts)
     parts += _output_parts(network, offsets, largest)
     ring_bytes = _RING_PARTS * max(part.held_bytes for part in parts)
-    embedding = next(placed for placed in network.matrices if placed.which == EMBEDDING)
-    # A row of the embedding matrix is read in its tile, beside the ring.
-    rest = resident_bytes - ring_bytes - _tile_bytes(embedding, 16) - 2 * PAGE_BYTES
+    kept_bytes = _kept_bytes(network)
+    rest = resident_bytes - ring_bytes - kept_bytes - _row_bytes(network)
     if rest < 0:
         raise _too_little(resident_bytes, resident_bytes - rest)
     stays = spread([part.held_bytes for part in parts], rest)
-    return StreamPlan(tuple(replace(part, stays=s) for part, s in zip(parts, stays, strict=True)), ring_bytes)
+    chosen = tuple(replace(part, stays=s) for part, s in zip(parts, stays, strict=True))
+    return StreamPlan(chosen, ring_bytes, kept_bytes=kept_bytes)
+
+
+def _kept_bytes(network: Network) -> int:
+    """Return the bytes of memory for matrices that are in no part, in whole pages."""
+    sizes = [_tile_bytes(p, p.tensor.shape[1]) for p in network.matrices if p.which == PER_LAYER_PROJECTION]
+    return sum(-(-size // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES for size in sizes)
+
+
+def _row_bytes(network: Network) -> int:
+    """Return the bytes of memory for the tiles of a token's rows: of the embedding matrix, and one for each layer."""
+    rows = {EMBEDDING: _TILE_ROWS, PER_LAYER_ROWS: network.n_layer + 2 * _TILE_ROWS}
+    tables = [(placed, rows[placed.which]) for placed in network.matrices if placed.which in rows]
+    return sum(_tile_bytes(placed, n_rows) + 2 * PAGE_BYTES for placed, n_rows in tables)
 
 
 def _plan_experts(network: Network, offsets: Mapping[str, int], resident_bytes: int) -> StreamPlan:
     """Choose as plan_streaming does for a model with experts."""
     parts = _layer_parts(network, offsets)
     parts += _output_parts(network, offsets, max(part.held_bytes for part in parts))
-    embedding = next(placed for placed in network.matrices if placed.which == EMBEDDING)
-    rest = resident_bytes - _tile_bytes(embedding, 16) - 2 * PAGE_BYTES
+    kept_bytes = _kept_bytes(network)
+    rest = resident_bytes - kept_bytes - _row_bytes(network)
     fewest, all_bytes = _slots(network, network.n_expert_used), sum(part.held_bytes for part in parts)
     most = fewest.n_expert * fewest.slot_bytes
     if rest >= all_bytes + fewest.n * fewest.slot_bytes:
         n_slots = min(rest - all_bytes, most) // fewest.slot_bytes
-        return StreamPlan(tuple(replace(part, stays=True) for part in parts), 0, _slots(network, n_slots))
+        return StreamPlan(tuple(replace(part, stays=True) for part in parts), 0, _slots(network, n_slots), kept_bytes)
     ring_bytes = _RING_PARTS * max(part.held_bytes for part in parts)
     rest -= ring_bytes + fewest.n * fewest.slot_bytes
     if rest < 0:
         raise _too_little(resident_bytes, resident_bytes - rest)
     stays = spread([part.held_bytes for part in parts], rest)
-    return StreamPlan(tuple(replace(part, stays=s) for part, s in zip(parts, stays, strict=True)), ring_bytes, fewest)
+    chosen = tuple(replace(part, stays=s) for part, s in zip(parts, stays, strict=True))
+    return StreamPlan(chosen, ring_bytes, fewest, kept_bytes)
 
 
 def _slots(network: Network, n: int) -> ExpertSlots:
@@ -222,7 +246,10 @@ def _slots(network: Network, n: int) -> ExpertSlots:
     sizes: dict[int, list[int]] = {which: [] for which in _OF_EXPERTS}
     for placed in network.matrices:
         if placed.which in sizes:
-            sizes[placed.which].append(_tile_bytes(placed, placed.tensor.shape[1] // network.n_expert))
+            both = placed.tensor.name.endswith(GATES_AND_UPS)
+            n_bytes = _tile_bytes(placed, placed.tensor.shape[1] // network.n_expert // (1 + both))
+            for which in _OF_EXPERTS[:2] if both else (placed.which,):
+                sizes[which].append(n_bytes)
     sizes = {which: found for which, found in sizes.items() if found}  # experts may have no gates
     slot_bytes = sum(-(-max(found) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES for found in sizes.values())
     token_bytes = network.n_expert_used * sum(map(sum, sizes.values()))

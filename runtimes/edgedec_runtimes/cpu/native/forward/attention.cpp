@@ -45,15 +45,12 @@ bool Run::mixer_block(int thread, int32_t l, float *memory) {
   mix_rows(thread, l, rows, memory);
   if (going_on.empty()) return true;
   if (!fetch(thread, EC_PART_ATTN_OUT, l)) return false;
-  const std::vector<float> &norm = layer.vectors[EC_POST_ATTN_NORM];
+  const Behind behind = {layer.vectors[EC_POST_ATTN_NORM], layer.around_attention};
   if (layer.attends() || layer.convolves()) {
     const Activations of_heads = layer.convolves() ? m_.convolved.view() : attended(layer);
-    add_product(thread, EC_OP_ATTN_OUT, of_heads, going_on, layer.matrices[EC_ATTN_OUT], norm, layer.around_attention,
-                memory);
+    add_product(thread, EC_OP_ATTN_OUT, of_heads, going_on, layer.matrices[EC_ATTN_OUT], behind, memory);
   }
-  if (layer.recurs())
-    add_product(thread, EC_OP_ATTN_OUT, mixed(), going_on, layer.matrices[EC_MIX_OUT], norm, layer.around_attention,
-                memory);
+  if (layer.recurs()) add_product(thread, EC_OP_ATTN_OUT, mixed(), going_on, layer.matrices[EC_MIX_OUT], behind, memory);
   add_output_bias(thread, layer, going_on);
   release(thread, EC_PART_ATTN_OUT, l);
   return true;
@@ -150,8 +147,13 @@ void Run::write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t 
   float *keys = base + m_.n_q(layer) + head * d, *values = keys + layer.n_kv();
   KVCache &cache = plan_.items[row.item].session->cache;
   const std::vector<float> &bias = layer.vectors[EC_V_BIAS];
+  if (layer.matrices[EC_V].n_rows == 0) memcpy(values, keys, (size_t)d * sizeof(float));
   prepare(keys, cache.shape().n_rot > 0 ? none_ : layer.vectors[EC_K_BIAS], head, layer.vectors[EC_K_NORM]);
   if (!bias.empty()) k_.add(values, bias.data() + head * d, 1.0f, d);
+  if (c_.value_norm != 0) {
+    k_.rms_norm(values, m_.ones.data(), c_.rms_epsilon, d, memory);
+    memcpy(values, memory, (size_t)d * sizeof(float));
+  }
   cache.write(k_, layer.number, head, row.slot, keys, values);
 }
 

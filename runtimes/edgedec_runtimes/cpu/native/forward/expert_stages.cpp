@@ -46,10 +46,12 @@ void Run::route(int thread, int32_t l, const Activations &normed, int64_t n_rows
                             {&gate, m_.scores.data() + c_.n_expert, stride}};
   products(thread, EC_OP_GATE_UP, normed, n_rows, targets, gate.n_rows != 0 ? 2 : 1, memory);
   const std::vector<float> &bias = layer.vectors[EC_EXPERT_BIAS], &of_scores = layer.vectors[EC_ROUTER_BIAS];
+  const std::vector<float> &scales = layer.vectors[EC_EXPERT_SCALES];
   stages_.each(thread, n_rows, [&](int64_t i) {
     float *scores = m_.scores.data() + i * stride;
     if (!of_scores.empty()) k_.add(scores, of_scores.data(), 1.0f, c_.n_expert);
     routing.choose(i, scores, bias.empty() ? nullptr : bias.data(), c_);
+    if (!scales.empty()) routing.scale(i, scales.data(), c_);
     routing.shared[(size_t)i] = gate.n_rows != 0 ? 1.0f / (1.0f + expf(-scores[c_.n_expert])) : 1.0f;
   });
   stages_.each(thread, 1, [&](int64_t) { routing.group(n_rows, c_); });
@@ -72,11 +74,13 @@ const Activations &Run::gathered(int thread, int32_t l, const ExpertGroup &group
 
 // Return the matrix of one expert, whose tiles are in memory.
 Matrix Run::expert(int which, int32_t l, int32_t number) const {
-  const Matrix &all = m_.layers[(size_t)l].matrices[which];
-  const int64_t n_rows = all.n_rows / c_.n_expert;
+  const Layer &layer = m_.layers[(size_t)l];
+  const Matrix &all = layer.experts(which);
+  const int64_t n_rows = which == EC_DOWN_EXPERTS ? c_.n_embd : c_.n_ff_expert;
+  const uint64_t n_bytes = tile_bytes(all.type, n_rows, all.n_cols);
   const uint8_t *tiles = m_.experts.started()
                              ? m_.experts.tiles(l, number, which - EC_GATE_EXPERTS)
-                             : all.tiles + tile_bytes(all.type, n_rows, all.n_cols) * (uint64_t)number;
+                             : all.tiles + n_bytes * layer.place_of_expert(which, number);
   return {all.type, n_rows, all.n_cols, tiles, all.ahead};
 }
 
@@ -113,7 +117,7 @@ void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activation
   const int first_matrix = c_.ungated != 0 ? EC_UP_EXPERTS : EC_GATE_EXPERTS;
   int64_t bytes = 0;
   for (int which = first_matrix; which <= EC_UP_EXPERTS; ++which) {
-    const Matrix &w = m_.layers[(size_t)l].matrices[which];
+    const Matrix &w = m_.layers[(size_t)l].experts(which);
     bytes += (int64_t)tile_bytes(w.type, PANEL_ROWS, w.n_cols);
   }
   const int64_t most = std::min({PIECE_BYTES / bytes, (int64_t)BAND / std::max(1, routing.most_in_group),
@@ -204,6 +208,28 @@ void Run::add_mixed(int thread, int32_t l, const std::vector<int32_t> &rows, flo
   const Matrix &shared = m_.layers[(size_t)l].matrices[EC_DOWN];
   const Target target = {&shared, m_.x.data(), c_.n_embd, m_.routings[(size_t)l].shared.data()};
   if (shared.n_rows != 0) products(thread, EC_OP_DOWN, gated(shared), (int64_t)rows.size(), &target, 1, memory, &rows);
+}
+
+// Add to x the normed sum of what mix() left and of what the shared expert gives, each after a norm of its own.
+void Run::add_normed(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory) {
+  const Layer &layer = m_.layers[(size_t)l];
+  const int64_t n = c_.n_embd;
+  const Matrix &shared = layer.matrices[EC_DOWN];
+  const Target target = {&shared, m_.beside.data(), n};
+  products(thread, EC_OP_DOWN, gated(shared), (int64_t)rows.size(), &target, 1, memory);
+  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
+    const auto norm = [&](const float *from, int weight, float *to) {
+      k_.rms_norm(from, layer.vectors[weight].data(), c_.rms_epsilon, n, to);
+    };
+    float *x = m_.x.data() + (int64_t)rows[(size_t)i] * n, *sum = memory, *other = memory + n;
+    norm(m_.beside.data() + i * n, EC_POST_SHARED_NORM, sum);
+    norm(m_.branch.data() + i * n, EC_POST_EXPERTS_NORM, other);
+    k_.add(sum, other, 1.0f, n);
+    norm(sum, EC_POST_FFN_NORM, other);
+    k_.add(x, other, c_.residual_scale, n);
+    scale_row(x, c_.n_per_layer != 0 ? 1.0f : layer.scale());
+  });
+  end_stage(thread, EC_OP_NORM);
 }
 
 }  // namespace edgedec

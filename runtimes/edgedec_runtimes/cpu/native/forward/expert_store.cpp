@@ -134,7 +134,7 @@ bool ExpertStore::wait(int32_t layer, int32_t expert, int part) {
 const uint8_t *ExpertStore::tiles(int32_t layer, int32_t expert, int part) const {
   const int32_t slot = slot_of(layer, expert);
   const Place &place = places_[(size_t)layer].parts[part];
-  const uint64_t offset = place.offset + place.n_bytes * (uint64_t)expert;
+  const uint64_t offset = place.of(expert);
   return memory_.get() + starts_[PARTS] * (uint64_t)slot + starts_[part] + (offset - io_floor(offset));
 }
 
@@ -183,7 +183,7 @@ void ExpertStore::read_next(std::unique_lock<std::mutex> &lock) {
 void ExpertStore::read(const Slot &slot, const Job &job) {
   const Place &place = places_[(size_t)slot.layer].parts[job.part];
   uint8_t *memory = memory_.get() + starts_[PARTS] * (uint64_t)job.slot + starts_[job.part];
-  file_.read_pages(place.offset + place.n_bytes * (uint64_t)slot.expert, place.n_bytes, memory, nullptr);
+  file_.read_pages(place.of(slot.expert), place.n_bytes, memory, nullptr);
   n_read_.fetch_add(place.n_bytes, std::memory_order_relaxed);
 }
 

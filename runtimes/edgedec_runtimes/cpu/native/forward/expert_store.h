@@ -19,9 +19,11 @@ namespace edgedec {
 
 class ExpertStore {
  public:
-  // Where one matrix of a layer's experts lies in the file; an expert takes n_bytes.
+  // Where one matrix of a layer's experts lies in the file: that of the first one, of n_bytes; the next one's begins
+  // `step` bytes behind it.
   struct Place {
-    uint64_t offset, n_bytes;
+    uint64_t offset = 0, n_bytes = 0, step = 0;
+    uint64_t of(int32_t expert) const { return offset + step * (uint64_t)expert; }
   };
   static constexpr int PARTS = 3;  // gate, up, down
   struct LayerPlaces {

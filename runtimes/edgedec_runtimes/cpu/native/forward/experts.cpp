@@ -71,6 +71,11 @@ void Routing::choose(int64_t row, const float *scores, const float *bias, const 
   }
 }
 
+void Routing::scale(int64_t row, const float *scales, const ec_config &c) {
+  for (int64_t i = row * c.n_expert_used; i < (row + 1) * c.n_expert_used; ++i)
+    shares[(size_t)i] *= scales[chosen[(size_t)i]];
+}
+
 void Routing::group(int64_t n_rows, const ec_config &c) {
   int32_t ends[MAX_EXPERTS + 1] = {};  // of the rows of each expert, while they are written
   const int64_t n_pairs = n_rows * c.n_expert_used;

@@ -39,17 +39,19 @@ void begin_streaming(ec_model &model, const Plan &plan) {
   model.streamer.begin(order);
 }
 
-// Read the rows of the embedding matrix that the forward begins with from their file.
+// Read the rows of tables that the forward begins with from their files.
 void read_rows(ec_model &model, const Plan &plan) {
   for (int32_t r = 0; r < plan.n_rows; ++r) {
     const RowInfo &row = plan.rows[(size_t)r];
     const ec_item &item = plan.items[row.item];
     if (item.tokens == nullptr) continue;
+    const int32_t token = item.tokens[row.index], n_layer = model.config.n_layer;
     float *x = model.x.data() + (int64_t)r * model.config.n_embd;
-    if (model.streamer.started())
-      model.streamer.embed(item.tokens[row.index], x);
-    else
-      model.row_file.read(item.tokens[row.index], x);
+    if (model.streamer.started()) model.streamer.embed(token, x);
+    else if (model.row_file.is_open()) model.row_file.read(token, x);
+    if (model.per_layer.file.is_open())
+      model.per_layer.file.read((int64_t)token * n_layer,
+                                model.per_layer.rows.data() + (int64_t)r * n_layer * model.config.n_per_layer);
   }
 }
 
@@ -63,6 +65,7 @@ void Run::operator()(int thread) {
   float *memory = m_.thread_memory[(size_t)thread].data();
   embed(thread);
   end_stage(thread, EC_OP_OTHER);
+  if (c_.n_per_layer != 0) make_per_layer_inputs(thread, memory);
   copy_taps(thread, -1);
   for (int32_t l = 0; l < c_.n_layer; ++l) {
     if (!mixer_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
@@ -77,8 +80,8 @@ int64_t Run::most_pieces() const {
   const int64_t of_layers = m_.most([&](const Layer &layer) {
     return std::max<int64_t>({layer.shape.n_ff, width_of(layer), layer.mix_width});
   });
-  const int64_t widest =
-      std::max<int64_t>({c_.n_vocab, of_layers, c_.n_expert, c_.n_embd, m_.n_row_kernels()});
+  const int64_t widest = std::max<int64_t>({c_.n_vocab, of_layers, c_.n_expert, c_.n_embd, m_.n_row_kernels(),
+                                            (int64_t)c_.n_layer * c_.n_per_layer});
   const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
   return std::max((widest / PANEL_ROWS + 4) * bands, most_expert_pieces());
 }
@@ -235,10 +238,9 @@ void Run::finish_logits(float *logits, int64_t n) const {
 
 // Add the product of a matrix to x, after a norm or a convolution where the architecture has one.
 void Run::add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
-                      const Matrix &w, const std::vector<float> &post_norm, const RowConvolution &behind,
-                      float *memory) {
+                      const Matrix &w, const Behind &behind, float *memory) {
   const int64_t n = (int64_t)rows.size();
-  if (post_norm.empty() && !behind.is_used()) {
+  if (behind.post_norm.empty() && !behind.convolution.is_used()) {
     const Target target = {&w, m_.x.data(), c_.n_embd};
     products(thread, operation, a, n, &target, 1, memory, &rows);
     return;
@@ -246,9 +248,12 @@ void Run::add_product(int thread, int operation, const Activations &a, const std
   const Target target = {&w, m_.branch.data(), c_.n_embd};
   products(thread, operation, a, n, &target, 1, memory);
   stages_.each(thread, n, [&](int64_t i) {
-    if (behind.is_used()) convolve_row(behind, 1, rows, i, m_.branch.data(), memory);
-    else k_.rms_norm(m_.branch.data() + i * c_.n_embd, post_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
-    k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, memory, c_.residual_scale, c_.n_embd);
+    const float *branch = m_.branch.data() + i * c_.n_embd;
+    float *x = m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd;
+    if (behind.convolution.is_used()) convolve_row(behind.convolution, 1, rows, i, m_.branch.data(), memory);
+    else k_.rms_norm(branch, behind.post_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
+    k_.add(x, memory, c_.residual_scale, c_.n_embd);
+    scale_row(x, behind.scale);
   });
   end_stage(thread, EC_OP_NORM);
 }
@@ -266,18 +271,27 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   if (rows.empty() || !layer.has_mlp()) return true;
   if (!fetch(thread, EC_PART_GATE_UP, l)) return false;
   if (!goes_on(thread)) return false;
-  const Activations &normed = block_input(thread, layer.around_ffn, rows, layer.vectors[EC_FFN_NORM], memory);
   const Matrix &down = layer.matrices[EC_DOWN];
+  const std::vector<float> *v = layer.vectors;
+  const auto input = [&](const std::vector<float> &norm) -> const Activations & {
+    return block_input(thread, layer.around_ffn, rows, norm, memory);
+  };
+  const bool apart = layer.has_experts() && !v[EC_ROUTER_NORM].empty();  // experts have norms of their own
+  const Activations *normed = apart ? nullptr : &input(v[EC_FFN_NORM]);
   if (layer.has_experts()) {
-    route(thread, l, normed, (int64_t)rows.size(), memory);
-    if (!mix(thread, l, normed, (int64_t)rows.size(), memory)) return false;
+    route(thread, l, apart ? input(v[EC_ROUTER_NORM]) : *normed, (int64_t)rows.size(), memory);
+    const Activations &to_experts = apart ? input(v[EC_EXPERTS_NORM]) : *normed;
+    if (!mix(thread, l, to_experts, (int64_t)rows.size(), memory)) return false;
   }
-  if (down.n_rows != 0) gate_and_up(thread, layer, normed, (int64_t)rows.size(), memory);
+  if (apart) normed = &input(v[EC_FFN_NORM]);
+  if (down.n_rows != 0) gate_and_up(thread, layer, *normed, (int64_t)rows.size(), memory);
   release(thread, EC_PART_GATE_UP, l);
   if (!fetch(thread, EC_PART_DOWN, l)) return false;
-  if (layer.has_experts()) add_mixed(thread, l, rows, memory);
-  else
-    add_product(thread, EC_OP_DOWN, gated(down), rows, down, layer.vectors[EC_POST_FFN_NORM], layer.around_ffn, memory);
+  const float scale = c_.n_per_layer != 0 ? 1.0f : layer.scale();
+  if (apart) add_normed(thread, l, rows, memory);
+  else if (layer.has_experts()) add_mixed(thread, l, rows, memory);
+  else add_product(thread, EC_OP_DOWN, gated(down), rows, down, {v[EC_POST_FFN_NORM], layer.around_ffn, scale}, memory);
+  if (c_.n_per_layer != 0) per_layer_block(thread, l, rows, memory);
   release(thread, EC_PART_DOWN, l);
   return true;
 }
@@ -363,13 +377,12 @@ void Run::find_best(int thread) {
 }
 
 Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel) {
-  if (model.row_conv_length == 0) plan.end_early(model.config.n_layer);
+  if (model.row_conv_length == 0) plan.end_early(model);
   plan.group_rows();
-  const bool wide = model.config.wide_norms != 0;
-  const size_t panel = 2 * BAND * PANEL_ROWS;
-  const size_t of_norms =
-      (size_t)model.most([&](const Layer &layer) { return wide ? layer.n_q() : (int64_t)layer.shape.head_dim; });
-  const size_t row = std::max((size_t)model.n_input(), of_norms);
+  const size_t panel = 2 * BAND * PANEL_ROWS, of_norms = (size_t)model.most([&](const Layer &layer) {
+    return model.config.wide_norms != 0 ? layer.n_q() : (int64_t)layer.shape.head_dim;
+  });
+  const size_t row = std::max({2 * (size_t)model.config.n_embd, (size_t)model.config.n_per_layer, of_norms});
   const size_t of_states = model.recurrent.n_layer() > 0 ? state_scratch(model, plan) : 0;
   const size_t scratch =
       std::max({panel, row, attention_scratch(model, plan), expert_scratch(model, plan), of_states});
@@ -377,7 +390,7 @@ Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, cons
   model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));
   Run run(model, plan, logits, best, cancel);
   if (model.streamer.started()) begin_streaming(model, plan);
-  if (model.streamer.started() || model.row_file.is_open()) read_rows(model, plan);
+  read_rows(model, plan);
   {
     const FaultsUnblocked unblocked;
     model.pool.run([&](int thread) { run(thread); });

@@ -181,8 +181,10 @@ void ec_model::check_experts(const Layer &layer) const {
   const Matrix *m = layer.matrices;
   require(c.n_expert != 0, "a layer has experts, and the model has none");
   require_matrix(m[EC_ROUTER], "ffn_gate_inp", c.n_expert, c.n_embd);
-  require_gate(m[EC_GATE_EXPERTS], "ffn_gate_exps", (int64_t)c.n_expert * c.n_ff_expert);
-  require_matrix(m[EC_UP_EXPERTS], "ffn_up_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
+  const int64_t n_together = m[EC_UP_EXPERTS].n_rows == 0 ? 2 : 1;
+  require_gate(m[EC_GATE_EXPERTS], "ffn_gate_exps", n_together * c.n_expert * c.n_ff_expert);
+  if (n_together == 1 || c.ungated != 0)
+    require_matrix(m[EC_UP_EXPERTS], "ffn_up_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
   require_matrix(m[EC_DOWN_EXPERTS], "ffn_down_exps", (int64_t)c.n_expert * c.n_embd, c.n_ff_expert);
   if (m[EC_SHARED_ROUTER].n_rows != 0) require_matrix(m[EC_SHARED_ROUTER], "ffn_gate_inp_shexp", 1, c.n_embd);
   require_vector(layer.vectors[EC_EXPERT_BIAS], "exp_probs_b", c.n_expert, true);
@@ -190,7 +192,13 @@ void ec_model::check_experts(const Layer &layer) const {
   require_vector(layer.vectors[EC_GATE_EXPERTS_BIAS], "ffn_gate_exps.bias", (int64_t)c.n_expert * c.n_ff_expert, true);
   require_vector(layer.vectors[EC_UP_EXPERTS_BIAS], "ffn_up_exps.bias", (int64_t)c.n_expert * c.n_ff_expert, true);
   require_vector(layer.vectors[EC_DOWN_EXPERTS_BIAS], "ffn_down_exps.bias", (int64_t)c.n_expert * c.n_embd, true);
-  require(layer.vectors[EC_POST_FFN_NORM].empty(), "a norm stands behind experts");
+  const std::vector<float> *v = layer.vectors;
+  require_vector(v[EC_EXPERT_SCALES], "ffn_down_exps.scale", c.n_expert, true);
+  const bool is_normed = !v[EC_POST_EXPERTS_NORM].empty();
+  for (int i : {EC_ROUTER_NORM, EC_EXPERTS_NORM, EC_POST_SHARED_NORM, EC_POST_EXPERTS_NORM})
+    require_vector(v[i], "of experts' norms", c.n_embd, !is_normed);
+  require(is_normed == !v[EC_POST_FFN_NORM].empty() && (!is_normed || layer.shape.n_ff != 0),
+          "a norm stands behind experts, or behind a shared one that is absent");
 }
 
 // Check the kernels of a layer's convolution, and lay them out as [length][elements of a column].
@@ -271,7 +279,7 @@ void ec_model::check_mixer(const Layer &layer) const {
   require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
   if (n_kv(layer) != 0) {
     require_matrix(m[EC_K], "attn_k", n_kv(layer), n_input());
-    require_matrix(m[EC_V], "attn_v", n_kv(layer), n_input());
+    if (c.value_norm == 0 || m[EC_V].n_rows != 0) require_matrix(m[EC_V], "attn_v", n_kv(layer), n_input());
   }
   require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, layer.convolves() ? c.n_embd : layer.n_q());
   require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, !paired);
@@ -302,6 +310,25 @@ void ec_model::check_mlp(const Layer &layer) const {
   }
   require_vector(layer.vectors[EC_FFN_NORM], "ffn_norm", config.n_embd, true);
   require_vector(layer.vectors[EC_POST_FFN_NORM], "post_ffw_norm", config.n_embd, true);
+  require_vector(layer.vectors[EC_LAYER_SCALE], "layer_output_scale", 1, true);
+  require(layer.vectors[EC_LAYER_SCALE].empty() || !layer.vectors[EC_POST_FFN_NORM].empty(),
+          "a layer is scaled behind a block without a norm");
+}
+
+// Check what makes of a token what the layers get of it, and what they make of that.
+void ec_model::check_per_layer() const {
+  const int64_t n = config.n_per_layer, n_all = n * config.n_layer;
+  require(n >= 0 && n <= 1 << 17, "what a layer gets of a token is out of range");
+  if (n == 0) return;
+  require_matrix(per_layer.table, "per_layer_token_embd", (int64_t)config.n_layer * config.n_vocab, n);
+  require_matrix(per_layer.projection, "per_layer_model_proj", n_all, config.n_embd);
+  require_vector(per_layer.norm, "per_layer_proj_norm", n, false);
+  for (const Layer &layer : layers) {
+    require(layer.has_mlp(), "a layer gets something of a token, and has no feed-forward block");
+    require_matrix(layer.matrices[EC_PER_LAYER_GATE], "inp_gate", n, config.n_embd);
+    require_matrix(layer.matrices[EC_PER_LAYER_OUT], "proj", config.n_embd, n);
+    require_vector(layer.vectors[EC_PER_LAYER_POST_NORM], "post_norm", config.n_embd, false);
+  }
 }
 
 void ec_model::finish() {
@@ -315,12 +342,14 @@ void ec_model::finish() {
   require(!rope[0].frequencies.empty() || std::none_of(layers.begin(), layers.end(), rotates),
           "the frequencies of rotations are missing");
   number_layers();
-  // normed, attended, gated, pairs, those that experts read, and their gated, convolved, mixed
-  bool quantized[8] = {}, floats[8] = {};
+  check_per_layer();
+  // normed, attended, gated, pairs, those that experts read, and their gated, convolved, per_layer.gated, mixed
+  bool quantized[9] = {}, floats[9] = {};
   const auto note = [&](int which, const Matrix &m) {
     if (m.n_rows != 0) (is_float_type(m.type) ? floats : quantized)[which] = true;
   };
   note(0, output);
+  note(0, per_layer.projection);
   for (Layer &layer : layers) {
     const Matrix *m = layer.matrices;
     if (layer.convolves() || layer.recurs()) finish_convolution(layer);
@@ -332,7 +361,7 @@ void ec_model::finish() {
       note(0, m[i]);
       layer.mix_width += m[i].n_rows;
     }
-    note(7, m[EC_MIX_OUT]);
+    note(8, m[EC_MIX_OUT]);
     for (int i : {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(0, m[i]);
     for (int i : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(4, m[i]);
     note(layer.convolves() ? 6 : 1, m[EC_ATTN_OUT]);
@@ -341,12 +370,25 @@ void ec_model::finish() {
       note(0, convolution->kernels);
     }
     note(2, m[EC_DOWN]);
+    note(0, m[EC_PER_LAYER_GATE]);
+    note(7, m[EC_PER_LAYER_OUT]);
     note(5, m[EC_DOWN_EXPERTS]);
   }
   const size_t rows = (size_t)max_rows;
   const int64_t most_q = most([](const Layer &layer) { return layer.n_q(); });
   x.resize(rows * (size_t)c.n_embd);
   branch.resize(rows * (size_t)c.n_embd);
+  const bool has_norms_beside = std::any_of(layers.begin(), layers.end(), [](const Layer &layer) {
+    return !layer.vectors[EC_POST_SHARED_NORM].empty();
+  });
+  if (has_norms_beside) beside.resize(rows * (size_t)c.n_embd);
+  ones.assign((size_t)most([](const Layer &layer) { return layer.shape.head_dim; }), 1.0f);
+  if (c.n_per_layer != 0) {
+    per_layer.rows.resize(rows * (size_t)(c.n_layer * (int64_t)c.n_per_layer));
+    per_layer.inputs.resize(per_layer.rows.size());
+    per_layer.gates.resize(rows * (size_t)c.n_per_layer);
+    per_layer.gated = ActivationBuffer(max_rows, c.n_per_layer, quantized[7], floats[7]);
+  }
   if (row_conv_length != 0) entering.resize(rows * (size_t)c.n_embd);
   kernels_of_rows.resize(rows * (size_t)n_row_kernels());
   qkv.resize(rows * (size_t)most([&](const Layer &layer) { return n_q(layer) + 2 * n_kv(layer); }));
@@ -370,7 +412,7 @@ void ec_model::finish() {
   }
   if (recurrent.n_layer() > 0) {
     finish_recurrence();
-    mixed = ActivationBuffer(max_rows, recurrent.n_head * (int64_t)recurrent.n_value, quantized[7], floats[7]);
+    mixed = ActivationBuffer(max_rows, recurrent.n_head * (int64_t)recurrent.n_value, quantized[8], floats[8]);
   }
   if (paired) pairs = ActivationBuffer(max_rows, n_input(), quantized[3], floats[3]);
   thread_memory.resize((size_t)pool.size());

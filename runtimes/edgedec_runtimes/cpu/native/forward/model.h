@@ -84,6 +84,18 @@ struct RowConvolution {
   bool is_used() const { return !base.empty(); }
 };
 
+// What layers get of a token beside the hidden state (Gemma 3n's per-layer embeddings): a row of a table, and a
+// projection of what enters the first layer.
+struct PerLayer {
+  Matrix table{}, projection{};
+  std::vector<float> norm;
+  RowFile file;  // reads rows of the table, where they are not looked up in memory
+  // --- memory of a forward ---
+  std::vector<float> rows, inputs;  // [rows][n_layer * n_per_layer]: of the table, and all that layers get
+  std::vector<float> gates;         // [rows][n_per_layer]
+  ActivationBuffer gated;
+};
+
 constexpr int MAX_CONVOLUTION = 16;  // the most tokens that a convolution goes over
 
 struct Layer {
@@ -102,11 +114,23 @@ struct Layer {
   // Of a short convolution, the matrices of queries, keys and values are C, B and x, of n_embd rows each: what enters
   // the convolution is B * x, and what leaves it is multiplied by C.
   bool convolves() const { return shape.mixer == EC_MIXER_CONVOLUTION; }
+  // What the hidden state is multiplied by behind the layer.
+  float scale() const { return vectors[EC_LAYER_SCALE].empty() ? 1.0f : vectors[EC_LAYER_SCALE][0]; }
   bool mixes() const { return shape.mixer != EC_MIXER_NONE; }
   bool recurs() const { return shape.mixer == EC_MIXER_RECURRENT || shape.mixer == EC_MIXER_BOTH; }
   int32_t state = 0;      // its number among the layers with a recurrent state
   int64_t mix_width = 0;  // of a row of ec_model::mix
   bool has_mlp() const { return has_experts() || shape.n_ff != 0; }
+  // The matrix that holds what EC_GATE_EXPERTS and so on name of all experts, and the place of one of them there, among
+  // those of one width.
+  const Matrix &experts(int which) const {
+    const bool together = which == EC_UP_EXPERTS && matrices[EC_UP_EXPERTS].n_rows == 0;
+    return matrices[together ? EC_GATE_EXPERTS : which];
+  }
+  uint64_t place_of_expert(int which, int32_t number) const {
+    if (matrices[EC_UP_EXPERTS].n_rows != 0 || which == EC_DOWN_EXPERTS) return (uint64_t)number;
+    return 2 * (uint64_t)number + (which == EC_UP_EXPERTS ? 1 : 0);
+  }
   int64_t n_q() const { return (int64_t)shape.n_head * shape.head_dim; }
   int64_t n_kv() const { return (int64_t)shape.n_head_kv * shape.head_dim; }
 };
@@ -123,6 +147,7 @@ struct ec_model {
   edgedec::Matrix token_embd{}, output{};
   std::vector<float> output_norm;
   std::vector<edgedec::Layer> layers;
+  edgedec::PerLayer per_layer;
   edgedec::Rope rope[2];  // the second one of sliding layers, where they have their own
   bool finished = false;
   bool elsewhere = false;  // another library evaluates the text: there are no weights, keys and values
@@ -150,6 +175,8 @@ struct ec_model {
   std::vector<float> attention;         // [rows][n_q(layer)]
   std::vector<float> kept;              // attention's results by spans, where several threads compute one result
   std::vector<float> branch;            // [rows][n_embd], a block's output before its norm or convolution
+  std::vector<float> beside;            // [rows][n_embd], a shared expert's, where it has a norm of its own
+  std::vector<float> ones;              // the weight of norms that have none
   std::vector<float> entering, kernels_of_rows;  // [rows][n_embd], [rows][n_row_kernels()], of convolutions over rows
   std::vector<float> cos_sin[2];        // [rows][2 * pairs], of each rope
   edgedec::ActivationBuffer normed, attended, convolved, gated, mixed;
@@ -204,6 +231,7 @@ struct ec_model {
   void check_mixer(const edgedec::Layer &layer) const;
   void check_mlp(const edgedec::Layer &layer) const;
   void check_experts(const edgedec::Layer &layer) const;
+  void check_per_layer() const;
   void require_gate(const edgedec::Matrix &gate, const char *name, int64_t n_rows) const;
   void finish_convolution(edgedec::Layer &layer);
   void finish_recurrence();

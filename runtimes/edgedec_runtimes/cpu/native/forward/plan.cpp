@@ -44,6 +44,7 @@ void check_item(const ec_model &model, const ec_item &item) {
   require((item.tokens == nullptr) != (item.hidden == nullptr), "an item has either tokens or hidden states");
   require(item.first_layer >= 0 && item.first_layer <= c.n_layer, "first_layer is out of range");
   require(item.hidden != nullptr || item.first_layer == 0, "tokens begin with layer 0");
+  require(item.hidden == nullptr || c.n_per_layer == 0, "the layers of this model read tokens");
   for (int32_t i = 0; i < item.n_rows; ++i) {
     require(item.tokens == nullptr || (item.tokens[i] >= 0 && item.tokens[i] < c.n_vocab), "a token is out of range");
     require(item.parents == nullptr || (item.parents[i] >= -1 && item.parents[i] < i), "a parent is out of range");
@@ -59,8 +60,12 @@ void check_item(const ec_model &model, const ec_item &item) {
 
 }  // namespace
 
-void Plan::end_early(int32_t n_layer) {
-  last_layer = n_layer - 1;
+void Plan::end_early(const ec_model &model) {
+  const int32_t n_layer = n_storing = model.config.n_layer;
+  const auto stores = [&](const Layer &layer) { return layer.stores_kv || (layer.mixes() && !layer.attends()); };
+  while (attn_rows.empty() && n_storing > 1 && !stores(model.layers[(size_t)n_storing - 1])) --n_storing;
+  last_layer = n_storing - 1;
+  for (const Tap &tap : taps) last_layer = std::min(std::max(last_layer, tap.layer + 1), n_layer - 1);
   std::vector<char> is_read((size_t)n_rows, 0);
   for (int32_t r : wanted) is_read[(size_t)r] = 1;
   for (const Tap &tap : taps)
@@ -73,6 +78,7 @@ void Plan::end_early(int32_t n_layer) {
     while (begin < end && !is_read[(size_t)attn(last_layer)[end - 1]]) --end;
     if (begin == end) continue;
     last_ranges.push_back({last_attn.size(), last_attn.size() + end - begin, begin});
+    behind_ranges.push_back({last_attn.size(), last_attn.size() + end - begin, last_attn.size()});
     last_attn.insert(last_attn.end(), attn(last_layer).begin() + (int64_t)begin,
                      attn(last_layer).begin() + (int64_t)end);
   }
@@ -83,6 +89,7 @@ void Plan::end_early(int32_t n_layer) {
 
 void Plan::group_rows() {
   if (ends_early) last_steps = attention_steps(*this, last_attn, last_ranges);
+  if (ends_early) behind_steps = attention_steps(*this, last_attn, behind_ranges);
   if (attn_rows.empty()) all_steps = attention_steps(*this, all_rows, all_ranges);
   for (size_t l = 0; l < attn_rows.size(); ++l)
     attn_steps.push_back(attention_steps(*this, attn_rows[l], attn_ranges[l]));
@@ -90,7 +97,7 @@ void Plan::group_rows() {
 
 bool Plan::has_steps() const {
   const auto several = [](const AttentionSteps &steps) { return steps.size() > 1; };
-  return several(all_steps) || several(last_steps) || std::any_of(attn_steps.begin(), attn_steps.end(), several);
+  return several(all_steps) || several(last_steps) || several(behind_steps) || std::any_of(attn_steps.begin(), attn_steps.end(), several);
 }
 
 Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {

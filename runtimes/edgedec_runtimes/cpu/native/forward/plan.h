@@ -1,5 +1,6 @@
 // What a forward evaluates: its rows, where each row goes in its session's cache, and which rows each layer runs.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "forward/attention_groups.h"
@@ -31,12 +32,13 @@ struct Plan {
   std::vector<int32_t> all_rows;
   std::vector<RowRange> all_ranges;                // the rows of each item among all_rows
   std::vector<std::vector<RowRange>> attn_ranges;  // by layer: the rows of each item among attn_rows
-  // Of the last layer, where nobody reads what leaves it for some rows: these only write their keys and values.
+  // Of the last layer that stores something, where nobody reads what leaves it for some rows: these only write their
+  // keys and values, and are in no layer behind it.
   bool ends_early = false;
   std::vector<int32_t> last_attn, last_mlp;
-  std::vector<RowRange> last_ranges;
-  // How the rows attend: of the lists all_rows, attn_rows by layer, and last_attn.
-  AttentionSteps all_steps, last_steps;
+  std::vector<RowRange> last_ranges, behind_ranges;
+  // How the rows attend: of the lists all_rows, attn_rows by layer, and last_attn in that layer and behind it.
+  AttentionSteps all_steps, last_steps, behind_steps;
   std::vector<AttentionSteps> attn_steps;
   // Of items that are trees, where layers have recurrent states: the order of their rows, and how many states it keeps.
   std::vector<std::vector<TreeStep>> tree_steps;
@@ -51,6 +53,7 @@ struct Plan {
   std::vector<Tap> taps;
 
   const std::vector<int32_t> &attn(int32_t layer) const {
+    if (is_behind(layer)) return last_attn;
     return attn_rows.empty() ? all_rows : attn_rows[(size_t)layer];
   }
   // Those rows of attn(layer) that go on behind their keys and values.
@@ -58,6 +61,7 @@ struct Plan {
   // The rows of each item among attending(layer).
   const std::vector<RowRange> &ranges(int32_t layer) const {
     if (is_cut(layer)) return last_ranges;
+    if (is_behind(layer)) return behind_ranges;
     return attn_ranges.empty() ? all_ranges : attn_ranges[(size_t)layer];
   }
   // Where the rows attn(layer) have row i of attending(layer).
@@ -74,23 +78,25 @@ struct Plan {
   }
   const AttentionSteps &steps(int32_t layer) const {
     if (is_cut(layer)) return last_steps;
+    if (is_behind(layer)) return behind_steps;
     return attn_steps.empty() ? all_steps : attn_steps[(size_t)layer];
   }
   // Whether rows of some layer attend in several steps.
   bool has_steps() const;
   int64_t n_spans() const { return (most_slots + SPAN_TOKENS - 1) / SPAN_TOKENS; }
   const std::vector<int32_t> &mlp(int32_t layer) const {
-    if (is_cut(layer)) return last_mlp;
+    if (is_cut(layer) || is_behind(layer)) return last_mlp;
     return mlp_rows.empty() ? all_rows : mlp_rows[(size_t)layer];
   }
-  // Let the last layer leave out what nobody reads; all taps must be known.
-  void end_early(int32_t n_layer);
+  // Let the last layers leave out what nobody reads; all taps must be known.
+  void end_early(const ec_model &model);
   // Find the rows that attend together; the sessions' memory must be made.
   void group_rows();
 
  private:
-  bool is_cut(int32_t layer) const { return ends_early && layer == last_layer; }
-  int32_t last_layer = 0;
+  bool is_cut(int32_t layer) const { return ends_early && layer == last_layer && layer < n_storing; }
+  bool is_behind(int32_t layer) const { return ends_early && layer >= std::max(last_layer, n_storing); }
+  int32_t last_layer = 0, n_storing = 0;  // no layer from number n_storing on stores anything
 };
 
 // Check the items and plan their forward (throws Invalid).

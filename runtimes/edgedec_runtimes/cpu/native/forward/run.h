@@ -96,8 +96,17 @@ class Run {
   template <class Compute, class Write>
   void each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write);
   void finish_logits(float *logits, int64_t n) const;
+  // What a product goes through before it is added to x, and what x is multiplied by then.
+  struct Behind {
+    const std::vector<float> &post_norm;
+    const RowConvolution &convolution;
+    float scale = 1.0f;
+  };
   void add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
-                   const std::vector<float> &post_norm, const RowConvolution &behind, float *memory);
+                   const Behind &behind, float *memory);
+  void scale_row(float *x, float scale) const {
+    for (int32_t i = 0; scale != 1.0f && i < c_.n_embd; ++i) x[i] *= scale;
+  }
   Activations gated(const Matrix &down) const;
   bool mlp_block(int thread, int32_t l, float *memory);
   void activate(float *gates, float *ups, int64_t n) const;
@@ -106,6 +115,10 @@ class Run {
   void logits(int thread, float *memory);
   void logits_in_parts(int thread, float *memory);
   void find_best(int thread);
+
+  // --- per_layer.cpp ---
+  void make_per_layer_inputs(int thread, float *memory);
+  void per_layer_block(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
 
   // --- expert_stages.cpp ---
   struct alignas(64) Gathered {
@@ -128,6 +141,7 @@ class Run {
   void expert_gates(int thread, int32_t l, GroupRange range, const Activations &normed, float *memory);
   void expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, float *memory);
   void add_mixed(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
+  void add_normed(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
 
   // --- attention.cpp ---
   bool mixer_block(int thread, int32_t l, float *memory);
@@ -206,6 +220,7 @@ class Run {
   int32_t *best_;
   const volatile int32_t *cancel_;
   const std::vector<float> none_;
+  const RowConvolution no_convolution_;
   const bool streamed_ = m_.streamer.started();
   // Streamed weights go from memory when their stage is over, so that a thread that is late must not read on.
   const bool retake_ = LATE_READS && !streamed_;

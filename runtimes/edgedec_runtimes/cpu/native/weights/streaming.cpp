@@ -26,7 +26,7 @@ struct Matrices {
 constexpr Matrices MATRICES_OF[EC_PART_OUTPUT] = {{7, {EC_Q, EC_K, EC_V, EC_MIX, EC_MIX_GATE, EC_MIX_ALPHA, EC_MIX_BETA}},
                                                 {2, {EC_ATTN_OUT, EC_MIX_OUT}},
                                                 {4, {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER}},
-                                                {1, {EC_DOWN}}};  // experts: forward/expert_store.h
+                                                {3, {EC_DOWN, EC_PER_LAYER_GATE, EC_PER_LAYER_OUT}}};  // experts: forward/expert_store.h
 
 }  // namespace
 
@@ -67,7 +67,7 @@ void Streamer::start(ec_model &model, int64_t file, uint64_t file_bytes, const e
   file_ = File(file, file_bytes);
   output_matrix_ = model.output.n_rows != 0 ? EC_OUTPUT : EC_TOKEN_EMBD;
   const Matrix &output = matrix(output_matrix_, 0);
-  rows_.open(file_, placed(EC_TOKEN_EMBD, 0).offset, model.token_embd);
+  rows_.open(file_, placed(EC_TOKEN_EMBD, 0).offset, model.token_embd, 1);
   int64_t n_rows = 0;
   uint64_t largest = 0;
   for (int32_t i = 0; i < n_parts; ++i) {
@@ -149,13 +149,21 @@ void Streamer::start_experts(int32_t n_slots) {
   std::vector<ExpertStore::LayerPlaces> places((size_t)c.n_layer);
   for (int32_t l = 0; l < c.n_layer; ++l)
     for (int part = 0; part < ExpertStore::PARTS; ++part) {
-      const Matrix &all = matrix(EC_GATE_EXPERTS + part, l);
+      const Layer &layer = model_->layers[(size_t)l];
+      const int which = EC_GATE_EXPERTS + part;
+      const Matrix &all = layer.experts(which);
       if (all.n_rows == 0) continue;
-      const Place &place = placed(EC_GATE_EXPERTS + part, l);
-      require(all.n_rows % (16 * (int64_t)c.n_expert) == 0, "an expert has no whole tiles");
+      const Place &place = placed(&all == &layer.matrices[which] ? which : EC_GATE_EXPERTS, l);
+      const int64_t n_rows = which == EC_DOWN_EXPERTS ? c.n_embd : c.n_ff_expert;
+      require(n_rows % 16 == 0, "an expert has no whole tiles");
       require(place.offset <= file_.n_bytes() && place.n_bytes <= file_.n_bytes() - place.offset,
               "experts lie beyond the end of the file");
-      places[(size_t)l].parts[part] = {place.offset, tile_bytes(all.type, all.n_rows / c.n_expert, all.n_cols)};
+      const uint64_t n_bytes = tile_bytes(all.type, n_rows, all.n_cols), first = layer.place_of_expert(which, 0);
+      require((first + (layer.place_of_expert(which, 1) - first) * (uint64_t)(c.n_expert - 1) + 1) * n_bytes <=
+                  place.n_bytes,
+              "experts have another shape");
+      places[(size_t)l].parts[part] = {place.offset + first * n_bytes, n_bytes,
+                                       (layer.place_of_expert(which, 1) - first) * n_bytes};
     }
   model_->experts.start(file_, std::move(places), c.n_expert, n_slots, most_groups(model_->max_rows, c));
 }
