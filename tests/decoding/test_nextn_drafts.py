@@ -112,7 +112,7 @@ def test_a_cap_that_leaves_less_room(path: Path, plain: list[tuple[int, ...]], t
     assert terms["draft head"] > 0
     assert terms["KV cache of the draft head"] > 0
     is_left_out = []
-    for share in (0.6, 0.4):
+    for share in (0.95, 0.4):
         with load(path, memory=int(share * total), **options) as engine:
             assert texts(engine) == plain
             is_left_out.append("draft head left out" in engine.plan.given_up)

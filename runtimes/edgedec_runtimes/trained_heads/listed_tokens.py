@@ -7,13 +7,14 @@ end. With the first tokens alone, a head would draft next to nothing of a text i
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from edgedec.gguf.file import GGUF, ValueType
 from edgedec.gguf.metadata import get_array, get_text
 
 LISTED = 1 << 16
 """How many tokens are drafted of a vocabulary that is more than twice as large and has all scripts among them."""
+_SAMPLE = 1 << 13  # about so many tokens of a vocabulary are looked at
 _LEAST_SHARE = 0.01  # of the vocabulary that a script has
 _LEAST_FOUND = 0.5  # of what a script would have among the first tokens if its tokens were spread evenly
 # UTF-8 characters by their first byte: Latin, Greek, Cyrillic, Hebrew, Arabic, others; Indic and Thai, others; kana,
@@ -26,16 +27,15 @@ def n_listed(gguf: GGUF, n_vocab: int) -> int:
     tokens = get_array(gguf, "tokenizer.ggml.tokens", frozenset({ValueType.STRING}))
     if n_vocab <= 2 * LISTED or tokens is None:
         return n_vocab
-    scripts = [
-        script_of(token, in_bytes=get_text(gguf, "tokenizer.ggml.model") == "gpt2") for token in tokens.strings()
-    ]
-    return LISTED if _are_among(scripts[:LISTED], scripts) else n_vocab
+    step, in_bytes = max(1, n_vocab // _SAMPLE), get_text(gguf, "tokenizer.ggml.model") == "gpt2"
+    scripts = [script_of(token, in_bytes=in_bytes) for token in tokens.strings()[::step]]
+    return LISTED if _are_among(scripts[: LISTED // step], scripts) else n_vocab
 
 
-def _are_among(first: Iterable[int], scripts: list[int]) -> bool:
-    """Return whether every script that the vocabulary has is among its first tokens, too."""
+def _are_among(first: Sequence[int], scripts: Sequence[int]) -> bool:
+    """Return whether every script that some tokens of the vocabulary have is among the first of them, too."""
     found, whole = Counter(first), Counter(scripts)
-    share = LISTED / len(scripts) * _LEAST_FOUND
+    share = len(first) / len(scripts) * _LEAST_FOUND
     large = [script for script, n in whole.items() if script and n >= _LEAST_SHARE * len(scripts)]
     return all(found[script] >= share * whole[script] for script in large)
 

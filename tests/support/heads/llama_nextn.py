@@ -76,7 +76,7 @@ class LlamaNextn:
         assert self._api.llama_decode(self._layer, batch) == 0
         rows = [self._api.llama_get_logits_ith(self._layer, i) for i in range(n)]
         found = np.stack([np.ctypeslib.as_array(row, (self._n_vocab,)).copy() for row in rows])
-        batch.token = ctypes.cast(None, type(batch.token))
+        batch.token = type(batch.token)()
         self._api.llama_batch_free(batch)
         return found
 

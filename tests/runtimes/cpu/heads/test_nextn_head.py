@@ -42,7 +42,7 @@ N_DRAFT = 4
 
 
 @contextmanager
-def loaded(folder: Path, tiny: Tiny = FLOATS, own: tuple[str, ...] = OWN[:1], **options: int) -> Iterator[Model]:
+def loaded(folder: Path, tiny: Tiny = FLOATS, own: tuple[str, ...] = OWN[:1], **options: Any) -> Iterator[Model]:
     """Load a tiny model that its nextn layer follows."""
     path = write_nextn(folder / "m.gguf", tiny, own)
     with Cpu().load(path, LoadOptions(n_ctx=256, draft_head=path, **options)) as model:
