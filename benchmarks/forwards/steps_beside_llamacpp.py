@@ -18,11 +18,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from going_back import PROPORTIONS, write_tiny
+from going_back import PROPORTIONS
 from numpy.typing import NDArray
+from support.models.tiny_quantized import write_tiny
 
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
+from edgedec.runtime import Runtime
 from edgedec_apps.bench.provenance import provenance
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
@@ -44,7 +46,7 @@ def measured(name: str, folder: Path, rows: list[int], n_threads: int, n_runs: i
     options = LoadOptions(n_ctx=N_CTX, n_threads=n_threads, max_rows=max(rows), cache_dir=folder)
     times: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
-        runtimes = {"cpu": Cpu(), "llamacpp": LlamaCpp()}
+        runtimes: dict[str, Runtime] = {"cpu": Cpu(), "llamacpp": LlamaCpp()}
         models = {kind: stack.enter_context(runtime.load(path, options)) for kind, runtime in runtimes.items()}
         sessions = {kind: model.session(N_CTX) for kind, model in models.items()}
         n_past = 0

@@ -346,16 +346,6 @@ def _normed(x: Floats, weight: Floats | None, epsilon: float) -> Floats:
     return x if weight is None else _rms_norm(x, weight, epsilon)
 
 
-def _placed_heads(weights: Weights, layer: Layer, x: Floats, norm: Floats | None, position: int) -> Floats:
-    """Return queries or keys, f32[n * head_dim], normalized and rotated in the architecture's order."""
-    hyper, switches = weights.hyper, weights.switches
-    if not switches.norms_after_rope:
-        x = _normed_heads(x, norm, hyper)
-    if layer.turns is not None:
-        x = _rotate(x, position, hyper, layer.turns, interleaved=switches.rope_interleaved)
-    return _normed_heads(x, norm, hyper) if switches.norms_after_rope else x
-
-
 def _normed_heads(x: Floats, weight: Floats | None, hyper: Hyperparameters) -> Floats:
     """Return queries or keys, f32[n * head_dim], each head (or all together, by the norm's length) normalized."""
     if weight is None:

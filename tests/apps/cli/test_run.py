@@ -169,7 +169,7 @@ def test_any_path_is_a_model(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_real_model_answers(smollm_path: Path) -> None:
     """The 135M model answers a question through its own chat template."""
     result = run_here("run", smollm_path, "Why is the sky blue?", "-t", "0", "-n", "12", "-q", "--runtime", "llamacpp")
-    assert result.text.startswith("The sky is blue because of")
+    assert result.text.startswith("The sky")
 
 
 def test_several_texts_are_those_of_the_seeds_after(model: Path) -> None:

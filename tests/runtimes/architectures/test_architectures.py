@@ -23,6 +23,7 @@ from edgedec_runtimes.architectures.reading import read_description
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.weights import tile_job
+from edgedec_runtimes.shared.hyperparameters import ATTENTION
 
 ROOT = Path(__file__).parents[3]
 OTHER = Architecture(
@@ -195,7 +196,7 @@ def test_layers_of_several_passes_share_their_weights(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["nanbeige"])
     gguf = read_gguf(path)
     network = read_network(gguf)
-    assert (network.n_layer, network.n_block, network.n_attention, network.switches.norm_period) == (6, 3, 6, 3)
+    assert (network.n_layer, network.n_block, network.n_with(ATTENTION), network.switches.norm_period) == (6, 3, 6, 3)
     placed = {p.layer: p.tensor.name for p in network.matrices if p.tensor.name.endswith("attn_q.weight")}
     assert placed == {layer: f"blk.{layer % 3}.attn_q.weight" for layer in range(6)}
     job = tile_job(gguf, network, LoadOptions())

@@ -21,10 +21,12 @@ TINY = replace(ARCHITECTURES["qwen35"], recurrent=(0, 2))
 TOKENS = np.arange(20, dtype=np.int32)
 
 
-def written(path: Path, metadata: dict[str, Any], without: tuple[str, ...] = (), **tensors: RawTensor) -> Path:
+def written(
+    path: Path, metadata: dict[str, Any], tensors: dict[str, RawTensor] | None = None, without: tuple[str, ...] = ()
+) -> Path:
     """Write the tiny model with other metadata and tensors."""
     keys = {name: value for name, value in (tiny_metadata(TINY) | metadata).items() if name not in without}
-    return write_gguf(path, keys, tiny_tensors(TINY) | tensors)
+    return write_gguf(path, keys, tiny_tensors(TINY) | (tensors or {}))
 
 
 def network_of(path: Path) -> Network:
@@ -55,7 +57,7 @@ def block_to_draft(path: Path) -> Path:
     added = {name.replace("blk.3.", "blk.4."): t for name, t in tensors.items() if name.startswith("blk.3.")}
     added |= {f"blk.4.nextn.{name}.weight": vector([1.0] * TINY.n_embd) for name in ("enorm", "hnorm")}
     layers = {"qwen35.block_count": 5, "qwen35.attention.recurrent_layers": [True, False, True, False, False]}
-    return written(path, layers | {"qwen35.nextn_predict_layers": 1}, **added)
+    return written(path, layers | {"qwen35.nextn_predict_layers": 1}, added)
 
 
 @pytest.mark.slow
@@ -68,7 +70,7 @@ def test_blocks_that_draft_are_left_out(tmp_path: Path) -> None:
             found.append(model.session(64).forward(TOKENS, n_past=0).logits.view(np.uint32).copy())
         planned = {term.name: term.n_bytes for term in Cpu().plan(path, options)}
         terms.append((planned["KV cache"], planned["weights (tiles)"]))
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
     assert terms[0] == terms[1]
 
 
@@ -82,11 +84,11 @@ REFUSED: list[tuple[Callable[[Path], Path], type[Exception], str]] = [
     (lambda p: written(p, {"qwen35.ssm.conv_kernel": 17}), UnsupportedModelError, "go over 17 tokens, not 2 to 16"),
     (lambda p: written(p, {"qwen35.nextn_predict_layers": 4}), ModelFormatError, "no block is left"),
     (
-        lambda p: written(p, {}, **{"blk.0.ssm_dt": vector([0.0] * 4)}),
+        lambda p: written(p, {}, {"blk.0.ssm_dt": vector([0.0] * 4)}),
         UnsupportedModelError,
         "no use for tensor 'blk.0.ssm_dt'",
     ),
-    (lambda p: written(p, {}, **{"blk.0.ssm_norm.weight": vector([1.0] * 16)}), ModelFormatError, "ssm_norm.weight"),
+    (lambda p: written(p, {}, {"blk.0.ssm_norm.weight": vector([1.0] * 16)}), ModelFormatError, "ssm_norm.weight"),
 ]
 
 
@@ -100,6 +102,6 @@ def test_what_is_refused(tmp_path: Path, write: Callable[[Path], Path], kind: ty
 @pytest.mark.slow
 def test_states_that_would_grow_are_refused(tmp_path: Path) -> None:
     """A rate above 0, which is no sound number, is named when the weights are read."""
-    path = written(tmp_path / "m.gguf", {}, **{"blk.2.ssm_a": vector([-1.0, -0.5, 0.25, -2.0])})
+    path = written(tmp_path / "m.gguf", {}, {"blk.2.ssm_a": vector([-1.0, -0.5, 0.25, -2.0])})
     with pytest.raises(ModelFormatError, match=r"'blk.2.ssm_a' holds 0.25, expected rates of at most 0"):
         Cpu().load(path, LoadOptions(n_ctx=64, n_threads=1))

@@ -125,7 +125,8 @@ def test_experts_in_two_matrices_or_one(tmp_path: Path) -> None:
             apart[name] = None
     paths = write_gguf(tmp_path / "apart.gguf", *_changed(MIXED, tensors=apart)), write_tiny(tmp_path / "m.gguf", MIXED)
     for runtime in (Cpu(), Reference()):
-        np.testing.assert_array_equal(*(logits(runtime, path) for path in paths))
+        first, second = (logits(runtime, path) for path in paths)
+        np.testing.assert_array_equal(first, second)
 
 
 REFUSED: dict[str, tuple[tuple[dict[str, Any], dict[str, RawTensor]], str]] = {

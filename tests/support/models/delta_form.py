@@ -5,6 +5,7 @@ The formulas are those of Yang et al. 2024 (arXiv:2412.06464), with the norms an
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ class DeltaForm:
         gguf = read_gguf(path)
         self._tensors = {name: _tensor(gguf, name) for name in gguf.tensors}
         arch = gguf.metadata["general.architecture"]
-        self._keys = {
+        self._keys: dict[str, Any] = {
             key.partition(".")[2]: value for key, value in gguf.metadata.items() if key.startswith(f"{arch}.")
         }
         self._epsilon = float(self._keys["attention.layer_norm_rms_epsilon"])

@@ -338,7 +338,7 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
         if tiny.architecture == "gemma4":
             n_kv, d = tiny.heads(i)
             n_q, n_kv = tiny.n_head * d, n_kv * d
-        sizes = {
+        sizes: dict[str, tuple[Any, ...]] = {
             "attn_q.weight": (n_q, n_embd, 1.5),
             "attn_k.weight": (n_kv, n_embd, 1.5),
             "attn_v.weight": (n_kv, n_embd, 1.5),

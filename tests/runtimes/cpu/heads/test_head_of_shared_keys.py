@@ -1,6 +1,7 @@
 """A draft head beside layers that share keys and values, which leave out rows that nobody reads."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def scores(session: Session) -> NDArray[np.float32]:
 @pytest.mark.parametrize("taps", [(1, 2, 3), (2, 4, 6)])
 def test_a_text_read_at_once_or_by_single_rows(tmp_path: Path, taps: tuple[int, ...]) -> None:
     """The head sees the same states of every row, whether it taps layers in front of those that share or behind."""
-    sizes = {"n_embd": 256, "n_ff": 128, "n_head": 4, "n_head_kv": 2, "head_dim": 64}
+    sizes: dict[str, Any] = {"n_embd": 256, "n_ff": 128, "n_head": 4, "n_head_kv": 2, "head_dim": 64}
     head = TinyHead(n_embd_target=256, taps=taps, n_vocab_target=N_VOCAB, **sizes)
     write_head(tmp_path / "head", head)
     path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["gemma4"])
