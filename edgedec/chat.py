@@ -8,7 +8,7 @@ from edgedec.errors import PromptTooLongError, RequestError, counted
 from edgedec.progress import CancelToken
 
 Message = Mapping[str, Any]
-_THINKING_TAGS = ("<think>", "</think>")
+_THINKING_TAGS = ("<think>", "</think>", "[THINK]", "<|channel>thought", "<|channel|>analysis")
 _SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -72,7 +72,7 @@ def open_template(source: str, *, bos_token: str, eos_token: str) -> ChatTemplat
 
 
 def may_think(source: str) -> bool:
-    """Return whether the model of a chat template may think before it answers, between <think> and </think>."""
+    """Return whether the model of a chat template may think before it answers: whether it has a mark for thoughts."""
     return any(tag in source for tag in _THINKING_TAGS)
 
 

@@ -62,7 +62,7 @@ PROPORTIONS = {
         n_ff=8192,
         parts=("MF", "MF", "AF", "MF"),
         space=StateSpace(n_inner=4096, n_head=64, n_state=128),
-        keys=(("rope.scaling.finetuned", False),),
+        keys=(("logit_scale", 8.0), ("rope.scaling.finetuned", False)),
     ),
 }
 WHOLE = {"qwen3.5-2b": 18, "granite-4-h-micro": 36}  # layers with states of the real models

@@ -70,7 +70,7 @@ def cut_down(path: Path) -> Source:
 
 
 def loadable_sources() -> list[Source]:
-    """Return models that llama.cpp loads: dense and with experts, some with states, three kinds of vocabulary."""
+    """Return models that llama.cpp loads: many architectures, dense and with experts, three kinds of vocabulary."""
     llama, llama_f16 = _tiny("llama"), _tiny("llama", dtype="f16", tied=True)
     qwen2, wide = _tiny("qwen2"), _tiny("llama", n_layer=1, n_embd=256, n_ff=256)
     qwen3 = _with_head_norms(_renamed(llama, "llama", "qwen3"))
@@ -92,7 +92,14 @@ def loadable_sources() -> list[Source]:
         _mamba(llama),
         _lfm2(llama),
         *map(_state_space, ("granitehybrid", "falcon-h1-normed", "nemotron_h_moe", "mamba2")),
+        *(_small(name) for name in ("hunyuan-dense", "minicpm", "nanbeige", "qwen2vl", "qwen3vl", "smallthinker")),
     ]
+
+
+def _small(name: str) -> Source:
+    """Return the tests' model of an architecture, with narrow layers."""
+    tiny = replace(ARCHITECTURES[name], n_embd=64, n_head=4, n_head_kv=2, head_dim=16, n_ff=64, n_ff_expert=32)
+    return Source(tiny_metadata(tiny), dict(tiny_tensors(tiny)))
 
 
 def _tiny(architecture: Literal["llama", "qwen2"], **options: Any) -> Source:
@@ -205,8 +212,8 @@ def _lfm2(llama: Source) -> Source:
 def _state_space(name: str) -> Source:
     """Return a small model with Mamba-2 mixers."""
     space = StateSpace(n_inner=128, n_head=4, n_state=8, n_group=2)
-    sizes: dict[str, Any] = {"n_embd": 64, "head_dim": 16, "n_ff": 64, "n_ff_expert": 64, "n_ff_shared": 64, "space": space}
-    tiny = replace(ARCHITECTURES[name], **sizes)
+    widths = dict.fromkeys(("n_embd", "n_ff", "n_ff_expert", "n_ff_shared"), 64)
+    tiny = replace(ARCHITECTURES[name], **widths, head_dim=16, space=space)
     return Source(tiny_metadata(tiny), dict(tiny_tensors(tiny)))
 
 

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF, is_onnx, read_header_of
+from edgedec.gguf.metadata import get_int
 from edgedec.gguf.model_info import describe
 from edgedec.model import LayerSet
 
+_MAX_LOOPS = 512
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 
@@ -82,7 +84,8 @@ def layer_bytes(path: Path) -> LayerBytes:
     halves = np.zeros((max(layer for layer, _, _ in places) + 1, 2), np.int64)
     for layer, half, n_bytes in places:
         halves[layer, half] += n_bytes
-    return LayerBytes(halves, rest)
+    n_loops = get_int(gguf, f"{gguf.metadata.get('general.architecture')}.num_loops", at_least=1, at_most=_MAX_LOOPS)
+    return LayerBytes(np.tile(halves, (n_loops or 1, 1)), rest)
 
 
 def _chosen_experts(gguf: GGUF) -> Fraction:

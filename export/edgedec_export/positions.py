@@ -15,12 +15,23 @@ _HONOURED = frozenset(
     {
         *("rope", "rope_interleaved", "rope_sliding", "unrotated", "temperature_scale", "temperature_tokens"),
         *("attention_scale", "attention_softcap", "wide_norms", "sliding_window", "sliding"),
+        "norms_after_rope",
         *("embedding_scale", "residual_scale", "logit_scale", "logit_softcap"),
     }
 )
 _HONOURED_VALUES = frozenset({("activation", "gelu")})
 _OTHER_LAYERS = (
-    *("ffn_gate_inp", "exp_probs_b", "_exps.", "_shexp.", "shortconv.", "per_layer_", "inp_gate.", "proj.weight"),
+    *(
+        "ffn_gate_inp",
+        "exp_probs_b",
+        "_exps.",
+        "_shexp.",
+        "shortconv.",
+        "ssm_",
+        "per_layer_",
+        "inp_gate.",
+        "proj.weight",
+    ),
     *("post_norm.", "layer_output_scale", "pre_ffw_norm_", "post_ffw_norm_"),
 )
 _OPERATIONS = frozenset(
@@ -60,6 +71,10 @@ def require_operations(gguf: GGUF, network: Network) -> None:
                 f"{gguf.paths[0]}: it has {name!r}, by which positions turn otherwise in long contexts, and a graph "
                 f"serves contexts of every length: {_REMEDY}"
             )
+    if network.n_loops > 1:
+        raise UnsupportedModelError(
+            f"{gguf.paths[0]}: its layers run {network.n_loops} times, and a graph runs them once: {_REMEDY}"
+        )
     for placed in (*network.matrices, *network.vectors):
         short = placed.tensor.name.split(".", 2)[-1] if placed.tensor.name.startswith("blk.") else placed.tensor.name
         if short not in _OPERATIONS:

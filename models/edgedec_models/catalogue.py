@@ -16,11 +16,13 @@ from edgedec_models.folders import config_folder
 from edgedec_models.hubs.hub_spec import parse_hub
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ALIAS = re.compile(rf"{_NAME.pattern}(:{_NAME.pattern})?")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _TEXTS = ("name", "licence", "architecture", "note")
 _COUNTS = ("size_bytes", "n_params", "n_active_params", "read_bytes")
 _HEAD = ".head"
-_KEYS = {*_TEXTS, *_COUNTS, "sha256", "drafters", "source", "head"}
+_LATEST = ":latest"  # what ollama adds to a name without a tag
+_KEYS = {*_TEXTS, *_COUNTS, "sha256", "aliases", "drafters", "source", "head"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Entry:
             one; None where they are not noted.
         head: A trained draft head for the model, of the same form: its name is NAME.head, its architecture the kind of
             head, and its note says what it brings, by whose measurement; None where the catalogue has none.
+        aliases: Other names of the model, such as those that it has in ollama's library.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Entry:
     n_active_params: int | None = None
     read_bytes: int | None = None
     head: "Entry | None" = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str | None:
@@ -102,14 +106,28 @@ def load_catalogue(user: Path | None = None) -> dict[str, Entry]:
     return entries
 
 
-def find_entry(name: str) -> Entry | None:
-    """Return the entry of a model, or by NAME.head that of its draft head; None for other names.
+def find_model(name: str) -> Entry | None:
+    """Return the entry of a model by its name, or by an alias with ":latest" or without; None for other names.
 
     Raises what load_catalogue raises.
     """
     entries = load_catalogue()
-    model = entries.get(name.removesuffix(_HEAD))
-    return entries.get(name) or (model.head if model is not None and name.endswith(_HEAD) else None)
+    if name in entries:
+        return entries[name]
+    aliases = {alias: entry for entry in entries.values() for alias in entry.aliases}
+    return aliases.get(name.removesuffix(_LATEST))
+
+
+def find_entry(name: str) -> Entry | None:
+    """Return the entry that find_model returns, or by NAME.head that of its draft head; None for other names.
+
+    Raises what load_catalogue raises.
+    """
+    found = find_model(name)
+    if found is not None or not name.endswith(_HEAD):
+        return found
+    model = find_model(name.removesuffix(_HEAD))
+    return None if model is None else model.head
 
 
 def reference_of(name: str) -> str | None:
@@ -132,12 +150,14 @@ def _read(path: Path) -> dict[str, Entry]:
         raise RequestError(
             f"the catalogue {path} may hold [[model]] tables only, found {', '.join(document) or tables!r}"
         )
-    entries = {}
+    entries: dict[str, Entry] = {}
     for number, table in enumerate(tables, 1):
         label = f"the catalogue {path}, model {number} ({table.get('name', 'without a name')})"
         entry = _entry(table, label)
         if entry.name in entries:
             raise RequestError(f"{label}: this name is given twice")
+        if taken := {alias for each in entries.values() for alias in each.aliases} & set(entry.aliases):
+            raise RequestError(f"{label}: the alias {min(taken)} is given twice; leave it out of one of the models")
         entries[entry.name] = entry
     return entries
 
@@ -173,16 +193,25 @@ def _entry(table: Mapping[str, object], label: str) -> Entry:
         n_active_params=counts["n_active_params"],
         read_bytes=counts["read_bytes"],
         head=_head(table, label),
+        aliases=_aliases(table, label),
     )
+
+
+def _aliases(table: Mapping[str, object], label: str) -> tuple[str, ...]:
+    aliases = _texts(table.get("aliases", []), f"{label}: aliases")
+    for alias in aliases:
+        if _ALIAS.fullmatch(alias) is None:
+            raise RequestError(f"{label}: aliases has {alias!r:.80}, expected a name, or a name and a tag as name:tag")
+    return aliases
 
 
 def _head(table: Mapping[str, object], label: str) -> Entry | None:
     head = table.get("head")
     if head is None:
         return None
-    if not isinstance(head, dict) or {"name", "head", "drafters"} & set(head):
+    if not isinstance(head, dict) or {"name", "head", "drafters", "aliases"} & set(head):
         raise RequestError(
-            f"{label}: head is {head!r:.80}, expected a [model.head] table without name, head and drafters"
+            f"{label}: head is {head!r:.80}, expected a [model.head] table without name, head, drafters and aliases"
         )
     return _entry(head | {"name": f"{table['name']}{_HEAD}"}, f"{label}, its head")
 

@@ -1,7 +1,8 @@
 """From the name of a model to its file on this machine: edgedec's resolver, and pull.
 
 A name is looked up as, in this order: an existing path; NAME.gguf in EDGEDEC_MODELS; a name of the catalogue or of a
-file in the cache; an address with hf:, ollama:, http://, https:// or file://. Every start imports this file, so it
+file in the cache; an alias of the catalogue, such as qwen3:4b; an address with hf:, ollama:, http://, https:// or
+file://. Every start imports this file, so it
 imports at its top only what a model needs that is in the cache already.
 """
 
@@ -18,6 +19,7 @@ from edgedec_models.folders import cache_folder, flat_path, is_plain, models_fol
 from edgedec_models.record import WantedFile, is_recorded
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # at least two characters, as C: is a drive
+_ADDRESSES = ("hf:", "ollama:", "http:", "https:", "file:")
 
 
 def resolve(name: str, options: ResolveOptions) -> Path | None:
@@ -31,12 +33,14 @@ def resolve(name: str, options: ResolveOptions) -> Path | None:
         PullError, OfflineError, StorageError, CancelledError: The model could not be fetched.
     """
     is_new = False
-    if not os.path.exists(name) and is_plain(name):
+    if not os.path.exists(name):
         own = own_folder()
         path = flat_path(name, models_folder(options.cache_dir))
-        if (own is None or not os.path.isfile(flat_path(name, own))) and is_recorded(WantedFile(name, path, "")):
+        is_own = is_plain(name) and own is not None and os.path.isfile(flat_path(name, own))
+        if is_plain(name) and not is_own and is_recorded(WantedFile(name, path, "")):
             return path
-        is_new = not os.path.isfile(path)
+        name = _entry_name(name, options)
+        is_new = is_plain(name) and not os.path.isfile(flat_path(name, models_folder(options.cache_dir)))
     found = _find(name, options, force=False)
     if is_new and found is not None and not options.draft_head:
         _bring_head(name, found, options)
@@ -61,6 +65,8 @@ def pull(
     Raises:
         ModelNotFoundError, ModelFormatError, PullError, OfflineError, StorageError, CancelledError: As `resolve`.
     """
+    if not takes_paths or not os.path.exists(name):
+        name = _entry_name(name, options)
     find = _find if takes_paths else _find_named
     path = find(name, replace(options, draft_head=True), force=force)
     if path is None:
@@ -79,13 +85,27 @@ def pull(
 
 def _bring_head(name: str, model: Path, options: ResolveOptions) -> None:
     """Fetch the draft head that comes with a model of the catalogue, where it can be had."""
-    from edgedec_models.catalogue import load_catalogue
+    from edgedec_models.catalogue import find_model
     from edgedec_models.model_heads import bring_head
 
-    entry = load_catalogue().get(name)
+    entry = find_model(name)
     if entry is not None and entry.head is not None:
         with suppress(ModelError, PullError, StorageError):
             bring_head(entry, model, options)
+
+
+def _entry_name(name: str, options: ResolveOptions) -> str:
+    """Return the catalogue's name of a model that is given by an alias; any other name as it is."""
+    kind = match[0].lower() if (match := _SCHEME.match(name)) else ""
+    if kind in _ADDRESSES or "/" in name or "\\" in name:
+        return name
+    folders = [folder for folder in (own_folder(), models_folder(options.cache_dir)) if folder is not None]
+    if is_plain(name) and any(os.path.isfile(flat_path(name, folder)) for folder in folders):
+        return name
+    from edgedec_models.catalogue import find_model
+
+    entry = find_model(name)
+    return name if entry is None else entry.name
 
 
 def _find(name: str, options: ResolveOptions, *, force: bool) -> Path | None:

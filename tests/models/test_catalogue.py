@@ -8,7 +8,7 @@ import pytest
 from edgedec.errors import RequestError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import describe
-from edgedec_models.catalogue import WheelSource, load_catalogue
+from edgedec_models.catalogue import WheelSource, find_entry, find_model, load_catalogue
 from edgedec_models.estimates import bytes_of_params, least_read_bytes, least_weight_bytes
 from edgedec_models.hubs.hub_spec import parse_hub
 
@@ -68,10 +68,45 @@ def test_every_family_is_there() -> None:
     """By the architectures of the models, with a mixture of experts among them."""
     entries = load_catalogue().values()
     families = {"llama", "qwen2", "qwen3", "gemma3", "smollm3", "phi3", "granite", "lfm2"}
+    families |= {"qwen35", "gemma4", "granitehybrid", "mistral3", "gpt-oss", "falcon-h1", "nemotron_h_moe"}
     assert {entry.architecture for entry in entries} >= families
     experts = [entry for entry in entries if entry.n_active_params is not None]
-    assert experts
-    assert all("moe" in entry.architecture for entry in experts)
+    assert {entry.architecture for entry in experts} >= {"qwen3moe", "lfm2moe", "qwen35moe", "gemma4", "gpt-oss"}
+    assert all((entry.n_active_params or 0) < (entry.n_params or 0) / 3 for entry in experts)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("llama3.2", "llama3.2-3b"),
+        ("llama3.2:latest", "llama3.2-3b"),
+        ("llama3.2:1b", "llama3.2-1b"),
+        ("qwen3:4b", "qwen3-4b"),
+        ("gemma3", "gemma3-4b"),
+        ("gemma4", "gemma4-e4b"),
+        ("qwen3.5", "qwen3.5-9b"),
+        ("granite4", "granite4-micro"),
+        ("gpt-oss:20b", "gpt-oss-20b"),
+        ("qwen3-4b", "qwen3-4b"),
+        ("qwen3:5b", None),
+        ("latest", None),
+    ],
+)
+def test_names_of_ollama(alias: str, name: str | None) -> None:
+    """A model answers to the names that it has in ollama's library, its head to none of them."""
+    found = find_model(alias)
+    assert (None if found is None else found.name) == name
+    assert find_entry(alias) == found
+    head = find_entry(f"{alias}.head")
+    assert head == (None if found is None else found.head)
+
+
+def test_an_alias_belongs_to_one_model() -> None:
+    """No alias is another model's name, and none is given to two."""
+    entries = load_catalogue().values()
+    aliases = [alias for entry in entries for alias in entry.aliases]
+    assert len(set(aliases)) == len(aliases) > 40
+    assert not {entry.name for entry in entries} & set(aliases)
 
 
 def test_the_files_here_are_what_the_catalogue_says(smollm_path: Path) -> None:
@@ -109,6 +144,11 @@ def test_user_adds_and_wins(catalogue: WriteCatalogue) -> None:
         (text(GOOD | {"note": "3"}), "note is 3, expected a text"),
         (text(GOOD | {"sha256": '"abc"'}), "sha256 is .abc., expected 64 hex digits"),
         (text(GOOD | {"size_bytes": "true"}), "size_bytes is True, expected"),
+        (text(GOOD | {"aliases": '["a:b:c"]'}), "aliases has 'a:b:c', expected a name, or a name and a tag"),
+        (
+            text(GOOD | {"aliases": '["x"]'}) + text(GOOD | {"name": '"other"', "aliases": '["x"]'}),
+            r"model 2 \(other\): the alias x is given twice",
+        ),
         (text(GOOD | {"drafters": "[1]"}), "drafters is .*, expected a list of texts"),
         (text().partition("[[model.source]]")[0], "it has no source"),
         (text(source={"kind": '"ftp"'}), "kind is .ftp., expected .wheel., .hub. or .url."),

@@ -185,8 +185,8 @@ def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypa
     ("name", "words"),
     [
         ("smollm-135m", r"no model is called 'smollm-135m'; did you mean smollm2-135m .*\? `edgedec list`"),
-        ("qwen3", "did you mean qwen3-.*`edgedec search qwen3` those of the Hugging Face hub"),
-        ("qwen3:4b", "no model is called 'qwen3:4b'; did you mean qwen3-4b or .*`edgedec search qwen3 4b`"),
+        ("qwen3-", "did you mean qwen3-.*`edgedec search qwen3` those of the Hugging Face hub"),
+        ("qwen3:5b", "no model is called 'qwen3:5b'; did you mean qwen3.* or .*`edgedec search qwen3 5b`"),
         ("coder", r"did you mean qwen2\.5-coder-0\.5b or qwen2\.5-coder-1\.5b or"),
         ("my poett", "did you mean my poet"),
         ("SmolLM2-135M", "did you mean smollm2-135m"),
@@ -206,6 +206,20 @@ def test_unknown_names_say_what_would_work(root: Path, name: str, words: str) ->
     put(config_folder() / "presets", "my poet.toml")
     with pytest.raises(ModelNotFoundError, match=words):
         resolve(name, ResolveOptions())
+
+
+@pytest.mark.parametrize("alias", ["small", "small:latest", "small:1b", "tiny"])
+def test_an_alias_stands_for_the_model(server: StubServer, root: Path, catalogue: WriteCatalogue, alias: str) -> None:
+    """A name that the model has elsewhere fetches it once, under its own name; a file of that name comes first."""
+    server.add("/tiny.gguf", DATA)
+    catalogue(entry(server.root).replace("size_bytes", 'aliases = ["small", "small:1b"]\nsize_bytes'))
+    assert (
+        pull(alias, ResolveOptions()) == resolve(alias, ResolveOptions(offline=True)) == root / "models" / "tiny.gguf"
+    )
+    assert sorted(os.listdir(root / "models")) == ["tiny.gguf", "tiny.gguf.json"]
+    own = put(root / "models", "small.gguf")
+    assert resolve("small", ResolveOptions(offline=True)) == own
+    assert resolve("small:1b", ResolveOptions(offline=True)) == root / "models" / "tiny.gguf"
 
 
 def test_other_kinds_of_names_are_left_to_others() -> None:

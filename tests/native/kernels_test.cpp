@@ -21,7 +21,8 @@ using namespace checks;
 namespace {
 
 const int32_t TYPES[] = {F32,    F16,    BF16, Q4_0, Q4_1,    Q5_0,  Q5_1,    Q8_0,   Q4_K,  Q5_K,  Q6_K,  Q2_K, Q3_K,
-                         IQ4_NL, IQ4_XS, MXFP4, IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_S, IQ1_M, TQ1_0, TQ2_0};
+                         IQ4_NL, IQ4_XS, MXFP4, IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_S, IQ1_M, TQ1_0, TQ2_0,
+                         Q2_0,   Q1_0};
 constexpr int64_t N_ROWS = 20;  // activations; more than two groups
 
 std::string text(const char *what, int32_t type, int64_t columns) {

@@ -40,7 +40,8 @@ constexpr Type TYPES[] = {{Q4_0, "Q4_0"},       {Q4_1, "Q4_1"},   {Q5_0, "Q5_0"}
                           {Q8_0, "Q8_0"},       {Q4_K, "Q4_K"},   {Q5_K, "Q5_K"},       {Q6_K, "Q6_K"},
                           {Q3_K, "Q3_K"},       {Q2_K, "Q2_K"},   {IQ4_NL, "IQ4_NL"},   {IQ4_XS, "IQ4_XS"},
                           {MXFP4, "MXFP4"},     {IQ3_S, "IQ3_S"}, {IQ3_XXS, "IQ3_XXS"}, {IQ2_S, "IQ2_S"},
-                          {IQ2_XXS, "IQ2_XXS"}, {IQ1_S, "IQ1_S"}, {TQ2_0, "TQ2_0"}};
+                          {IQ2_XXS, "IQ2_XXS"}, {IQ1_S, "IQ1_S"}, {TQ2_0, "TQ2_0"},
+                          {Q2_0, "Q2_0"},       {Q1_0, "Q1_0"}};
 static bool wanted(const Type &type, const char *types) {
   const std::string all = std::string(",") + types + ",";
   return !strcmp(types, "all") || all.find(std::string(",") + type.name + ",") != std::string::npos;

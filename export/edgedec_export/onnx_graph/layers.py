@@ -50,12 +50,9 @@ def attention(b: Builder, scope: Scope, layer: int, state: str, inputs: Inputs) 
     """
     p, n = f"blk.{layer}", b.network
     x = _norm(b, scope, f"{p}.attn_norm.weight", state)
-    q = _heads(b, scope, f"{p}.attn_q", x, n.n_head)
-    k = _heads(b, scope, f"{p}.attn_k", x, n.n_head_kv)
+    q = _heads(b, scope, layer, "attn_q", x, inputs)
+    k = _heads(b, scope, layer, "attn_k", x, inputs)
     v = _projection(b, scope, f"{p}.attn_v", x)
-    if n.switches.rotates(layer):
-        q = _rotated(b, scope, q, inputs, n.n_head, "attn_q")
-        k = _rotated(b, scope, k, inputs, n.n_head_kv, "attn_k")
     if inputs.temperature is not None:
         q = scope.add("Mul", [q, inputs.temperature], "attn_q_sharpened")
     q, k, v = (scope.add("Gather", [x, "attention_rows"], f"{x.split('/')[-1]}_rows", axis=1) for x in (q, k, v))
@@ -116,12 +113,23 @@ def _projection(b: Builder, scope: Scope, name: str, x: str) -> str:
     return y
 
 
-def _heads(b: Builder, scope: Scope, name: str, x: str, n_head: int) -> str:
-    """Add queries or keys, float32[1, S, n_head * head_dim], where there is a norm: of each head or of all together."""
-    y, dim = _projection(b, scope, name, x), b.network.head_dim
+def _heads(b: Builder, scope: Scope, layer: int, short: str, x: str, inputs: Inputs) -> str:
+    """Add queries ("attn_q") or keys ("attn_k") with their norm and rotation, float32[1, S, n_head * head_dim]."""
+    switches, name = b.network.switches, f"blk.{layer}.{short}"
+    n_head = b.network.n_head if short == "attn_q" else b.network.n_head_kv
+    y = _projection(b, scope, name, x)
+    if not switches.norms_after_rope:
+        y = _normed_heads(b, scope, name, y, n_head)
+    if switches.rotates(layer):
+        y = _rotated(b, scope, y, inputs, n_head, short)
+    return _normed_heads(b, scope, name, y, n_head) if switches.norms_after_rope else y
+
+
+def _normed_heads(b: Builder, scope: Scope, name: str, y: str, n_head: int) -> str:
+    """Add the norm of queries or keys where there is one: of each head or of all together."""
     if not b.weights.has(f"{name}_norm.weight"):
         return y
-    short = name.split(".")[-1]
+    short, dim = name.split(".")[-1], b.network.head_dim
     if b.network.switches.wide_norms:
         return rms_norm(b, scope, f"{name}_norm.weight", y, f"{short}_norm")
     y = scope.add("Reshape", [y, _shape(b, dim)], f"{short}_heads")

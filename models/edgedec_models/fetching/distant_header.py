@@ -14,7 +14,7 @@ from edgedec.gguf.formats import HEAD_BYTES, name_format
 from edgedec.gguf.header import read_header
 from edgedec.load_options import ResolveOptions
 from edgedec_models.addresses import redact, url_path
-from edgedec_models.catalogue import Entry, Source, WheelSource, load_catalogue
+from edgedec_models.catalogue import Entry, Source, WheelSource, find_model
 from edgedec_models.fetching.download import Remote
 from edgedec_models.fetching.remote_file import RemoteFile, WholeFilesOnlyError
 from edgedec_models.fetching.web import open_client
@@ -34,7 +34,7 @@ def write_stand_in(name: str, options: ResolveOptions, folder: Path) -> Path:
         ModelNotFoundError, ModelFormatError, PullError, StorageError, CancelledError: As `resolve`.
     """
     with open_client() as client:
-        entry = load_catalogue().get(name)
+        entry = find_model(name)
         if entry is not None and entry.reference is None:
             return _of_entry(client, entry, options, folder)
         address = name if entry is None else str(entry.reference)

@@ -83,6 +83,9 @@ class Switches:
         glu_limit, glu_slope: l and s where a gate g becomes min(g, l) * sigmoid(s * min(g, l)), and what it multiplies
             becomes 1 + u, with u kept from -l to l; a limit of 0 where they do not.
         wide_norms: The norms of queries and keys are over all heads together, not over each head.
+        norms_after_rope: The norms of queries and keys stand behind their rotation, not before it.
+        norm_period: Behind each group of so many layers but the last, the state goes through the norm that stands
+            behind all layers; 0 for none of them.
         embedding_scale: What embeddings are multiplied by.
         residual_scale: What the output of every half-layer is multiplied by before it is added to the hidden state.
         logit_scale: What logits are multiplied by.
@@ -100,6 +103,7 @@ class Switches:
             1 + s * ln(1 + floor(p / t)); 0 tokens where they are not.
         expert_gating: How a router's scores become the weights of experts: by a softmax over all of them ("softmax"),
             the sigmoid of each ("sigmoid"), or a softmax over those that a token goes through ("chosen").
+        early_router: A layer's router reads the state that enters the layer, not what its experts read.
         norm_experts: The weights of a token's experts are divided by their sum.
         expert_scale: What these weights are multiplied by.
         attention_gate: Every head of queries has a gate behind it, whose sigmoid multiplies the head's result.
@@ -114,6 +118,8 @@ class Switches:
     glu_limit: float = 0.0
     glu_slope: float = 1.0
     wide_norms: bool = False
+    norms_after_rope: bool = False
+    norm_period: int = 0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -128,6 +134,7 @@ class Switches:
     temperature_scale: float = 0.0
     temperature_tokens: int = 0
     expert_gating: str = "softmax"
+    early_router: bool = False
     norm_experts: bool = False
     expert_scale: float = 1.0
     attention_gate: bool = False
@@ -167,8 +174,7 @@ class Architecture:
         needed: Vectors that every layer of its files has.
         renamed: Names of tensors in its files, of a layer's tensors without its number, with their usual names.
         layers: Returns the shape of each layer, given a header whose shapes are what the metadata of every decoder says
-            (`read_hyperparameters`): for networks whose layers differ in more than that. Blocks of the file behind the
-            last shape are left out.
+            (`read_hyperparameters`): for networks whose layers differ in more than that.
         ignored: How names of tensors begin, and keys below the architecture's name, that are of other parts of a file
             than the decoder, such as what reads images.
     """

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from edgedec.errors import ModelFormatError, PluginError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
-from edgedec.gguf.metadata import get_int, get_text
+from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import describe
 from edgedec.plugins import ARCHITECTURES, is_own, load_plugin, plugins
 from edgedec_runtimes.architectures.architecture import Architecture, Switches
@@ -14,8 +14,6 @@ from edgedec_runtimes.architectures.fused import unfused
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.nextn import without_nextn
 from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, Hyperparameters, read_hyperparameters
-
-_MOST_BLOCKS = 2**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +59,7 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
     gguf = without_nextn(gguf)
     info = describe(gguf)
     said = read_hyperparameters(gguf, info, runtime, architecture.keys, architecture.ignored)
-    layers = architecture.layers(Header(gguf, info, said))
-    hyper = replace(said, layers=layers, n_layer=len(layers))
+    hyper = replace(said, layers=architecture.layers(Header(gguf, info, said)))
     switches = architecture.switches(Header(gguf, info, hyper))
     _check_layers(gguf, hyper, switches)
     return Described(usual_tensors(gguf, hyper), architecture, hyper, switches)
@@ -93,12 +90,11 @@ def _check_layers(gguf: GGUF, hyper: Hyperparameters, switches: Switches) -> Non
 def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts.
 
-    What no layer reads is left out: tensors of other parts of the file, layers that only predict further tokens
-    (nextn), and keys and values of layers that read those of another one.
+    What no layer reads is left out: layers that only predict further tokens (nextn), tensors of other parts of the
+    file, and keys and values of layers that read those of another one.
     """
     architecture: Architecture = load_plugin(ARCHITECTURES, hyper.architecture)
-    whole = _renamed(_without(without_nextn(gguf), hyper), architecture.renamed)
-    found = unfused(_with_ffn_norms(whole, hyper), hyper)
+    found = unfused(_with_ffn_norms(_renamed(without_nextn(gguf), architecture.renamed), hyper), hyper)
     sharing = [number for number, layer in enumerate(hyper.layers) if layer.kv_from != number]
     unread = {f"blk.{layer}.{short}.weight" for layer in sharing for short in ("attn_k", "attn_v", "attn_k_norm")}
     kept = {
@@ -113,14 +109,6 @@ def _with_ffn_norms(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     """Return a header in which the norm of a layer without a mixer is that before its feed-forward block."""
     alone = [number for number, layer in enumerate(hyper.layers) if layer.mixer == NO_MIXER]
     return _renamed(gguf, {f"blk.{number}.attn_norm.weight": f"blk.{number}.ffn_norm.weight" for number in alone})
-
-
-def _without(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
-    """Return a header without the blocks that are no layers (Architecture.layers)."""
-    n_blocks = get_int(gguf, f"{hyper.architecture}.block_count", at_most=_MOST_BLOCKS) or 0
-    others = tuple(f"blk.{number}." for number in range(hyper.n_layer, n_blocks))
-    left = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(others)}
-    return replace(gguf, tensors=MappingProxyType(left)) if others else gguf
 
 
 def _renamed(gguf: GGUF, names: Mapping[str, str]) -> GGUF:

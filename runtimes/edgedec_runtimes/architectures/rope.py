@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGMLType
+from edgedec.gguf.metadata import WHOLE, get_array
 from edgedec_runtimes.architectures.header import Header
 
 LLAMA3_DIVISORS = "rope_freqs.weight"
@@ -26,6 +27,8 @@ SCALING_KEYS = frozenset(
     )
 )
 """The metadata keys that `read_rope` honours, below the architecture's name."""
+SECTIONS = "rope.dimension_sections"
+"""The key of how many pairs turn with a token's time, height and width, which are its position where it is text."""
 _KINDS = (None, "none", "linear", "yarn", "longrope")
 
 
@@ -78,6 +81,7 @@ def read_rope(header: Header) -> Rope:
             f"{header.gguf.paths[0]}: rope scaling {info.rope_scaling!r} is none of {', '.join(filter(None, _KINDS))}; "
             "use the llamacpp runtime"
         )
+    _check_sections(header)
     is_scaled = bool(info.rope_factor) and info.rope_scaling != "none"
     return Rope(
         n_rot=header.hyper.n_rot,
@@ -90,6 +94,17 @@ def read_rope(header: Header) -> Rope:
         log_multiplier=header.number("rope.scaling.yarn_log_multiplier", 0.0),
         attention_factor=header.number("rope.scaling.attn_factor", 1.0),
     )
+
+
+def _check_sections(header: Header) -> None:
+    """Refuse a rotation with pairs that turn with something else than time, height and width."""
+    key = f"{header.info.architecture}.{SECTIONS}"
+    found = get_array(header.gguf, key, WHOLE)
+    if found is not None and found.numpy()[3:].any():
+        raise UnsupportedModelError(
+            f"{header.gguf.paths[0]}: {key} has a section after its first three, for time, height and width; "
+            "use the llamacpp runtime"
+        )
 
 
 def turns(rope: Rope, divisors: NDArray[np.float32] | None = None) -> Turns:

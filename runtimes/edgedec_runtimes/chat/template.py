@@ -14,6 +14,7 @@ import jinja2
 
 from edgedec.errors import CancelledError, RequestError, TemplateError
 from edgedec.progress import CancelToken
+from edgedec_runtimes.chat.field_names import with_field_names
 from edgedec_runtimes.chat.sandbox import Sandbox
 
 MAX_REASON_CHARS = 300
@@ -72,6 +73,7 @@ class ChatTemplate:
             tools = [dict(tool) for tool in tools]
         if any(isinstance(message.get("content"), list) for message in checked) and not self._parts_are_taken(cancel):
             checked = [_joined(message) for message in checked]
+        checked = with_field_names(checked, self.source)
         given = {"documents": None, "tools": tools, "add_generation_prompt": add_generation_prompt}
         return self._run({**self._tokens, **given, **variables, "messages": checked}, cancel)
 

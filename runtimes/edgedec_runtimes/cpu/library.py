@@ -47,6 +47,7 @@ class Config(ctypes.Structure):
         *((name, c_float) for name in ("expert_scale", "glu_limit", "glu_slope")),
         *((name, c_int32) for name in ("attention_gate", "state_rule", "n_state_head", "n_state_key_head")),
         *((name, c_int32) for name in ("n_state_key", "n_state_value", "state_tiled")),
+        *((name, c_int32) for name in ("norms_after_rope", "early_router", "norm_period")),
     )
 
 

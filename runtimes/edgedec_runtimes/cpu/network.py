@@ -141,6 +141,8 @@ TILE_TYPES = frozenset(
         GGMLType.TQ1_0,
         GGMLType.TQ2_0,
         GGMLType.MXFP4,
+        GGMLType.Q1_0,
+        GGMLType.Q2_0,
     }
 )
 
@@ -149,6 +151,7 @@ _LARGEST = {
     "n_per_layer": 2**17,
     "n_vocab": 2**24 - 1,
     "n_embd": 2**17,
+    "n_layer": 2**12,
     "n_expert": 1024,
     "n_ff_expert": 2**20,
     "n_ff_shared": 2**20,
@@ -390,7 +393,7 @@ def _names(found: Described) -> Iterator[tuple[str, int, str]]:
     for layer in range(n.n_layer):
         for short in (*MATRICES, *VECTORS):
             if short not in left_out and _is_possible(n, layer, short):
-                yield f"blk.{layer}.{short}", layer, short
+                yield f"blk.{layer % n.n_block}.{short}", layer, short
     for name in ("per_layer_proj_norm.weight", *_PER_LAYER_MATRICES) if n.n_per_layer else ():
         yield name, 0, name
     yield "output_norm.weight", 0, "output_norm.weight"

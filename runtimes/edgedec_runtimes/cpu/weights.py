@@ -54,13 +54,14 @@ def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
     """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
     whole, chosen = read_gguf(gguf.paths[0]), own(options)
     gguf, library = usual_tensors(gguf, network), native()
+    matrices = {placed.tensor.name: placed.tensor for placed in network.matrices}  # layers of several passes share them
     tensors = tuple(
         TileTensor(
             t.name,
             library.ec_tile_bytes(t.type, t.shape[1], t.shape[0]),
             unit_bytes=library.ec_tile_bytes(t.type, _TILE_ROWS, t.shape[0]),
         )
-        for t in (placed.tensor for placed in network.matrices)
+        for t in matrices.values()
     )
     return Job(
         gguf,
@@ -276,9 +277,8 @@ def rarely_read(network: Network) -> tuple[Placed, ...]:
     So is the embedding matrix if it is not the output matrix as well.
     """
     names = {matrix.which: matrix.tensor.name for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
-    embedding = names.get(EMBEDDING)  # the layers of a draft head have none
-    has_output = names.get(OUTPUT, embedding) != embedding
-    kinds = (PER_LAYER_ROWS, EMBEDDING) if has_output else (PER_LAYER_ROWS,)
+    has_both = len(names) == 2 and names[OUTPUT] != names[EMBEDDING]
+    kinds = (PER_LAYER_ROWS, EMBEDDING) if has_both else (PER_LAYER_ROWS,)
     return tuple(matrix for matrix in network.matrices if matrix.which in kinds)
 
 
@@ -303,7 +303,9 @@ def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> No
         check(code, tensor.name)
     if tiles.mapping is not None:
         native().ec_model_set_mapping(handle, tiles.mapping.handle)
-    for placed in rarely_read(network) if tiles.file is not None else ():
+    if tiles.file is None:
+        return
+    for placed in rarely_read(network):
         fd, place = tiles.file.fileno(), tiles.header.places()[placed.tensor.name]
         code = native().ec_model_read_rows(handle, placed.which, native_handle(fd), os.fstat(fd).st_size, place)
         check(code, placed.tensor.name)

@@ -105,14 +105,18 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row, per_laye
     """
     tapped, scale = {}, np.float32(weights.switches.residual_scale)
     for i in range(row.first_layer, weights.hyper.n_layer):
-        shape = weights.hyper.layers[i]
+        shape, entering = weights.hyper.layers[i], state
         if shape.mixer != NO_MIXER and _mixes(row, i, shape.kv_from):
             state = state + _mixer(weights, cache, i, state, row.visible) * scale
         elif shape.has(RECURRENT) and len(row.visible) > 1:  # the state stays as it is
             cache.states[i, row.visible[-1]] = cache.states[i, row.visible[-2]]
         if weights.hyper.has_mlp(i) and (row.layers is None or row.layers.mlp[i]):
-            state = state + _feed_forward(weights, weights.layers[i], state) * scale
+            read = entering if weights.switches.early_router else None
+            state = state + _feed_forward(weights, weights.layers[i], state, read) * scale
             state = _finished(weights, weights.layers[i], state, None if per_layer is None else per_layer[i])
+        period = weights.switches.norm_period
+        if period and (i + 1) % period == 0 and i + 1 < weights.hyper.n_layer:
+            state = _rms_norm(state, weights.output_norm, weights.hyper.rms_epsilon)
         if i in row.taps:
             tapped[i] = state
     return RowOutput(state, tapped)
@@ -193,11 +197,12 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible:
     x = _normed(state, layer.attn_norm, hyper.rms_epsilon)
 
     def placed(y: Floats, norm: Floats | None) -> Floats:
-        """Return queries or keys, normed and rotated to the row's position."""
-        y = _normed_heads(y, norm, hyper)
-        if layer.turns is None:
-            return y
-        return _rotate(y, position, shape.head_dim, layer.turns, interleaved=switches.rope_interleaved)
+        """Return queries or keys, normed and rotated to the row's position, in the architecture's order."""
+        if not switches.norms_after_rope:
+            y = _normed_heads(y, norm, hyper)
+        if layer.turns is not None:
+            y = _rotate(y, position, shape.head_dim, layer.turns, interleaved=switches.rope_interleaved)
+        return _normed_heads(y, norm, hyper) if switches.norms_after_rope else y
 
     q, gate = _project(layer.q, layer.q_bias, x), None
     if switches.attention_gate:  # behind the queries of each head
@@ -242,7 +247,8 @@ def _convolution(weights: Weights, cache: KVCache, i: int, state: Floats, visibl
     return _normed(output, layer.attn_post_norm, weights.hyper.rms_epsilon)
 
 
-def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
+def _feed_forward(weights: Weights, layer: Layer, state: Floats, routed: Floats | None) -> Floats:
+    """Return what a feed-forward block adds; its router reads `routed`, or what the experts read where that is None."""
     switches, epsilon = weights.switches, weights.hyper.rms_epsilon
     x = _normed(state, layer.ffn_norm, epsilon)
     output = np.zeros_like(x)
@@ -255,7 +261,8 @@ def _feed_forward(weights: Weights, layer: Layer, state: Floats) -> Floats:
     if layer.router is not None:
         to_experts = x if layer.experts_norm is None else _normed(state, layer.experts_norm, epsilon)
         to_router = x if layer.router_norm is None else _normed(state, layer.router_norm, epsilon)
-        mixed = _experts(weights, layer, layer.router, to_router, to_experts)
+        gates = _project(layer.router, layer.router_bias, to_router if routed is None else routed)
+        mixed = _experts(weights, layer, gates, to_experts)
         output = _normed(output, layer.dense_post_norm, epsilon) + _normed(mixed, layer.experts_post_norm, epsilon)
     return _normed(output, layer.ffn_post_norm, epsilon)
 
@@ -269,20 +276,11 @@ def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
     return _ACTIVATIONS[switches.activation](gate) * up
 
 
-def _experts(weights: Weights, layer: Layer, router: Floats, to_router: Floats, x: Floats) -> Floats:
-    """Return the weighted sum of the outputs of the experts that the router chooses, of equal ones the first.
-
-    Args:
-        weights: The model's weights.
-        layer: The layer.
-        router: The matrix that scores the experts.
-        to_router: What the router reads.
-        x: What the experts read.
-    """
+def _experts(weights: Weights, layer: Layer, gates: Floats, x: Floats) -> Floats:
+    """Return the weighted sum of the outputs of the experts with the best scores `gates`, of equal ones the first."""
     switches, n_used = weights.switches, weights.hyper.n_expert_used
     assert layer.expert_up is not None
     assert layer.expert_down is not None
-    gates = _project(router, layer.router_bias, to_router)
     if switches.expert_gating != "chosen":
         gates = _softmax(gates) if switches.expert_gating == "softmax" else _sigmoid(gates)
     biased = gates if layer.expert_bias is None else gates + layer.expert_bias
@@ -325,7 +323,12 @@ def _relu(x: Floats) -> Floats:
     return result
 
 
-_ACTIVATIONS = {"silu": silu, "gelu": _gelu, "relu": _relu, "relu2": lambda x: _relu(x) * _relu(x)}
+def _relu2(x: Floats) -> Floats:
+    result: Floats = np.square(_relu(x))
+    return result
+
+
+_ACTIVATIONS = {"silu": silu, "gelu": _gelu, "relu": _relu, "relu2": _relu2}
 
 
 def _capped(x: Floats, cap: float) -> Floats:
@@ -341,6 +344,16 @@ def _project(matrix: Floats, bias: Floats | None, x: Floats) -> Floats:
 def _normed(x: Floats, weight: Floats | None, epsilon: float) -> Floats:
     """Return the norm of x; x where the model has no such norm."""
     return x if weight is None else _rms_norm(x, weight, epsilon)
+
+
+def _placed_heads(weights: Weights, layer: Layer, x: Floats, norm: Floats | None, position: int) -> Floats:
+    """Return queries or keys, f32[n * head_dim], normalized and rotated in the architecture's order."""
+    hyper, switches = weights.hyper, weights.switches
+    if not switches.norms_after_rope:
+        x = _normed_heads(x, norm, hyper)
+    if layer.turns is not None:
+        x = _rotate(x, position, hyper, layer.turns, interleaved=switches.rope_interleaved)
+    return _normed_heads(x, norm, hyper) if switches.norms_after_rope else x
 
 
 def _normed_heads(x: Floats, weight: Floats | None, hyper: Hyperparameters) -> Floats:

@@ -206,7 +206,7 @@ def read_weights(found: Described, n_ctx: int) -> Weights:
         UnsupportedModelError: The reference runtime has no use for a tensor.
     """
     reader, gguf, h = _Reader(found), found.gguf, found.hyper
-    layers = tuple(_read_layer(reader, found, i, n_ctx) for i in range(h.n_layer))
+    layers = tuple(_read_layer(reader, found, i, n_ctx) for i in range(h.n_block)) * h.n_loops
     embedding = reader.take("token_embd.weight", h.n_vocab, h.n_embd)
     tied = "output.weight" not in gguf.tensors
     output_norm = reader.take("output_norm.weight", h.n_embd)

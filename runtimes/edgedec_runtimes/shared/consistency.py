@@ -123,6 +123,8 @@ def _check_layers(gguf: GGUF, info: ModelInfo) -> None:
     if info.n_embd < 1:
         _refuse(gguf, f"{name}.embedding_length is {info.n_embd}", "1 or more")
     get_int(gguf, f"{name}.nextn_predict_layers", at_most=info.n_layer - 1)
+    get_int(gguf, f"{name}.n_deepstack_layers", at_most=info.n_layer - 1)
+    get_int(gguf, f"{name}.num_loops", at_least=1, at_most=_MAX_LAYERS // info.n_layer)
     get_int(gguf, f"{name}.attention.shared_kv_layers", at_most=max(info.n_layer - 2, 0))
     get_int(gguf, f"{name}.full_attention_interval", at_least=1, at_most=_MAX_LAYERS)
     get_per_layer(gguf, f"{name}.attention.recurrent_layers", info.n_layer, at_most=1)

@@ -68,6 +68,9 @@ class LayerShape:
         return self.n_head_kv * self.head_dim
 
 
+_MAX_LOOPS = 512
+
+
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
     """The numbers that give a decoder its shape.
@@ -82,6 +85,8 @@ class Hyperparameters:
         n_dense: Layers from the first on that have a feed-forward block instead of experts.
         n_per_layer: Elements that each layer gets of a token beside the hidden state; 0 where it gets none.
         layers: The shape of each layer.
+        n_loops: How many times the file's layers run, one pass after another. The passes' layers count as layers, whose
+            weights are the same.
     """
 
     architecture: str
@@ -99,6 +104,12 @@ class Hyperparameters:
     n_dense: int
     n_per_layer: int
     layers: tuple[LayerShape, ...]
+    n_loops: int
+
+    @property
+    def n_block(self) -> int:
+        """How many layers the file has."""
+        return self.n_layer // self.n_loops
 
     @property
     def n_head(self) -> int:
@@ -195,12 +206,13 @@ def read_hyperparameters(
     n_ff = info.n_ff
     if n_ff is None:
         n_ff = (0,) * info.n_layer if info.n_expert else refuse_missing(gguf, f"{name}.feed_forward_length")
-    sizes = enumerate(zip(info.n_head, info.n_head_kv, n_ff, strict=True))
+    n_loops = get_int(gguf, f"{name}.num_loops", at_least=1, at_most=_MAX_LOOPS) or 1
+    sizes = enumerate(list(zip(info.n_head, info.n_head_kv, n_ff, strict=True)) * n_loops)
     return Hyperparameters(
         architecture=name,
         n_vocab=embedding.shape[1],
         n_embd=positive(gguf, "embedding_length", info.n_embd),
-        n_layer=positive(gguf, "block_count", info.n_layer),
+        n_layer=positive(gguf, "block_count", info.n_layer) * n_loops,
         n_ctx_train=positive(gguf, "context_length", info.n_ctx_train),
         n_rot=positive(gguf, "rope.dimension_count", info.n_rot) if attends else 0,
         rope_base=info.rope_base,
@@ -211,6 +223,7 @@ def read_hyperparameters(
             LayerShape(ATTENTION if n_kv else NO_MIXER, n_head, n_kv, head_dim, width, layer)
             for layer, (n_head, n_kv, width) in sizes
         ),
+        n_loops=n_loops,
     )
 
 

@@ -103,6 +103,19 @@ def _q6_k(blocks: U8) -> U8:
     return np.concatenate([low, columns, _columns(blocks[:, 3072:3328], 1), _columns(blocks[:, 3328:], 2)], axis=2)
 
 
+def _q1_0(blocks: U8) -> U8:
+    codes = [np.packbits(_fifths(blocks[:, i : i + 64]), axis=-1, bitorder="little") for i in range(0, 256, 64)]
+    return np.concatenate([_columns(blocks[:, 256:], 2), *codes], axis=2)
+
+
+def _q2_0(blocks: U8) -> U8:
+    twos = blocks[:, :256].reshape(-1, 4, TILE_ROWS, 4)  # bits 2 g and 2 g + 1 of each byte are column 4 g + its place
+    by_column = [twos >> np.uint8(2 * g) & 3 for g in range(4)]
+    four = np.stack(by_column, axis=3).transpose(0, 2, 1, 3, 4)  # by row, by 16 columns, by group, by place
+    codes = np.bitwise_or.reduce(four << np.array([0, 2, 4, 6], np.uint8), axis=4).reshape(-1, TILE_ROWS, 16)
+    return np.concatenate([_columns(blocks[:, 256:], 2), codes], axis=2)
+
+
 UNTILED: Mapping[GGMLType, Callable[[U8], U8]] = {
     GGMLType.F32: _plain(4),
     GGMLType.F16: _plain(2),
@@ -115,5 +128,7 @@ UNTILED: Mapping[GGMLType, Callable[[U8], U8]] = {
     GGMLType.Q4_K: _q45_k(fifth=False),
     GGMLType.Q5_K: _q45_k(fifth=True),
     GGMLType.Q6_K: _q6_k,
+    GGMLType.Q1_0: _q1_0,
+    GGMLType.Q2_0: _q2_0,
 }
 """By type, what makes blocks of the file, uint8[n, 16, block_bytes], of blocks of tiles, uint8[n, 16 * block_bytes]."""

@@ -19,7 +19,7 @@ from edgedec_runtimes.tokenizer.special import (
 )
 from edgedec_runtimes.tokenizer.string_table import StringTable
 
-BPE, SPM = "gpt2", "llama"
+BPE, SPM, CHARACTERS = "gpt2", "llama", "gemma4"
 _STRINGS = frozenset({ValueType.STRING})
 _INT32 = frozenset({ValueType.INT32})
 _SPECIAL = Kind.CONTROL | Kind.UNKNOWN | Kind.USER_DEFINED
@@ -43,8 +43,8 @@ class Vocabulary:
     """The tokens of a model and their roles.
 
     Attributes:
-        model: BPE or SPM.
-        pre: Name of the pre-tokenizer; "" where the metadata names none, and for SPM.
+        model: BPE, SPM or CHARACTERS.
+        pre: Name of the pre-tokenizer; "" where the metadata names none, and for the others.
         tokens: The tokens' bytes by id.
         kinds: Kind of each token, or the bits of two kinds.
         ends: Ids of the tokens that end a generation.
@@ -68,8 +68,9 @@ def metadata_refusal(gguf: GGUF) -> str | None:
     model = get_text(gguf, "tokenizer.ggml.model")
     if model is None:
         refuse_missing(gguf, "tokenizer.ggml.model")
-    if model not in (BPE, SPM):
-        return f"its vocabulary is of the kind {model[:40]!r}; covered are {BPE!r} (BPE) and {SPM!r} (SentencePiece)"
+    if model not in DEFAULT_IDS:
+        covered = f"{BPE!r} (BPE), {SPM!r} (SentencePiece) and {CHARACTERS!r} (BPE over characters)"
+        return f"its vocabulary is of the kind {model[:40]!r}; covered are {covered}"
     pre = get_text(gguf, "tokenizer.ggml.pre") or ""
     if model == BPE and pre not in NAMES:
         return f"its pre-tokenizer is {pre[:40]!r}; covered are " + ", ".join(sorted(NAMES - {""}))
@@ -122,7 +123,11 @@ def _stripping(gguf: GGUF, special: dict[int, str]) -> frozenset[int]:
 
 
 # The ids that llama.cpp takes where the metadata names none.
-DEFAULT_IDS = {BPE: {"bos": 11, "eos": 11}, SPM: {"bos": 1, "eos": 2}}
+DEFAULT_IDS: dict[str, dict[str, int | None]] = {
+    BPE: {"bos": 11, "eos": 11},
+    SPM: {"bos": 1, "eos": 2},
+    CHARACTERS: {"bos": None, "eos": None},
+}
 
 
 def named_token(gguf: GGUF, role: str, n_vocab: int, *, default: int | None) -> int | None:

@@ -7,8 +7,10 @@ from itertools import chain
 from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF
 from edgedec_runtimes.tokenizer.bpe import BytePairs
+from edgedec_runtimes.tokenizer.character_pairs import CharacterPairs
 from edgedec_runtimes.tokenizer.metadata import (
     BPE,
+    CHARACTERS,
     DEFAULT_IDS,
     UncoveredError,
     Vocabulary,
@@ -18,7 +20,7 @@ from edgedec_runtimes.tokenizer.metadata import (
     named_token,
     read_vocabulary,
 )
-from edgedec_runtimes.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
+from edgedec_runtimes.tokenizer.pretokenizers import pre_tokenizer
 from edgedec_runtimes.tokenizer.special import WHITE_SPACE, Kind, SpecialTokens
 from edgedec_runtimes.tokenizer.spm import SentencePieces
 from edgedec_runtimes.tokenizer.token_bound import TokenBound
@@ -35,16 +37,22 @@ class VocabularyTokenizer:
         self._kinds = vocabulary.kinds
         self._ends = vocabulary.ends
         self.infill_ids: Mapping[str, int] = vocabulary.infill
-        defaults: dict[str, int | None] = dict(DEFAULT_IDS[vocabulary.model])
-        cuts: PreTokenizer | None = None
+        defaults = dict(DEFAULT_IDS[vocabulary.model])
+        adds_bos = True
+        self._method: BytePairs | CharacterPairs | SentencePieces
         if vocabulary.model == BPE:
             cuts = pre_tokenizer(vocabulary.pre)
+            adds_bos = cuts.add_bos
             defaults["bos"] = defaults["bos"] if cuts.has_bos else None
-        self._method = BytePairs(gguf, vocabulary, cuts) if cuts is not None else SentencePieces(gguf, vocabulary)
+            self._method = BytePairs(gguf, vocabulary, cuts)
+        else:
+            method = CharacterPairs if vocabulary.model == CHARACTERS else SentencePieces
+            self._method = method(gguf, vocabulary)
         self._encode_word = lru_cache(_N_REMEMBERED_WORDS)(self._method.encode_word)
         self._bos = named_token(gguf, "bos", self.n_vocab, default=defaults["bos"])
         self._eos = named_token(gguf, "eos", self.n_vocab, default=defaults["eos"])
-        self._first = _added(gguf, "bos", self._bos, default=cuts.add_bos if cuts is not None else True)
+        always = vocabulary.model == CHARACTERS  # llama.cpp does not ask the metadata there
+        self._first = _added(gguf, "bos", self._bos, default=adds_bos, asks=not always)
         self._last = _added(gguf, "eos", self._eos, default=False)
         shown = {i: text for i, text in vocabulary.special.items() if not self._kinds[i] & _HIDDEN}
         self._special = vocabulary.special
@@ -156,9 +164,12 @@ def refusal(gguf: GGUF) -> str | None:
     return None
 
 
-def _added(gguf: GGUF, role: str, token_id: int | None, *, default: bool) -> tuple[int, ...]:
-    """Return the id that is added to every text at its beginning ("bos") or end ("eos"), in a tuple; () for none."""
-    if not flag(gguf, f"add_{role}_token", default=default):
+def _added(gguf: GGUF, role: str, token_id: int | None, *, default: bool, asks: bool = True) -> tuple[int, ...]:
+    """Return the id that is added to every text at its beginning ("bos") or end ("eos"), in a tuple; () for none.
+
+    Unless `asks`, the default holds whatever the metadata says.
+    """
+    if not (flag(gguf, f"add_{role}_token", default=default) if asks else default):
         return ()
     if token_id is None:
         raise damaged(gguf, f"texts are to have the {role.upper()} token, but there is none")

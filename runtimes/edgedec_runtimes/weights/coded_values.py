@@ -1,4 +1,4 @@
-"""The weights of ggml's types of few bits as floats: Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4, TQ2_0.
+"""The weights of ggml's types of few bits as floats: Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4, TQ2_0, Q2_0, Q1_0.
 
 The layouts and the levels are those of ggml-common.h. Types with a look-up grid are not taken apart here.
 """
@@ -32,6 +32,12 @@ def _two_bits(data: U8) -> U8:
     """Return uint8[n, 8, 32]: bits 2 i and 2 i + 1 of each 32 bytes are block i of four."""
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     return (data.reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)).reshape(-1, 8, 32)
+
+
+def _in_order(data: U8, n_bits: int) -> U8:
+    """Return uint8[n, 1, codes]: codes of 1 or 2 bits, the first ones in the low bits of a byte."""
+    shifts = np.arange(0, 8, n_bits, dtype=np.uint8)
+    return (data[..., None] >> shifts & np.uint8(2**n_bits - 1)).reshape(len(data), 1, -1)
 
 
 def _q2_k(blocks: U8) -> F32:
@@ -70,6 +76,8 @@ VALUES: dict[GGMLType, Callable[[U8], F32]] = {
     GGMLType.IQ4_NL: lambda b: _half(b, 0)[..., None] * _FOUR_BITS[_nibbles(b[:, 2:])],
     GGMLType.IQ4_XS: _iq4_xs,
     GGMLType.MXFP4: _mxfp4,
+    GGMLType.Q1_0: lambda b: _half(b, 0)[..., None] * (2 * _in_order(b[:, 2:], 1).astype(np.float32) - 1),
+    GGMLType.Q2_0: lambda b: _half(b, 0)[..., None] * (_in_order(b[:, 2:], 2).astype(np.float32) - 1),
     GGMLType.TQ2_0: lambda b: _half(b, 64)[..., None] * (_two_bits(b[:, :64]).astype(np.float32) - 1),
 }
 """By type, a function from blocks, uint8[n, block_bytes], to weights, float32[n, n_blocks, block]."""

@@ -11,8 +11,9 @@ from support.models.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, ti
 from support.processes.installed import with_plugin
 
 from edgedec import plugins
-from edgedec.errors import PluginError, UnsupportedModelError
+from edgedec.errors import ModelFormatError, PluginError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.architectures.architecture import BIASES, Architecture, plain
@@ -21,6 +22,7 @@ from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.reading import read_description
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.cpu.weights import tile_job
 
 ROOT = Path(__file__).parents[3]
 OTHER = Architecture(
@@ -161,6 +163,45 @@ def test_missing_norms_are_named(tmp_path: Path) -> None:
     assert not (BIASES & plugins.load_plugin(plugins.ARCHITECTURES, "granite").vectors)
     with pytest.raises(UnsupportedModelError, match=r"attn_q\.bias' is none that this architecture has"):
         read_network(read_gguf(write_tiny(tmp_path / "m.gguf", tiny)))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *(("minicpm", key) for key in ("embedding_scale", "residual_scale", "logit_scale")),
+        ("nanbeige", "num_loops"),
+    ],
+)
+def test_missing_numbers_are_named(tmp_path: Path, name: str, key: str) -> None:
+    """A file without them would be another network."""
+    metadata = tiny_metadata(ARCHITECTURES[name])
+    del metadata[f"{name}.{key}"]
+    path = write_gguf(tmp_path / "m.gguf", metadata, tiny_tensors(ARCHITECTURES[name]))
+    with pytest.raises(ModelFormatError, match=rf"the metadata has no '{name}\.{key}'"):
+        read_network(read_gguf(path))
+
+
+def test_a_fourth_section_of_a_rotation_is_refused(tmp_path: Path) -> None:
+    """The pairs of the first three turn with the position of a text; what a fourth one turns with is not known."""
+    for sections, is_run in (([8, 4, 4], True), ([8, 4, 4, 0], True), ([8, 4, 2, 2], False)):
+        path = write_tiny(tmp_path / "m.gguf", Tiny("qwen2vl", keys=(("rope.dimension_sections", sections),)))
+        reason = Cpu().accepts(path)
+        assert (reason is None) == is_run
+        assert is_run or "qwen2vl.rope.dimension_sections has a section after its first three" in str(reason)
+
+
+def test_layers_of_several_passes_share_their_weights(tmp_path: Path) -> None:
+    """They count as layers, and the tiles of a matrix are there once."""
+    path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["nanbeige"])
+    gguf = read_gguf(path)
+    network = read_network(gguf)
+    assert (network.n_layer, network.n_block, network.n_attention, network.switches.norm_period) == (6, 3, 6, 3)
+    placed = {p.layer: p.tensor.name for p in network.matrices if p.tensor.name.endswith("attn_q.weight")}
+    assert placed == {layer: f"blk.{layer % 3}.attn_q.weight" for layer in range(6)}
+    job = tile_job(gguf, network, LoadOptions())
+    assert sum(tensor.name == "blk.1.ffn_up.weight" for tensor in job.tensors) == 1
+    halves = layer_bytes(path).halves
+    np.testing.assert_array_equal(halves[:3], halves[3:])
 
 
 def test_the_header_reads_numbers_with_their_defaults(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 pytestmark = pytest.mark.slow
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 100).astype(np.int32)
-NARROW = Tiny("qwen35", n_layer=5, n_embd=64, head_dim=16, n_head=4, n_head_kv=1, n_ff=96, n_rot=8)
+_SECTIONS = (("rope.dimension_sections", np.array([2, 1, 1, 0], np.int32)),)  # llama.cpp wants them
+NARROW = Tiny("qwen35", n_layer=5, n_embd=64, head_dim=16, n_head=4, n_head_kv=1, n_ff=96, n_rot=8, keys=_SECTIONS)
 SHAPES = {
     **{name: ARCHITECTURES[name] for name in ("qwen35", "qwen35moe", "qwen3next")},
     # heads of which no 32 lanes are full, and one key for all of them; the last layer has a state

@@ -17,7 +17,7 @@ from edgedec_runtimes.cpu.library import instruction_sets, native
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.session import CpuSession
 
-# Windows that begin among the shared tokens, sinks, biases and a soft cap.
+# Windows that begin among the shared tokens, sinks, biases, a soft cap, layers that read the keys of others.
 CASES = {
     "llama": ("q8_0", ARCHITECTURES["llama"]),
     "llama-packed": ("gear", ARCHITECTURES["llama3"]),
@@ -25,6 +25,7 @@ CASES = {
     "sinks": ("q8_0", ARCHITECTURES["gpt-oss"]),
     "biases": ("gear", ARCHITECTURES["qwen2"]),
     "soft-cap": ("q4_0", replace(ARCHITECTURES["gemma2"], sliding_window=500)),
+    "shared keys": ("gear", replace(ARCHITECTURES["gemma4"], sliding_window=300)),
 }
 
 
@@ -93,6 +94,19 @@ def check(model: Model, rows: Sequence[Rows]) -> None:
     for each in rows:
         if each.parents is not None:
             each.session.keep(np.array([0], np.int32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["windows", "shared keys"])
+def test_rows_whose_logits_nobody_reads(tmp_path: Path, name: str) -> None:
+    """They leave out what stores nothing behind them, and the rows that are read have the same bits."""
+    kv_type, tiny = CASES[name]
+    with load(write_tiny(tmp_path / "m.gguf", tiny), kv_type, 2) as model:
+        rows = family(model)
+        expected = [each.alone()[-1:] for each in rows]
+        items = [replace(each.item(), rows="last") for each in rows]
+        for forward, alone in zip(model.forward(items), expected, strict=True):
+            np.testing.assert_array_equal(bits(forward.logits), alone)
 
 
 @pytest.mark.slow

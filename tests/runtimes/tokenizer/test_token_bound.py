@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.models.real_models import real_model
-from support.models.vocabularies import CONTROL, SPACE, USER_DEFINED, bpe, spm, types, write
+from support.models.vocabularies import CONTROL, SPACE, USER_DEFINED, bpe, characters, spm, types, write
 from support.texts.token_oracle import oracle
 from support.texts.token_texts import random_texts, spelled, written
 
@@ -56,8 +56,18 @@ def broken_bounds(tokenizer: Tokenizer) -> list[str]:
         (spm(extra={"<start>": CONTROL, f"{SPACE}{SPACE}x": USER_DEFINED, "\n" * 12: USER_DEFINED}), True),
         (spm() | {"tokenizer.ggml.add_space_prefix": False}, True),
         (STRIPPING, True),
+        (characters(), True),
     ],
-    ids=["bpe", "bpe, special", "bpe, bytes vanish", "spm", "spm, special", "spm, no prefix", "spm, stripping"],
+    ids=[
+        "bpe",
+        "bpe, special",
+        "bpe, bytes vanish",
+        "spm",
+        "spm, special",
+        "spm, no prefix",
+        "spm, stripping",
+        "pairs",
+    ],
 )
 def test_the_bound_holds(metadata: dict[str, Any], says_something: bool, tmp_path: Path) -> None:
     """For every vocabulary and flag, a text has as many tokens as the bound says, or more."""
@@ -66,7 +76,7 @@ def test_the_bound_holds(metadata: dict[str, Any], says_something: bool, tmp_pat
     assert (tokenizer.least_tokens("many words " * 1000) > 20) is says_something
 
 
-@pytest.mark.parametrize("metadata", [bpe(), spm(), STRIPPING], ids=["bpe", "spm", "spm, stripping"])
+@pytest.mark.parametrize("metadata", [bpe(), spm(), STRIPPING, characters()], ids=["bpe", "spm", "stripping", "pairs"])
 def test_the_bound_holds_for_llamacpp(metadata: dict[str, Any], tmp_path: Path) -> None:
     """The same for llama.cpp's own tokenizer, which may strip white space."""
     with oracle(write(tmp_path / "m.gguf", metadata)) as tokenizer:
@@ -101,7 +111,7 @@ def test_real_models(name: str) -> None:
     assert tokenizer.least_tokens("中" * 80_000) >= 5_000
 
 
-@pytest.mark.parametrize("metadata", [bpe(), spm()], ids=["bpe", "spm"])
+@pytest.mark.parametrize("metadata", [bpe(), spm(), characters()], ids=["bpe", "spm", "pairs"])
 def test_a_tokenizer_that_was_told_stops_early(metadata: dict[str, Any], tmp_path: Path) -> None:
     """With `most` the ids are the first ones of the whole text's, more than `most`, and not many more."""
     tokenizer = open_tokenizer(read_gguf(write(tmp_path / "m.gguf", metadata)))

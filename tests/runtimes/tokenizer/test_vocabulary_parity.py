@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 from support.models.real_models import real_model
-from support.models.vocabularies import CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED, bpe, spm, write
+from support.models.vocabularies import (
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    USER_DEFINED,
+    bpe,
+    characters,
+    spm,
+    types,
+    write,
+)
 from support.texts.token_oracle import differing_texts, differing_tokens, oracle
 from support.texts.token_texts import CODE, SENTENCES, random_texts, spelled, written
 
@@ -98,6 +109,36 @@ def test_a_vocabulary_without_some_letters(tmp_path: Path) -> None:
 def test_sentence_piece_settings(changes: dict[str, Any], seed: int, tmp_path: Path) -> None:
     """Merging by score, ties, byte fallback and the space in front are llama.cpp's."""
     assert_equal(write(tmp_path / "m.gguf", spm(seed=seed) | changes), 250)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tokenizer.ggml.pre": "default", "tokenizer.ggml.add_space_prefix": True},
+        {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": True},
+        {"tokenizer.ggml.merges": ["a b", f"b {SPACE}", f"{SPACE} a", "\n \n", "a b", "nospace", "t h", "th e"]},
+    ],
+)
+@pytest.mark.parametrize("n_merges", [40, 700])
+def test_pairs_of_characters(changes: dict[str, Any], n_merges: int, tmp_path: Path) -> None:
+    """Gemma 4's merges over characters, runs of line breaks, byte fallback and its BOS are llama.cpp's."""
+    special = ("<|turn>", "<turn|>", "</s>", "<eos>", "\n\n", "\n\n\n\n", SPACE, f"e{SPACE}")
+    assert_equal(write(tmp_path / "m.gguf", characters(n_merges=n_merges) | changes), 250, special)
+
+
+def test_pairs_of_characters_without_some_bytes(tmp_path: Path) -> None:
+    """Bytes that no token covers are left out, as llama.cpp does."""
+    metadata = characters(n_merges=60)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    metadata["tokenizer.ggml.tokens"] = [
+        f"<gone{i}>" if 3 <= i < 259 and i % 3 == 0 else t for i, t in enumerate(tokens)
+    ]
+    kinds = [
+        4 if 3 <= i < 259 and i % 3 == 0 else kind for i, kind in enumerate(metadata["tokenizer.ggml.token_type"].value)
+    ]
+    metadata["tokenizer.ggml.token_type"] = types(kinds)
+    assert_equal(write(tmp_path / "m.gguf", metadata), 200)
 
 
 @pytest.mark.parametrize("name", ["Phi-3 mini", "tiny phi3"])

@@ -24,6 +24,8 @@ _LAYOUTS = {
     GGMLType.Q2_K: (2, 16, 2),
     GGMLType.TQ1_0: (2, 0, 1),
     GGMLType.TQ2_0: (2, 0, 1),
+    GGMLType.Q2_0: (2, 0, 1),
+    GGMLType.Q1_0: (1, 0, 1),
     GGMLType.IQ3_S: (4, 4, 1),
     GGMLType.IQ3_XXS: (4, 4, 1),
     GGMLType.IQ2_XXS: (3, 4, 1),
@@ -61,6 +63,9 @@ def canonical(data: U8) -> U8:
 def _codes(bits: int, part: U8) -> U8:
     """Return uint8[n, 16, 32] for the vectors of 32 columns."""
     groups = np.arange(4)[:, None]
+    if bits == 1:
+        ones = part.reshape(-1, 16, 1, 4) >> np.arange(8)[:, None] & 1
+        return ones.astype(np.uint8).reshape(-1, 16, 32)
     if bits == 4:
         nibbles = part.reshape(-1, 4, 16, 4).transpose(0, 2, 1, 3).reshape(-1, 16, 16)
         return np.concatenate([nibbles & 15, nibbles >> 4], axis=2)
@@ -82,6 +87,12 @@ def _twos(codes: U8) -> U8:
     four = codes.reshape(-1, 2, 4, 32) & 3
     joined: U8 = np.bitwise_or.reduce(four << np.array([0, 2, 4, 6], np.uint8)[:, None], axis=2)
     return joined.reshape(-1, 64)
+
+
+def _in_order(codes: U8, bits: int) -> U8:
+    by_bit = (codes[..., None] >> np.arange(bits) & 1).reshape(len(codes), -1)
+    joined: U8 = np.packbits(by_bit, axis=1, bitorder="little")
+    return joined
 
 
 def _q3_k(codes: U8, scales: U8, halves: U8) -> U8:
@@ -189,6 +200,8 @@ _MAKERS = {
     GGMLType.MXFP4: lambda codes, scales, halves: np.concatenate([scales, _nibbles(codes)], axis=1),
     GGMLType.Q3_K: _q3_k,
     GGMLType.Q2_K: lambda codes, scales, halves: np.concatenate([scales, _twos(codes), halves], axis=1),
+    GGMLType.Q2_0: lambda codes, scales, halves: np.concatenate([halves, _in_order(codes, 2)], axis=1),
+    GGMLType.Q1_0: lambda codes, scales, halves: np.concatenate([halves, _in_order(codes, 1)], axis=1),
     GGMLType.TQ2_0: lambda codes, scales, halves: np.concatenate([_twos(codes), halves], axis=1),
     GGMLType.TQ1_0: _tq1_0,
     GGMLType.IQ3_XXS: _iq3_xxs,

@@ -23,6 +23,7 @@ _HALVES: dict[str, tuple[tuple[int, float], ...]] = {
     "TQ1_0": ((52, 1.0),),
     "TQ2_0": ((64, 1.0),),
     **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S"), ((0, 1.0),)),
+    **dict.fromkeys(("Q1_0", "Q2_0"), ((0, 1.0),)),
 }
 # The spread of the values of a block of random bytes whose scale is 1.
 _SPREADS = {
@@ -42,6 +43,8 @@ _SPREADS = {
     **dict.fromkeys(("IQ1_S", "IQ1_M"), 7.2),
     "TQ1_0": 0.8,
     "TQ2_0": 1.1,
+    "Q1_0": 1.0,
+    "Q2_0": 1.2,
 }
 
 

@@ -5,7 +5,7 @@
 The model has no attention and no feed-forward to speak of: its next token follows from the last one alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,17 @@ from support.models.gguf_writer import Typed, write_gguf
 from support.models.tiny_models import EOS, FIRST_BYTE, N_VOCAB, SPACE, vocabulary
 
 N_EMBD, N_HEAD, N_FF = 384, 4, 32
-_USER_DEFINED = 4
+_CONTROL, _USER_DEFINED = 3, 4
 _SURE = 60.0
 
 
 def saying_model(
-    path: Path, says: Mapping[str, Sequence[str]], *, chat_template: str | None = None, n_ctx_train: int = 2048
+    path: Path,
+    says: Mapping[str, Sequence[str]],
+    *,
+    chat_template: str | None = None,
+    n_ctx_train: int = 2048,
+    control: Collection[str] = (),
 ) -> Path:
     """Write the model and return its path.
 
@@ -33,6 +38,7 @@ def saying_model(
             characters without an entry. Each piece is a token, which is followed by the same piece wherever it stands.
         chat_template: The chat template, in Jinja.
         n_ctx_train: Tokens of the context.
+        control: The pieces that are control tokens, which add nothing to a text.
     """
     pieces = list(dict.fromkeys(piece for answer in says.values() for piece in answer))
     pieces += [last for last in says if len(last.encode()) > 1 and last not in pieces]
@@ -54,7 +60,11 @@ def saying_model(
     } | vocabulary(n_vocab)
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"][:N_VOCAB], *pieces]
     kinds: Typed = metadata["tokenizer.ggml.token_type"]
-    kinds = Typed(ValueType.ARRAY, [*kinds.value[:N_VOCAB], *[_USER_DEFINED] * len(pieces)], ValueType.INT32)
+    kinds = Typed(
+        ValueType.ARRAY,
+        [*kinds.value[:N_VOCAB], *(_CONTROL if piece in control else _USER_DEFINED for piece in pieces)],
+        ValueType.INT32,
+    )
     metadata["tokenizer.ggml.token_type"] = kinds
     if chat_template is not None:
         metadata["tokenizer.chat_template"] = chat_template

@@ -34,7 +34,7 @@ from support.models.tiny_shapes import Tiny as Tiny
 
 FILE_SIZED = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K", "TQ2_0"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K", "TQ2_0", "Q2_0", "Q1_0"),
 )
 """The types whose tiles have as many bytes as the file."""
 WIDER = ("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ1_0")
@@ -59,6 +59,7 @@ _VECTORS = {
     "gemma3": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS),
     "gemma4": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS, "layer_output_scale.weight"),
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
+    "hunyuan-dense": (*_INPUT_NORMS, *_QK_NORMS),
     "lfm2": (*_INPUT_NORMS, *_QK_NORMS),
     "lfm2moe": (*_INPUT_NORMS, *_QK_NORMS),
     "mamba2": ("attn_norm.weight",),
@@ -69,14 +70,18 @@ _VECTORS = {
     "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
     "qwen2": (*_INPUT_NORMS, *_BIASES),
     "qwen2moe": (*_INPUT_NORMS, *_BIASES),
+    "qwen2vl": (*_INPUT_NORMS, *_BIASES),
     "qwen3": (*_INPUT_NORMS, *_QK_NORMS),
+    "qwen3vl": (*_INPUT_NORMS, *_QK_NORMS),
+    "qwen3vlmoe": (*_INPUT_NORMS, *_QK_NORMS),
     "qwen3moe": (*_INPUT_NORMS, *_QK_NORMS),
     **dict.fromkeys(DELTA, ("attn_norm.weight", "post_attention_norm.weight", *_QK_NORMS)),
     "seed_oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight"),
 }
 # Which matrices its files keep as one, and of what parts.
 _FUSED = {"glm4": _GATE_UP, "phi3": _QKV | _GATE_UP}
-_DIVISORS = {"phi3": {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}}
+_TWO_DIVISORS = {"rope_factors_short.weight": 2, "rope_factors_long.weight": 40}
+_DIVISORS = {"minicpm": _TWO_DIVISORS, "phi3": _TWO_DIVISORS}
 _HYBRID = ("lfm2", "lfm2moe")
 _UNGATED = ("nemotron_h", "nemotron_h_moe")
 _IN_FILES = {"falcon-h1": {"ffn_norm.weight": "ffn_norm"}}  # other names of vectors
@@ -88,6 +93,13 @@ _YARN = (
     *(("rope.scaling.type", "yarn"), ("rope.scaling.factor", 8.0)),
     *(("rope.scaling.original_context_length", 16), ("rope.scaling.yarn_beta_fast", 4.0)),
 )
+
+
+def _sections(*n_pairs: int) -> tuple[tuple[str, Any], ...]:
+    """Return the key that says how many pairs turn with a token's time, height and width."""
+    return (("rope.dimension_sections", [*n_pairs, 0]),)
+
+
 _LONGROPE = (("rope.scaling.attn_factor", 1.19), ("rope.scaling.original_context_length", 32))
 _GRANITE_4 = (
     *(("attention.scale", 0.1), ("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
@@ -98,6 +110,7 @@ _NEMOTRON_3 = (
     *(("expert_group_used_count", 1), ("expert_gating_func", 2), ("expert_weights_norm", True)),
     ("expert_weights_scale", 2.5),
 )
+_SCALES = (("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7))
 ARCHITECTURES = {
     "llama": Tiny(),
     "llama3": Tiny(rope_factors=True, n_head_kv=1, tied=True),
@@ -109,6 +122,13 @@ ARCHITECTURES = {
         "granite",
         keys=(("attention.scale", 0.1), ("embedding_scale", 3.0), ("logit_scale", 8.0), ("residual_scale", 0.7)),
     ),
+    "hunyuan-dense": Tiny("hunyuan-dense", head_dim=128, tied=True),
+    "minicpm": Tiny("minicpm", keys=_SCALES),
+    "minicpm-longrope": Tiny("minicpm", rope_factors=True, keys=(*_SCALES, ("rope.scaling.type", "longrope"))),
+    "nanbeige": Tiny("nanbeige", n_layer=3, keys=(("num_loops", 2), ("skip_loop_final_norm", False))),
+    "nanbeige-whole": Tiny("nanbeige", keys=(("num_loops", 3), ("skip_loop_final_norm", True))),
+    "qwen2vl": Tiny("qwen2vl", n_head=8, n_head_kv=4, head_dim=32, keys=_sections(4, 6, 6)),
+    "qwen3vl": Tiny("qwen3vl", n_layer=4, head_dim=128, keys=(*_sections(24, 20, 20), ("n_deepstack_layers", 3))),
     "smollm3": Tiny("smollm3", n_layer=4, tied=True),
     "olmo2": Tiny("olmo2", n_head_kv=4),
     "olmo3": Tiny("olmo2", n_layer=4, keys=(("attention.sliding_window", 8), *_YARN)),
@@ -144,6 +164,15 @@ ARCHITECTURES = {
         keys=(("expert_gating_func", 2),),
     ),
     "qwen3moe": Tiny("qwen3moe", n_expert=16, n_expert_used=4),
+    "qwen3vlmoe": Tiny("qwen3vlmoe", n_expert=16, n_expert_used=4, keys=_sections(11, 11, 10)),
+    "smallthinker": Tiny(
+        "smallthinker",
+        n_layer=6,
+        n_expert=8,
+        n_expert_used=3,
+        keys=(("attention.sliding_window", 4096), ("expert_gating_func", 2)),
+    ),
+    "smallthinker-softmax": Tiny("smallthinker", n_expert=8, n_expert_used=3, keys=(("expert_gating_func", 1),)),
     "olmoe": Tiny("olmoe", n_head_kv=4, n_expert=8, n_expert_used=4),
     "qwen2moe": Tiny(
         "qwen2moe", n_head=8, n_head_kv=4, head_dim=32, n_expert=8, n_expert_used=4, n_ff_shared=512, seed=1
@@ -220,12 +249,13 @@ WINDOWED_EXAONE4 = Tiny(
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
-_NOT_EXPORTED = ("gemma4", "lfm2", "phi3", "phi3-short", "qwen35")
+_NOT_EXPORTED = (*("gemma4", "lfm2", "minicpm-longrope", "nanbeige", "nanbeige-whole", "phi3", "phi3-short", "qwen35"),)
 EXPORTED = [
     name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and not tiny.parts and name not in _NOT_EXPORTED
 ]
-"""Those that are exported to ONNX: not those with experts, convolutions or states, or other turns in long contexts."""
-_BY_NUMBER = ("exaone4", "gemma2", "gemma4", "gpt-oss", *_HYBRID, *DELTA, "smollm3", "olmo2")
+"""Those that are exported to ONNX: not those with experts, convolutions, states or loops over layers, or with other
+turns in long contexts."""
+_BY_NUMBER = ("exaone4", "gemma2", "gemma4", "gpt-oss", *_HYBRID, *DELTA, "smallthinker", "smollm3", "olmo2")
 UNIFORM = [name for name, tiny in ARCHITECTURES.items() if not tiny.parts and tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 

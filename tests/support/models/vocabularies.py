@@ -82,6 +82,38 @@ def spm(*, seed: int = 0, extra: dict[str, int] | None = None) -> dict[str, Any]
     }
 
 
+def characters(*, n_merges: int = 400, extra: dict[str, int] | None = None) -> dict[str, Any]:
+    """Return the metadata of a vocabulary like Gemma 4's: characters and their merges, and bytes for what it lacks."""
+    extra = extra or {"<|turn>": CONTROL, "<turn|>": CONTROL, "<|tool_response>": CONTROL, "</s>": CONTROL}
+    merges = _character_merges(n_merges)
+    symbols = sorted({symbol for pair in merges for symbol in (*pair, "".join(pair))})
+    first = ["<pad>", "<eos>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256)), *extra]
+    normal = [symbol for symbol in dict.fromkeys([*symbols, "\n", "\n\n", "\n\n\n"]) if symbol not in first]
+    kinds = [CONTROL] * 3 + [BYTE] * 256 + list(extra.values()) + [NORMAL] * len(normal)
+    return {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": first + normal,
+        "tokenizer.ggml.token_type": types(kinds),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+
+
+@cache
+def _character_merges(n: int) -> tuple[tuple[str, str], ...]:
+    """Return pairs of symbols of the corpus at random, some of them across spaces and line breaks."""
+    rng = random.Random(n)
+    text = "".join(written()[:-4]).replace(" ", SPACE).replace("\x00", "")
+    merges: dict[tuple[str, str], None] = {(SPACE, SPACE): None, ("e", SPACE): None, ("\n", "\n"): None}
+    while len(merges) < n:
+        at, length = rng.randrange(len(text) - 6), rng.randint(2, 6)
+        for end in range(2, length + 1):  # every beginning of a piece is the left side of the next merge
+            merges[text[at : at + end - 1], text[at + end - 1]] = None
+    return tuple(merges)
+
+
 def types(kinds: list[int]) -> Typed:
     """Return token types as GGUF has them."""
     return Typed(ValueType.ARRAY, kinds, ValueType.INT32)

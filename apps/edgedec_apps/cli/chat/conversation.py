@@ -13,6 +13,7 @@ from edgedec_apps.cli.shown.explain import Detail, sampling_line
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print_stream, say_summary
 from edgedec_apps.cli.shown.terminal import say
+from edgedec_apps.cli.shown.thoughts import OwnMarks, answer_message, own_marks, with_thoughts
 from edgedec_apps.cli.wording import in_options
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def _send(conversation: Conversation, content: str) -> None:
 def _answer(conversation: Conversation) -> None:
     """Answer the last message, and append the answer."""
     _make_room(conversation)
+    own = own_marks(conversation.engine)
     progress = ProgressLine(quiet=conversation.quiet)
 
     def work(cancel: CancelToken) -> "Generation":
@@ -117,7 +119,7 @@ def _answer(conversation: Conversation) -> None:
             stream = conversation.engine.chat_stream(
                 conversation.messages, cancel=cancel, on_progress=on_progress, **conversation.options
             )
-            print_stream(stream, progress, show=_shown(conversation))
+            print_stream(stream, progress, show=_shown(conversation, own), hidden=own.hidden)
         return stream.generation
 
     generation = conversation.last = interruptible(work)
@@ -131,16 +133,17 @@ def _answer(conversation: Conversation) -> None:
             return
     if error := cut_text(generation):
         say(f"edgedec: {in_options(error)}")
-    conversation.messages.append({"role": "assistant", "content": generation.text})
+    conversation.messages.append(answer_message(generation, own))
 
 
-def _shown(conversation: Conversation) -> ShownText:
-    """Return what shows an answer while it comes."""
-    if not conversation.markdown:
-        return PlainText()
-    from edgedec_apps.cli.shown.live_text import LiveMarkdown  # here, as it imports rich
+def _shown(conversation: Conversation, own: OwnMarks) -> ShownText:
+    """Return what shows an answer while it comes; `own` are the marks of a model that thinks by marks of its own."""
+    show: ShownText = PlainText()
+    if conversation.markdown:
+        from edgedec_apps.cli.shown.live_text import LiveMarkdown  # here, as it imports rich
 
-    return LiveMarkdown()
+        show = LiveMarkdown()
+    return with_thoughts(show, own)
 
 
 def _make_room(conversation: Conversation) -> None:

@@ -31,7 +31,7 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
     from edgedec.memory.setting import Cap
     from edgedec_apps.base_memory import base_bytes
     from edgedec_apps.cli.reports.model_report import model_document
-    from edgedec_models.catalogue import load_catalogue
+    from edgedec_models.catalogue import find_model
 
     cap = Cap(
         None, base_bytes(), whole_process=True
@@ -39,7 +39,7 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
     try:
         path = _stored(model)
     except OfflineError:
-        entry = load_catalogue().get(model)
+        entry = find_model(model)
         if entry is None:
             document = _distant_document(model, cap)
             write_json(document) if as_json else write_facts(_facts(document))

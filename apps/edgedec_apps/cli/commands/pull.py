@@ -83,10 +83,10 @@ def _head(model: str, path: Path, options: ResolveOptions, *, force: bool, is_as
         EdgedecError: A head is asked for, and could not be fetched.
     """
     from edgedec_apps.cli.reports.published_heads import head_line
-    from edgedec_models.catalogue import load_catalogue
+    from edgedec_models.catalogue import find_model
     from edgedec_models.model_heads import bring_head
 
-    entry = load_catalogue().get(model)
+    entry = find_model(model)
     line = None if entry is None else head_line(entry)
     if entry is None or entry.head is None or line is None:
         if is_asked:

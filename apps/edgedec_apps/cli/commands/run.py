@@ -21,6 +21,7 @@ from edgedec_apps.cli.shown.log import telling_of_losses
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, cut_text, print_stream, print_texts, say_summary
 from edgedec_apps.cli.shown.terminal import say, write_json
+from edgedec_apps.cli.shown.thoughts import OwnMarks, own_marks, with_thoughts
 
 if TYPE_CHECKING:
     from edgedec.api.best_text import BestOf
@@ -150,7 +151,8 @@ def _written(
     Where a text is chosen or searched for, that one is printed, and the choice is returned; else `n` texts are written.
     """
     n_most = options.get("max_tokens")
-    show = None if job.output.as_json else PlainText()
+    own = OwnMarks() if isinstance(prompt, str) else own_marks(engine)
+    show = None if job.output.as_json else with_thoughts(PlainText(), own)
     if way is not None:
         with telling_of_losses(quiet=job.output.quiet, before=progress.stop):
             chosen = engine.best(prompt, way, **options)
@@ -171,7 +173,7 @@ def _written(
             print_texts([text.text for text in stream.generations])
         return stream.generations
     one = engine.stream(prompt, **options) if isinstance(prompt, str) else engine.chat_stream(prompt, **options)
-    print_stream(one, progress, n_most=n_most, show=show)
+    print_stream(one, progress, n_most=n_most, show=show, hidden=own.hidden)
     return (one.generation,)
 
 

@@ -13,7 +13,7 @@ from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import say, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from edgedec.decoding.generate import TokenStream
     from edgedec.decoding.samples import SampleStream
@@ -57,11 +57,17 @@ class PlainText:
 
 
 def print_stream(
-    stream: "TokenStream | SampleStream", progress: ProgressLine, *, n_most: int | None = None, show: ShownText | None
+    stream: "TokenStream | SampleStream",
+    progress: ProgressLine,
+    *,
+    n_most: int | None = None,
+    show: ShownText | None,
+    hidden: "Mapping[int, str] | None" = None,
 ) -> None:
     """Show the tokens of a stream as they come, and close the stream; those of several texts are only counted.
 
-    Where `show` is None nothing is printed, and the tokens are counted as progress, out of `n_most`.
+    Where `show` is None nothing is printed, and the tokens are counted as progress, out of `n_most`. `hidden` has the
+    texts of tokens, by id, that `show` is to get although they add nothing to the text.
     """
     from edgedec.sequence import TokenOutput
 
@@ -77,9 +83,9 @@ def print_stream(
             for n, token in enumerate(chain([] if first is None else [first], stream), start=1):
                 if show is None:
                     on_progress(Progress("generating", n, n_most, "tokens"))
-                elif isinstance(token, TokenOutput) and token.text:
+                elif isinstance(token, TokenOutput) and (text := token.text + (hidden or {}).get(token.token_id, "")):
                     progress.stop()
-                    show.write(token.text)
+                    show.write(text)
     except BaseException:
         if show is not None:
             show.break_off()

@@ -29,8 +29,9 @@ async def create(request: Request, service: Service) -> Response:
     fields, wanted = await read_wanted(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
-        texts, streams = read_message(fields, lease.loaded.engine)
-        return texts, MessageForm(wanted.named.name, texts.splitter(), streams=streams)
+        engine = lease.loaded.engine
+        texts, streams = read_message(fields, engine)
+        return texts, MessageForm(wanted.named.name, texts.splitter(engine), streams=streams)
 
     return cast(Response, Reply(service, wanted, fields, read))
 

@@ -42,7 +42,7 @@ class MessageForm:
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to the answer."""
-        for change in self._blocks.take(self._splitter.feed(0, piece.output.text)):
+        for change in self._blocks.take(self._splitter.feed(0, piece.output)):
             yield _changed(change)
 
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Literal
 
-from edgedec_apps.server.core.parts import Parts
-from edgedec_apps.tool_calls import ToolCall
+from edgedec_apps.call_bodies import ToolCall
+from edgedec_apps.replies import Parts
 
 BlockKind = Literal["thinking", "text", "call"]
 

@@ -21,6 +21,7 @@ from edgedec.progress import CancelToken
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec_apps.infill import Gap
+from edgedec_apps.reply_marks import hidden_marks, marks_of, schemas_of
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.tools import Tools
@@ -61,10 +62,13 @@ class TextRequest:
     thinks: bool = False
     best_of: int = 1
 
-    def splitter(self) -> Splitter:
-        """Return what splits the texts into their parts."""
-        names = frozenset(tool["function"]["name"] for tool in self.tools) if self.tools else None
-        return Splitter(names, self.thinks, self.one_call)
+    def splitter(self, engine: Engine) -> Splitter:
+        """Return what splits the texts of a model into their parts."""
+        tools = schemas_of(self.tools) if self.tools else None
+        if not engine.can_chat:
+            return Splitter(tools, self.thinks, self.one_call)
+        marks = marks_of(engine.template.source, engine.tokenizer)
+        return Splitter(tools, self.thinks, self.one_call, marks, hidden_marks(marks, engine.tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,12 @@ class Begun:
     Attributes:
         queued_s: Seconds that it waited.
         n_prompt_tokens: Number of tokens of all prompts together.
-        opened: By text, whether its prompt ends within what the model thinks.
+        opened: By text, the mark with which its prompt ends, such as `<think>`; empty for none.
     """
 
     queued_s: float
     n_prompt_tokens: int
-    opened: tuple[bool, ...]
+    opened: tuple[str, ...]
 
 
 Event = Begun | Piece | Finished

@@ -10,10 +10,10 @@ from edgedec.api.engine import Engine
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.progress import CancelToken
 from edgedec_apps.infill import Gap, gap_ids
+from edgedec_apps.reply_marks import Mark, marks_of, opened_mark, thinking_mark
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import Prompt, TextRequest
 from edgedec_apps.server.core.room import Share
-from edgedec_apps.thinking import CLOSE, OPEN
 
 _TOKENIZER_BYTES = 96  # for each byte of the longest word, as measured
 _WORD = re.compile(r"\s+|\S+")
@@ -25,11 +25,11 @@ class Encoded:
 
     Attributes:
         token_ids: The tokens.
-        opens_thinking: Whether it ends within what the model thinks.
+        opened: The mark with which a chat's prompt ends, so that the text begins behind it; empty for none.
     """
 
     token_ids: tuple[int, ...]
-    opens_thinking: bool = False
+    opened: str = ""
 
 
 async def read_prompts(engine: Engine, request: TextRequest, share: Share, cancel: CancelToken) -> list[Encoded]:
@@ -74,36 +74,29 @@ async def encode(texts: Sequence[str], share: Share, to_ids: Callable[[], Sequen
         return tuple(await asyncio.to_thread(to_ids))
 
 
-def opens_thinking(rendered: str) -> bool:
-    """Return whether a chat's prompt ends with the beginning of what the model thinks.
-
-    >>> opens_thinking("<assistant><think>\\n"), opens_thinking("<user>Say <think>.<assistant>")
-    (True, False)
-    """
-    return rendered.rstrip().endswith(OPEN)
-
-
 def _longest_word_bytes(text: str) -> int:
     """Return the most bytes of a part of a text that a tokenizer may treat as one word."""
     return max((len(word[0]) for word in _WORD.finditer(text)), default=0) * (1 if text.isascii() else 3)
 
 
-def _as_text(engine: Engine, prompt: Prompt, request: TextRequest, cancel: CancelToken) -> tuple[str, bool]:
-    """Return the text of a prompt to encode (of no gap), and whether it ends within what the model thinks.
+def _as_text(engine: Engine, prompt: Prompt, request: TextRequest, cancel: CancelToken) -> tuple[str, str]:
+    """Return the text of a prompt to encode (of no gap), and the mark with which it ends.
 
     Raises:
         PromptTooLongError: The text certainly does not fit the context.
     """
-    opened = False
+    opened = ""
     if isinstance(prompt, str):
         text = prompt
     else:
         assert isinstance(prompt, list)
         messages, begun = _split_begun(prompt)
         text = engine.render(messages, tools=request.tools or None, cancel=cancel, variables=request.variables)
-        opened = opens_thinking(text)
+        source = engine.template.source
+        marks = marks_of(source, engine.tokenizer)
+        opened = opened_mark(text, marks)
         if begun is not None:
-            text, opened = _continued(text, begun, opened=opened)
+            text, opened = continued(text, begun, opened, thinking_mark(marks, source))
     require_may_fit(engine.tokenizer, text, engine.n_prompt_max)
     return text, opened
 
@@ -118,20 +111,29 @@ def _split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], 
     return messages[:-1], last
 
 
-def _continued(prompt: str, begun: dict[str, Any], *, opened: bool) -> tuple[str, bool]:
-    """Return the prompt of a chat with the beginning of its answer, and whether that ends within what is thought.
+def continued(prompt: str, begun: dict[str, Any], opened: str, mark: Mark) -> tuple[str, str]:
+    """Return the prompt of a chat with the beginning of its answer, and the mark that the answer stands behind.
 
     What is thought stands before the answer. Where the prompt itself begins to think, an answer ends that first, unless
-    the answer has tags of its own.
+    the answer has marks of its own.
+
+    Args:
+        prompt: The prompt of the chat.
+        begun: The message with the beginning of the answer.
+        opened: The mark with which the prompt ends; empty for none.
+        mark: The mark of what the model thinks.
     """
     content = begun["content"]
     answer = content if isinstance(content, str) else "".join(part["text"] for part in content)
     thought = begun.get("reasoning_content", "")
-    if answer.lstrip().startswith(OPEN):
-        return (prompt.rstrip().removesuffix(OPEN) if opened else prompt) + answer, CLOSE not in answer
-    if not thought and (not opened or CLOSE in answer):
-        return prompt + answer, False
-    head = prompt.rstrip() if opened else prompt + OPEN
-    if not answer:
-        return f"{head}\n{thought}", True
-    return f"{head}\n{thought}\n{CLOSE}\n\n{answer}", False
+    (first, *_), (close, *_) = mark.opens, mark.closes
+    before, between, alone = mark.written
+    in_thought = bool(opened) and not mark.head_ends
+    if answer.lstrip().startswith(first):
+        return (
+            prompt.rstrip().removesuffix(first) if in_thought else prompt
+        ) + answer, "" if close in answer else before.strip()
+    if not thought and (not in_thought or close in answer):
+        return prompt + alone + answer, ""
+    head = prompt.rstrip() + before.removeprefix(first) if in_thought else prompt + before
+    return (head + thought + between + answer, "") if answer else (head + thought, before.strip())

@@ -138,7 +138,7 @@ class _Work:
                 await asyncio.to_thread(require_room, engine, self.request, token_ids)
             async with self.queue.turn() as queued_s:
                 self.service.metrics.count_waiting(queued_s)
-                opened = tuple(prompt.opens_thinking for prompt in prompts for _ in range(self.request.n))
+                opened = tuple(prompt.opened for prompt in prompts for _ in range(self.request.n))
                 queue.put_nowait(Begun(queued_s, sum(len(prompt.token_ids) for prompt in prompts), opened))
                 await run_in_thread(lambda: self._counted(token_ids, cancel), queue.put_nowait, cancel)
         finally:

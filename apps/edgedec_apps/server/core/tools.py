@@ -3,9 +3,9 @@
 from typing import Any
 
 from edgedec.api.engine import Engine
+from edgedec_apps.call_bodies import tool_call_schema
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.tool_calls import tool_call_schema
 
 _MOST_TOOLS = 128
 Tools = tuple[dict[str, Any], ...]

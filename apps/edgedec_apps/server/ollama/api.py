@@ -64,7 +64,7 @@ async def _answer(request: Request, service: Service, kind: Kind) -> Response:
             texts, delivery = requests.read_chat(fields, options, engine)
         else:
             texts, delivery = requests.read_generate(fields, options, engine)
-        splitter = Splitter() if texts is None else texts.splitter()
+        splitter = Splitter() if texts is None else texts.splitter(engine)
         return texts, OllamaForm(kind, named.name, delivery, engine.tokenizer, splitter, lease.load_s)
 
     return cast(Response, Reply(service, wanted, fields, read))

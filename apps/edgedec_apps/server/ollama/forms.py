@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
+from edgedec_apps.replies import Parts
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
-from edgedec_apps.server.core.parts import Parts, Splitter
+from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reports import chat_entries, decoding_s, explanations, finish_reason, timings
 from edgedec_apps.server.core.sender import json_line
 from edgedec_apps.server.ollama.requests import OllamaDelivery
@@ -57,7 +58,7 @@ class OllamaForm:
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to the text."""
         logprobs = self._logprobs([piece.output])
-        parts = self._splitter.feed(piece.index, piece.output.text)
+        parts = self._splitter.feed(piece.index, piece.output)
         if parts or logprobs:
             yield json_line(self._document(parts, done=False) | logprobs)
 

@@ -52,7 +52,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         engine = lease.loaded.engine
         texts, delivery = read_chat(fields, engine)
-        return texts, ChatForm(wanted.named.name, delivery, engine.tokenizer, texts.n, texts.splitter())
+        return texts, ChatForm(wanted.named.name, delivery, engine.tokenizer, texts.n, texts.splitter(engine))
 
     return cast(Response, Reply(service, wanted, fields, read))
 

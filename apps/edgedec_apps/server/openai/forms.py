@@ -8,9 +8,10 @@ from typing import Any
 
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
+from edgedec_apps.replies import Parts
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
-from edgedec_apps.server.core.parts import Parts, Splitter
+from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reports import chat_entries, completion_logprobs, explanations, finish_reason, timings
 from edgedec_apps.server.core.sender import sse
 from edgedec_apps.server.openai.requests import Delivery
@@ -112,7 +113,7 @@ class ChatForm(_Form):
         yield from self._begin(piece.index)
         entries = self._logprobs([piece.output])
         n_before = self._splitter.count(piece.index)
-        parts = self._splitter.feed(piece.index, piece.output.text)
+        parts = self._splitter.feed(piece.index, piece.output)
         if parts or entries:
             delta = _delta(parts, n_before)
             yield self._event(_chunk(piece.index, delta, entries), self._live_counts(piece))

@@ -32,7 +32,7 @@ async def create(request: Request, service: Service) -> Response:
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         engine = lease.loaded.engine
         texts, asked = read_response(fields, engine, service.responses)
-        form = ResponseForm(wanted.named.name, asked, engine.tokenizer, texts.splitter(), service.responses.put)
+        form = ResponseForm(wanted.named.name, asked, engine.tokenizer, texts.splitter(engine), service.responses.put)
         return texts, form
 
     return cast(Response, Reply(service, wanted, fields, read))

@@ -8,10 +8,11 @@ from typing import Any
 
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
+from edgedec_apps.replies import Parts
 from edgedec_apps.server.core.blocks import Block, Blocks, Change, blocks_of, message_of
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
-from edgedec_apps.server.core.parts import Parts, Splitter
+from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reports import chat_entries
 from edgedec_apps.server.openai.forms import report, usage
 from edgedec_apps.server.openai.responses_requests import Asked
@@ -62,7 +63,7 @@ class ResponseForm:
         """Yield what a token adds to the answer."""
         entries = self._entries([piece.output])
         self._logprobs += entries
-        yield from self._changed(self._splitter.feed(0, piece.output.text), entries)
+        yield from self._changed(self._splitter.feed(0, piece.output), entries)
 
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
         """Yield the rest of the answer, and the whole response."""

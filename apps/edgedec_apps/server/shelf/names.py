@@ -17,6 +17,7 @@ from edgedec_apps.server.core.settings import Settings
 from edgedec_apps.server.shelf.models import Recipe
 from edgedec_apps.server.shelf.shelf import FOREVER_S
 from edgedec_models.cache import list_models
+from edgedec_models.catalogue import find_model
 from edgedec_models.presets import Preset, find_preset, list_presets
 
 _SCHEMES = ("hf:", "ollama:")
@@ -131,7 +132,10 @@ class Names:
         if name in self._settings.aliases:
             return self.served[0]
         path = installed_file(name)
-        return None if path is None else self._installed(path, name)
+        if path is not None:
+            return self._installed(path, name)
+        entry = find_model(name)  # by an alias of the catalogue, such as qwen3:4b
+        return self._model(entry.name) if entry is not None and entry.name != name else None
 
     def _installed(self, path: Path, name: str) -> Named:
         return Named(name, Recipe(str(path)), self._settings.keep_s)

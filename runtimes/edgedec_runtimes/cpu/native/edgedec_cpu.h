@@ -117,8 +117,8 @@ enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
  * those that were chosen. */
 enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
 
-/* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the greater
- * of g and 0, or the square of that. */
+/* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the
+ * greater of g and 0, or the square of that. */
 enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3 };
 
 /* The shape of a model, and the switches by which architectures differ. */
@@ -160,6 +160,10 @@ typedef struct ec_config {
   int32_t n_state_key;
   int32_t n_state_value;
   int32_t state_tiled;      /* head h has key h % n_state_key_head (1), or neighbouring heads have the same (0) */
+  int32_t norms_after_rope; /* norms of queries and keys stand behind their rotation (1) or before it (0) */
+  int32_t early_router;     /* a router reads what enters its layer (1) or what its experts read (0) */
+  int32_t norm_period;      /* behind each group of so many layers but the last, the residual stream goes through the
+                               norm before the output; 0: nowhere */
 } ec_config;
 
 /* How a row changes a recurrent state: by the gated delta rule; or by that of a state space (Mamba-2), where softplus of

@@ -164,7 +164,8 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
     assert loaded is not None
 
     def read(lease: Lease) -> tuple[TextRequest, ChatForm]:
-        return texts, ChatForm("tiny", delivery, lease.loaded.engine.tokenizer, 1, texts.splitter())
+        engine = lease.loaded.engine
+        return texts, ChatForm("tiny", delivery, engine.tokenizer, 1, texts.splitter(engine))
 
     def prepare(*_given: Any) -> Prepared:
         return Prepared(0, 0, 512, 512, lambda: loaded)

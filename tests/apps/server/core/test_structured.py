@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from support.processes.running_server import Running, messages
 
+from edgedec.sequence import TokenOutput
 from edgedec_apps.server.core.parts import Splitter
 
 SCHEMA = {
@@ -151,10 +152,10 @@ def test_a_tool_that_is_unknown_or_contradicts(server: Running) -> None:
 
 def test_calls_are_split_from_text_by_index() -> None:
     """Texts that come in turns keep their calls apart."""
-    splitter = Splitter(frozenset({"look"}))
+    splitter = Splitter({"look": {}})
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    assert not splitter.feed(0, "See: " + call[:20]).calls
-    assert splitter.feed(1, "no call").text == "no call"
-    assert [found.name for found in splitter.feed(0, call[20:]).calls] == ["look"]
+    assert not splitter.feed(0, TokenOutput(0, "See: " + call[:20])).calls
+    assert splitter.feed(1, TokenOutput(0, "no call")).text == "no call"
+    assert [found.name for found in splitter.feed(0, TokenOutput(0, call[20:])).calls] == ["look"]
     assert (splitter.count(0), splitter.count(1)) == (1, 0)
-    assert Splitter(None).feed(0, call).text == call
+    assert Splitter(None).feed(0, TokenOutput(0, call)).text == call

@@ -1,6 +1,5 @@
 """What a model thinks before it answers: apart from the answer in every interface, and switched on and off."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from support.processes.running_server import Running, messages, started
 from edgedec.errors import RequestError
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.stats import DecodeStats
+from edgedec_apps.replies import Parts, split_reply
+from edgedec_apps.reply_marks import MARKS, opened_mark
 from edgedec_apps.server.core.fields import IGNORED_HEADER
 from edgedec_apps.server.core.parts import Splitter
-from edgedec_apps.server.core.prompts import opens_thinking
-from edgedec_apps.thinking import ThinkingStream, split_thinking
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -64,48 +63,16 @@ def ollama_client(thinker: Running) -> Iterator[Any]:
     client.close()
 
 
-@pytest.mark.parametrize(
-    ("text", "opened", "thought", "answer"),
-    [
-        ("<think>\nWell.\n</think>\n\nYes.", False, "Well.", "Yes."),
-        ("\n <think>Well.</think>Yes.\n", False, "Well.", "Yes.\n"),
-        ("Well.\n</think>\n\nYes.", True, "Well.", "Yes."),
-        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
-        ("<think>Cut off </thi", False, "Cut off </thi", ""),
-        (" No tags at all. ", False, "", " No tags at all. "),
-        ("First <think>text</think>.", False, "", "First <think>text</think>."),
-        ("<think>a</think>b<think>c</think>", False, "a", "b<think>c</think>"),
-        ("<think", False, "", "<think"),
-        ("", True, "", ""),
-    ],
-)
-def test_a_reply_is_split(text: str, opened: bool, thought: str, answer: str) -> None:
-    """Only a part at the beginning is what the model thinks; pieces of any size add up to the same."""
-    assert split_thinking(text, opened=opened) == (thought, answer)
-    rng = random.Random(text)
-    for _ in range(50):
-        stream, rest, found = ThinkingStream(opened=opened), text, ["", ""]
-        while rest:
-            n = rng.randint(1, 4)
-            for i, piece in enumerate(stream.feed(rest[:n])):
-                found[i] += piece
-            rest = rest[n:]
-        for i, piece in enumerate(stream.finish()):
-            found[i] += piece
-        assert found == [thought, answer]
-
-
 def test_a_stream_of_parts_is_the_whole() -> None:
     """Thoughts, text and calls come in any pieces as they come in one; a second call is dropped where one may be."""
     text = f"<think>Look.</think>See: {CALL} {CALL}"
     for one_call, n_calls in ((False, 2), (True, 1)):
         outputs = tuple(TokenOutput(0, character) for character in text)
         generation = Generation(text, (), "stop", DecodeStats(), outputs)
-        names = frozenset({"look"})
-        whole = Splitter(names, thinks=True, one_call=one_call).whole(0, generation)
+        whole = Splitter({"look": {}}, thinks=True, one_call=one_call).whole(0, generation)
         assert (whole.thinking, whole.text, len(whole.calls)) == ("Look.", "See:", n_calls)
-        splitter = Splitter(names, thinks=True, one_call=one_call)
-        parts = [splitter.feed(0, character) for character in text] + [splitter.finish(0)]
+        splitter = Splitter({"look": {}}, thinks=True, one_call=one_call)
+        parts = [splitter.feed(0, output) for output in outputs] + [splitter.finish(0)]
         assert "".join(part.thinking for part in parts) == whole.thinking
         assert "".join(part.text for part in parts) == whole.text
         assert [call for part in parts for call in part.calls] == whole.calls
@@ -127,7 +94,7 @@ def test_openai(openai_client: Any) -> None:
 
 
 def test_thoughts_before_a_call(openai_client: Any) -> None:
-    """A call after the thoughts is a call; a call's text within them is none."""
+    """A call after the thoughts is a call."""
     asked = {"model": "thinker", "messages": messages("Look!"), "tools": [TOOL]}
     choice = openai_client.chat.completions.create(**asked).choices[0]
     assert (choice.message.reasoning_content, choice.message.content) == ("I must look.", None)
@@ -141,7 +108,7 @@ def test_a_prompt_that_begins_to_think(openai_client: Any, thinker: Running) -> 
     assert (reply.choices[0].message.reasoning_content, reply.choices[0].message.content) == ("Yes.", "")
     parts = list(openai_client.chat.completions.create(**asked, stream=True))
     assert "".join(getattr(part.choices[0].delta, "reasoning_content", "") for part in parts) == "Yes."
-    assert opens_thinking(thinker.engine.render(messages("#")))
+    assert opened_mark(thinker.engine.render(messages("#")), MARKS["think"]) == "<think>"
 
 
 def test_ollama(ollama_client: Any) -> None:
@@ -165,7 +132,8 @@ def test_thinking_is_switched_off(thinker: Running, fields: dict[str, Any]) -> N
     assert reply.json()["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
     assert IGNORED_HEADER not in reply.headers
     assert thinker.engine.chat(messages("2 + 2?"), think=False).text == "Yes."
-    assert split_thinking(thinker.engine.chat(messages("2 + 2?"), think=True).text) == ("Two and two.", "Four.")
+    found = split_reply(thinker.engine.chat(messages("2 + 2?"), think=True).text)
+    assert found == Parts("Two and two.", "Four.", [])
 
 
 def test_a_model_that_does_not_think(server: Running) -> None:

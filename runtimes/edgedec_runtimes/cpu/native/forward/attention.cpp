@@ -93,9 +93,9 @@ void Run::add_output_bias(int thread, const Layer &layer, const std::vector<int3
   end_stage(thread, EC_OP_ATTN_OUT);
 }
 
-// Add biases, apply the norms of heads, rotate, and write the keys and values to the cache; of a layer that reads those
-// of another one, only the queries are there. A piece is one key-value head of some rows: neighbours, as the keys of 16
-// tokens share cache lines.
+// Add biases, apply the norms of heads and rotate (in the architecture's order), and write the keys and values to the
+// cache; of a layer that reads those of another one, only the queries are there. A piece is one key-value head of some
+// rows: neighbours, as the keys of 16 tokens share cache lines.
 void Run::write_keys_and_values(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory) {
   const int n = (int)rows.size(), n_together = n > KEY_BLOCK ? KEY_BLOCK : 4;
   if (c_.wide_norms) {
@@ -129,12 +129,16 @@ void Run::write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t 
   const int rope = m_.rope_of(layer), n_rot = layer.unrotated ? 0 : m_.rope[rope].n_rot();
   const float *cos_sin = m_.cos_sin[rope].data() + number * n_rot;
   const auto prepare = [&](float *x, const std::vector<float> &bias, int32_t h, const std::vector<float> &norm) {
+    const auto rotate = [&] {
+      if (n_rot != 0) k_.rope(x, cos_sin, n_rot, c_.rope_interleaved != 0);
+    };
     if (!bias.empty()) k_.add(x, bias.data() + h * d, 1.0f, d);
+    if (c_.norms_after_rope) rotate();
     if (!norm.empty() && !c_.wide_norms) {
       k_.rms_norm(x, norm.data(), c_.rms_epsilon, d, memory);
       memcpy(x, memory, (size_t)d * sizeof(float));
     }
-    if (n_rot != 0) k_.rope(x, cos_sin, n_rot, c_.rope_interleaved != 0);
+    if (!c_.norms_after_rope) rotate();
   };
   const float temperature = temperature_at(row.position);
   float *base = m_.qkv.data() + i * width_of(layer);

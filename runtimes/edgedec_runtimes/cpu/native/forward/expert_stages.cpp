@@ -36,15 +36,25 @@ void count_experts(ec_model &model, const Plan &plan) {
   }
 }
 
-// Choose the experts of all rows of a layer. Each layer has a routing of its own, as threads that are late read theirs.
-void Run::route(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory) {
+// Keep the state of the given rows for their router.
+void Run::keep_entering(int thread, const std::vector<int32_t> &rows) {
+  if (rows.empty()) return;
+  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
+    k_.quantize(m_.early.view(), i, 0, c_.n_embd, m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd);
+  });
+  end_stage(thread, EC_OP_OTHER);
+}
+
+// Choose the experts of all rows of a layer by what its router reads. Each layer has a routing of its own, as threads
+// that are late read theirs.
+void Run::route(int thread, int32_t l, const Activations &read, int64_t n_rows, float *memory) {
   const Layer &layer = m_.layers[(size_t)l];
   Routing &routing = m_.routings[(size_t)l];
   const int64_t stride = c_.n_expert + 1;
   const Matrix &gate = layer.matrices[EC_SHARED_ROUTER];
   const Target targets[] = {{&layer.matrices[EC_ROUTER], m_.scores.data(), stride},
                             {&gate, m_.scores.data() + c_.n_expert, stride}};
-  products(thread, EC_OP_GATE_UP, normed, n_rows, targets, gate.n_rows != 0 ? 2 : 1, memory);
+  products(thread, EC_OP_GATE_UP, read, n_rows, targets, gate.n_rows != 0 ? 2 : 1, memory);
   const std::vector<float> &bias = layer.vectors[EC_EXPERT_BIAS], &of_scores = layer.vectors[EC_ROUTER_BIAS];
   const std::vector<float> &scales = layer.vectors[EC_EXPERT_SCALES];
   stages_.each(thread, n_rows, [&](int64_t i) {

@@ -81,7 +81,8 @@ void ExpertStore::settle(int32_t number, int32_t layer, int32_t expert) {
   slot.expert = expert;
   slot.wanted = now_;
   uint8_t absent = 0;
-  for (int part = 0; part < PARTS; ++part) absent |= (uint8_t)((places_[(size_t)layer].parts[part].n_bytes == 0) << part);
+  for (int part = 0; part < PARTS; ++part)
+    if (places_[(size_t)layer].parts[part].n_bytes == 0) absent |= (uint8_t)(1 << part);
   slot.loaded.store(absent, std::memory_order_relaxed);
   slot_of_[index(layer, expert)] = number;
 }

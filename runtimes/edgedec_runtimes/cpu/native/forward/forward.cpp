@@ -68,7 +68,9 @@ void Run::operator()(int thread) {
   if (c_.n_per_layer != 0) make_per_layer_inputs(thread, memory);
   copy_taps(thread, -1);
   for (int32_t l = 0; l < c_.n_layer; ++l) {
+    if (c_.early_router) keep_entering(thread, plan_.mlp(l));
     if (!mixer_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
+    if (c_.norm_period != 0 && (l + 1) % c_.norm_period == 0 && l + 1 < c_.n_layer) norm_states(thread, l, memory);
     copy_taps(thread, l);
   }
   logits(thread, memory);
@@ -145,6 +147,17 @@ const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const
                [&](int64_t piece) { group(m_.normed.view(), piece * GROUP_ROWS); });
   end_stage(thread, EC_OP_NORM);
   return m_.normed.view();
+}
+
+// Put the states behind layer l through the norm that stands before the output.
+void Run::norm_states(int thread, int32_t l, float *memory) {
+  stages_.each(thread, plan_.n_rows, [&](int64_t r) {
+    if (plan_.items[plan_.rows[(size_t)r].item].first_layer > l) return;
+    float *x = m_.x.data() + r * c_.n_embd;
+    k_.rms_norm(x, m_.output_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
+    memcpy(x, memory, (size_t)c_.n_embd * sizeof(float));
+  });
+  end_stage(thread, EC_OP_NORM);
 }
 
 // Normalize what a layer's attention reads: rows of x, or, of a draft head, the embedding and the feature of each pair.
@@ -279,7 +292,8 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   const bool apart = layer.has_experts() && !v[EC_ROUTER_NORM].empty();  // experts have norms of their own
   const Activations *normed = apart ? nullptr : &input(v[EC_FFN_NORM]);
   if (layer.has_experts()) {
-    route(thread, l, apart ? input(v[EC_ROUTER_NORM]) : *normed, (int64_t)rows.size(), memory);
+    const Activations &to_router = c_.early_router ? m_.early.view() : apart ? input(v[EC_ROUTER_NORM]) : *normed;
+    route(thread, l, to_router, (int64_t)rows.size(), memory);
     const Activations &to_experts = apart ? input(v[EC_EXPERTS_NORM]) : *normed;
     if (!mix(thread, l, to_experts, (int64_t)rows.size(), memory)) return false;
   }

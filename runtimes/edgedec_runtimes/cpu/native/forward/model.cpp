@@ -45,6 +45,8 @@ void check_config(const ec_config &c) {
   require(c.glu_limit == 0.0f || (isfinite(c.glu_slope) && c.glu_slope > 0),
           "the slope of gates is not a positive number");
   require(c.attention_gate == 0 || c.wide_norms == 0, "gates of attention stand beside norms over all heads");
+  require(!c.wide_norms || !c.norms_after_rope, "norms over all heads stand behind the rotation");
+  require(c.norm_period >= 0, "the period of norms is negative");
   require(c.state_rule >= EC_RULE_NONE && c.state_rule <= EC_RULE_SPACE, "no such rule of a recurrence");
   if (c.state_rule != EC_RULE_NONE) {
     for (int32_t n : {c.n_state_head, c.n_state_key_head, c.n_state_key, c.n_state_value})
@@ -186,6 +188,7 @@ void ec_model::check_experts(const Layer &layer) const {
   if (n_together == 1 || c.ungated != 0)
     require_matrix(m[EC_UP_EXPERTS], "ffn_up_exps", (int64_t)c.n_expert * c.n_ff_expert, c.n_embd);
   require_matrix(m[EC_DOWN_EXPERTS], "ffn_down_exps", (int64_t)c.n_expert * c.n_embd, c.n_ff_expert);
+  require(!c.early_router || m[EC_SHARED_ROUTER].n_rows == 0, "a shared expert has a score, and routers are early");
   if (m[EC_SHARED_ROUTER].n_rows != 0) require_matrix(m[EC_SHARED_ROUTER], "ffn_gate_inp_shexp", 1, c.n_embd);
   require_vector(layer.vectors[EC_EXPERT_BIAS], "exp_probs_b", c.n_expert, true);
   require_vector(layer.vectors[EC_ROUTER_BIAS], "ffn_gate_inp.bias", c.n_expert, true);
@@ -343,8 +346,8 @@ void ec_model::finish() {
           "the frequencies of rotations are missing");
   number_layers();
   check_per_layer();
-  // normed, attended, gated, pairs, those that experts read, and their gated, convolved, per_layer.gated, mixed
-  bool quantized[9] = {}, floats[9] = {};
+  // normed, attended, gated, pairs, those that experts read, and their gated, convolved, per_layer.gated, mixed, early
+  bool quantized[10] = {}, floats[10] = {};
   const auto note = [&](int which, const Matrix &m) {
     if (m.n_rows != 0) (is_float_type(m.type) ? floats : quantized)[which] = true;
   };
@@ -362,7 +365,8 @@ void ec_model::finish() {
       layer.mix_width += m[i].n_rows;
     }
     note(8, m[EC_MIX_OUT]);
-    for (int i : {EC_GATE, EC_UP, EC_ROUTER, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(0, m[i]);
+    for (int i : {EC_GATE, EC_UP, EC_SHARED_ROUTER, EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(0, m[i]);
+    note(c.early_router ? 9 : 0, m[EC_ROUTER]);
     for (int i : {EC_GATE_EXPERTS, EC_UP_EXPERTS}) note(4, m[i]);
     note(layer.convolves() ? 6 : 1, m[EC_ATTN_OUT]);
     for (const RowConvolution *convolution : {&layer.around_attention, &layer.around_ffn}) {
@@ -400,6 +404,7 @@ void ec_model::finish() {
   if (columns().n_conv > 0) convolved = ActivationBuffer(max_rows, c.n_embd, quantized[6], floats[6]);
   gated = ActivationBuffer(max_rows, most([](const Layer &layer) { return layer.shape.n_ff; }), quantized[2],
                            floats[2]);
+  if (c.early_router) early = ActivationBuffer(max_rows, c.n_embd, quantized[9], floats[9]);
   require(c.n_expert == 0 || !streamer.started() || experts.started(), "the experts are not set up for streaming");
   if (c.n_expert != 0) {
     routings.resize(layers.size());

@@ -181,6 +181,7 @@ struct ec_model {
   std::vector<float> cos_sin[2];        // [rows][2 * pairs], of each rope
   edgedec::ActivationBuffer normed, attended, convolved, gated, mixed;
   std::vector<edgedec::ActivationBuffer> own_normed;  // of each thread, for one group of rows
+  edgedec::ActivationBuffer early;         // [rows][n_embd], what entered a layer, where its router reads that
   std::vector<edgedec::Routing> routings;  // by layer, where there are experts
   std::vector<float> scores;               // [rows][n_expert + 1], of the layer's routers
   edgedec::ActivationBuffer expert_gated;

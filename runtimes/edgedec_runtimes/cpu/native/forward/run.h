@@ -89,6 +89,7 @@ class Run {
   bool goes_on(int thread);
   const Activations &norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight,
                           float *memory);
+  void norm_states(int thread, int32_t l, float *memory);
   const Activations &attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
   void products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
                 float *memory, const std::vector<int32_t> *add_to = nullptr);
@@ -129,7 +130,8 @@ class Run {
     int64_t size() const { return end - begin; }
   };
   int64_t most_expert_pieces() const;
-  void route(int thread, int32_t l, const Activations &normed, int64_t n_rows, float *memory);
+  void keep_entering(int thread, const std::vector<int32_t> &rows);
+  void route(int thread, int32_t l, const Activations &read, int64_t n_rows, float *memory);
   // Wait until a matrix of an expert is in memory; false where it can't be read.
   bool have(int32_t l, int32_t expert, int which) {
     return !m_.experts.started() || m_.experts.wait(l, expert, which - EC_GATE_EXPERTS);

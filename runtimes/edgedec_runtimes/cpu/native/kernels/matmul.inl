@@ -295,6 +295,8 @@ Product coded_product(int32_t type) {
     case edgedec::IQ4_NL: return quantized_product<Coded<edgedec::IQ4_NL>>;
     case edgedec::IQ4_XS: return quantized_product<Coded<edgedec::IQ4_XS>>;
     case edgedec::MXFP4: return quantized_product<Coded<edgedec::MXFP4>>;
+    case edgedec::Q1_0: return quantized_product<Coded<edgedec::Q1_0>>;
+    case edgedec::Q2_0: return quantized_product<Coded<edgedec::Q2_0>>;
     case edgedec::IQ3_S: return quantized_product<Coded<edgedec::IQ3_S>>;
     case edgedec::IQ3_XXS: return quantized_product<Coded<edgedec::IQ3_XXS>>;
     case edgedec::IQ2_XXS: return quantized_product<Coded<edgedec::IQ2_XXS>>;

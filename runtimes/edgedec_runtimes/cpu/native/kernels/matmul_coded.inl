@@ -11,6 +11,19 @@ inline void load_two_bits(const uint8_t *p, Bytes *w) {
   }
 }
 
+// Bits as the numbers 0 and 2.
+inline void load_signs(const uint8_t *p, Bytes *w) {
+  const Bytes h = load_bytes(p);
+  w[0] = mask_bytes(shift_bytes<1>(h), 2);
+  w[1] = mask_bytes(h, 2);
+  w[2] = mask_bytes(shift_bytes<-1>(h), 2);
+  w[3] = mask_bytes(shift_bytes<-2>(h), 2);
+  w[4] = mask_bytes(shift_bytes<-3>(h), 2);
+  w[5] = mask_bytes(shift_bytes<-4>(h), 2);
+  w[6] = mask_bytes(shift_bytes<-5>(h), 2);
+  w[7] = mask_bytes(shift_bytes<-6>(h), 2);
+}
+
 inline void add_third_bits(const uint8_t *p, Bytes *w) {
   const Bytes h = load_bytes(p);
   w[0] = or_bytes(w[0], mask_bytes(shift_bytes<2>(h), 4));
@@ -70,10 +83,11 @@ struct Coded {
     static constexpr Numbers<TYPE> numbers;
     const uint8_t *p = unit + STEP * sub;
     prefetch_ahead(unit + BYTES / SUBS * sub, BYTES / SUBS, ahead);
-    if constexpr (C.bits == 4) load_nibbles(p + PART_BYTES * part, w);
+    if constexpr (C.bits == 1) load_signs(p + PART_BYTES * part, w);
+    else if constexpr (C.bits == 4) load_nibbles(p + PART_BYTES * part, w);
     else load_two_bits(p + PART_BYTES * part, w);
     if constexpr (C.bits == 3) add_third_bits(p + 128 + PART_BYTES * part, w);
-    if constexpr (C.numbers != nullptr) {
+    if constexpr (C.numbers != nullptr && C.bits > 1) {
       const Bytes table = load_table(numbers.at);
       UNROLL for (int g = 0; g < 8; ++g) w[g] = look_up(table, w[g]);
     }

@@ -223,7 +223,8 @@ void tile_product(const uint8_t *tile, int64_t n_blocks, const ActivationBlock *
         const ActivationBlock &a = group[begin + i], &after = group[begin + i + (N > GROUP_ROWS ? n_blocks : 0)];
         UNROLL for (int part = 0; part < AT_ONCE; ++part) {
           Bytes w[8];
-          Type::template unpack<PAIRED>(unit + Type::STEP * i, pass + part, w);
+          const uint8_t *block = unit + i / Type::UNIT_BLOCKS * Type::UNIT_BYTES + i % Type::UNIT_BLOCKS * Type::STEP;
+          Type::template unpack<PAIRED>(block, pass + part, w);
           const PartScales of = scales.at(i, pass + part);
           UNROLL for (int m = 0; m < N - K + 1; m += K)
             Type::template add<PAIRED, K>(acc[part] + m, w, of, m < GROUP_ROWS ? a : after, m % GROUP_ROWS);

@@ -193,6 +193,20 @@ EDGEDEC_INLINE void load_two_bits(const uint8_t *p, const uint8_t *thirds, Bytes
   pair<PAIRED, 8>(w);
 }
 
+template <bool PAIRED>
+EDGEDEC_INLINE void load_one_bits(const uint8_t *p, Bytes *w) {
+  const Bytes h = load_bytes(p);
+  w[0] = mask_bytes(h, 1);
+  w[1] = mask_bytes(vshrq_n_u8(h, 1), 1);
+  w[2] = mask_bytes(vshrq_n_u8(h, 2), 1);
+  w[3] = mask_bytes(vshrq_n_u8(h, 3), 1);
+  w[4] = mask_bytes(vshrq_n_u8(h, 4), 1);
+  w[5] = mask_bytes(vshrq_n_u8(h, 5), 1);
+  w[6] = mask_bytes(vshrq_n_u8(h, 6), 1);
+  w[7] = vshrq_n_u8(h, 7);
+  pair<PAIRED, 8>(w);
+}
+
 template <int32_t TYPE>
 struct Coded {  // the types of weights/coding.h
   static constexpr edgedec::Coding C = edgedec::coding(TYPE);
@@ -201,11 +215,13 @@ struct Coded {  // the types of weights/coding.h
   static constexpr bool MINIMUM = C.scales == edgedec::ScaleBytes::Q2;
 
   static EDGEDEC_INLINE void read_scales(const uint8_t *p, [[maybe_unused]] int n, Scales &scales) {
-    if constexpr (UNIT_BLOCKS == 1) {
-      for (int i = 0; i < n; ++i, p += STEP)
-        if constexpr (C.scales == edgedec::ScaleBytes::NONE) read_halves(p + edgedec::halves_at(C), scales.first[i]);
+    if constexpr (UNIT_BLOCKS < RUN) {
+      for (int i = 0; i < n; ++i) {
+        const uint8_t *unit = p + i / UNIT_BLOCKS * UNIT_BYTES;
+        if constexpr (C.scales == edgedec::ScaleBytes::NONE) read_halves(unit + edgedec::halves_at(C), scales.first[i]);
         else UNROLL for (int part = 0; part < PARTS; ++part)
-          scales.first[i][part] = load_exponents(p + edgedec::scales_at(C) + LANES * part);
+          scales.first[i][part] = load_exponents(unit + edgedec::scales_at(C) + LANES * part);
+      }
     } else {
       alignas(16) int8_t s[256], m[256];
       edgedec::unpack_scales<C.scales, C.by_16 ? 16 : 8>(p + edgedec::scales_at(C), s, m);
@@ -227,7 +243,8 @@ struct Coded {  // the types of weights/coding.h
   static EDGEDEC_INLINE void unpack(const uint8_t *block, int part, Bytes *w) {
     static constexpr Numbers<TYPE> numbers;
     const uint8_t *p = block + PART_BYTES * part;
-    if constexpr (C.bits == 4) load_nibbles<PAIRED>(p, w);
+    if constexpr (C.bits == 1) load_one_bits<PAIRED>(p, w);
+    else if constexpr (C.bits == 4) load_nibbles<PAIRED>(p, w);
     else load_two_bits<PAIRED, C.bits == 3>(p, p + 128, w);
     if constexpr (C.numbers != nullptr || C.bias != 0) {
       const Bytes table = load_bytes(numbers.at);

@@ -40,6 +40,14 @@ void read_two_bits(const uint8_t *in, Block &b) {
     for (int l = 0; l < 32; ++l) b.codes[32 * i + l] = in[i / 4 * 32 + l] >> i % 4 * 2 & 3;
 }
 
+// d, then codes of BITS bits, the first ones in the low bits of a byte
+template <int BITS>
+void read_in_order(const uint8_t *in, int n, Block &b) {
+  constexpr int IN_BYTE = 8 / BITS;
+  for (int i = 0; i < n; ++i)
+    b.codes[i] = (uint8_t)(in[2 + i / IN_BYTE] >> BITS * (i % IN_BYTE) & ((1 << BITS) - 1));
+}
+
 // hmask[32], qs[64], scales[12], d. Bit i of hmask's byte l is the third bit of column 32 i + l.
 void read_q3_k(const uint8_t *in, Block &b) {
   read_two_bits(in + 32, b);
@@ -188,6 +196,8 @@ void read_block(int32_t type, const uint8_t *in, Block &b) {
     case TQ1_0: return read_tq1_0(in, b);
     case TQ2_0: b.halves[0] = read<uint16_t>(in + 64); return read_two_bits(in, b);
     case MXFP4: b.scales[0] = in[0]; return read_nibbles(in + 1, 1, b);
+    case Q1_0: return read_in_order<1>(in, 128, b);
+    case Q2_0: return read_in_order<2>(in, 64, b);
     case IQ4_NL: return read_nibbles(in + 2, 1, b);
     case IQ4_XS: return read_iq4_xs(in, b);
     case IQ3_XXS: return read_iq3_xxs(in, b);
@@ -212,19 +222,25 @@ void put_codes(int bits, uint8_t *tile, int r, const uint8_t *codes) {
       for (int j = 0; j < 4; ++j) tile[64 * j] = (uint8_t)(codes[4 * j] | codes[16 + 4 * j] << 4);
       continue;
     }
-    uint32_t twos = 0, thirds = 0;
-    for (int g = 0; g < 8; ++g) twos |= (codes[4 * g] & 3u) << 2 * g;
-    if (bits == 3)
-      for (int g = 0; g < 8; ++g) thirds |= (codes[4 * g] >> 2 & 1u) << g;
+    uint32_t twos = 0, last = 0;  // the highest bit of a code
+    for (int g = 0; g < 8; ++g) {
+      twos |= (codes[4 * g] & 3u) << 2 * g;
+      last |= (codes[4 * g] >> (bits - 1) & 1u) << g;
+    }
+    if (bits == 1) {
+      tile[0] = (uint8_t)last;
+      continue;
+    }
     tile[0] = (uint8_t)twos;
     tile[64] = (uint8_t)(twos >> 8);
-    if (bits == 3) tile[128] = (uint8_t)thirds;
+    if (bits == 3) tile[128] = (uint8_t)last;
   }
 }
 
 uint32_t get_code(int bits, const uint8_t *tile, int r, int column) {
   const int g = column / 4, at = 4 * r + column % 4;
   if (bits == 4) return tile[64 * (g % 4) + at] >> 4 * (g / 4) & 15u;
+  if (bits == 1) return tile[at] >> g & 1u;
   const uint32_t two = tile[64 * (g / 4) + at] >> 2 * (g % 4) & 3u;
   return bits == 2 ? two : two | (tile[128 + at] >> g & 1u) << 2;
 }

@@ -1,4 +1,4 @@
-// Types whose tiles hold codes of 4, 3 or 2 bits: what a code stands for, and what scales it.
+// Types whose tiles hold codes of 4, 3, 2 or 1 bits: what a code stands for, and what scales it.
 //
 //   weight = d * factor * s * (number[code] - bias) - dmin * m
 //
@@ -6,7 +6,7 @@
 // these types has, for each 32 columns, the codes of 16 rows, and then the scales of all its columns:
 //
 //   codes   4 bits: nibbles; 3 bits: two bits from bit 0, and the third as "fifth bits" are; 2 bits: two bits from
-//           bit 0 (tiles.h has these vectors)
+//           bit 0; 1 bit: as "fifth bits" are (tiles.h has these vectors)
 //   scales  scale_bytes vectors of 16 bytes, d[16], dmin[16] (float16, as many as there are)
 #pragma once
 #include "weights/tensor_types.h"
@@ -27,7 +27,7 @@ struct Coding {
   int32_t columns;         // of a block
   int32_t bits;            // of a code
   int32_t bias;            // 0, 1, 4, 16, 64 or 128
-  const uint8_t *numbers;  // [16], below 2 * bias; nullptr: a code is its number
+  const uint8_t *numbers;  // [16], at most 2 * bias; nullptr: a code is its number
   ScaleBytes scales;
   int32_t scale_bytes;     // of a row
   bool by_16;              // 16 columns have a scale of their own, not 32
@@ -35,13 +35,16 @@ struct Coding {
 };
 
 // The numbers have the bias added, so that none is negative. Those of the formats: IQ4_NL's and IQ4_XS's levels, E2M1
-// doubled, magnitudes of grids, and eighths of -1, 0 and 1 plus or minus 1/8. The highest bit of a code is a sign.
+// doubled, magnitudes of grids, eighths of -1, 0 and 1 plus or minus 1/8, and -1 and 1. Of those of 4 and 3 bits the
+// highest bit of a code is a sign.
 constexpr uint8_t FOUR_BITS[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 constexpr uint8_t E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 constexpr uint8_t ODD[16] = {17, 19, 21, 23, 25, 27, 29, 31, 15, 13, 11, 9, 7, 5, 3, 1};
 constexpr uint8_t EIGHT[16] = {68, 76, 84, 92, 100, 108, 116, 126, 60, 52, 44, 36, 28, 20, 12, 2};
 constexpr uint8_t THREE[16] = {72, 89, 107, 64, 56, 39, 21, 64, 64, 64, 64, 64, 64, 64, 64, 64};
 constexpr uint8_t EIGHTHS[16] = {9, 17, 25, 16, 7, 15, 23, 16, 16, 16, 16, 16, 16, 16, 16, 16};
+
+constexpr uint8_t SIGNS[16] = {0, 2};
 
 constexpr Coding coding(int32_t type) {
   switch (type) {
@@ -51,6 +54,8 @@ constexpr Coding coding(int32_t type) {
     case Q3_K: return {256, 3, 4, nullptr, ScaleBytes::SIX, 12, true, 1.0f};
     case Q2_K: return {256, 2, 0, nullptr, ScaleBytes::Q2, 16, true, 1.0f};
     case TQ1_0: case TQ2_0: return {256, 2, 1, nullptr, ScaleBytes::NONE, 0, false, 1.0f};
+    case Q2_0: return {64, 2, 1, nullptr, ScaleBytes::NONE, 0, false, 1.0f};
+    case Q1_0: return {128, 1, 1, SIGNS, ScaleBytes::NONE, 0, false, 1.0f};
     case IQ3_S: return {256, 4, 16, ODD, ScaleBytes::FOUR, 4, false, 1.0f};
     case IQ3_XXS: return {256, 4, 64, EIGHT, ScaleBytes::FOUR, 4, false, 0.25f};
     case IQ2_XXS: return {256, 3, 64, THREE, ScaleBytes::FOUR, 4, false, 0.125f};

@@ -31,6 +31,8 @@ enum TensorType : int32_t {
   TQ1_0 = 34,
   TQ2_0 = 35,
   MXFP4 = 39,
+  Q1_0 = 41,
+  Q2_0 = 42,
 };
 
 constexpr int TILE_ROWS = 16;
@@ -67,6 +69,8 @@ static inline BlockLayout block_layout(int32_t type) {
     case TQ1_0: return {256, 54};
     case TQ2_0: return {256, 66};
     case MXFP4: return {32, 17};
+    case Q1_0: return {128, 18};
+    case Q2_0: return {64, 18};
     default: return {0, 0};
   }
 }

@@ -1,0 +1,342 @@
+"""What stands between the marks of a tool call, in the forms of several families of models, as calls.
+
+Each reader takes the head and the body of a call, and the tools by name; it returns the calls, or an empty list for a
+body that is no call. No reader raises an error for any text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from secrets import token_hex
+from typing import Any, NoReturn
+
+Tools = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of the parameters of each tool, by the tool's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model asks for.
+
+    Attributes:
+        name: The tool's.
+        arguments: A JSON object, as text.
+        id: By which the tool's answer will name it; no part of a comparison.
+    """
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{token_hex(12)}", compare=False, repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return an entry of OpenAI's `tool_calls`."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the call as chat templates have it, with the arguments as an object."""
+        function = {"name": self.name, "arguments": json.loads(self.arguments)}
+        return {"type": "function", "id": self.id, "function": function}
+
+
+_BodyReader = Callable[[str, str, Tools], Iterable[ToolCall | None]]
+_Reader = Callable[[str, str, Tools], list[ToolCall]]
+
+
+class _NoCallError(ValueError):
+    """A body is not of the form that its reader reads."""
+
+
+def _whole(read: _BodyReader) -> _Reader:
+    """Return a reader that returns the calls of a body where all of it is of the form, else an empty list."""
+
+    @wraps(read)
+    def run(head: str, body: str, tools: Tools) -> list[ToolCall]:
+        try:
+            calls = list(read(head, body, tools))
+        except (ValueError, RecursionError):
+            return []
+        found = [call for call in calls if call is not None]
+        return found if len(found) == len(calls) else []
+
+    return run
+
+
+@_whole
+def read_tagged(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
+    """Return the calls of an object or an array in JSON, or of XML with `<function=NAME>` and `<parameter=NAME>`."""
+    if body.lstrip().startswith("<"):
+        return _of_xml(body, tools)
+    values = json_values(body)
+    return _of_values(values) if len(values) == 1 else ()
+
+
+@_whole
+def read_function(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
+    """Return the call of XML behind `<function=`, where its tool is known."""
+    calls = list(_of_xml(f"<function={body}", tools))
+    return [call for call in calls if call is not None and call.name in tools]
+
+
+@_whole
+def read_named_json(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
+    """Return the calls of `NAME[ARGS]{...}` (Ministral 3), of `NAME{...}`, or of an array in JSON (Mistral)."""
+    named = re.match(r"\s*([\w.:-]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)", body)
+    values = json_values(body if named is None else body[named.end() :])
+    if len(values) != 1:
+        return ()
+    return _of_values(values) if named is None else [_made(named[1], values[0])]
+
+
+@_whole
+def read_channel(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
+    """Return the call of a message to `functions.NAME`, by its head, with arguments in JSON (gpt-oss)."""
+    to = re.search(r"\bto=(?:functions\.)?([^\s<]+)", head)
+    values = json_values(body)
+    if to is None or len(values) > 1 or (body.strip() and not values):
+        return ()
+    return [_made(to[1], values[0] if values else {})]
+
+
+@_whole
+def read_braces(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
+    """Return the call of `call:NAME{key:value,...}`, whose strings stand between `<|"|>` (Gemma 4)."""
+    named = re.match(r"\s*call:\s*([\w.:-]+)\s*(?=\{)", body)
+    if named is None:
+        return ()
+    value, at = _value(body, named.end())
+    return [_made(named[1], value)] if not body[at:].strip() else ()
+
+
+@_whole
+def read_python(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
+    """Return the calls of `[name(key="value", ...), ...]` (LFM2), or of JSON."""
+    if re.match(r"\s*\[?\s*\{", body):
+        values = json_values(body)
+        return _of_values(values) if len(values) == 1 else ()
+    calls = []
+    text = body.strip()
+    text = text.removeprefix("[").removesuffix("]") if text.startswith("[") else text
+    at = 0
+    while (named := _PYTHON_NAME.match(text, at)) is not None:
+        arguments, at = _pairs(text, named.end(), ")", _KEYWORD)
+        calls.append(_made(named[1], arguments))
+        at = _after_comma(text, at, "")
+    return calls if at == len(text) else ()
+
+
+def tool_call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the JSON schema of one call of one of these tools (OpenAI's `tools`), as split_reply reads it.
+
+    With it as json_schema a model calls a tool, whatever its template's convention (`tool_choice: "required"`).
+    """
+    functions = [tool["function"] for tool in tools]
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": function["name"]},
+                    "arguments": function.get("parameters") or {"type": "object"},
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for function in functions
+        ]
+    }
+
+
+def json_values(text: str) -> list[Any]:
+    """Return the JSON values of a text, with semicolons or white space between; an empty list for any other text."""
+    values, at = [], _matched(_SPACES, text, 0).end()
+    while at < len(text):
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return []
+        values.append(value)
+        at = _matched(_SPACES, text, at).end()
+    return values
+
+
+def call_of(value: Any, *, needs_arguments: bool) -> ToolCall | None:
+    """Return the call of a JSON value; None for another value.
+
+    Args:
+        value: An object with a name and arguments or parameters, maybe as the `function` of another object.
+        needs_arguments: Whether an object without arguments is none, as many objects have a name.
+    """
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None:
+        return None if needs_arguments else ToolCall(value["name"], "{}")
+    if isinstance(arguments, str):  # JSON within JSON
+        inner = json_values(arguments)
+        return ToolCall(value["name"], arguments) if len(inner) == 1 and isinstance(inner[0], dict) else None
+    return _made(value["name"], arguments)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _NoCallError(f"{name} is no JSON")
+
+
+# Line breaks in strings are accepted, as models write them there.
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+_SPACES = re.compile(r"[; \t\r\n]*")
+
+
+def _of_values(values: list[Any]) -> list[ToolCall | None]:
+    found = values[0] if isinstance(values[0], list) else values
+    return [call_of(value, needs_arguments=False) for value in found]
+
+
+def _made(name: str, arguments: Any) -> ToolCall | None:
+    """Return a call, or None for arguments that are no object of JSON."""
+    if not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+_FUNCTION_END = re.compile(r"\s*(?:</function>\s*|\Z)")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(?:\r?\n)?(.*?)(?:\r?\n)?(?:</parameter>|\Z)", re.DOTALL)
+
+
+def _of_xml(body: str, tools: Tools) -> Iterable[ToolCall | None]:
+    at = 0
+    while at < len(body):
+        begin = _matched(_FUNCTION, body, at)
+        name, at = begin[1].strip(), begin.end()
+        arguments = {}
+        while (parameter := _PARAMETER.match(body, at)) is not None:
+            key, at = parameter[1].strip(), parameter.end()
+            arguments[key] = _typed(parameter[2], tools.get(name, {}), key)
+        at = _matched(_FUNCTION_END, body, at).end()
+        yield _made(name, arguments)
+
+
+def _typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
+    """Return a parameter's value of the type that the tool's schema gives it; a text where it gives none."""
+    properties = schema.get("properties")
+    wanted = _types(properties.get(key)) if isinstance(properties, Mapping) else set()
+    if "string" in wanted and not (text.strip() == "null" and "null" in wanted):
+        return text
+    lowered = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text)
+    values = json_values(lowered)
+    if len(values) != 1:
+        return text
+    return values[0] if wanted or isinstance(values[0], dict | list) else text
+
+
+def _types(schema: Any) -> set[str]:
+    """Return the names of the types that a JSON schema allows; an empty set where it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    given = schema.get("type")
+    found = {given} if isinstance(given, str) else set(filter(_is_text, given)) if isinstance(given, list) else set()
+    for name in ("anyOf", "oneOf"):
+        options = schema.get(name)
+        for option in options if isinstance(options, list) else ():
+            found |= _types(option)
+    if not found and isinstance(schema.get("enum"), list):
+        found = {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
+    return found
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_QUOTE = '<|"|>'
+_PYTHON_NAME = re.compile(r"([A-Za-z_][\w.-]*)\s*\(")
+_KEY = re.compile(r"\s*([^\s:{}\[\],\"'<]+)\s*:")
+_KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
+# A quote that no border of a value follows belongs to the text: models forget to escape it.
+_STRING = {q: re.compile(rf"{q}((?:[^{q}\\]|\\.|{q}(?!\s*(?:[,)\]}}:]|\Z)))*){q}", re.DOTALL) for q in "\"'"}
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "/": "/"}
+_BARE = re.compile(r"[^,}\])]*")
+_GAP = re.compile(r"\s*")
+_CONSTANTS = {"True": True, "False": False, "None": None}
+
+
+def _value(text: str, at: int) -> tuple[Any, int]:
+    """Return the value that begins at a place of a text, and where the value ends."""
+    at = _skipped(text, at)
+    if text.startswith("{", at):
+        return _pairs(text, at + 1, "}", _KEY)
+    if text.startswith("[", at):
+        values: list[Any] = []
+        at = _skipped(text, at + 1)
+        while not text.startswith("]", at):
+            value, at = _value(text, at)
+            values.append(value)
+            at = _after_comma(text, at, "]")
+        return values, at + 1
+    if text.startswith((_QUOTE, '"', "'"), at):
+        return _quoted(text, at)
+    bare = _matched(_BARE, text, at)
+    found, word = json_values(bare[0]), bare[0].strip()
+    if not word:
+        raise _NoCallError("no value")
+    return found[0] if len(found) == 1 else _CONSTANTS.get(word, word), bare.end()
+
+
+def _pairs(text: str, at: int, closing: str, key_form: re.Pattern[str]) -> tuple[dict[str, Any], int]:
+    """Return the keys and values up to a bracket, and the place behind the bracket."""
+    found: dict[str, Any] = {}
+    at = _skipped(text, at)
+    while not text.startswith(closing, at):
+        if key_form is _KEY and text.startswith((_QUOTE, '"', "'"), at):
+            key, at = _quoted(text, at)
+            at = _skipped(text, at)
+            if not text.startswith(":", at):
+                raise _NoCallError("a key without a colon")
+            at += 1
+        else:
+            bare = _matched(key_form, text, at)
+            key, at = bare[1], bare.end()
+        found[key], at = _value(text, at)
+        at = _after_comma(text, at, closing)
+    return found, at + 1
+
+
+def _quoted(text: str, at: int) -> tuple[str, int]:
+    if text.startswith(_QUOTE, at):
+        end = text.find(_QUOTE, at + len(_QUOTE))
+        if end < 0:
+            raise _NoCallError("a string without an end")
+        return text[at + len(_QUOTE) : end], end + len(_QUOTE)
+    found = _matched(_STRING[text[at]], text, at)
+    return _ESCAPE.sub(_unescaped, found[1]), found.end()
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    escape = found[1]
+    return chr(int(escape[1:], 16)) if len(escape) == 5 else _ESCAPED.get(escape, found[0])
+
+
+def _after_comma(text: str, at: int, closing: str) -> int:
+    """Return the place behind a comma, or before a closing bracket; an empty `closing` stands for the end."""
+    at = _skipped(text, at)
+    if text.startswith(",", at):
+        return _skipped(text, at + 1)
+    if not (text.startswith(closing, at) if closing else at == len(text)):
+        raise _NoCallError("neither a comma nor a bracket")
+    return at
+
+
+def _skipped(text: str, at: int) -> int:
+    return _matched(_GAP, text, at).end()
+
+
+def _matched(form: re.Pattern[str], text: str, at: int) -> re.Match[str]:
+    found = form.match(text, at)
+    if found is None:
+        raise _NoCallError(f"expected {form.pattern}")
+    return found

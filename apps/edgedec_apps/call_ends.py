@@ -1,0 +1,113 @@
+"""Where the next mark of a reply is, and where a call ends that came in part."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from edgedec_apps.call_bodies import ToolCall, Tools
+from edgedec_apps.reply_marks import Mark
+
+MOST_HEAD = 200
+"""Most characters of a head, and of a call before its first bracket."""
+_BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class Finder:
+    """Finds the first of some texts by `form`; `n_most` is the length of the longest."""
+
+    texts: tuple[str, ...]
+    form: re.Pattern[str]
+    n_most: int
+
+    def may_grow(self, text: str, found: re.Match[str]) -> bool:
+        """Return whether what was found at the end of a text may be the beginning of a longer one of the texts."""
+        rest = text[found.start() : found.start() + self.n_most]
+        return any(each.startswith(rest) and len(each) > len(rest) for each in self.texts)
+
+
+@cache
+def _of_texts(texts: tuple[str, ...]) -> Finder:
+    longest_first = sorted(texts, key=len, reverse=True)
+    form = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    return Finder(texts, form, max(map(len, texts), default=1))
+
+
+def finder(texts: Iterable[str]) -> Finder:
+    """Return what finds these texts."""
+    return _of_texts(tuple(dict.fromkeys(texts)))
+
+
+@cache
+def _string_end(closing: str) -> Finder:
+    """Return what finds the end of a string; a backslash takes the next character with it in a string of JSON."""
+    escape = r"\\.|" if closing == '"' else ""
+    return Finder((closing,), re.compile(escape + re.escape(closing), re.DOTALL), max(2, len(closing)))
+
+
+class OpenCall:
+    """A call whose mark came: finds where the call ends, as more of it comes.
+
+    Args:
+        mark: The call's mark.
+        shown: The mark, and the head behind it, as they stood in the reply.
+        head: The head.
+        aborts: The marks that end the thought around the call, and so the call.
+    """
+
+    def __init__(self, mark: Mark, shown: str, head: str, aborts: Sequence[str]) -> None:
+        self.shown = shown
+        self._mark, self._head = mark, head
+        self._begun = False
+        self._plain: bool | None = None
+        self._quotes = dict(mark.quotes)
+        self._ends = {True: finder([*mark.closes, *aborts, *(() if mark.closes else mark.opens)])}
+        brackets = () if mark.closes else _BRACKETS
+        self._ends[False] = finder([*self._quotes, *mark.closes, *aborts, *brackets])
+
+    def read(self, body: str, tools: Tools) -> list[ToolCall]:
+        """Return the calls of a body; an empty list for one that is no call."""
+        return self._mark.read(self._head, body, tools) if self._mark.read is not None else []
+
+    def end(self, text: str, *, plain: bool) -> tuple[int, int] | None:
+        """Return where the body ends and where what ends it does; None where that is to come, (0, 0) for no call.
+
+        Args:
+            text: The reply behind the mark, so far.
+            plain: Whether strings are not looked at.
+        """
+        if not self._begun:
+            start = text.lstrip()
+            if not start:
+                return None
+            if self._mark.starts and start[0] not in self._mark.starts:
+                return 0, 0
+            self._begun = True
+        if plain is not self._plain:
+            self._plain, self._at, self._closing, self._depth = plain, 0, "", 0
+        while True:
+            find = _string_end(self._closing) if self._closing else self._ends[plain]
+            found = find.form.search(text, self._at)
+            at = len(text) if found is None else found.start()
+            if not self._mark.closes and not self._depth and not plain and at > MOST_HEAD:
+                return 0, 0
+            if found is not None and find.may_grow(text, found):
+                self._at = found.start()
+                return None
+            if found is None:
+                self._at = max(self._at, len(text) - find.n_most + 1)
+                return None
+            self._at = found.end()
+            if self._closing:
+                self._closing = self._closing if found[0].startswith("\\") else ""
+            elif found[0] in self._quotes and not plain:
+                self._closing = self._quotes[found[0]]
+            elif found[0] in self._mark.closes:
+                return found.span()
+            elif found[0] not in _BRACKETS:
+                return found.start(), found.start()
+            else:
+                self._depth += _BRACKETS[found[0]]
+                if self._depth <= 0:
+                    return found.end(), found.end()

@@ -1,0 +1,87 @@
+"""What a model thinks, at a terminal: between <think> and </think>, whatever marks the model writes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from edgedec.chat import may_think
+from edgedec_apps.cli.shown.replies import ShownText
+from edgedec_apps.replies import USUAL, Parts, ReplyStream, split_reply
+from edgedec_apps.reply_marks import Mark, hidden_marks, marks_of, thinking_mark
+
+if TYPE_CHECKING:
+    from edgedec.api.engine import Engine
+    from edgedec.chat import Message
+    from edgedec.sequence import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMarks:
+    """The marks of a model that does not think between <think> and </think>; none of other models.
+
+    Attributes:
+        marks: The marks.
+        hidden: Those that are control tokens, which add nothing to a text, by their ids.
+    """
+
+    marks: tuple[Mark, ...] = ()
+    hidden: Mapping[int, str] = field(default_factory=dict)
+
+
+def own_marks(engine: "Engine") -> OwnMarks:
+    """Return the marks of a model that does not think between <think> and </think>; none for other models."""
+    source = engine.template.source
+    marks = marks_of(source, engine.tokenizer)
+    if not may_think(source) or thinking_mark(marks, source) in USUAL:
+        return OwnMarks()
+    return OwnMarks(marks, hidden_marks(marks, engine.tokenizer))
+
+
+def answer_message(generation: "Generation", own: OwnMarks) -> "Message":
+    """Return an answer as a message for the chat template: what was thought stands apart where the marks are `own`."""
+    if not own.marks:
+        return {"role": "assistant", "content": generation.text}
+    text = "".join(output.text + own.hidden.get(output.token_id, "") for output in generation.outputs)
+    parts = split_reply(text, own.marks)
+    thought = {"reasoning_content": parts.thinking} if parts.thinking else {}
+    return {"role": "assistant", "content": parts.text} | thought
+
+
+def with_thoughts(show: ShownText, own: OwnMarks) -> ShownText:
+    """Return what shows a text with <think> and </think> in the place of these marks; `show` where there are none."""
+    return ShownThoughts(show, own.marks) if own.marks else show
+
+
+class ShownThoughts:
+    """Shows a text with <think> and </think> in the place of the model's own marks.
+
+    Args:
+        show: Shows what comes of it.
+        marks: The model's marks.
+    """
+
+    def __init__(self, show: ShownText, marks: tuple[Mark, ...]) -> None:
+        self._show = show
+        self._stream = ReplyStream(marks)
+        self._thinks = False
+
+    def write(self, text: str) -> None:
+        """Show the next part of the text."""
+        self._write(self._stream.feed(text))
+
+    def end(self) -> None:
+        """End the text, and its last line."""
+        self._write(self._stream.finish())
+        self._show.end()
+
+    def break_off(self) -> None:
+        """End the line of the text at a terminal, for a note on standard error; the text may go on."""
+        self._show.break_off()
+
+    def _write(self, parts: Parts) -> None:
+        if parts.thinking:
+            self._show.write(parts.thinking if self._thinks else f"<think>\n{parts.thinking}")
+            self._thinks = True
+        if parts.text:
+            self._show.write(f"\n</think>\n\n{parts.text}" if self._thinks else parts.text)
+            self._thinks = False

@@ -1,0 +1,8 @@
+"""The text models of Qwen2-VL and Qwen2.5-VL (arXiv:2409.12191): Qwen2, whose rotation is divided into sections."""
+
+from dataclasses import replace
+
+from edgedec_runtimes.architectures.qwen2 import QWEN2
+from edgedec_runtimes.architectures.rope import SECTIONS
+
+QWEN2VL = replace(QWEN2, keys=QWEN2.keys | {SECTIONS})
