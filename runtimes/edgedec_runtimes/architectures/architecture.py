@@ -155,7 +155,7 @@ class Switches:
 
 def plain(header: Header) -> Switches:
     """Return the switches of a Llama whose heads are rotated in halves; dataclasses.replace changes what differs."""
-    return Switches(rope=read_rope(header), attention_scale=header.hyper.head_dim**-0.5)
+    return Switches(rope=read_rope(header), attention_scale=max(header.hyper.head_dim, 1) ** -0.5)
 
 
 def said_layers(header: Header) -> tuple[LayerShape, ...]:

@@ -20,9 +20,8 @@ ALWAYS = ("fc", "q", "k", "v", "o", "gate", "up", "down", "input_norm", "hidden_
 def expected_shapes(card: HeadCard, *, n_taps: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that a head with this card has, by name; without `rope_divisors`."""
     n = card.n_embd
-    shapes: dict[str, tuple[int, ...]] = {"hidden_norm": (n,)}
-    if not card.joins:
-        shapes["fc"] = (n, n_taps * card.n_embd_target)
+    shapes: dict[str, tuple[int, ...]] = {} if card.joins else {"fc": (n, n_taps * card.n_embd_target)}
+    shapes["hidden_norm"] = (n,)
     if card.joins:
         shapes |= {"joint": (n, 2 * n), "input_norm": (n,)}
     elif card.block is None:

@@ -120,6 +120,11 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "head_dim is 8192, more than 4096",
     ),
+    "no heads": (
+        {f"llama.attention.{key}": 0 for key in ("head_count_kv", "key_length", "value_length")},
+        {},
+        "no use for tensor 'blk.0.attn_k.weight'",
+    ),
     "epsilon": ({"llama.attention.layer_norm_rms_epsilon": 0.0}, {}, "rms_epsilon is 0.0"),
     "scale": ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": -2.0}, {}, "rope_scale is -0.5"),
     "width": (

@@ -3,7 +3,8 @@
 // All heads read features, which `fc` makes of hidden states of the target (the taps). A head of the EAGLE-3 kind
 // (arXiv:2503.01840) is one decoder layer that reads pairs of a feature and the embedding of the token that follows
 // (pair_state.h). In other heads that read pairs, a matrix joins each pair, and what it makes goes through ordinary
-// layers (EAGLE; nextn, or multi-token prediction). A head that drafts blocks (DFlash, arXiv:2602.06036; DSpark) has some decoder layers, whose rows are
+// layers (EAGLE; nextn, or multi-token prediction).
+// A head that drafts blocks (DFlash, arXiv:2602.06036; DSpark) has some decoder layers, whose rows are
 // the newest token and masks, and which see the features as keys and values (block_state.h).
 #pragma once
 #include <memory>
