@@ -14,7 +14,7 @@ import numpy as np
 
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType
-from edgedec.gguf.metadata import get_array, get_bool, get_float, get_int, get_per_layer, get_text
+from edgedec.gguf.metadata import WHOLE, get_array, get_bool, get_float, get_int, get_per_layer, get_text
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.tensor_types import GGMLType
 
@@ -38,6 +38,10 @@ _WHOLE_HEADS = frozenset(
 )
 _STATE_SPACES = frozenset({"falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe"})
 _TWICE_AS_WIDE = frozenset({"granitehybrid", "mamba2"})  # llama.cpp ends the process where the mixers are not
+# llama.cpp ends the process where a file of these has no experts; the first layers may have none.
+_ONLY_EXPERTS = frozenset({"lfm2moe"})
+_SECTIONED = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe"})  # whose rotations are divided into sections
+_MOST_GATING = 4  # llama.cpp's last number of a way to weigh experts
 _NO_ROTATION = frozenset({"glm5-next"})
 _QKV = {"attn_q": "eq", "attn_k": "ek", "attn_v": "ev", "attn_output": "qe", "attn_norm": "e", "ffn_norm": "e"}
 _DENSE = {"ffn_gate": "ef", "ffn_up": "ef", "ffn_down": "fe"}
@@ -178,6 +182,7 @@ def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
     # llama.cpp would loop for ever without a rotation; architectures that have none say 0.
     at_least = 0 if info.has_recurrent_state or name in _NO_ROTATION else 2
     n_rotated_swa = get_int(gguf, f"{name}.rope.dimension_count_swa", at_most=_MAX_COUNT)
+    _check_sections(gguf, name, n_key)
     rotations = (
         ("dimension_count", info.n_rot, n_key),
         ("dimension_count_swa", info.n_rot if n_rotated_swa is None else n_rotated_swa, n_key_swa),
@@ -191,6 +196,13 @@ def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
         _refuse(gguf, found, f"the same three times for the architecture {name}")
 
 
+def _check_sections(gguf: GGUF, name: str, n_key: int) -> None:
+    """Refuse sections of a rotation that llama.cpp ends the process over."""
+    found = get_array(gguf, f"{name}.rope.dimension_sections", WHOLE) if name in _SECTIONED else None
+    if found is not None and not (min(found.numpy()[:4], default=-1) >= 0 and 0 < sum(found.numpy()[:3]) <= n_key):
+        _refuse(gguf, f"{name}.rope.dimension_sections is {found.numpy()[:8].tolist()}", "some pairs of a head in each")
+
+
 def _check_experts(gguf: GGUF, info: ModelInfo) -> None:
     name, n = info.architecture, info.n_expert
     n_used = info.n_expert_used
@@ -198,6 +210,10 @@ def _check_experts(gguf: GGUF, info: ModelInfo) -> None:
         _refuse(gguf, f"{n_used} of {n} experts are used", f"1 up to all of at most {_MAX_EXPERTS}, or 0 of 0")
     if not n and name in _ONLY_EXPERTS:
         _refuse(gguf, "it has no experts", f"some in the architecture {name}")
+    at_least = 1 if name == "smallthinker" else 0
+    gating = get_int(gguf, f"{name}.expert_gating_func", at_least=at_least, at_most=_MOST_GATING)
+    if gating is None and at_least:
+        _refuse(gguf, f"there is no {name}.expert_gating_func", "1 or 2")
     n_groups = get_int(gguf, f"{name}.expert_group_count", at_most=_MAX_COUNT) or 0
     n_groups_used = get_int(gguf, f"{name}.expert_group_used_count", at_most=_MAX_COUNT) or 0
     if n_groups > 1 and not (n_groups < n and n % n_groups == 0 and 0 < n_groups_used < n_groups):

@@ -3,6 +3,7 @@
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from edgedec_runtimes.architectures.reading import read_description
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.weights import tile_job
+from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.hyperparameters import ATTENTION
 
 ROOT = Path(__file__).parents[3]
@@ -189,6 +191,25 @@ def test_a_fourth_section_of_a_rotation_is_refused(tmp_path: Path) -> None:
         reason = Cpu().accepts(path)
         assert (reason is None) == is_run
         assert is_run or "qwen2vl.rope.dimension_sections has a section after its first three" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("smallthinker", "expert_gating_func", 0),
+        ("smallthinker", "expert_gating_func", 9),
+        ("qwen2vl", "rope.dimension_sections", [0, 0, 0, 0]),
+        ("qwen3vl", "rope.dimension_sections", [400, 2, 2, 0]),
+        ("qwen3vl", "n_deepstack_layers", 4),
+        ("nanbeige", "num_loops", 400),
+    ],
+)
+def test_what_llamacpp_would_end_the_process_over_is_refused(tmp_path: Path, name: str, key: str, value: Any) -> None:
+    """By the key, before llama.cpp sees the file."""
+    tiny = ARCHITECTURES[name]
+    path = write_tiny(tmp_path / "m.gguf", tiny, metadata={f"{name}.{key}": value})
+    with pytest.raises(ModelFormatError, match=f"{name}.{key}"):
+        require_consistent(read_gguf(path))
 
 
 def test_layers_of_several_passes_share_their_weights(tmp_path: Path) -> None:
