@@ -353,7 +353,7 @@ def tiny_tensors(tiny: Tiny) -> dict[str, RawTensor]:
     embedding_gain = 2.0 / (n_embd**0.5 if is_gemma and not tiny.tied else 1.0)
     tensors = {"token_embd.weight": matrix(N_VOCAB, n_embd, embedding_gain)}
     for i in range(tiny.n_layer):
-        sizes = {
+        sizes: dict[str, tuple[Any, ...]] = {
             "attn_q.weight": (n_q, n_embd, 1.5),
             "attn_k.weight": (n_kv, n_embd, 1.5),
             "attn_v.weight": (n_kv, n_embd, 1.5),
