@@ -62,11 +62,12 @@ def block_to_draft(path: Path) -> Path:
 def test_blocks_that_draft_are_left_out(tmp_path: Path) -> None:
     """A file with such a block has the logits of one without, and no memory is planned for it."""
     paths = write_tiny(tmp_path / "m.gguf", TINY), block_to_draft(tmp_path / "d.gguf")
-    found, terms = [], []
+    found, terms, options = [], [], LoadOptions(n_ctx=64, n_threads=1)
     for path in paths:
-        with Cpu().load(path, LoadOptions(n_ctx=64, n_threads=1)) as model:
+        with Cpu().load(path, options) as model:
             found.append(model.session(64).forward(TOKENS, n_past=0).logits.view(np.uint32).copy())
-            terms.append([term.n_bytes for term in model.plan(64, 1) if term.name in ("KV cache", "weights (tiles)")])
+        planned = {term.name: term.n_bytes for term in Cpu().plan(path, options)}
+        terms.append((planned["KV cache"], planned["weights (tiles)"]))
     np.testing.assert_array_equal(*found)
     assert terms[0] == terms[1]
 
