@@ -222,8 +222,9 @@ ARCHITECTURES = {
     "nemotron_h": Tiny(
         "nemotron_h",
         n_layer=5,
+        n_ff=1024,
         parts=("M", "F", "A", "F", "M"),
-        space=StateSpace(n_group=2),
+        space=StateSpace(n_inner=256, n_group=2),
         keys=(("attention.layer_norm_epsilon", 1e-5),),
     ),
     "nemotron_h_moe": Tiny(
