@@ -38,8 +38,6 @@ _WHOLE_HEADS = frozenset(
 )
 _STATE_SPACES = frozenset({"falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe"})
 _TWICE_AS_WIDE = frozenset({"granitehybrid", "mamba2"})  # llama.cpp ends the process where the mixers are not
-# llama.cpp ends the process where a file of these has no experts; the first layers may have none.
-_ONLY_EXPERTS = frozenset({"lfm2moe"})
 _SECTIONED = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe"})  # whose rotations are divided into sections
 _MOST_GATING = 4  # llama.cpp's last number of a way to weigh experts
 _NO_ROTATION = frozenset({"glm5-next"})
