@@ -128,16 +128,16 @@ def _chained(_: Any) -> Any:
 def _stale(original: Any) -> Any:
     """Let slots that are not visible leak into the state."""
 
-    def evaluate(weights: Any, cache: network.KVCache, state: Any, row: network.Row) -> network.RowOutput:
-        output: network.RowOutput = original(weights, cache, state, row)
+    def evaluate(weights: Any, cache: network.KVCache, state: Any, row: network.Row, *others: Any) -> network.RowOutput:
+        output: network.RowOutput = original(weights, cache, state, row, *others)
         return replace(output, state=output.state + cache.keys[0, len(row.visible) :].sum(dtype=np.float32) / 1000)
 
     return evaluate
 
 
 def _tap_too_early(original: Any) -> Any:
-    def evaluate(weights: Any, cache: network.KVCache, state: Any, row: network.Row) -> network.RowOutput:
-        output: network.RowOutput = original(weights, cache, state, row)
+    def evaluate(weights: Any, cache: network.KVCache, state: Any, row: network.Row, *others: Any) -> network.RowOutput:
+        output: network.RowOutput = original(weights, cache, state, row, *others)
         return replace(output, tapped=dict.fromkeys(output.tapped, state))
 
     return evaluate
@@ -178,10 +178,10 @@ def _mixed_items(original: Any) -> Any:
 
 
 def _slow(original: Any, n_quick: int = 0) -> Any:
-    def evaluate(weights: Any, cache: network.KVCache, state: Any, row: network.Row) -> Any:
+    def evaluate(weights: Any, cache: network.KVCache, state: Any, row: network.Row, *others: Any) -> Any:
         if len(row.visible) > n_quick:
             time.sleep(0.003)
-        return original(weights, cache, state, row)
+        return original(weights, cache, state, row, *others)
 
     return evaluate
 
