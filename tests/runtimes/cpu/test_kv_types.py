@@ -82,12 +82,13 @@ def test_bytes_of_a_token(tmp_path: Path) -> None:
     assert [token_bytes(biased, kv_type) - expected[kv_type] for kv_type in expected] == [0, 256, 256, 256]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "mamba2"])  # it has no keys
 def test_more_bits_are_closer(tmp_path: Path, name: str) -> None:
     """All stay near what f16 gives, q8_0 nearest, q4_0 least near, and all do round."""
     q8_0, gear, q4_0 = distances(write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name]))
-    assert 1e-4 < q8_0 < 0.03
-    assert q8_0 < gear < q4_0 < (0.5 if ARCHITECTURES[name].n_expert else 0.3)  # rows may go to other experts
+    nearest, least = (0.1, 0.5) if ARCHITECTURES[name].n_expert else (0.03, 0.3)  # rows may go to other experts
+    assert 1e-4 < q8_0 < nearest
+    assert q8_0 < gear < q4_0 < least
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
