@@ -67,7 +67,8 @@ _LAYERS = {
     "gpt-oss": {name: shape for name, shape in _QKV.items() if name != "ffn_norm"} | _EXPERTS,
     "olmoe": _QKV | _EXPERTS | {"attn_q_norm": "q", "attn_k_norm": "k"},
     "qwen2moe": _QKV | _EXPERTS | _SHARED_EXPERT | {"ffn_gate_inp_shexp": "e"},
-    "qwen3moe": _QKV | _EXPERTS | _HEAD_NORMS,
+    **dict.fromkeys(("qwen3moe", "qwen3vlmoe"), _QKV | _EXPERTS | _HEAD_NORMS),
+    "smallthinker": _QKV | _EXPERTS,
 }
 _TOP = {"token_embd.weight": "en", "output_norm.weight": "e", "output.weight": "en"}
 
