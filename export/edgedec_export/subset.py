@@ -36,7 +36,7 @@ from edgedec_export.hf.config import GEMMA_27B_LAYERS, GEMMA_PERIOD
 _UNIFORM = frozenset(
     {
         *("llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "ernie4_5", "glm4", "granite", "granitemoe", "mistral3"),
-        *("olmoe", "phi3", "seed_oss", "hunyuan-dense", "minicpm", "nanbeige", "qwen2vl", "qwen3vl", "qwen3vlmoe"),
+        *("olmoe", "phi3", "seed_oss", "hunyuan-dense", "minicpm", "qwen2vl"),
     }
 )
 # Metadata arrays with one entry per layer.

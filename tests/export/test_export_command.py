@@ -274,7 +274,7 @@ def test_architectures_of_few_users(tmp_path: Path, name: str) -> None:
         with pytest.raises(UnsupportedModelError, match="no layer of mamba2 has attention"):
             TargetParts.of(read_gguf(path))
         return
-    if tiny.architecture not in ("granite", "granitehybrid", "granitemoe", "gemma2", "minicpm"):
+    if tiny.architecture not in ("granite", "granitehybrid", "granitemoe", "gemma2", "gemma4", "minicpm"):
         assert TargetParts.of(read_gguf(path)).network.architecture == tiny.architecture
         return
     with pytest.raises(UnsupportedModelError, match=f"{tiny.architecture} scales or caps its logits"):

@@ -119,6 +119,8 @@ def test_attention_alone_gets_the_second_row(exported: Exporter, monkeypatch: py
             monkeypatch.setattr("edgedec_runtimes.onnx.model.one_row_is_exact", lambda *_: False)
         with load(folder) as model:
             assert isinstance(model, OnnxModel)
+            if exact and model.padding is Padding.ALL:
+                pytest.skip("the kernels of this processor compute one row otherwise than several")
             assert (model.padding, model.batch_invariant) == (padding, 16)
             session = model.session(64)
             found.append([bits(session.forward(TOKENS[: 2 * n + 1], n_past=0).logits) for n in range(3)])

@@ -315,7 +315,9 @@ def test_real_models_are_accepted(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, tiny in ARCHITECTURES.items() if tiny.n_expert and name != "gemma4-moe"])
+@pytest.mark.parametrize(
+    "name", [name for name, tiny in ARCHITECTURES.items() if tiny.n_expert and name != "gemma4-moe"]
+)
 def test_experts(tmp_path: Path, name: str) -> None:
     """A sound mixture of experts is taken; another number, width or place of experts than the metadata's is not."""
     gguf = read_gguf(write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name]))

@@ -255,7 +255,20 @@ EXPORTED = [
 ]
 """Those that are exported to ONNX: not those with experts, convolutions, states or loops over layers, or with other
 turns in long contexts."""
-_BY_NUMBER = ("exaone4", "gemma2", "gemma4", "gpt-oss", *_HYBRID, *DELTA, "smallthinker", "smollm3", "olmo2")
+_BY_NUMBER = (
+    "nanbeige",
+    "qwen3vl",
+    "qwen3vlmoe",
+    "exaone4",
+    "gemma2",
+    "gemma4",
+    "gpt-oss",
+    *_HYBRID,
+    *DELTA,
+    "smallthinker",
+    "smollm3",
+    "olmo2",
+)
 UNIFORM = [name for name, tiny in ARCHITECTURES.items() if not tiny.parts and tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
 
