@@ -249,25 +249,15 @@ WINDOWED_EXAONE4 = Tiny(
     keys=(("attention.sliding_window", 8), ("attention.sliding_window_pattern", [True, True, True, False] * 16)),
 )
 """The one with windows: llama.cpp tells it by its 64 layers. Its widths fit only floats."""
-_NOT_EXPORTED = (*("gemma4", "lfm2", "minicpm-longrope", "nanbeige", "nanbeige-whole", "phi3", "phi3-short", "qwen35"),)
+_NOT_EXPORTED = ("gemma4", "lfm2", "minicpm-longrope", "nanbeige", "nanbeige-whole", "phi3", "phi3-short", "qwen35")
 EXPORTED = [
     name for name, tiny in ARCHITECTURES.items() if not tiny.n_expert and not tiny.parts and name not in _NOT_EXPORTED
 ]
 """Those that are exported to ONNX: not those with experts, convolutions, states or loops over layers, or with other
 turns in long contexts."""
 _BY_NUMBER = (
-    "nanbeige",
-    "qwen3vl",
-    "qwen3vlmoe",
-    "exaone4",
-    "gemma2",
-    "gemma4",
-    "gpt-oss",
-    *_HYBRID,
-    *DELTA,
-    "smallthinker",
-    "smollm3",
-    "olmo2",
+    *("exaone4", "gemma2", "gemma4", "gpt-oss", "nanbeige", "olmo2", "qwen3vl", "qwen3vlmoe", "smallthinker"),
+    *("smollm3", *_HYBRID, *DELTA),
 )
 UNIFORM = [name for name, tiny in ARCHITECTURES.items() if not tiny.parts and tiny.architecture not in _BY_NUMBER]
 """Those of which layers can be left out of a GGUF."""
