@@ -92,7 +92,7 @@ def resized(tiny: Tiny) -> Tiny:
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_it_is_as_close_to_the_floats_as_llamacpp(tmp_path: Path, name: str, large: bool) -> None:
-    """The divergence is llama.cpp's at most, but for chance, and near-ties apart, the most probable token is the same."""
+    """The divergence is llama.cpp's at most, but for chance; near-ties apart, the most probable token is the same."""
     tiny = replace(ARCHITECTURES[name], types=EXPORTED_TYPES)
     found = []
     for seed in LARGE_SEEDS if large else SMALL_SEEDS:
