@@ -82,7 +82,7 @@ REFUSED: list[tuple[Callable[[Path], Path], type[Exception], str]] = [
     (lambda p: written(p, {"qwen35.ssm.group_count": 3}), ModelFormatError, "a multiple of group_count"),
     (lambda p: written(p, {}, without=("qwen35.ssm.state_size",)), ModelFormatError, "expected positive numbers"),
     (lambda p: written(p, {"qwen35.ssm.conv_kernel": 17}), UnsupportedModelError, "go over 17 tokens, not 2 to 16"),
-    (lambda p: written(p, {"qwen35.nextn_predict_layers": 4}), ModelFormatError, "no block is left"),
+    (lambda p: written(p, {"qwen35.nextn_predict_layers": 4}), ModelFormatError, "a whole number from 0 to 3"),
     (
         lambda p: written(p, {}, {"blk.0.ssm_dt": vector([0.0] * 4)}),
         UnsupportedModelError,
