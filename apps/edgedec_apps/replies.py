@@ -60,7 +60,7 @@ def joined(parts: Iterable[Parts]) -> Parts:
 
 
 class ReplyStream:
-    """Splits a reply that arrives in pieces: the results of the pieces add up to split_reply of the whole.
+    """Splits a reply that arrives in pieces. What it returns for the pieces adds up to split_reply of the whole reply.
 
     Text is returned as soon as it can't become part of a mark or a call, and a call when it is complete. A call in the
     midst of a thought counts where it names one of the tools; what follows it is thought again.

@@ -109,7 +109,7 @@ MARKS: Mapping[str, tuple[Mark, ...]] = {
             quotes=(_JSON_STRING, ("[ARGS]", ""), ("[CALL_ID]", "")),
         ),
     ),
-    # gpt-oss: each message has a channel, and a call a recipient.
+    # gpt-oss: the head of each message names a channel; the head of a call also names the tool that it goes to.
     "harmony": (
         Mark(
             _CHANNELS,

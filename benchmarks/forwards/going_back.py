@@ -9,7 +9,6 @@ in the text each time; the medians and the least times are printed.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ from support.models.tiny_quantized import Tiny, write_tiny
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.state_memory import row_bytes, state_bytes
@@ -125,10 +124,7 @@ def main() -> None:
         print(f"  {each['row_bytes'] / 1e3:.0f} KB a row in the log, {each['state_bytes'] / 2**20:.0f} MiB of states")
         for what, (middle, least) in each["ms"].items():
             print(f"  {what:20} {middle:7.2f} ms (least {least:.2f})")
-    line = json.dumps({"benchmark": "going_back", "found": found, **provenance()})
-    print(line)
-    if args.json_out is not None:
-        args.json_out.write_text(line + "\n", encoding="utf-8")
+    report({"benchmark": "going_back", "found": found}, args.json_out)
 
 
 if __name__ == "__main__":

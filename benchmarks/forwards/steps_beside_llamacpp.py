@@ -8,7 +8,6 @@ the least milliseconds are printed, and those of 256 rows of a prompt. Ends with
 """
 
 import argparse
-import json
 import tempfile
 import time
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from support.models.tiny_quantized import write_tiny
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
 from edgedec.runtime import Runtime
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
@@ -80,10 +79,7 @@ def main() -> None:
         for kind, of_rows in each["ms"].items():
             for what, (middle, least) in of_rows.items():
                 print(f"{each['name']}, {kind}, {what} rows: {middle:.2f} ms (least {least:.2f})")
-    line = json.dumps({"benchmark": "steps_beside_llamacpp", "found": found, **provenance()})
-    print(line)
-    if args.json_out is not None:
-        args.json_out.write_text(line + "\n", encoding="utf-8")
+    report({"benchmark": "steps_beside_llamacpp", "found": found}, args.json_out)
 
 
 if __name__ == "__main__":

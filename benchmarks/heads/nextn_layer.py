@@ -8,7 +8,6 @@ what the bytes of weights let expect of a drafted token.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.trained_heads import nextn
 from edgedec_runtimes.trained_heads.listed_tokens import LISTED
@@ -72,7 +71,7 @@ def write(path: Path, tiny: Tiny) -> Path:
 
 def measured(name: str, folder: Path, n_threads: int, n_runs: int) -> dict[str, Any]:
     """Return the milliseconds of a model's steps, chains and prompts."""
-    path = write(folder / f"{name}.gguf", replace(MODELS[name]))
+    path = write(folder / f"{name}.gguf", MODELS[name])
     ids = np.random.default_rng(0).integers(0, 260, N_PROMPT + 1).astype(np.int32)
     times: dict[str, list[float]] = {}
     prices: dict[str, float] = {}
@@ -123,10 +122,7 @@ def main() -> None:
                 f"  {what}: a drafted token takes {token:.2f} ms, {share:.1%} of a step (by bytes {price:.1%}); "
                 f"a prompt of {N_PROMPT} tokens takes {prompt:+.1%}"
             )
-    line = json.dumps({"benchmark": "nextn_layer", "found": found, **provenance()})
-    print(line)
-    if args.json_out is not None:
-        args.json_out.write_text(line + "\n", encoding="utf-8")
+    report({"benchmark": "nextn_layer", "found": found}, args.json_out)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Recurrence:
         n_head: Heads with a state.
         n_key_head: Heads of queries and keys; each belongs to the same number of heads.
         length: How many tokens the convolution goes over.
-        tiled: Head h has key h % n_key_head; else neighbouring heads have the same key.
+        tiled: Head h has the key h % n_key_head (true), or neighbouring heads share a key (false).
     """
 
     rule: str

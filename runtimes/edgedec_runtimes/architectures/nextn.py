@@ -29,7 +29,7 @@ def without_nextn(gguf: GGUF) -> GGUF:
     """Return the header of the model alone: the same header where the file has no nextn layers.
 
     Raises:
-        ModelFormatError: The file has no more layers than it says are nextn layers.
+        ModelFormatError: By its metadata, the file has nextn layers only.
     """
     _, n_layer, n_nextn = _counts(gguf)
     if not n_nextn:

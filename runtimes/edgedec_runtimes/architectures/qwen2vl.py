@@ -1,4 +1,4 @@
-"""The text models of Qwen2-VL and Qwen2.5-VL (arXiv:2409.12191): Qwen2, whose rotation is divided into sections."""
+"""The text models of Qwen2-VL and Qwen2.5-VL (arXiv:2409.12191): a Qwen2 with sections in its rotation."""
 
 from dataclasses import replace
 

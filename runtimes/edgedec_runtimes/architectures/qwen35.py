@@ -55,7 +55,7 @@ def delta_layers(header: Header) -> tuple[LayerShape, ...]:
     shapes = header.hyper.layers
     interval = header.whole("full_attention_interval", _INTERVAL) or _INTERVAL
     recurs = header.flags("attention.recurrent_layers") or tuple(not whole for whole in header.every(interval))
-    if not shapes or ATTENTION not in {shape.mixer for shape in shapes}:
+    if ATTENTION not in {shape.mixer for shape in shapes}:
         raise ModelFormatError(
             f"{header.gguf.paths[0]}: no block is left that is a layer with heads; download the file again"
         )

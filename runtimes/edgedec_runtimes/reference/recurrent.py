@@ -20,7 +20,7 @@ class RecurrentWeights:
     Attributes:
         mix: f32[n_column, n_embd], what the convolution goes over: queries, keys and values, or values, keys and
             queries of a state space.
-        gate: f32[n_values, n_embd], whose SiLU multiplies the result.
+        gate: f32[n_values, n_embd]; the SiLU of its product multiplies the result.
         alpha: f32[n_head, n_embd], of how much of the state is kept; with the rows of beta among them where that is
             None and the rule has one: for each key head those of beta, then those of alpha.
         beta: f32[n_head, n_embd], of how much is learned (the delta rule).

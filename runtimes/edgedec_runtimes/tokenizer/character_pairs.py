@@ -9,7 +9,7 @@ import numpy as np
 from edgedec.gguf.file import GGUF
 from edgedec_runtimes.tokenizer.merging import merge
 from edgedec_runtimes.tokenizer.metadata import Vocabulary, read_merges
-from edgedec_runtimes.tokenizer.spm import SPACE
+from edgedec_runtimes.tokenizer.spm import SPACE, bytes_of_tokens, with_spaces
 from edgedec_runtimes.tokenizer.string_table import StringTable
 
 _N_REMEMBERED_PAIRS = 2**13
@@ -55,16 +55,14 @@ class CharacterPairs:
 
     def piece(self, token: bytes) -> bytes:
         """Return the bytes of text that a normal token stands for."""
-        return token.replace(_SPACE_BYTES, b" ")
+        return with_spaces(token)
 
     def token_bytes(self) -> Iterator[bytes]:
-        """Yield the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
-        for i in range(self._tokens.n):
-            yield self._tokens[i]
-            yield self.piece(self._tokens[i])
+        """Return the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
+        return bytes_of_tokens(self._tokens)
 
     def dropped_bytes(self) -> bytes:
-        """Return the bytes that encoding drops, as they have no token."""
+        """Return the bytes without a token, which encoding drops."""
         return bytes(byte for byte in range(256) if self._bytes[byte] < 0)
 
 

@@ -58,17 +58,27 @@ class SentencePieces:
 
     def piece(self, token: bytes) -> bytes:
         """Return the bytes of text that a normal token stands for."""
-        return token.replace(_SPACE_BYTES, b" ")
+        return with_spaces(token)
 
     def token_bytes(self) -> Iterator[bytes]:
-        """Yield the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
-        for i in range(self._tokens.n):
-            yield self._tokens[i]
-            yield self.piece(self._tokens[i])
+        """Return the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
+        return bytes_of_tokens(self._tokens)
 
     def dropped_bytes(self) -> bytes:
         """Return the bytes that encoding drops: none, as a symbol that is no token becomes byte tokens."""
         return b""
+
+
+def with_spaces(token: bytes) -> bytes:
+    """Return a token with spaces in place of U+2581."""
+    return token.replace(_SPACE_BYTES, b" ")
+
+
+def bytes_of_tokens(tokens: StringTable) -> Iterator[bytes]:
+    """Yield the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
+    for i in range(tokens.n):
+        yield tokens[i]
+        yield with_spaces(tokens[i])
 
 
 def _before_spaces(tokens: StringTable) -> set[str]:

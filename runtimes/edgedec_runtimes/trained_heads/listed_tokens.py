@@ -45,7 +45,7 @@ def script_of(token: bytes, *, in_bytes: bool) -> int:
 
     Args:
         token: The token, UTF-8 as the file has it.
-        in_bytes: Characters of the token stand for bytes, as in GPT-2's vocabulary.
+        in_bytes: Each character of the token stands for one byte, as in GPT-2's vocabulary.
 
     >>> script_of("猫".encode(), in_bytes=False) == script_of("çĮ«".encode(), in_bytes=True) > 0
     True

@@ -110,11 +110,7 @@ class CpuDraftHead:
         self._bytes_once = self._bytes_of_token = 0  # of the weights that a draft reads, and each of its tokens
         self._tiles: list[U8] = []
         self._of_layers: Tiles | None = None
-        for name, tensor in head.tensors.items():
-            if place_of(name, card).is_matrix:
-                self._set_matrix(name, stored(name, tensor))
-            else:
-                self._set_vector(name, np.ascontiguousarray(tensor.floats()).reshape(-1))
+        self._set_tensors(head)
         if "output" not in head.tensors:
             if layers is not None and shared_output is not None:
                 self._bytes_of_token += native().ec_tile_bytes(int(shared_output), len(self.token_ids), card.n_embd)
@@ -126,6 +122,13 @@ class CpuDraftHead:
             self._bytes_of_token += bytes_of_token(layers.network)
         check(native().ec_draft_head_finish(self.handle), f"the draft head {card.name}")
         self.n_bytes = sum(tiles.nbytes for tiles in self._tiles) + (self._of_layers.n_bytes if self._of_layers else 0)
+
+    def _set_tensors(self, head: Head) -> None:
+        for name, tensor in head.tensors.items():
+            if place_of(name, self.card).is_matrix:
+                self._set_matrix(name, stored(name, tensor))
+            else:
+                self._set_vector(name, np.ascontiguousarray(tensor.floats()).reshape(-1))
 
     def _set_vector(self, name: str, values: NDArray[np.float32]) -> None:
         which, layer, _ = place_of(name, self.card)
