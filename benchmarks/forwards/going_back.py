@@ -50,6 +50,7 @@ PROPORTIONS = {
         n_state_head=16,
         n_state_key_head=16,
         n_state=128,
+        keys=(("rope.dimension_sections", np.array([11, 11, 10, 0], np.int32)),),
     ),
     "granite-4-h-micro": Tiny(
         "granitehybrid",
