@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,7 +125,7 @@ class ModelCard:
     n_ctx_train: int
     fingerprint: str
     chat_template: str | None = None
-    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[tuple[int, int], ...] = ()
     share: float = 1.0
     variant: str = ""

@@ -207,7 +207,10 @@ class Requests:
                 f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SamplingParams.names())}; of a "
                 f"request also {', '.join(sorted(set(RequestOptions.__annotations__) - set(SamplingParams.names())))}"
             )
-        return replace(replace(SamplingParams(), **self._model.card.sampling_defaults), **options)  # type: ignore[arg-type]
+        own = SamplingParams(**self._model.card.sampling_defaults)
+        if "logit_bias" in options and own.logit_bias:  # what the model never writes, unless a caller says otherwise
+            options = {**options, "logit_bias": {**own.logit_bias, **options["logit_bias"]}}
+        return replace(own, **options)
 
     def wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
         """Return the request that options stand for, and what opens the grammar of a text of it."""

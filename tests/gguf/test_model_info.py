@@ -144,6 +144,19 @@ def test_recommended_sampling_has_our_names(tmp_path: Path) -> None:
     assert SamplingParams(**info.sampling_defaults).top_p == 0.95
 
 
+def test_what_a_model_never_writes(tmp_path: Path) -> None:
+    """The tokens that a file suppresses have the least bias; one outside the vocabulary is a refusal."""
+    texts = Typed(ValueType.ARRAY, ["a", "b", "c"], ValueType.STRING)
+    outside = Typed(ValueType.ARRAY, [3], ValueType.INT32)
+    keys = {
+        "tokenizer__ggml__tokens": texts,
+        "tokenizer__ggml__suppress_tokens": Typed(ValueType.ARRAY, [0, 2], ValueType.INT32),
+    }
+    assert describe(model(tmp_path, **keys)).sampling_defaults == {"logit_bias": {0: -1e30, 2: -1e30}}
+    with pytest.raises(ModelFormatError, match="outside the vocabulary of 3"):
+        describe(model(tmp_path, tokenizer__ggml__tokens=texts, tokenizer__ggml__suppress_tokens=outside))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "name", "expected"),
     [

@@ -234,7 +234,8 @@ def _sampling(params: dict[str, Any]) -> str:
 
     off = asdict(SamplingParams())
     shown = [name for name in params if name in _ALWAYS_SHOWN or params[name] != off[name]]
-    return ", ".join(f"{name} {params[name]}" for name in shown)
+    words = {"logit_bias": f"of {len(params['logit_bias'])} tokens"}
+    return ", ".join(f"{name} {words.get(name, params[name])}" for name in shown)
 
 
 def _count(n: int) -> str:
