@@ -12,7 +12,8 @@ from edgedec.api.options import Lossy
 from edgedec.cost_curve import CostCurve
 
 NAMES = each_architecture(
-    ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2")
+    ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2"),
+    short=("qwen35moe", "nemotron_h_moe"),  # one of each rule
 )
 PROMPT = "the cat and the dog and the cat and the dog and "
 N_TOKENS = 120

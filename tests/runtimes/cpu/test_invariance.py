@@ -267,7 +267,9 @@ def test_prefill_in_several_chunks(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q4_0"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma4", "gemma4-moe"])
+@pytest.mark.parametrize(
+    "name", each_architecture(("llama", "gemma3", "gemma4", "gemma4-moe"), short=("llama", "gemma4"))
+)
 def test_long_contexts_on_any_number_of_threads(tmp_path: Path, name: str, kv_type: str) -> None:
     """Threads share one query's attention over a long context; a step, a chain and a tree have a prefill's bits."""
     tiny = replace(ARCHITECTURES[name], types=TILE_TYPES, seed=6)
