@@ -138,7 +138,11 @@ def _head(engine: Engine, gguf: GGUF, *, is_encoder: bool) -> RankHead | None:
         return head
     if not has_rank_head(gguf) or "output.weight" in gguf.tensors or _is_tied(engine.tokenizer, gguf):
         return None
-    engine.model.capabilities.require("taps", card.runtime)
+    if not engine.model.capabilities.taps:
+        raise CapabilityError(
+            f"the file of {card.name!r} has a head in place of its output matrix, and the {card.runtime} runtime does "
+            "not return the states that the head reads; choose the cpu runtime, or a file with its output matrix"
+        )
     return read_rank_head(gguf, card.architecture, card.n_embd, causal=True)
 
 

@@ -153,6 +153,7 @@ def tiny_embedding_gemma(path: Path, *, seed: int = 0, dense: tuple[int, int] | 
         f"{arch}.attention.value_length": head_dim,
         f"{arch}.attention.layer_norm_rms_epsilon": 1e-6,
         f"{arch}.attention.sliding_window": 16,
+        f"{arch}.attention.sliding_window_pattern": 2,
         f"{arch}.rope.freq_base": 1000000.0,
         f"{arch}.pooling_type": 1,
     }
