@@ -62,7 +62,7 @@ def has_rank_head(gguf: GGUF) -> bool:
 
 
 def lacks_pooler(gguf: GGUF, architecture: str) -> bool:
-    """Return whether the layer before the head was left out when a BERT was converted, as llama.cpp's converter does."""
+    """Return whether the layer before a BERT's head is missing, as llama.cpp's converter leaves it out."""
     return architecture == "bert" and f"{_DENSE}.weight" not in gguf.tensors
 
 

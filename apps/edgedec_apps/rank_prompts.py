@@ -140,7 +140,7 @@ def question_form(tokenizer: Tokenizer, template: str, query: str, n_most: int) 
 
 
 def _spelled(tokenizer: Tokenizer, literal: str) -> list[_Part | None]:
-    """Return the text of a template in parts: its control tokens, and texts that can be tokenized with their neighbours."""
+    """Return a template's text in parts: its control tokens, and texts that may be tokenized with their neighbours."""
     parts: list[_Part | None] = []
     run: list[int] = []
     for token_id in [*tokenizer.encode(literal, add_special=False, parse_special=True), None]:

@@ -77,9 +77,7 @@ class RankingModel(LoadedModel):
         options = {"max_document_tokens": max_document_tokens, "cancel": cancel, "on_progress": on_progress}
         return cast(Ranking, task(self, self._path, query, documents, **options))
 
-    async def arank(
-        self, query: str, documents: Sequence[str], *, max_document_tokens: int | None = None
-    ) -> Ranking:
+    async def arank(self, query: str, documents: Sequence[str], *, max_document_tokens: int | None = None) -> Ranking:
         """Rank without blocking the event loop; cancelling the task stops the work."""
         from edgedec.api.async_api import in_thread
 

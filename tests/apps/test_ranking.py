@@ -26,8 +26,14 @@ from support.models.tiny_rankers import (
 
 import edgedec
 from edgedec.api.ranking import Ranking, sigmoid
-from edgedec.errors import CancelledError, CapabilityError, ModelFormatError, OptionError, PromptTooLongError
-from edgedec.errors import RequestError
+from edgedec.errors import (
+    CancelledError,
+    CapabilityError,
+    ModelFormatError,
+    OptionError,
+    PromptTooLongError,
+    RequestError,
+)
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_kinds import is_ranker
 from edgedec.progress import CancelToken, Progress
@@ -66,7 +72,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def on_cpu(qwen: Path) -> Iterator[edgedec.Engine]:
     """The tiny Qwen3 on the cpu runtime."""
-    with edgedec.load(qwen, runtime="cpu", draft="off", n_ctx=256) as engine:
+    with edgedec.load(qwen, runtime="cpu", draft="off", n_ctx=256, n_threads=1) as engine:
         yield engine
 
 
@@ -85,7 +91,7 @@ def checked(engine: edgedec.Engine) -> Ranking:
 def test_a_bert_scores_as_numpy_and_llama_cpp_do(*, dense: bool, tmp_path: Path, prompts: Prompts) -> None:
     """[CLS] query [SEP] document [SEP]; without the layer before the head a note says so."""
     path = tiny_cross_encoder(tmp_path / "bert.gguf", dense=dense)
-    with edgedec.load(path) as engine:
+    with edgedec.load(path, n_threads=1) as engine:
         found = checked(engine)
         engine.rank(QUERY, DOCUMENTS)
     assert (found.kind, bool(found.notes)) == ("logit", not dense)
@@ -105,7 +111,7 @@ def test_a_bert_scores_as_numpy_and_llama_cpp_do(*, dense: bool, tmp_path: Path,
 def test_a_modern_bert_scores_as_numpy_and_llama_cpp_do(*, by_mean: bool, tmp_path: Path, prompts: Prompts) -> None:
     """The head reads the mean of the states or the first of them: a layer, GELU, a norm, a layer."""
     path = tiny_modern_bert(tmp_path / "modern.gguf", by_mean=by_mean)
-    with edgedec.load(path) as engine:
+    with edgedec.load(path, n_threads=1) as engine:
         found = checked(engine)
         engine.rank(QUERY, DOCUMENTS)
     gguf = read_gguf(path)
@@ -125,7 +131,7 @@ def test_a_modern_bert_scores_as_numpy_and_llama_cpp_do(*, by_mean: bool, tmp_pa
 @pytest.mark.parametrize("runtime", ["cpu", "llamacpp"])
 def test_a_decoder_scores_by_its_answer(runtime: str, qwen: Path, prompts: Prompts) -> None:
     """The score is the probability of yes among yes and no: that of llama.cpp's head for ranking."""
-    with edgedec.load(qwen, runtime=runtime, draft="off", n_ctx=256) as engine:
+    with edgedec.load(qwen, runtime=runtime, draft="off", n_ctx=256, n_threads=1) as engine:
         found = checked(engine)
         engine.rank(QUERY, DOCUMENTS)
         assert (found.kind, found.notes) == ("probability", ())
@@ -137,12 +143,12 @@ def test_a_decoder_scores_by_its_answer(runtime: str, qwen: Path, prompts: Promp
 def test_a_head_in_place_of_the_output_matrix(tmp_path: Path, prompts: Prompts) -> None:
     """Where the converter left the output matrix out, the head is what scores, and not the embedding's rows."""
     path = tiny_qwen3_ranker(tmp_path / "untied.gguf", tied=False)
-    with edgedec.load(path, runtime="cpu", draft="off", n_ctx=256) as engine:
+    with edgedec.load(path, runtime="cpu", draft="off", n_ctx=256, n_threads=1) as engine:
         found = checked(engine)
         engine.rank(QUERY, DOCUMENTS)
     np.testing.assert_allclose(found.scores, llama_scores(path, prompts, 2)[:, 0], atol=1e-4)
     with (
-        edgedec.load(path, runtime="llamacpp", draft="off", n_ctx=256) as engine,
+        edgedec.load(path, runtime="llamacpp", draft="off", n_ctx=256, n_threads=1) as engine,
         pytest.raises(CapabilityError, match="choose the cpu runtime"),
     ):
         engine.rank(QUERY, DOCUMENTS)
@@ -157,7 +163,7 @@ def test_a_file_without_a_head_gives_the_same_scores(on_cpu: edgedec.Engine, tmp
     )
     chatting = tiny_qwen3_ranker(tmp_path / "b.gguf", head=False, more={"tokenizer.chat_template": chat})
     expected = on_cpu.rank(QUERY, DOCUMENTS)
-    with edgedec.load(bare, runtime="cpu", draft="off", n_ctx=256) as engine:
+    with edgedec.load(bare, runtime="cpu", draft="off", n_ctx=256, n_threads=1) as engine:
         found = engine.rank(QUERY, DOCUMENTS)
         assert (found.scores, found.notes) == (expected.scores, ())
     with edgedec.load(chatting, runtime="cpu", draft="off", n_ctx=512) as engine:
@@ -184,7 +190,7 @@ def test_no_text_of_a_user_is_a_control_token_or_a_place(on_cpu: edgedec.Engine)
 def test_documents_that_do_not_fit(on_cpu: edgedec.Engine, tmp_path: Path, prompts: Prompts) -> None:
     """They are refused by their number, or cut where that is asked for; so is a query that leaves no room."""
     bert = tiny_cross_encoder(tmp_path / "bert.gguf")
-    with edgedec.load(bert) as encoder:
+    with edgedec.load(bert, n_threads=1) as encoder:
         for engine, most in ((on_cpu, 255), (encoder, 127)):
             with pytest.raises(PromptTooLongError, match="document 1 with the query"):
                 engine.rank(QUERY, ["a", "b " * 300])
@@ -223,7 +229,7 @@ def test_what_is_refused(on_cpu: edgedec.Engine, query: Any, documents: Any, cut
 
 def test_cancelling_and_progress(on_cpu: edgedec.Engine, tmp_path: Path) -> None:
     """Progress counts documents; whoever cancels in it gets CancelledError, and the next ranking is whole."""
-    with edgedec.load(tiny_cross_encoder(tmp_path / "bert.gguf")) as encoder:
+    with edgedec.load(tiny_cross_encoder(tmp_path / "bert.gguf"), n_threads=1) as encoder:
         for engine in (on_cpu, encoder):
             expected, reports = engine.rank(QUERY, DOCUMENTS), list[Progress]()
             assert engine.rank(QUERY, DOCUMENTS, on_progress=reports.append).scores == expected.scores

@@ -17,9 +17,8 @@ def encoder_fault(gguf: GGUF, info: ModelInfo) -> tuple[str, str] | None:
         return None
     if info.key_length != info.value_length:
         return f"a key has the length {info.key_length}, a value {info.value_length}", "the same twice"
-    heads = {(n_head * info.key_length, n_kv * info.key_length) for n_head, n_kv in zip(info.n_head, info.n_head_kv)}
-    if name == "modern-bert" and heads != {(info.n_embd, info.n_embd)}:
-        return f"the heads have {max(heads)} elements of queries and keys", f"{info.n_embd} of both"
+    if name == "modern-bert" and {n * info.key_length for n in (*info.n_head, *info.n_head_kv)} != {info.n_embd}:
+        return f"the heads of queries or keys have not {info.n_embd} elements together", "so many"
     return _windows(gguf, info) or _dense(gguf, info)
 
 

@@ -1,7 +1,7 @@
 """Random tiny models that rank or embed: BERT with a head, ModernBERT, EmbeddingGemma, Qwen3; and llama.cpp's scores.
 
-    path = tiny_cross_encoder(tmp_path / "bert.gguf")
-    scores = llama_scores(path, [ids])
+path = tiny_cross_encoder(tmp_path / "bert.gguf")
+scores = llama_scores(path, [ids])
 """
 
 import os
@@ -130,7 +130,7 @@ def tiny_modern_bert(
 
 
 def tiny_embedding_gemma(path: Path, *, seed: int = 0, dense: tuple[int, int] | None = (64, 96)) -> Path:
-    """Write an EmbeddingGemma that pools by the mean; `dense` are the widths (in, out) of the first layer behind that."""
+    """Write an EmbeddingGemma that pools by the mean; `dense` are the widths of the first layer behind that."""
     rng = np.random.default_rng(seed)
     n_embd, n_ff, n_layer, n_head, head_dim, arch = 64, 96, 2, 4, 16, "gemma-embedding"
 
