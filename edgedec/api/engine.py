@@ -1,4 +1,4 @@
-"""The engine that an application holds: a loaded model that generates, streams, chats and embeds."""
+"""The engine that an application holds: a loaded model that generates, streams, chats, embeds and ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec import plugins
-from edgedec.api.loaded_model import LoadedModel
+from edgedec.api.ranking import RankingModel
 from edgedec.api.requests import Prompt, RequestOptions, SamplingOptions
 from edgedec.chat import Message, thinking_variables
 from edgedec.decoding.generate import TokenStream, finished
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.sequence import Extraction
 
 
-class Engine(LoadedModel):
+class Engine(RankingModel):
     """A loaded model that writes texts, as edgedec.load returns it: whole or token by token, several, or the best."""
 
     def generate(

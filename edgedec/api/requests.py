@@ -234,7 +234,7 @@ class Requests:
         card = self._model.card
         if card.pooling is not None or self._model.capabilities.final_states:
             raise RequestError(
-                f"{card.name!r} is an embedding model: use embed() (edgedec embed), or load one that writes texts"
+                f"{card.name!r} is an embedding model or reranker: use embed() or rank(), or load one that writes texts"
             )
         token_ids, sampling = self.prompt_ids(prompt), self.sampling(options)
         return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from edgedec_apps.server import extract_api
+from edgedec_apps.server import extract_api, rerank_api
 from edgedec_apps.server.anthropic import api as anthropic_api
 from edgedec_apps.server.core import metrics
 from edgedec_apps.server.core.errors import Problem
@@ -44,6 +44,7 @@ def build_app(service: Service) -> Starlette:
         *token_api.routes(),
         *embeddings_api.routes(),
         *extract_api.routes(),
+        *rerank_api.routes(),
         *infill_api.routes(),
         *ollama_api.routes(),
         *uploads.routes(),

@@ -96,7 +96,9 @@ def _head_of(path: Path) -> str | None:
 
 
 def _use(document: dict[str, Any]) -> Facts:
-    """Return what a model is for: vectors, or texts with these defaults of sampling."""
+    """Return what a model is for: ranking, vectors, or texts with these defaults of sampling."""
+    if document["ranks"]:
+        return [("made for", "ranking documents by a query (edgedec rank)")]
     if document["embeds"]:
         return [("made for", "vectors of texts (edgedec embed)")]
     return [

@@ -50,8 +50,10 @@ class Sender:
         """End the stream."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def whole(self, status: int, document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
-        """Send one JSON object."""
+    async def whole(
+        self, status: int, document: Mapping[str, Any] | list[Any], headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send one JSON object or list."""
         data = json.dumps(document).encode()
         sizes = {"content-type": "application/json", "content-length": str(len(data)), "cache-control": "no-store"}
         await self._start(status, sizes | dict(headers or {}))
