@@ -277,7 +277,12 @@ def test_a_cap_changes_no_score(qwen: Path, on_cpu: edgedec.Engine) -> None:
         (
             lambda path: tiny_qwen3_ranker(path, more={"tokenizer.chat_template.rerank": "{query}"}),
             ModelFormatError,
-            "lacks",
+            "expected {query} and {document}",
+        ),
+        (
+            lambda path: tiny_qwen3_ranker(path, more={"tokenizer.chat_template.rerank": "{query}{document}" * 5}),
+            ModelFormatError,
+            "8 such places",
         ),
         (
             lambda path: tiny_qwen3_ranker(path, more={"qwen3.classifier.output_labels": ["yes"]}),
