@@ -82,7 +82,8 @@ def tiny_modern_bert(
     n_ff, arch = 96, "modern-bert"
 
     def matrix(n_out: int, n_in: int, gain: float = 1.5) -> F32:
-        return (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        values: F32 = (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        return values
 
     def norm() -> F32:
         return (1 + 0.1 * rng.standard_normal(n_embd)).astype(np.float32)
@@ -135,7 +136,8 @@ def tiny_embedding_gemma(path: Path, *, seed: int = 0, dense: tuple[int, int] | 
     n_embd, n_ff, n_layer, n_head, head_dim, arch = 64, 96, 2, 4, 16, "gemma-embedding"
 
     def matrix(n_out: int, n_in: int, gain: float = 1.5) -> F32:
-        return (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        values: F32 = (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        return values
 
     def norm(n: int = n_embd) -> F32:
         return (1 + 0.1 * rng.standard_normal(n)).astype(np.float32)
@@ -202,7 +204,8 @@ def tiny_qwen3_ranker(
     n_embd, n_head, n_kv, head_dim, n_ff, n_layer, arch = 64, 4, 2, 16, 128, 2, "qwen3"
 
     def matrix(n_out: int, n_in: int, gain: float = 1.0) -> F32:
-        return (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        values: F32 = (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        return values
 
     def norm(n: int = n_embd) -> F32:
         return (1 + 0.1 * rng.standard_normal(n)).astype(np.float32)
