@@ -187,6 +187,7 @@ def tiny_qwen3_ranker(
     head: bool = True,
     tied: bool = True,
     n_ctx: int = 512,
+    answers: Sequence[int] = (YES, NO),
     more: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a Qwen3 that is asked for yes or no.
@@ -198,6 +199,7 @@ def tiny_qwen3_ranker(
         tied: Whether the embedding is the output matrix. Where it is not and there is a head, the output matrix is left
             out, as that converter does.
         n_ctx: The context it says it was trained for.
+        answers: The tokens whose rows of the output matrix the head has.
         more: Further metadata.
     """
     rng = np.random.default_rng(seed)
@@ -238,7 +240,7 @@ def tiny_qwen3_ranker(
         tensors[f"{p}.ffn_down.weight"] = matrix(n_embd, n_ff)
     output = tensors["token_embd.weight"] if tied else matrix(len(_TOKENS), n_embd, 2.0)
     if head:
-        tensors["cls.output.weight"] = np.stack([output[YES], output[NO]])
+        tensors["cls.output.weight"] = np.stack([output[i] for i in answers])
         metadata |= {f"{arch}.pooling_type": 4, f"{arch}.classifier.output_labels": ["yes", "no"]}
         metadata["tokenizer.chat_template.rerank"] = RERANK
     elif not tied:
