@@ -56,11 +56,6 @@ class RankHead:
         return x
 
 
-def has_rank_head(gguf: GGUF) -> bool:
-    """Return whether a file has a head."""
-    return f"{_OUT}.weight" in gguf.tensors or f"{_DENSE}.weight" in gguf.tensors
-
-
 def lacks_pooler(gguf: GGUF, architecture: str) -> bool:
     """Return whether the layer before a BERT's head is missing, as llama.cpp's converter leaves it out."""
     return architecture == "bert" and f"{_DENSE}.weight" not in gguf.tensors
@@ -74,7 +69,7 @@ def read_rank_head(gguf: GGUF, architecture: str, n_embd: int, *, causal: bool =
         ModelFormatError: Its layers do not fit the model or each other.
         UnsupportedModelError: edgedec does not take their quantization apart.
     """
-    if not has_rank_head(gguf):
+    if f"{_OUT}.weight" not in gguf.tensors and f"{_DENSE}.weight" not in gguf.tensors:
         raise CapabilityError(
             f"{gguf.paths[0]}: the model has no head for ranking (no tensor {_OUT}.weight); use a reranker's GGUF"
         )

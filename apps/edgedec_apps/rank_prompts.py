@@ -32,6 +32,7 @@ _USER = (
     "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
     f"<Query>: {_QUERY}\n<Document>: {_DOCUMENT}"
 )
+_MOST_PLACES, _MOST_CHARACTERS = 8, 20_000
 _DOUBLED = frozenset({"jina-v1-en", "jina-v2-code", "roberta-bpe"})  # pre-tokenizers of RoBERTa's family
 
 _Part = str | tuple[int, ...]
@@ -92,7 +93,7 @@ def template_of(engine: Engine, gguf: GGUF) -> str:
 
     Raises:
         CapabilityError: The model has neither.
-        ModelFormatError: The file's template has no places.
+        ModelFormatError: The file's template has no places, or far too many, or is far too long.
     """
     found = get_text(gguf, _TEMPLATE)
     if found is None and not engine.can_chat:
@@ -107,9 +108,11 @@ def template_of(engine: Engine, gguf: GGUF) -> str:
             variables = {}
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
         found = engine.render(messages, variables=variables)
-    if not {_QUERY, _DOCUMENT} <= set(_PLACES.findall(found)):
+    places = _PLACES.findall(found)
+    if not {_QUERY, _DOCUMENT} <= set(places) or len(places) > _MOST_PLACES or len(found) > _MOST_CHARACTERS:
         raise ModelFormatError(
-            f"the template for ranking lacks {_QUERY} or {_DOCUMENT}: {found[:80]!r}; use another GGUF of the model"
+            f"the template for ranking is {found[:80]!r} ({len(found)} characters); expected {_QUERY} and {_DOCUMENT}, "
+            f"{_MOST_PLACES} such places and {_MOST_CHARACTERS} characters at the most: use another GGUF of the model"
         )
     return found
 

@@ -28,7 +28,7 @@ from edgedec.sessions.forks import are_together
 from edgedec.sessions.text_pages import PAGE_TOKENS, n_pages
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.embedding import FinalNorm, embed_on, read_final_norm
-from edgedec_apps.rank_heads import RankHead, has_rank_head, lacks_pooler, read_rank_head, read_rows
+from edgedec_apps.rank_heads import RankHead, lacks_pooler, read_rank_head, read_rows
 from edgedec_apps.rank_prompts import pair_form, question_form, template_of
 
 _ROWS = 256  # of a forward that several documents share
@@ -130,20 +130,26 @@ def _head(engine: Engine, gguf: GGUF, *, is_encoder: bool) -> RankHead | None:
         CapabilityError: The model has no head, or one with several outputs.
     """
     card = engine.card
-    if is_encoder:
-        head = read_rank_head(gguf, card.architecture, card.n_embd)
-        n_out = len(head.outputs(np.zeros(card.n_embd, np.float32)))
-        if n_out != 1:
-            raise CapabilityError(f"the model {card.name!r} sorts texts into {n_out} classes; it ranks no documents")
-        return head
-    if not has_rank_head(gguf) or "output.weight" in gguf.tensors or _is_tied(engine.tokenizer, gguf):
-        return None
-    if not engine.model.capabilities.taps:
+    if not is_encoder:
+        if (
+            "cls.output.weight" not in gguf.tensors
+            or "output.weight" in gguf.tensors
+            or _is_tied(engine.tokenizer, gguf)
+        ):
+            return None
+        if not engine.model.capabilities.taps:
+            raise CapabilityError(
+                f"the file of {card.name!r} has a head in place of its output matrix, and the {card.runtime} runtime "
+                "does not return the states that the head reads; choose the cpu runtime, or a file with its output "
+                "matrix"
+            )
+    head = read_rank_head(gguf, card.architecture, card.n_embd, causal=not is_encoder)
+    n_out, wanted = len(head.outputs(np.zeros(card.n_embd, np.float32))), 1 if is_encoder else 2
+    if n_out != wanted:
         raise CapabilityError(
-            f"the file of {card.name!r} has a head in place of its output matrix, and the {card.runtime} runtime does "
-            "not return the states that the head reads; choose the cpu runtime, or a file with its output matrix"
+            f"the head of {card.name!r} sorts texts into {n_out} classes, and ranking takes {wanted}; use a reranker"
         )
-    return read_rank_head(gguf, card.architecture, card.n_embd, causal=True)
+    return head
 
 
 def _is_tied(tokenizer: Tokenizer, gguf: GGUF) -> bool:

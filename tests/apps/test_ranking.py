@@ -266,7 +266,7 @@ def test_a_cap_changes_no_score(qwen: Path, on_cpu: edgedec.Engine) -> None:
         (
             lambda path: tiny_cross_encoder(path, n_out=3, more={"bert.classifier.output_labels": ["a", "b", "c"]}),
             CapabilityError,
-            "3 classes",
+            "sorts texts into 3 classes",
         ),
         (lambda path: tiny_llama(path), CapabilityError, "no template for ranking"),
         (
@@ -277,7 +277,17 @@ def test_a_cap_changes_no_score(qwen: Path, on_cpu: edgedec.Engine) -> None:
         (
             lambda path: tiny_qwen3_ranker(path, more={"tokenizer.chat_template.rerank": "{query}"}),
             ModelFormatError,
-            "lacks",
+            "expected {query} and {document}",
+        ),
+        (
+            lambda path: tiny_qwen3_ranker(path, more={"tokenizer.chat_template.rerank": "{query}{document}" * 5}),
+            ModelFormatError,
+            "8 such places",
+        ),
+        (
+            lambda path: tiny_qwen3_ranker(path, tied=False, answers=(YES, NO, YES)),
+            CapabilityError,
+            "3 classes, and ranking takes 2",
         ),
         (
             lambda path: tiny_qwen3_ranker(path, more={"qwen3.classifier.output_labels": ["yes"]}),
@@ -290,7 +300,9 @@ def test_models_that_can_not_rank(
     make: Callable[[Path], Path], error: type[Exception], word: str, tmp_path: Path
 ) -> None:
     """They are refused with the reason."""
-    with edgedec.load(make(tmp_path / "m.gguf"), draft="off") as engine, pytest.raises(error, match=word):
+    path = make(tmp_path / "m.gguf")
+    runtime = "llamacpp" if read_gguf(path).metadata["general.architecture"] == "bert" else "cpu"
+    with edgedec.load(path, runtime=runtime, draft="off", n_threads=1) as engine, pytest.raises(error, match=word):
         engine.rank(QUERY, DOCUMENTS)
 
 

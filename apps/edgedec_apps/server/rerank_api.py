@@ -105,10 +105,12 @@ def _texts(fields: Fields, name: str) -> tuple[str, ...]:
     given = fields.required(name)
     if not isinstance(given, list) or not 1 <= len(given) <= _MOST_DOCUMENTS:
         raise fields.refusal(name, f"must be a list of 1 to {_MOST_DOCUMENTS} texts")
-    texts = [each.get("text") if isinstance(each, dict) else each for each in given]
-    for i, text in enumerate(texts):
+    texts: list[str] = []
+    for i, each in enumerate(given):
+        text = each.get("text") if isinstance(each, dict) else each
         if not isinstance(text, str):
             raise fields.refusal(f"{name}[{i}]", 'is no text; give a string, or an object with "text"')
+        texts.append(text)
     return tuple(texts)
 
 

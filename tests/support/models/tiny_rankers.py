@@ -82,7 +82,8 @@ def tiny_modern_bert(
     n_ff, arch = 96, "modern-bert"
 
     def matrix(n_out: int, n_in: int, gain: float = 1.5) -> F32:
-        return (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        values: F32 = (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        return values
 
     def norm() -> F32:
         return (1 + 0.1 * rng.standard_normal(n_embd)).astype(np.float32)
@@ -135,7 +136,8 @@ def tiny_embedding_gemma(path: Path, *, seed: int = 0, dense: tuple[int, int] | 
     n_embd, n_ff, n_layer, n_head, head_dim, arch = 64, 96, 2, 4, 16, "gemma-embedding"
 
     def matrix(n_out: int, n_in: int, gain: float = 1.5) -> F32:
-        return (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        values: F32 = (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        return values
 
     def norm(n: int = n_embd) -> F32:
         return (1 + 0.1 * rng.standard_normal(n)).astype(np.float32)
@@ -185,6 +187,7 @@ def tiny_qwen3_ranker(
     head: bool = True,
     tied: bool = True,
     n_ctx: int = 512,
+    answers: Sequence[int] = (YES, NO),
     more: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a Qwen3 that is asked for yes or no.
@@ -196,13 +199,15 @@ def tiny_qwen3_ranker(
         tied: Whether the embedding is the output matrix. Where it is not and there is a head, the output matrix is left
             out, as that converter does.
         n_ctx: The context it says it was trained for.
+        answers: The tokens whose rows of the output matrix the head has.
         more: Further metadata.
     """
     rng = np.random.default_rng(seed)
     n_embd, n_head, n_kv, head_dim, n_ff, n_layer, arch = 64, 4, 2, 16, 128, 2, "qwen3"
 
     def matrix(n_out: int, n_in: int, gain: float = 1.0) -> F32:
-        return (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        values: F32 = (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
+        return values
 
     def norm(n: int = n_embd) -> F32:
         return (1 + 0.1 * rng.standard_normal(n)).astype(np.float32)
@@ -235,7 +240,7 @@ def tiny_qwen3_ranker(
         tensors[f"{p}.ffn_down.weight"] = matrix(n_embd, n_ff)
     output = tensors["token_embd.weight"] if tied else matrix(len(_TOKENS), n_embd, 2.0)
     if head:
-        tensors["cls.output.weight"] = np.stack([output[YES], output[NO]])
+        tensors["cls.output.weight"] = np.stack([output[i] for i in answers])
         metadata |= {f"{arch}.pooling_type": 4, f"{arch}.classifier.output_labels": ["yes", "no"]}
         metadata["tokenizer.chat_template.rerank"] = RERANK
     elif not tied:

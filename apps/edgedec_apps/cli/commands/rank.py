@@ -183,4 +183,5 @@ def _write(job: RankJob, documents: list[Document], found: "Ranking") -> None:
         for note in found.notes:
             say(f"note: {note}")
         n_tokens = sum(found.n_tokens)
-        say(f"{kind} of {len(documents)} documents · {n_tokens} tokens · {found.total_s:.1f} s")
+        said = "probability of yes" if kind == "probability" else kind
+        say(f"{len(documents)} documents, scored by {said} · {n_tokens} tokens · {found.total_s:.1f} s")
