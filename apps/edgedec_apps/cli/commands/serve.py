@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,6 +52,18 @@ class ServeFlags:
             metavar="KEY",
             panel=_SERVER,
         ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        option(
+            "--tls-cert",
+            help="File of the certificate (PEM, with what signed it) to serve HTTPS with; needs --tls-key.",
+            metavar="FILE",
+            panel=_SERVER,
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, option("--tls-key", help="File of the certificate's key (PEM).", metavar="FILE", panel=_SERVER)
     ] = None
     no_auth: Annotated[
         bool, option("--no-auth", help="Allow other machines to use the server without a key.", panel=_SERVER)
@@ -157,7 +170,7 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags) -
     settings = _settings(tuple(models or ()), load, server)
     opener = _opener(settings, load, server)
     listener = open_socket(settings)
-    address = address_of(listener)
+    address = address_of(listener, tls=settings.tls is not None)
 
     def ready(service: "Service") -> None:
         if not server.quiet:
@@ -184,6 +197,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
     """Return the server's settings (RequestError where one is out of range, or is for one model and there are more)."""
     from edgedec_apps.cli.opening import room_bytes_of
     from edgedec_apps.server.core.settings import Settings
+    from edgedec_apps.server.core.tls import server_context
     from edgedec_apps.server.shelf.keep_alive import keep_seconds
 
     if len(set(models)) != len(models):
@@ -209,6 +223,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
         room_bytes=room_bytes_of(load),
         offline=load.offline,
         keep_s=keep_seconds(flags.keep_alive, "--keep-alive"),
+        tls=server_context(flags.tls_cert, flags.tls_key),
     )
 
 
