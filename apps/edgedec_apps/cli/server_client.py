@@ -54,7 +54,7 @@ def ask(method: str, server: Address, path: str, body: dict[str, Any] | None = N
     """
     import httpx
 
-    from edgedec_apps.server.core.tls import client_context
+    from edgedec_apps.tls import client_context
     from edgedec_models.fetching.documents import MOST_JSON_BYTES, read_content
 
     headers = {} if server.api_key is None else {"authorization": f"Bearer {server.api_key}"}

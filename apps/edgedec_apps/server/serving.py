@@ -15,7 +15,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.base_memory import keep_heap_small
 from edgedec_apps.server.app import build_app
 from edgedec_apps.server.connections import Connection
-from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.core.service import OfferedTools, Service
 from edgedec_apps.server.core.settings import Settings
 from edgedec_apps.server.shelf.models import Prepare
 
@@ -69,6 +69,7 @@ def serve(
     prepare: Prepare,
     cancel: CancelToken,
     on_ready: Callable[[Service], None],
+    tools: OfferedTools | None = None,
 ) -> None:
     """Serve until `cancel`; then cancel the requests that run, and close the sockets and the models.
 
@@ -78,12 +79,13 @@ def serve(
         prepare: Plans how a model is loaded; called in threads.
         cancel: Ends the server; may be cancelled from any thread.
         on_ready: Called by the event loop's thread once the models of the settings are loaded, for which requests wait.
+        tools: The tools of the web chat; None for none.
 
     Raises:
         EdgedecError: A model of the settings could not be loaded.
     """
     keep_heap_small()  # before threads begin
-    service = Service(settings, prepare)
+    service = Service(settings, prepare, tools)
     tls = settings.tls
     server = uvicorn.Server(
         uvicorn.Config(

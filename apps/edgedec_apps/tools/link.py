@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 from mcp import Client, types
+from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter, ValidationError
@@ -15,7 +16,7 @@ import edgedec
 from edgedec.errors import EdgedecError, RequestError
 from edgedec_apps.tools.configuration import Address, Server
 from edgedec_apps.tools.offered import MOST_TOOLS, Listed
-from edgedec_apps.tools.stdio import MOST_LINE_BYTES, Ending, Streams, program_streams
+from edgedec_apps.tools.stdio import MOST_LINE_BYTES, Ending, program_streams
 
 CONNECT_S = 30.0
 """Seconds in which a tool server must say which tools it has."""
@@ -84,7 +85,8 @@ class Link:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._hold(self._ready, self._ending))
         ready, ending = self._ready, asyncio.ensure_future(self._ending.event.wait())
-        await asyncio.wait({ready, ending}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+        waits: list[asyncio.Future[Any]] = [ready, ending]
+        await asyncio.wait(waits, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         if ready.done():
             return ready.result()
@@ -118,13 +120,15 @@ class Link:
 
 
 @asynccontextmanager
-async def _streams(server: Server, ending: Ending) -> AsyncIterator[Streams]:
+async def _streams(server: Server, ending: Ending) -> AsyncIterator[TransportStreams]:
     """Yield the streams of a server's connection."""
     if isinstance(server, Address):
         limits = httpx2.Timeout(CONNECT_S, read=CALL_S)
-        async with httpx2.AsyncClient(headers=dict(server.headers), timeout=limits, transport=_Bounded()) as client:
-            async with streamable_http_client(server.url, http_client=client) as streams:
-                yield streams  # type: ignore[misc]  # streams with a context, of the same protocol
+        async with (
+            httpx2.AsyncClient(headers=dict(server.headers), timeout=limits, transport=_Bounded()) as client,
+            streamable_http_client(server.url, http_client=client) as streams,
+        ):
+            yield streams
     else:
         async with program_streams(server, ending) as streams:
             yield streams

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,6 +65,11 @@ class ToolServers:
         if self._listing is not None:
             _result(self._listing, cancel)
 
+    def when_listed(self, tell: Callable[[list[str]], None]) -> None:
+        """Call `tell` with the notes, in another thread, once every server has listed its tools, or failed."""
+        if self._listing is not None:
+            self._listing.add_done_callback(lambda listing: None if listing.cancelled() else tell(self.notes))
+
     def find(self, name: str) -> Tool | None:
         """Return the tool that a model calls by this name."""
         return next((tool for tool in self.tools if tool.name == name), None)
@@ -95,10 +101,8 @@ class ToolServers:
         if self._loop is None:
             return
         ended = self._submit(_together([link.close for link in self._links.values()]))
-        try:
+        with suppress(TimeoutError, FutureCancelledError):  # a program that can't be ended is left to the system
             ended.result(_CLOSE_S)
-        except (TimeoutError, FutureCancelledError):
-            pass  # a program that can't be ended is left to the system
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop = None
 
@@ -160,7 +164,10 @@ def _done(result: ToolResult) -> "Future[ToolResult]":
 
 def _result(future: "Future[T]", cancel: CancelToken) -> T:
     """Wait for a result (CancelledError where `cancel` comes first)."""
-    with cancel.calling(lambda: bool(future.cancel())):  # type: ignore[arg-type,return-value]
+    def stop() -> None:
+        future.cancel()
+
+    with cancel.calling(stop):
         if cancel.cancelled:
             future.cancel()
         try:

@@ -81,7 +81,7 @@ async def program_streams(program: Program, ending: Ending) -> AsyncIterator[Str
     tasks = [
         listening,
         asyncio.create_task(_read(process, to_session, ending, spent, listening)),
-        asyncio.create_task(_write(process, from_session, ending, spent)),
+        asyncio.create_task(_write(process, from_session, spent)),
     ]
     try:
         yield incoming, outgoing
@@ -89,7 +89,7 @@ async def program_streams(program: Program, ending: Ending) -> AsyncIterator[Str
         with anyio.CancelScope(shield=True):
             for stream in (incoming, outgoing):
                 stream.close()  # what waits for the session goes on
-            await _end(process)
+            await _end(process, at_once=ending.event.is_set())
             _, late = await asyncio.wait(tasks, timeout=_PATIENCE_S)
             for task in late:
                 task.cancel()
@@ -127,6 +127,7 @@ async def _read(
                         ending.why = "it writes lines that are no MCP to its standard output"
                         return
                     continue
+                ending.last_words = b""  # they were about something else
                 await to_session.send(SessionMessage(message))
         await asyncio.wait({listening}, timeout=_PATIENCE_S)  # its last words come by another pipe
         ending.why = "the program ended"
@@ -140,14 +141,13 @@ async def _read(
 async def _write(
     process: asyncio.subprocess.Process,
     from_session: MemoryObjectReceiveStream[SessionMessage],
-    ending: Ending,
     spent: list[int],
 ) -> None:
     """Pass on the session's messages; a program that reads none of them ends in the time limit of a call."""
     assert process.stdin is not None
     with suppress(OSError, anyio.ClosedResourceError):
         async for each in from_session:
-            spent[0], ending.last_words = 0, b""
+            spent[0] = 0
             data = each.message.model_dump_json(by_alias=True, exclude_unset=True)
             process.stdin.write(data.encode("utf-8", "replace") + b"\n")
             await process.stdin.drain()
@@ -160,16 +160,17 @@ async def _listen(process: asyncio.subprocess.Process, ending: Ending) -> None:
         ending.last_words = (ending.last_words + chunk)[-_KEPT_BYTES:]
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a program: close its input, then SIGTERM, then SIGKILL, for its children too."""
+async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
+    """End a program: close its input, then SIGTERM, then SIGKILL, for its children too; or SIGKILL `at_once`."""
     assert process.stdin is not None
     process.stdin.close()
-    for number in (None, signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+    for number in () if at_once else (None, signal.SIGTERM):
         if number is not None:
             _signal(process, number)
         if await _has_ended(process):
             break
-    _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))  # children that outlived it
+    _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))  # children that outlived it, too
+    await _has_ended(process)
     if (transport := getattr(process, "_transport", None)) is not None:  # nothing public closes its pipes
         transport.close()
 

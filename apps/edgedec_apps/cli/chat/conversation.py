@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 from edgedec.chat import Message
 from edgedec.errors import CancelledError, PromptTooLongError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.chat.tool_calls import MOST_ROUNDS, ChatTools
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.shown.explain import Detail, sampling_line
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print_stream, say_summary
 from edgedec_apps.cli.shown.terminal import say
-from edgedec_apps.cli.chat.tool_calls import MOST_ROUNDS, ChatTools
 from edgedec_apps.cli.shown.thoughts import OwnMarks, answer_message, own_marks, with_thoughts
 from edgedec_apps.cli.wording import in_options
 from edgedec_apps.reply_marks import marks_of, opened_mark, schemas_of
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
+    from edgedec.sequence import Generation
     from edgedec_apps.call_bodies import ToolCall
     from edgedec_apps.cli.chat.tool_calls import Tools
-    from edgedec.sequence import Generation
 
 
 @dataclass(slots=True)

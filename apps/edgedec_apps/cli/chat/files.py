@@ -110,7 +110,11 @@ def _is_message(value: Any) -> bool:
     if not isinstance(value, dict) or value.get("role") not in _ROLES or "content" not in value:
         return False
     calls = value.get("tool_calls", [])
-    return all(isinstance(value.get(key, ""), str) for key in _TEXTS) and isinstance(calls, list) and all(map(_is_call, calls))
+    return (
+        all(isinstance(value.get(key, ""), str) for key in _TEXTS)
+        and isinstance(calls, list)
+        and all(map(_is_call, calls))
+    )
 
 
 def _is_call(value: Any) -> bool:

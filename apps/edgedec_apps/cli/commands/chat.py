@@ -33,7 +33,7 @@ class ChatJob:
     sampling: SamplingFlags
     output: OutputFlags
     keep_history: bool
-    tools: ToolFlags = ToolFlags()
+    tools: ToolFlags
 
 
 def command(

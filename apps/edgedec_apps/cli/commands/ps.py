@@ -9,7 +9,13 @@ from edgedec_apps.cli.server_client import DEFAULT_URL, Address, ServerCa, Serve
 from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
 
 
-def command(*, server: ServerUrl = DEFAULT_URL, api_key: ServerKey = None, as_json: AsJson = False) -> None:
+def command(
+    *,
+    server: ServerUrl = DEFAULT_URL,
+    api_key: ServerKey = None,
+    tls_ca: ServerCa = None,
+    as_json: AsJson = False,
+) -> None:
     """List the models that a running server has loaded.
 
     With the most memory that each may hold, its context, the requests that use it, and how long it stays.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edgedec.chat import may_think
-from edgedec_apps.cli.shown.replies import ShownText
 from edgedec_apps.call_bodies import ToolCall, Tools
+from edgedec_apps.cli.shown.replies import ShownText
 from edgedec_apps.replies import USUAL, Parts, ReplyStream, split_reply
 from edgedec_apps.reply_marks import Mark, hidden_marks, marks_of, thinking_mark
 
@@ -74,9 +74,7 @@ class ShownThoughts:
         opened: The mark with which the prompt ends; empty for none.
     """
 
-    def __init__(
-        self, show: ShownText, marks: tuple[Mark, ...], tools: Tools | None = None, opened: str = ""
-    ) -> None:
+    def __init__(self, show: ShownText, marks: tuple[Mark, ...], tools: Tools | None = None, opened: str = "") -> None:
         self._show = show
         self._stream = ReplyStream(marks, tools=tools, opened=opened)
         self._thinks = False

@@ -28,7 +28,8 @@ def server_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None
         ) from None
     except ssl.SSLError as error:
         if "KEY_VALUES_MISMATCH" in str(error):
-            raise RequestError(f"{key} is not the key of the certificate {cert}; give the two that belong together") from error
+            wrong = f"{key} is not the key of the certificate {cert}; give the two that belong together"
+            raise RequestError(wrong) from error
         raise RequestError(
             f"{cert} and {key} are no certificate and key in PEM, or one of them is damaged ({error.reason or error})"
         ) from error
