@@ -164,6 +164,7 @@ def _done(result: ToolResult) -> "Future[ToolResult]":
 
 def _result(future: "Future[T]", cancel: CancelToken) -> T:
     """Wait for a result (CancelledError where `cancel` comes first)."""
+
     def stop() -> None:
         future.cancel()
 

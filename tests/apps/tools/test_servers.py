@@ -173,6 +173,4 @@ def test_many_calls_at_once_get_their_own_answers() -> None:
     """From several threads, of one server."""
     with connected(plain()) as servers:
         futures = [servers.start_call("echo", f'{{"text": "{i}"}}') for i in range(50)]
-        assert [future.result(PATIENCE_S).text for future in futures] == [
-            f'echo: {{"text": "{i}"}}' for i in range(50)
-        ]
+        assert [future.result(PATIENCE_S).text for future in futures] == [f'echo: {{"text": "{i}"}}' for i in range(50)]

@@ -53,7 +53,10 @@ def test_a_tool_runs_and_the_model_goes_on(tmp_path: Path, servers: Path) -> Non
     assert result.text == "I look\nDone.\n" * 2
     assert result.err.count('(echo answered: echo: {"text": "x"})\n') == 2
     assert "edgedec: --allow-tools: no tool is named zz\n(9 tools; /tools lists them)\n" in result.err
-    assert "\necho                plain, allowed: The tool echo.\nhang                plain: The tool hang.\n" in result.err
+    assert (
+        "\necho                plain, allowed: The tool echo.\nhang                plain: The tool hang.\n"
+        in result.err
+    )
     asked, called, told, said = json.loads(saved.read_text(encoding="utf-8"))["messages"]
     assert asked == {"role": "user", "content": "hi"}
     assert (called["content"], called["tool_calls"][0]["function"]) == (
