@@ -63,8 +63,10 @@ class Link:
         try:
             async with asyncio.timeout(CALL_S):
                 request = types.CallToolRequest(params=parameters)
-                answer = await client.session.send_request(request, _ANSWER, CALL_S)
+                answer = await client.session.send_request(request, _ANSWER, 2 * CALL_S)
         except Exception as error:
+            if isinstance(error, TimeoutError):
+                self._ending.event.set()  # a server that hangs is started anew for the next call
             raise self._error(error, f"did not answer the call of {name!r:.80}") from error
         if not isinstance(answer, types.CallToolResult):
             raise RequestError(f"the tool {name!r:.80} asks back, which is not supported here")

@@ -1,5 +1,6 @@
 """The names by which a model calls tools, which of them run without a question, and texts of answers."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_patterns_allow_tools() -> None:
 
 
 def test_arguments_are_shown_with_what_can_not_be_seen() -> None:
-    """Control characters, directions and blanks without width are written as numbers; long values are cut in between."""
+    """What controls a terminal or has no width is written as a number; long values are cut in the middle."""
     rows = argument_rows('{"a\\u202e": "x\\u200by\\u001b[2J\\n", "n": [1, {"z": null}]}')
     assert rows == ['a\\u202e: "x\\u200by\\u001b[2J\\n"', 'n: [1, {"z": null}]']
     (long,) = argument_rows('{"code": "%s rm -rf /"}' % ("x" * 9_000))
@@ -62,7 +63,7 @@ def test_arguments_are_shown_with_what_can_not_be_seen() -> None:
     assert "characters left out]" in long
     assert long.endswith('rm -rf /"')
     assert "left out" not in argument_rows('{"code": "%s"}' % ("x" * 9_000), 10_000)[0]
-    many = argument_rows("{%s}" % ", ".join(f'"a{i}": {i}' for i in range(50)))
+    many = argument_rows(json.dumps({f"a{i}": i for i in range(50)}))
     assert (len(many), many[-1]) == (21, "and 30 further arguments")
 
 

@@ -151,6 +151,8 @@ def test_a_call_ends_with_its_cancel_and_its_time(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr("edgedec_apps.tools.link.CALL_S", 0.3)
         late = servers.call("echo", "{}", CancelToken())
         assert late.failed
+        monkeypatch.undo()
+        assert text(servers, "echo") == "echo: {}"
         assert late.text == "The call failed: the tool server plain did not answer the call of 'echo': the time is over"
     children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True).stdout
     assert plain_tool_server.PATH.name not in children

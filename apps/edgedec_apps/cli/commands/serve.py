@@ -211,7 +211,7 @@ def _tool_servers(server: ServeFlags, tools: ToolFlags) -> "tuple[Server, ...]":
 
 @contextmanager
 def _offered(found: "tuple[Server, ...]", flags: ToolFlags) -> "Iterator[OfferedTools | None]":
-    """Yield the tools of tool servers, which connect meanwhile, and say which can't be used; None where there are none."""
+    """Yield the tools of tool servers, which connect meanwhile; say which can't be used. None for no servers."""
     if not found:
         yield None
         return

@@ -80,28 +80,6 @@ def test_other_pages_run_no_tool(server: Running) -> None:
         assert reply.status_code == 403
 
 
-def test_a_tool_that_hangs_keeps_nobody_waiting(server: Running) -> None:
-    """A chat is answered meanwhile, further calls are refused at a limit, and a client that leaves ends its call."""
-    offer = server.service.tools
-    assert offer is not None
-    clients = [httpx.Client(base_url=server.url, timeout=60) for _ in range(8)]
-
-    def hang(client: httpx.Client) -> None:
-        with pytest.raises(httpx.TransportError):
-            client.post("/page/tools", json={"name": "hang"}, timeout=httpx.Timeout(60, read=2))
-
-    threads = [threading.Thread(target=hang, args=(client,)) for client in clients]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: offer.n_running == 8, "the calls don't begin")
-    assert call(server.client, "echo").status_code == 429
-    reply = server.client.post("/v1/chat/completions", json={"messages": messages("hi"), "temperature": 0})
-    assert reply.status_code == 200
-    for thread in threads:
-        thread.join()
-    wait_until(lambda: offer.n_running == 0, "the calls don't end")
-
-
 def test_there_are_none_where_the_operator_gave_none(chat_path: Path, tmp_path: Path) -> None:
     """An empty list, no call; with --no-auth anybody could run tools, so that is refused."""
     with started(chat_path) as running:
@@ -160,3 +138,25 @@ def test_the_page_asks_before_each_call(chromium: Browser, server: Running) -> N
     page.wait_idle()
     page.wait(lambda: len(page.all(".message")) == 12, "the calls are not made anew")
     assert page.problems() == []
+
+
+def test_a_tool_that_hangs_keeps_nobody_waiting(server: Running) -> None:
+    """A chat is answered meanwhile, further calls are refused at a limit, and a client that leaves ends its call."""
+    offer = server.service.tools
+    assert offer is not None
+    clients = [httpx.Client(base_url=server.url, timeout=60) for _ in range(8)]
+
+    def hang(client: httpx.Client) -> None:
+        with pytest.raises(httpx.TransportError):
+            client.post("/page/tools", json={"name": "hang"}, timeout=httpx.Timeout(60, read=2))
+
+    threads = [threading.Thread(target=hang, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: offer.n_running == 8, "the calls don't begin")
+    assert call(server.client, "echo").status_code == 429
+    reply = server.client.post("/v1/chat/completions", json={"messages": messages("hi"), "temperature": 0})
+    assert reply.status_code == 200
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: offer.n_running == 0, "the calls don't end")
