@@ -65,6 +65,7 @@ class Engine(RankingModel):
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
@@ -77,6 +78,7 @@ class Engine(RankingModel):
 
         Args:
             messages: The chat, oldest message first.
+            tools: The functions that the model may call, in OpenAI's form; a call is part of the text.
             cancel: Stops the generation, from any thread.
             think: Whether the model thinks before it answers, for models whose chat template can change that; None for
                 what the template does by itself. What was thought is part of the text, between <think> and </think>.
@@ -87,28 +89,34 @@ class Engine(RankingModel):
             PromptTooLongError: The conversation does not fit the context; see fit_messages.
             RequestError: The template can't do what `think` says; or as stream().
         """
-        return finished(self.chat_stream(messages, cancel=cancel, think=think, **options))
+        return finished(self.chat_stream(messages, tools=tools, cancel=cancel, think=think, **options))
 
     def chat_stream(
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
     ) -> TokenStream:
         """Answer the last of `messages` token by token; as chat()."""
-        token_ids, chosen = self._chat_prompt(messages, cancel, think, options)
+        token_ids, chosen = self._chat_prompt(messages, cancel, think, options, tools)
         return self.stream(token_ids, cancel=cancel, **chosen)
 
     def _chat_prompt(
-        self, messages: Sequence[Message], cancel: CancelToken | None, think: bool | None, options: RequestOptions
+        self,
+        messages: Sequence[Message],
+        cancel: CancelToken | None,
+        think: bool | None,
+        options: RequestOptions,
+        tools: Sequence[Mapping[str, object]] | None = None,
     ) -> tuple[list[int], RequestOptions]:
         """Return the prompt of a chat, and its options with their defaults; no token where `cancel` was cancelled."""
         chosen: RequestOptions = {"reuse": "longest", **options}
         try:
             variables = thinking_variables(self.template, think)
-            token_ids = self.chat_ids(messages, cancel=cancel, variables=variables)
+            token_ids = self.chat_ids(messages, tools=tools, cancel=cancel, variables=variables)
         except CancelledError:
             token_ids = []  # the stream ends before it begins
         return token_ids, chosen

@@ -195,12 +195,14 @@ class LoadedModel(Closeable):
         """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context)."""
         return self._chats().ids(text)
 
-    def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
+    def fit_messages(
+        self, messages: Sequence[Message], n_reserved: int, tools: Sequence[Mapping[str, object]] | None = None
+    ) -> tuple[list[Message], int]:
         """Return the messages without the oldest turns, so that `n_reserved` tokens are free for the answer.
 
-        Also return how many messages are left out.
+        Also return how many messages are left out. `tools`, in OpenAI's form, are part of the prompt.
         """
-        return self._chats().fit(messages, self.n_ctx - 1 - n_reserved)
+        return self._chats().fit(messages, self.n_ctx - 1 - n_reserved, tools)
 
     def _chats(self) -> ChatPrompts:
         if self._template is None:

@@ -159,14 +159,16 @@ class ChatPrompts:
         add_special = not self._has_bos(text)
         return encode_prompt(self.tokenizer, text, self.n_most, add_special=add_special, parse_special=True)
 
-    def fit(self, messages: Sequence[Message], n_most: int) -> tuple[list[Message], int]:
+    def fit(
+        self, messages: Sequence[Message], n_most: int, tools: Sequence[Mapping[str, object]] | None = None
+    ) -> tuple[list[Message], int]:
         """Return the messages without the oldest turns, so that the prompt has at most `n_most` tokens.
 
         Also return how many messages are left out.
         """
 
         def count(kept: Sequence[Message]) -> int:
-            text = self.template.render(kept, add_generation_prompt=True)
+            text = self.template.render(kept, add_generation_prompt=True, tools=tools)
             return count_tokens(self.tokenizer, text, n_most, add_special=not self._has_bos(text), parse_special=True)
 
         return drop_oldest_turns(messages, count, n_most)

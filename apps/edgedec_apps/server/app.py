@@ -22,7 +22,7 @@ from edgedec_apps.server.llama import infill_api, token_api
 from edgedec_apps.server.ollama import api as ollama_api
 from edgedec_apps.server.openai import api as openai_api
 from edgedec_apps.server.openai import embeddings_api, responses_api
-from edgedec_apps.server.page import uploads
+from edgedec_apps.server.page import tools, uploads
 
 STATIC = Path(__file__).parent / "page" / "static"
 
@@ -48,6 +48,7 @@ def build_app(service: Service) -> Starlette:
         *infill_api.routes(),
         *ollama_api.routes(),
         *uploads.routes(),
+        *tools.routes(),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     paths = [route.path for route in routes if isinstance(route, Route)]

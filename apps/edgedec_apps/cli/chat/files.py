@@ -15,7 +15,8 @@ _PDF = b"%PDF-"
 _HEAD_BYTES = 1024  # in which a PDF says that it is one
 _MOST_PDF_BYTES = 64_000_000
 _FORMAT = "edgedec chat 1"
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "user", "assistant", "tool")
+_TEXTS = ("role", "content", "reasoning_content", "name", "tool_call_id")
 
 
 def save_messages(path: Path, model: str, messages: Sequence[Message]) -> None:
@@ -58,7 +59,7 @@ def load_messages(path: Path) -> list[Message]:
     messages = document.get("messages")
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise ModelFormatError(f"{path} is damaged: its messages must have a role, {', '.join(_ROLES)}, and a content")
-    return [{"role": each["role"], "content": each["content"]} for each in messages]
+    return [{key: each[key] for key in (*_TEXTS, "tool_calls") if key in each} for each in messages]
 
 
 def file_text(path: Path, most_bytes: int, cancel: CancelToken) -> str:
@@ -106,4 +107,20 @@ def _pdf_text(path: Path, size: int, cancel: CancelToken) -> str:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("role") in _ROLES and isinstance(value.get("content"), str)
+    if not isinstance(value, dict) or value.get("role") not in _ROLES or "content" not in value:
+        return False
+    calls = value.get("tool_calls", [])
+    return (
+        all(isinstance(value.get(key, ""), str) for key in _TEXTS)
+        and isinstance(calls, list)
+        and all(map(_is_call, calls))
+    )
+
+
+def _is_call(value: Any) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), dict)
+    )

@@ -1,6 +1,7 @@
 """The settings of a server: where it listens, who may use it, and its limits."""
 
 import ipaddress
+import ssl
 from dataclasses import dataclass, field
 
 from edgedec.errors import RequestError
@@ -32,6 +33,7 @@ class Settings:
         n_per_address: Most connections of one address.
         room_bytes: Most memory for all requests together, from their bodies to their answers.
         offline: Never download a model.
+        tls: The certificate and the key with which the server speaks TLS; None for plain HTTP.
         keep_s: Seconds for which a model that a request loaded stays loaded without requests; infinite for ever.
     """
 
@@ -53,6 +55,7 @@ class Settings:
     room_bytes: int = ROOM_BYTES
     offline: bool = False
     keep_s: float = 300.0
+    tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
         _require("--port", self.port, 0 <= self.port <= _MOST_PORT, f"0 to {_MOST_PORT}")
