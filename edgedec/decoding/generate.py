@@ -118,7 +118,7 @@ def _run(
 ) -> Generator[TokenOutput]:
     """Wait for a session, the one that holds most of the prompt, and yield tokens until something ends the text."""
     started = perf_counter()
-    with session_for(pool, text.request.prompt_ids, cancel, stream) as slot:
+    with session_for(pool, text.request, cancel, stream) as slot:
         if slot is None:
             text.finish_reason = "cancelled"
             text.stats.total_s = perf_counter() - started
