@@ -139,8 +139,8 @@ class EngineOptions:
             the folder of a checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu).
             None for the head that lies beside the model, was trained here, is shipped, or is a nextn layer in the
             model's file (edgedec.head_kinds), where there is one; "off" for none.
-        lora: Low-rank adapters (LoRA) to load with the model, each a GGUF or a folder of PEFT, or a pair of that and its
-            scale, which is 1 otherwise. What they add is added in this order. Requests may name other scales (`lora`).
+        lora: Low-rank adapters (LoRA) to load with the model: each a GGUF or a folder of PEFT, or a pair of that and
+            its scale, which is 1 otherwise. What they add is added in this order. A request may name other scales.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         drafting: Further options of drafting.
         chat_template: Jinja source to use instead of the model's own chat template.

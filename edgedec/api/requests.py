@@ -52,8 +52,8 @@ class RequestOptions(SamplingOptions, total=False):
     """The options of a request, those of sampling included.
 
     Attributes:
-        lora: The scale of each adapter that the model was loaded with, in their order; 0 leaves one out. By default they
-            are those of LoadedModel.lora.
+        lora: The scale of each adapter that the model was loaded with, in their order; 0 leaves one out. The default is
+            what LoadedModel.lora says.
         reuse: How much of the KV cache of earlier requests is used: "exact" (the default) only what has the bits of a
             cold start, "longest" all that the prompts share. A chat's default is "longest".
         draft: Whether drafts may be verified (the default); the text is the same either way.
@@ -203,9 +203,7 @@ class Requests:
         scales: Those of the model's adapters, for requests that name none.
     """
 
-    def __init__(
-        self, model: Model, slot: SessionSlot, grammars: Grammars, scales: tuple[float, ...] = ()
-    ) -> None:
+    def __init__(self, model: Model, slot: SessionSlot, grammars: Grammars, scales: tuple[float, ...] = ()) -> None:
         self._model = model
         self._tokenizer = model.tokenizer
         self._slot = slot

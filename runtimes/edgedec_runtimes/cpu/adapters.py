@@ -85,8 +85,6 @@ def _tiles(matrix: Floats) -> NDArray[np.uint8]:
     n_rows, n_cols = matrix.shape
     kind, rows = _type_of(matrix), np.ascontiguousarray(matrix)
     out = np.empty(native().ec_tile_bytes(kind, n_rows, n_cols), np.uint8)
-    code = native().ec_tile_pack(
-        kind, n_rows, n_cols, 0, n_rows, address(rows), rows.nbytes, address(out), len(out)
-    )
+    code = native().ec_tile_pack(kind, n_rows, n_cols, 0, n_rows, address(rows), rows.nbytes, address(out), len(out))
     check(code, "packing an adapter")
     return out

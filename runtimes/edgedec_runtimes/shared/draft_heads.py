@@ -24,6 +24,6 @@ def refuse_adapters(options: LoadOptions, runtime: str) -> None:
     """Raise RequestError where the options name low-rank adapters, which this runtime can't use."""
     if options.adapters:
         raise RequestError(
-            f"the {runtime} runtime does not take adapters; use the cpu or the llamacpp runtime, merge the adapter into "
+            f"the {runtime} does not take adapters; use the cpu or the llamacpp runtime, merge the adapter into "
             f"the model (edgedec export --lora), or leave {argument('lora')} out"
         )

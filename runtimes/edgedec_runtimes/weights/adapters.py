@@ -185,7 +185,9 @@ def _checked(adapter: Adapter, gguf: GGUF) -> Adapter:
             )
         rank = pair.a.shape[0]
         if not 1 <= rank <= MOST_RANK or pair.b.shape[1] != rank:
-            _refuse(adapter.path, f"{what} has the ranks {rank} and {pair.b.shape[1]}, expected one of 1 to {MOST_RANK}")
+            _refuse(
+                adapter.path, f"{what} has the ranks {rank} and {pair.b.shape[1]}, expected one of 1 to {MOST_RANK}"
+            )
         if (pair.b.shape[0], pair.a.shape[1]) != tensor.shape[::-1]:
             found = f"{pair.b.shape[0]} rows and {pair.a.shape[1]} columns"
             _refuse(adapter.path, f"{what} is for {found}, and the model's matrix has {tensor.shape[::-1]}")
