@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import counted
+from edgedec.errors import UnsupportedModelError, counted
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
@@ -44,10 +44,12 @@ def attach_adapters(handle: ctypes.c_void_p, gguf: GGUF, network: Network, optio
     adapters = load_adapters([path for path, _ in options.adapters], gguf)
     tiles: list[NDArray[np.uint8]] = []
     for number, adapter in enumerate(adapters):
+        unused = set(adapter.pairs)
         for placed in network.matrices:
-            pair = pair_of(adapter, gguf, placed.tensor)
+            name, pair = pair_of(adapter, gguf, placed.tensor)
             if pair is None:
                 continue
+            unused.discard(name)
             a, b = _tiles(pair.a), _tiles(pair.b)
             tiles += [a, b]
             code = native().ec_model_adapt(
@@ -55,6 +57,11 @@ def attach_adapters(handle: ctypes.c_void_p, gguf: GGUF, network: Network, optio
                 *(address(a), len(a), address(b), len(b)),
             )
             check(code, f"{adapter.path}: {placed.tensor.name}")
+        if unused:
+            raise UnsupportedModelError(
+                f"{adapter.path}: the pair of {min(unused)!r} changes what is no matrix here; merge the adapter into the "
+                "model instead (edgedec export --lora)"
+            )
     return Attached(tuple(str(found.path) for found in adapters), tuple(found.sha256 for found in adapters), tiles)
 
 

@@ -91,8 +91,8 @@ def adapter_bytes(path: Path) -> int:
     return sum(t.shape[0] * (-(-t.shape[-1] // 16) * 16) * (2 if t.type is GGMLType.F16 else 4) for t in tensors)
 
 
-def pair_of(adapter: Adapter, gguf: GGUF, part: TensorInfo) -> AdapterPair | None:
-    """Return what an adapter has for a matrix of the model; None where it has nothing.
+def pair_of(adapter: Adapter, gguf: GGUF, part: TensorInfo) -> tuple[str, AdapterPair | None]:
+    """Return what an adapter has for a matrix of the model, and the name of its tensor; None where it has nothing.
 
     Args:
         adapter: The adapter.
@@ -103,8 +103,8 @@ def pair_of(adapter: Adapter, gguf: GGUF, part: TensorInfo) -> AdapterPair | Non
         stored = gguf.tensors[name]
         if stored.shard == part.shard and stored.offset <= part.offset < stored.offset + stored.n_bytes:
             begin = (part.offset - stored.offset) // (stored.n_bytes // stored.shape[-1])
-            return pair.rows(begin, begin + part.shape[-1])
-    return None
+            return name, pair.rows(begin, begin + part.shape[-1])
+    return "", None
 
 
 def content_hash(paths: Sequence[Path]) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.gguf.file import GGUFArray, Value, ValueType, floats, read_gguf
-from edgedec.gguf.tensor_types import GGMLType
+from edgedec.gguf.file import GGUFArray, Value, ValueType, read_gguf
+from edgedec_runtimes.weights.levels import dequantize
 from support.models.gguf_writer import Typed, write_gguf
 
 LAYER_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -41,8 +41,8 @@ def tiny_adapter(
     rng, gguf = np.random.default_rng(seed), read_gguf(base)
     tensors: dict[str, Any] = {}
     for name, tensor in gguf.tensors.items():
-        if name.split(".")[-2] in matrices and name.startswith("blk."):
-            n_cols, n_rows = tensor.shape[:2]
+        if name.split(".")[-2] in matrices and name.startswith("blk.") and len(tensor.shape) == 2:
+            n_cols, n_rows = tensor.shape
             a, b = rng.standard_normal((rank, n_cols)) / n_cols**0.5, rng.standard_normal((n_rows, rank)) / rank**0.5
             tensors |= {f"{name}.lora_a": a.astype(dtype), f"{name}.lora_b": (b / 2).astype(dtype)}
     keys = {
@@ -72,12 +72,11 @@ def merged(path: Path, base: Path, adapters: Sequence[tuple[Path, float]]) -> Pa
 
 
 def matrix(path: Path, name: str) -> NDArray[np.float32]:
-    """Return a tensor of a GGUF of F32, F16 or BF16 tensors, its rows first."""
+    """Return a tensor of a GGUF, its rows first."""
     gguf = read_gguf(path)
     tensor = gguf.tensors[name]
     rows = np.frombuffer(gguf.read_tensor_bytes(name), np.uint8).reshape(tensor.shape[-1], -1)
-    kind = tensor.type if len(tensor.shape) > 1 else GGMLType.F32
-    return floats(kind, rows).reshape(tensor.shape[::-1])
+    return dequantize(tensor.type, rows).reshape(tensor.shape[::-1])
 
 
 def _written(value: Value) -> Any:
