@@ -18,6 +18,7 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED
+from edgedec_apps.adapter_names import adapter
 from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.preset_options import loading, preset_of
@@ -111,21 +112,8 @@ def engine_options(
     given["drafting"] = DraftOptions(**drafting, max_rows=1 if flags.draft == "off" else None)
     given["runtime_options"] = _own_options(flags.runtime_option or [])
     given["chat_template"] = None if flags.chat_template is None else read_text(flags.chat_template)
-    given |= {"n_parallel": n_parallel, "n_texts": n_texts, "lora": tuple(map(_adapter, flags.lora or []))}
+    given |= {"n_parallel": n_parallel, "n_texts": n_texts, "lora": tuple(map(adapter, flags.lora or []))}
     return EngineOptions(**given, grammars=grammars, on_progress=on_progress, cancel=cancel)
-
-
-def _adapter(given: str) -> tuple[str, float]:
-    """Return an adapter and its scale, from a text such as "tone.gguf=0.5"; the scale is 1 where none is given.
-
-    >>> _adapter("a=b.gguf=0.5"), _adapter("a=b.gguf")
-    (('a=b.gguf', 0.5), ('a=b.gguf', 1.0))
-    """
-    name, _, scale = given.rpartition("=")
-    try:
-        return name, float(scale)
-    except ValueError:
-        return given, 1.0
 
 
 def _own_options(given: Sequence[str]) -> dict[str, object]:

@@ -59,8 +59,8 @@ def attach_adapters(handle: ctypes.c_void_p, gguf: GGUF, network: Network, optio
             check(code, f"{adapter.path}: {placed.tensor.name}")
         if unused:
             raise UnsupportedModelError(
-                f"{adapter.path}: the pair of {min(unused)!r} changes what is no matrix here; merge the adapter into the "
-                "model instead (edgedec export --lora)"
+                f"{adapter.path}: the pair of {min(unused)!r} changes what is no matrix here; merge it with PEFT "
+                "(merge_and_unload), and convert the result"
             )
     return Attached(tuple(str(found.path) for found in adapters), tuple(found.sha256 for found in adapters), tiles)
 

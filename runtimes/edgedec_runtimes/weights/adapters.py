@@ -181,7 +181,7 @@ def _checked(adapter: Adapter, gguf: GGUF) -> Adapter:
         if name in _FIXED or _EXPERTS.search(name) or len(tensor.shape) != 2:
             raise UnsupportedModelError(
                 f"{adapter.path}: {what} changes embeddings, the output matrix, experts or a vector; edgedec takes "
-                "adapters of a layer's dense matrices: merge the adapter into the model instead (edgedec export --lora)"
+                "adapters of a layer's dense matrices: merge it with PEFT (merge_and_unload), and convert the result"
             )
         rank = pair.a.shape[0]
         if not 1 <= rank <= MOST_RANK or pair.b.shape[1] != rank:

@@ -1,4 +1,4 @@
-"""Adapters on the cpu runtime: logits as of merged weights, and no bit that depends on splits, threads or neighbours."""
+"""Adapters on the cpu runtime: logits as of merged weights; no bit depends on splits, threads or neighbours."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_an_adapter_of_every_dense_matrix(name: str, tmp_path: Path) -> None:
 
 
 def test_an_adapter_adds_to_quantized_products(tmp_path: Path) -> None:
-    """On Q8_0 weights the logits are near those of merged float weights; what the adapter changes is 20 times as much."""
+    """On Q8_0 weights, the logits are nearer to those of merged float weights than 1 / 20 of the adapter's change."""
     base = write_tiny(tmp_path / "base.gguf", Tiny(types=("Q8_0",)))
     adapter = tiny_adapter(tmp_path / "a.gguf", base, seed=3)
     with Cpu().load(merged(tmp_path / "m.gguf", base, [(adapter, 0.5)]), LoadOptions(n_ctx=64)) as other:
