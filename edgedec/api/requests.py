@@ -120,7 +120,8 @@ def predicted_ids(tokenizer: Tokenizer, prediction: Prompt | None, most: int) ->
 def adapter_scales(given: Sequence[float], n: int) -> tuple[float, ...]:
     """Return the scales of `n` adapters, each as a float32 (OptionError unless they are so many finite numbers)."""
     try:
-        scales = tuple(map(float, np.float32(given).tolist()))
+        with np.errstate(over="ignore"):
+            scales = tuple(map(float, np.float32(given).tolist()))
         if len(scales) == n and all(map(math.isfinite, scales)):
             return scales
     except (TypeError, ValueError):

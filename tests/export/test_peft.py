@@ -99,10 +99,10 @@ def test_an_adapter_that_peft_has_made(llama: tuple[Path, Any], tmp_path: Path) 
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent / "hf", dtype=torch.float32)
     config = peft.LoraConfig(
         r=4,
-        lora_alpha=8,
+        lora_alpha=2,
         target_modules=["q_proj", "k_proj", "down_proj"],
         rank_pattern={"k_proj": 3},
-        alpha_pattern={"layers.1.mlp.down_proj": 20},
+        alpha_pattern={"layers.1.mlp.down_proj": 5},
         use_rslora=True,
         init_lora_weights=False,
     )

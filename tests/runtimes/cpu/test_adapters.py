@@ -1,6 +1,7 @@
 """Adapters on the cpu runtime: logits as of merged weights; no bit depends on splits, threads or neighbours."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,30 @@ def test_no_bit_depends_on_threads(folder: Path, model: Model, n_threads: int) -
     with loaded(folder, n_threads) as other:
         for scales in SETS:
             np.testing.assert_array_equal(logits(opened(other, scales)), logits(opened(model, scales)))
+
+
+def test_no_bit_depends_on_where_the_weights_are(tmp_path: Path) -> None:
+    """With weights that each forward reads from the disk, the logits are those of weights in memory."""
+    base = write_tiny(tmp_path / "base.gguf", Tiny(types=("Q8_0",), n_layer=4))
+    adapter, found = tiny_adapter(tmp_path / "a.gguf", base), []
+    options = LoadOptions(n_ctx=64, cache_dir=tmp_path / "cache", adapters=((adapter, 1.0),))
+    weights = next(term.n_bytes for term in Cpu().plan(base, options) if term.name.startswith("weights"))
+    for resident_bytes in (None, weights - 1_000_000):
+        with Cpu().load(base, replace(options, resident_bytes=resident_bytes)) as streamed:
+            found.append(logits(opened(streamed, (1.0,))))
+            assert (streamed.streamed_bytes() > 0) == (resident_bytes is not None)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(*found)
+
+
+def test_the_plan_has_a_line_for_adapters(folder: Path, model: Model) -> None:
+    """It is the same before and after the load, and at least what the matrices take; without adapters there is none."""
+    options = LoadOptions(n_ctx=128, n_threads=2, adapters=((folder / "a.gguf", 1.0), (folder / "b.gguf", 1.0)))
+    plans = Cpu().plan(folder / "base.gguf", options), model.memory(128, 16)
+    before, after = ([term for term in plan if term.name == "adapters"] for plan in plans)
+    assert before == after
+    tiles = sum(len(found) for found in model.adapters.tiles)  # type: ignore[attr-defined]
+    assert tiles <= before[0].n_bytes < tiles + 1_000_000
+    assert all(term.name != "adapters" for term in Cpu().plan(folder / "base.gguf", replace(options, adapters=())))
 
 
 def test_no_bit_depends_on_how_a_text_is_cut(model: Model) -> None:
