@@ -38,6 +38,7 @@ class Request:
         begun_ids: Tokens that the text was begun with in an earlier request, which was interrupted; the text goes on
             behind them as it would have then.
         methods: The values of the options that methods bring (edgedec.text_method.TextMethod), by the methods' names.
+        scales: What the part of each of the model's adapters is multiplied by (ModelCard.adapters).
     """
 
     prompt_ids: tuple[int, ...]
@@ -50,6 +51,7 @@ class Request:
     predicted_ids: tuple[int, ...] = ()
     begun_ids: tuple[int, ...] = ()
     methods: Mapping[str, object] = field(default_factory=dict)
+    scales: tuple[float, ...] = ()
 
     def text(self, k: int) -> "Request":
         """Return the request of text `k` of several: the seed is `k` more."""

@@ -280,7 +280,9 @@ class Engine(RankingModel):
 
     @cached_property
     def _embedder(self) -> Any:
-        return plugins.load_plugin(plugins.OWN, "embedder")(self.pool, self.card, self._path, self.prompt_ids)
+        return plugins.load_plugin(plugins.OWN, "embedder")(
+            self.pool, self.card, self._path, self.prompt_ids, lambda: self.lora
+        )
 
     def embed(
         self,

@@ -1,17 +1,20 @@
 """From what a caller gives, a prompt or a chat with options, to a request that can be generated."""
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Literal, TypedDict, cast
 
+import numpy as np
+
 from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
 from edgedec.constraint import OpenConstraint
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.prompt_length import count_tokens, encode_prompt, require_messages
 from edgedec.decoding.session_pool import SessionSlot
-from edgedec.errors import OptionError, RequestError
+from edgedec.errors import OptionError, RequestError, counted
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.model import Model
 from edgedec.progress import CancelToken, OnProgress
@@ -49,6 +52,8 @@ class RequestOptions(SamplingOptions, total=False):
     """The options of a request, those of sampling included.
 
     Attributes:
+        lora: The scale of each adapter that the model was loaded with, in their order; 0 leaves one out. The default is
+            what LoadedModel.lora says.
         reuse: How much of the KV cache of earlier requests is used: "exact" (the default) only what has the bits of a
             cold start, "longest" all that the prompts share. A chat's default is "longest".
         draft: Whether drafts may be verified (the default); the text is the same either way.
@@ -73,6 +78,7 @@ class RequestOptions(SamplingOptions, total=False):
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
     """
 
+    lora: Sequence[float] | None
     reuse: Reuse
     draft: bool
     verify: str
@@ -109,6 +115,18 @@ def predicted_ids(tokenizer: Tokenizer, prediction: Prompt | None, most: int) ->
     if not all(0 <= token_id < tokenizer.n_vocab for token_id in ids):
         raise RequestError(f"the prediction holds a token id outside the vocabulary of {tokenizer.n_vocab}")
     return ids
+
+
+def adapter_scales(given: Sequence[float], n: int) -> tuple[float, ...]:
+    """Return the scales of `n` adapters, each as a float32 (OptionError unless they are so many finite numbers)."""
+    try:
+        with np.errstate(over="ignore"):
+            scales = tuple(map(float, np.float32(given).tolist()))
+        if len(scales) == n and all(map(math.isfinite, scales)):
+            return scales
+    except (TypeError, ValueError):
+        pass
+    raise OptionError("lora", given, f"it must be {counted(n, 'number')}, one for each adapter of the model")
 
 
 def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
@@ -185,13 +203,15 @@ class Requests:
         model: The model.
         slot: One of its sessions, which says how long a text may be.
         grammars: The grammars that were compiled for it.
+        scales: Those of the model's adapters, for requests that name none.
     """
 
-    def __init__(self, model: Model, slot: SessionSlot, grammars: Grammars) -> None:
+    def __init__(self, model: Model, slot: SessionSlot, grammars: Grammars, scales: tuple[float, ...] = ()) -> None:
         self._model = model
         self._tokenizer = model.tokenizer
         self._slot = slot
         self._grammars = grammars
+        self.scales = scales
 
     @property
     def _n_prompt_max(self) -> int:
@@ -224,11 +244,14 @@ class Requests:
             defaults |= self._grammars.method(name).draw(value)
         predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.n_ctx)
         begun_ids = as_token_ids(options.pop("resume", ()))
+        lora = options.pop("lora", None)
         request = self.plain(prompt, cast(SamplingOptions, {**defaults, **options}))
         require_rule(rule)
         request = replace(
             request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids, methods=methods
         )
+        if lora is not None:
+            request = replace(request, scales=adapter_scales(lora, len(self._model.card.adapters)))
         return request, lambda: self._grammars.open(grammar, request)
 
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
@@ -239,7 +262,8 @@ class Requests:
                 f"{card.name!r} is an embedding model or reranker: use embed() or rank(), or load one that writes texts"
             )
         token_ids, sampling = self.prompt_ids(prompt), self.sampling(options)
-        return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        return Request(token_ids, sampling, seed, scales=self.scales)
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""

@@ -194,6 +194,14 @@ class LoadFlags:
             further=True,
         ),
     ] = None
+    lora: Annotated[
+        list[str] | None,
+        model_option(
+            "--lora",
+            help="A LoRA adapter of the model, a GGUF or a folder of PEFT, perhaps with its scale. Repeatable.",
+            metavar="FILE[=SCALE]",
+        ),
+    ] = None
     draft_overlap: Annotated[
         bool,
         model_option(

@@ -18,7 +18,7 @@ from edgedec_apps.server.core import metrics
 from edgedec_apps.server.core.errors import Problem
 from edgedec_apps.server.core.service import Service, endpoint, refusal
 from edgedec_apps.server.guard import Guard
-from edgedec_apps.server.llama import infill_api, token_api
+from edgedec_apps.server.llama import infill_api, lora_api, token_api
 from edgedec_apps.server.ollama import api as ollama_api
 from edgedec_apps.server.openai import api as openai_api
 from edgedec_apps.server.openai import embeddings_api, responses_api
@@ -42,6 +42,7 @@ def build_app(service: Service) -> Starlette:
         *responses_api.routes(),
         *anthropic_api.routes(),
         *token_api.routes(),
+        *lora_api.routes(),
         *embeddings_api.routes(),
         *extract_api.routes(),
         *rerank_api.routes(),

@@ -12,6 +12,8 @@ from edgedec_runtimes.llamacpp.context import Part, Pool
 from edgedec_runtimes.shared.measured_model import MeasuredModel, MeasuredSession
 from edgedec_runtimes.shared.session_state import CheckedItem
 
+_ADAPTED = b"edgedec: adapters "
+
 
 @dataclass(frozen=True, slots=True)
 class Branch:
@@ -43,6 +45,14 @@ class LlamaCppSession(MeasuredSession):
         self.sequence = sequence
         self._n_reserved = n_reserved
         self._branch: Branch | None = None
+
+    def use_adapters(self) -> None:
+        """Let the context have the session's adapters."""
+        self.pool.context.use(self.scales)
+
+    def _adapt(self) -> None:
+        self._drop_branch()
+        self.pool.context.remove(self.sequence, -1)
 
     def begin(self, item: CheckedItem) -> None:
         """Begin a forward: drop everything beyond its n_past, the branches of a tree included."""
@@ -104,6 +114,7 @@ class LlamaCppSession(MeasuredSession):
         self._drop_branch()
         no_row = np.zeros(1, dtype=np.bool_)
         try:
+            self.use_adapters()
             for i in range(n_ordered, len(path)):
                 token = branch.tokens[path[i] : path[i] + 1]
                 self.pool.context.decode([self._chain_part(token, n_past + i, no_row)])
@@ -132,7 +143,7 @@ class LlamaCppSession(MeasuredSession):
         """Serialize the cached KV; see edgedec.model.Session."""
         with self._model.lock:
             self.state.check_settled("saved")
-            return self.pool.context.save(self.sequence)
+            return self._mark + self.pool.context.save(self.sequence)
 
     def load(self, data: bytes, n_tokens: int) -> None:
         """Restore what save() returned; the session is empty after a ModelFormatError that names the release."""
@@ -143,8 +154,12 @@ class LlamaCppSession(MeasuredSession):
             self._drop_branch()
             context.remove(self.sequence, 0)
             self.state.restore(0, True)
+            mark = self._mark
+            is_ours = data.startswith(mark) if mark else not data.startswith(_ADAPTED)
             if n_tokens and not (
-                context.load(self.sequence, data) and context.last_position(self.sequence) == n_tokens - 1
+                is_ours
+                and context.load(self.sequence, data[len(mark) :])
+                and context.last_position(self.sequence) == n_tokens - 1
             ):
                 context.remove(self.sequence, -1)
                 raise ModelFormatError(
@@ -152,6 +167,11 @@ class LlamaCppSession(MeasuredSession):
                     "tokens again"
                 )
             self.state.restore(n_tokens, True)
+
+    @property
+    def _mark(self) -> bytes:
+        """What a saved state begins with where it was made with adapters: other scales can't go on from it."""
+        return _ADAPTED + self._head(0) if any(self.scales) else b""
 
     def _arrays(self, n: int) -> NoReturn:
         raise NotImplementedError("llama.cpp writes saved states itself")

@@ -31,7 +31,7 @@ _OF_NAMED = LoadFlags()
 _ON_DEMAND = {
     name: getattr(_OF_NAMED, name)
     for name in (
-        *("layer_skip", "layer_skip_force", "draft_model", "draft_head", "draft_overlap", "draft_store"),
+        *("layer_skip", "layer_skip_force", "draft_model", "draft_head", "lora", "draft_overlap", "draft_store"),
         *("small_model", "entropy", "entropy_force", "chat_template"),
     )
 } | {"offline": True}
