@@ -12,9 +12,9 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.architectures.architecture import Recurrence
+from edgedec_runtimes.reference.kv_cache import KVCache
 from edgedec_runtimes.reference.network import (
     Floats,
-    KVCache,
     Row,
     RowOutput,
     embeddings,
