@@ -66,7 +66,7 @@ class Capabilities:
         layers: `layers` may be a subset of the layers.
         taps: Hidden states after given layers can be returned.
         hidden_input: A forward can start from hidden states instead of tokens.
-        vector_rows: A forward can start from vectors in place of embeddings, in all ways that pictures of the model need.
+        vector_rows: A forward can start from vectors in place of embeddings, as pictures of the model need.
         final_states: The model was trained to embed texts and has no logits: each of its sessions is an EncoderSession,
             whose evaluate() refuses.
         max_rows: Most rows of logits that one forward returns for one session; means the same as in LoadOptions.

@@ -7,8 +7,7 @@ same tokens and the same rows, and what compares ids (kept prompts, shared prefi
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +16,10 @@ from edgedec.errors import RequestError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import CancelToken, OnProgress
 
-_ID_BITS = 62
-
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Pixels of a picture, upright and without transparency.
-
-    Attributes:
-        width, height: In pixels, at least 1.
-        rgb: u8[height, width, 3] in one piece: the rows from the top, red, green and blue of each pixel from the left.
-    """
+    """Pixels of a picture, upright: u8[height, width, 3] in one piece, rows from the top, red, green and blue."""
 
     width: int
     height: int
@@ -40,9 +32,8 @@ class Block:
 
     Attributes:
         n_rows: How many rows there are.
-        n_x, n_y: Columns and rows of the grid that they lie in, row after row from the top. Models with rotations in
-            sections place each row by its column and row, and the text behind the block max(n_x, n_y) places behind
-            the block's start. n_x * n_y is n_rows, but where rows stand between the grid's rows.
+        n_x, n_y: Columns and rows of the grid that they fill, row after row. Models whose rotations have sections place
+            each row by its column and row, and what follows max(n_x, n_y) places behind the block's start.
         mutual: Whether each row sees all rows of the block, also those behind it; such a block is one forward.
     """
 
@@ -57,8 +48,8 @@ class PictureLayout:
     """What a picture of known width and height becomes in a prompt.
 
     Attributes:
-        parts: What stands in the prompt, in order: a text of marks, which the text model's vocabulary makes into
-            tokens, special ones included; or the index of a block.
+        parts: In order, a text of marks, which the text model's vocabulary makes into tokens, special ones included; or
+            the index of a block.
         blocks: The blocks, each of which stands once.
     """
 
@@ -77,8 +68,8 @@ class PictureRows:
 
     Attributes:
         block: Its form.
-        rows: f32[block.n_rows, width]. The first n_embd numbers of a row take the place of a token's embedding; each
-            further n_embd of them are added to the states behind one layer more, from layer 0 on.
+        rows: f32[block.n_rows, width]: the first n_embd numbers of a row take the place of a token's embedding; each
+            further n_embd of them are added to the state behind one layer more, from layer 0 on.
         ids: The id of each row in a prompt, see row_ids().
     """
 
@@ -107,8 +98,7 @@ class PictureEncoder(Protocol):
         """Return the blocks of layout() with their rows; a picture that comes again may be answered from memory.
 
         Raises:
-            RequestError: The picture can't be taken.
-            CancelledError: `cancel` was cancelled.
+            RequestError, CancelledError: The picture can't be taken; `cancel` was cancelled.
             RuntimeLostError: What encodes was lost; the next call starts it again.
         """
 
@@ -120,62 +110,48 @@ class PictureEncoder(Protocol):
 
 
 def row_ids(key: bytes, n_rows: int, first: int = 0) -> tuple[int, ...]:
-    """Return the ids of rows `first` to `first + n_rows` - 1 of a picture.
+    """Return the ids of rows `first` to `first + n_rows` - 1 of a picture, by 62 bits of SHA-256 of key and number.
 
-    Each is -1 - (the first 62 bits of SHA-256 of the key and the row's number, in 8 bytes, the lowest first).
-
-    Args:
-        key: A hash of everything that changes a bit of the picture's rows: pixels, size, encoder and its settings.
-        n_rows: How many ids.
-        first: The first row's number among all rows of the picture.
+    `key` is a hash of everything that changes a bit of the rows: the picture, the encoder and its settings.
     """
+    from hashlib import sha256
+
     hashes = (sha256(key + i.to_bytes(8, "little")).digest() for i in range(first, first + n_rows))
-    return tuple(-1 - (int.from_bytes(digest[:8], "big") >> (64 - _ID_BITS)) for digest in hashes)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedRows:
-    """Where a block stands in a prompt.
-
-    Attributes:
-        start: The index of its first row in the prompt.
-        picture: The block.
-    """
-
-    start: int
-    picture: PictureRows
-
-    @property
-    def end(self) -> int:
-        """The index behind its last row."""
-        return self.start + self.picture.block.n_rows
+    return tuple(-1 - (int.from_bytes(digest[:8], "big") >> 2) for digest in hashes)
 
 
 Pictures = Mapping[int, PictureRows]
-"""Blocks by the ids of their first rows, see by_first_id()."""
+"""Blocks by the ids of their first rows: what a prompt's negative ids are looked up in."""
 
 
 def by_first_id(blocks: Iterable[PictureRows]) -> dict[int, PictureRows]:
-    """Return blocks by the ids of their first rows: what a prompt's negative ids are looked up in."""
+    """Return blocks by the ids of their first rows."""
     return {block.ids[0]: block for block in blocks}
 
 
+class PlacedRows(NamedTuple):
+    """Where a block stands in a prompt: the index of its first row, that behind its last one, and the block."""
+
+    start: int
+    end: int
+    picture: PictureRows
+
+
 def placed(token_ids: Sequence[int], pictures: Pictures) -> Iterator[PlacedRows]:
-    """Yield the blocks that stand in a prompt, from its start on.
+    """Yield the blocks that stand in a prompt, in order.
 
     Raises:
         RequestError: A negative id begins no block, or the ids behind it are not those of the block.
     """
-    i = 0
-    while i < len(token_ids):
-        if token_ids[i] >= 0:
-            i += 1
+    end = 0
+    for i, token_id in enumerate(token_ids):
+        if token_id >= 0 or i < end:
             continue
-        found = pictures.get(token_ids[i])
+        found = pictures.get(token_id)
         if found is None or tuple(token_ids[i : i + len(found.ids)]) != found.ids:
             raise RequestError(
-                f"token {i} of the prompt is {token_ids[i]}, which stands for no token and for no row of a picture "
-                "that came with the prompt; give the pictures that the prompt was made with, each one whole"
+                f"token {i} of the prompt is {token_id}, which stands for no token and for no row of a picture that "
+                "came with the prompt; give the pictures that the prompt was made with, each one whole"
             )
-        yield PlacedRows(i, found)
-        i += len(found.ids)
+        end = i + len(found.ids)
+        yield PlacedRows(i, end, found)

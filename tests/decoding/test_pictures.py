@@ -93,7 +93,7 @@ def test_drafts_change_nothing(case: Case, options: dict[str, Any]) -> None:
         slot.drafting = drafting
         drafted = case.text(case.first, case.second, **options)
         assert drafted.token_ids == plain.token_ids
-        assert drafted.stats.n_drafted_tokens > 0
+        assert drafted.stats.n_draft_tokens > 0
     slot.drafting = None
 
 

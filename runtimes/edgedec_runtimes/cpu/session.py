@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import EdgedecError
+from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.logit_ops import LogitOps
 from edgedec.stats import DecodeStats
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import described, expert_reads, touched_experts
-from edgedec_runtimes.cpu.library import KERNEL_ROWS, MUTUAL_BLOCK, Item, address, check, native
+from edgedec_runtimes.cpu.library import KERNEL_ROWS, MUTUAL_BLOCK, Item, address, check, last_error, native
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
@@ -165,8 +165,8 @@ class CpuSession(OwnSession):
     def _take_beside(self, data: bytes, n: int) -> None:
         n_bytes = _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else 0
         vectors = np.frombuffer(data[_LENGTH.size :][:n_bytes], np.uint8)
-        code = native().ec_session_load_vectors(self._handle, n, address(vectors), len(vectors))
-        check(code, "restoring a session")
+        if native().ec_session_load_vectors(self._handle, n, address(vectors), len(vectors)):
+            raise ModelFormatError(f"the saved state can't be used: {last_error()}; evaluate the tokens again")
         super()._take_beside(data[_LENGTH.size + n_bytes :], n)
 
     def _free(self) -> None:
