@@ -14,7 +14,6 @@ from edgedec.pictures import placed
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request, TextState, n_common
 
-
 _NO_ROWS = np.empty(0, np.int32)
 
 
