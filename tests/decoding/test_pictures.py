@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decoding.decoding_loop import plugin, two_paths
-from support.models.tiny_quantized import ARCHITECTURES, write_tiny
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
 import edgedec
 from edgedec.api.engine import Engine
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CapabilityError, RequestError
+from edgedec.grammar import Grammar
 from edgedec.pictures import Block, PictureRows, Pictures, by_first_id, row_ids
 from edgedec.progress import CancelToken, Progress
 from edgedec.scheduler.drafter_set import Drafting
@@ -63,6 +66,7 @@ class Case:
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_end": True}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24, "ignore_end": True}
 PENALIZED = SAMPLED | {"repetition_penalty": 1.2, "penalty_last_n": -1, "momentum": 0.1}
+SPELLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24, "grammar": Grammar.regex("[8-\\]]+")}
 DRAFTERS = {
     "suffix": Drafting({"suffix": SuffixDrafter}, 4, always=True),
     "tree": Drafting({"tree": plugin(range(60, 100), two_paths)}, 6, always=True),
@@ -84,7 +88,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Case(path, engine, FAMILIES[request.param])
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
+@pytest.mark.parametrize("options", [GREEDY, PENALIZED, SPELLED], ids=["greedy", "penalized", "grammar"])
 def test_drafts_change_nothing(case: Case, options: dict[str, Any]) -> None:
     """Of any drafter, chain or tree; rows of pictures count as tokens of the prompt."""
     plain = case.cold(case.first, case.second, **options)
@@ -208,6 +212,16 @@ def test_what_is_refused(case: Case) -> None:
     assert case.text(case.first, **GREEDY).token_ids == case.cold(case.first, **GREEDY).token_ids
 
 
+def test_a_context_that_slides_takes_no_picture(case: Case) -> None:
+    """The error names the option."""
+    with edgedec.load(
+        case.path, runtime="cpu", n_ctx=320, n_threads=1, draft="off", lossy=edgedec.Lossy(slide=True)
+    ) as engine:
+        sliding = Case(case.path, engine, case.first.block)
+        with pytest.raises(CapabilityError, match="no pictures; leave slide out"):
+            sliding.text(case.first, **GREEDY)
+
+
 def test_models_that_take_no_vectors_say_so(tmp_path: Path) -> None:
     """Here one whose layers read the tokens themselves."""
     tiny = replace(ARCHITECTURES["gemma4"], types=("Q8_0",))
@@ -215,3 +229,23 @@ def test_models_that_take_no_vectors_say_so(tmp_path: Path) -> None:
         case = Case(tmp_path, engine, Block(4, 2, 2))
         with pytest.raises(CapabilityError, match="vector_rows"):
             case.text(case.first, **GREEDY)
+
+
+@pytest.mark.parametrize("draft", ["head", "model"])
+def test_models_that_draft(tmp_path: Path, draft: str) -> None:
+    """A trained head follows the text behind the pictures; a draft model sees other tokens in their place."""
+    tiny = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
+    sizes: dict[str, int] = {"n_embd": 48, "n_embd_target": 48, "n_ff": 80, "n_head": 3, "n_head_kv": 1, "head_dim": 16}
+    path, names = write_tiny(tmp_path / "m.gguf", tiny), {"head": "draft_head", "model": "draft_model"}
+    write_head(tmp_path / "head", TinyHead(**sizes, taps=(2, 3, 4), n_vocab_target=N_VOCAB))
+    given: Any = {names[draft]: tmp_path / "head" if draft == "head" else path}
+    with edgedec.load(path, runtime="cpu", n_ctx=320, n_threads=1, draft=draft, **given) as engine:
+        (slot,) = engine.pool.slots
+        assert slot.drafting is not None
+        slot.drafting.always = True
+        case = Case(path, engine, FAMILIES["llama"])
+        for options in (GREEDY, SAMPLED):
+            plain = case.cold(case.first, case.second, **options)
+            drafted = case.text(case.first, case.second, **options)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.stats.n_draft_tokens > 0
