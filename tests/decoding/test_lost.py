@@ -20,7 +20,7 @@ from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import OptionError, RuntimeLostError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions, read_options
-from edgedec.pictures import Block, PictureRows, by_first_id, row_ids
+from edgedec.pictures import Block, PictureRows
 from edgedec.progress import CancelToken, Progress
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
@@ -145,9 +145,9 @@ def test_pictures_are_read_again(machine: Machine) -> None:
     """Lost while the prompt is read and behind it: the rows of its pictures are sent to the next process again."""
     assert machine.model is not None
     rows = np.random.default_rng(0).standard_normal((12, 32)).astype(np.float32)
-    picture = PictureRows(Block(12, 4, 3), rows, row_ids(b"picture", 12))
+    picture = PictureRows(Block(12, 4, 3), rows, tuple(range(-99, -87)))
     params = SamplingParams(temperature=0.9, max_tokens=20, ignore_end=True)
-    request = Request((*PROMPT, *picture.ids, *PROMPT), params, 7, pictures=by_first_id([picture]))
+    request = Request((*PROMPT, *picture.ids, *PROMPT), params, 7, pictures={picture.ids[0]: picture})
     found = list[tuple[int, ...]]()
     for n in (0, 1, 10):
         slot = SessionSlot(machine.model.session(N_CTX), drafting=DRAFTERS["suffix"], wait_s=60.0)

@@ -18,7 +18,7 @@ from edgedec.api.engine import Engine
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CapabilityError, RequestError
 from edgedec.grammar import Grammar
-from edgedec.pictures import Block, PictureRows, Pictures, by_first_id, row_ids
+from edgedec.pictures import Block, PictureRows, Pictures
 from edgedec.progress import CancelToken, Progress
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation
@@ -30,10 +30,10 @@ FAMILIES = {"llama": Block(80, 10, 8), "gemma3": Block(80, 10, 8, mutual=True), 
 BEFORE, BETWEEN, AFTER = (2, 60, 61, 62, 60, 61, 62, 63), (70, 71), (60, 61, 62, 60, 61, 62, 60, 61)
 
 
-def encoded(key: bytes, block: Block, n_embd: int) -> PictureRows:
-    """Return made-up rows of a picture."""
-    rows = 4 * np.random.default_rng(list(key)).standard_normal((block.n_rows, n_embd)).astype(np.float32)
-    return PictureRows(block, rows, row_ids(key, block.n_rows))
+def encoded(number: int, block: Block, n_embd: int) -> PictureRows:
+    """Return made-up rows of a picture, with ids as large as those of hashes are."""
+    rows = 4 * np.random.default_rng(number).standard_normal((block.n_rows, n_embd)).astype(np.float32)
+    return PictureRows(block, rows, tuple(-(2**61) - 1000 * number - i for i in range(block.n_rows)))
 
 
 def prompt_of(*pictures: PictureRows) -> tuple[tuple[int, ...], Pictures]:
@@ -41,7 +41,7 @@ def prompt_of(*pictures: PictureRows) -> tuple[tuple[int, ...], Pictures]:
     ids = [*BEFORE]
     for picture in pictures:
         ids += [*picture.ids, *BETWEEN]
-    return (*ids, *AFTER), by_first_id(pictures)
+    return (*ids, *AFTER), {picture.ids[0]: picture for picture in pictures}
 
 
 class Case:
@@ -49,7 +49,7 @@ class Case:
 
     def __init__(self, path: Path, engine: Engine, block: Block) -> None:
         self.path, self.engine = path, engine
-        self.first, self.second = (encoded(key, block, engine.card.n_embd) for key in (b"a", b"b"))
+        self.first, self.second = (encoded(key, block, engine.card.n_embd) for key in (1, 2))
 
     def text(self, *pictures: PictureRows, **options: Any) -> Generation:
         """Return what is written behind pictures."""
