@@ -7,6 +7,7 @@ from typing import Literal
 
 from edgedec.drafter import ProposalLog
 from edgedec.errors import OptionError, RequestError
+from edgedec.pictures import Pictures
 from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.stats import DecodeStats
 
@@ -39,6 +40,7 @@ class Request:
             behind them as it would have then.
         methods: The values of the options that methods bring (edgedec.text_method.TextMethod), by the methods' names.
         scales: What the part of each of the model's adapters is multiplied by (ModelCard.adapters).
+        pictures: The rows that the prompt's negative ids stand for.
     """
 
     prompt_ids: tuple[int, ...]
@@ -52,6 +54,7 @@ class Request:
     begun_ids: tuple[int, ...] = ()
     methods: Mapping[str, object] = field(default_factory=dict)
     scales: tuple[float, ...] = ()
+    pictures: Pictures = field(default_factory=dict)
 
     def text(self, k: int) -> "Request":
         """Return the request of text `k` of several: the seed is `k` more."""

@@ -17,6 +17,7 @@ from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import OptionError, RequestError, counted
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.model import Model
+from edgedec.pictures import Pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Request
@@ -75,6 +76,7 @@ class RequestOptions(SamplingOptions, total=False):
             `edgedec.text_methods` (edgedec.text_method.TextMethod).
         resume: The token ids of an interrupted text of the same prompt, options and seed (RuntimeLostError.token_ids):
             the text goes on behind them, and is the one that it would have been. They come first in a stream.
+        pictures: The rows that negative ids of the prompt stand for, by the first id of each block.
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
     """
 
@@ -90,6 +92,7 @@ class RequestOptions(SamplingOptions, total=False):
     futures: object
     methods: Mapping[str, object]
     resume: Sequence[int]
+    pictures: Pictures
     on_progress: OnProgress | None
 
 
@@ -243,15 +246,15 @@ class Requests:
         for name, value in methods.items():
             defaults |= self._grammars.method(name).draw(value)
         predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.n_ctx)
-        begun_ids = as_token_ids(options.pop("resume", ()))
+        begun_ids, pictures = as_token_ids(options.pop("resume", ())), options.pop("pictures", {})
         lora = options.pop("lora", None)
         request = self.plain(prompt, cast(SamplingOptions, {**defaults, **options}))
         require_rule(rule)
         request = replace(
             request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids, methods=methods
         )
-        if lora is not None:
-            request = replace(request, scales=adapter_scales(lora, len(self._model.card.adapters)))
+        scales = () if lora is None else adapter_scales(lora, len(self._model.card.adapters))
+        request = replace(request, pictures=pictures, scales=scales or request.scales)
         return request, lambda: self._grammars.open(grammar, request)
 
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:

@@ -3,14 +3,18 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
 from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.errors import CancelledError, RequestError
 from edgedec.model import Forward, ForwardItem, Session
-from edgedec.progress import CancelToken, OnProgress
+from edgedec.pictures import placed
+from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sequence import Request, TextState, n_common
+
+_NO_ROWS = np.empty(0, np.int32)
 
 
 def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnProgress | None) -> Forward:
@@ -41,10 +45,53 @@ def read(text: TextState, session: Session, n_end: int, on_progress: OnProgress 
     Raises:
         What Session.evaluate raises; see evaluate().
     """
-    tokens = np.array(text.token_ids[text.n_cached : n_end], np.int32)
-    forward = evaluate(text, ForwardItem(session, text.n_cached, tokens), n_end, on_progress)
-    text.n_cached = n_end
+    for item in _items(text, session, n_end):
+        end = item.n_past + item.n_rows
+        forward = evaluate(text, item, end, on_progress)
+        text.n_cached = end
+        if end < n_end:
+            report_progress(on_progress, "prefill", end, n_end, "tokens")
     return forward
+
+
+def _items(text: TextState, session: Session, n_end: int) -> Iterator[ForwardItem]:
+    """Yield what brings a text's ids up to the first `n_end` into its KV cache, each block of a picture by itself.
+
+    Behind a picture, tokens are cut where those of a cold start are, whatever prefix is there already.
+    """
+    n_past, chunk, ids, none = text.n_cached, session.model.capabilities.prefill_chunk, text.token_ids, _NO_ROWS
+    pictures = text.request.pictures
+    for start, end, picture in placed(text.request.prompt_ids[:n_end], pictures) if pictures else ():
+        if n_past < start:
+            yield ForwardItem(session, n_past, np.array(ids[n_past:start], np.int32), rows=none)
+        if n_past < end:
+            first = max(n_past - start, 0)
+            yield ForwardItem(
+                session, start + first, None, picture.rows[first:], -1, rows=none, block=picture.block, first=first
+            )
+            n_past = end
+    if pictures and n_past < (cut := -(-n_past // chunk) * chunk) < n_end:
+        yield ForwardItem(session, n_past, np.array(ids[n_past:cut], np.int32), rows=none)
+        n_past = cut
+    if n_past < n_end:
+        yield ForwardItem(session, n_past, np.array(ids[n_past:n_end], np.int32))
+
+
+def read_pictures(text: TextState, session: Session, on_progress: OnProgress | None) -> None:
+    """Evaluate a prompt up to behind its last picture, unless the KV cache holds that; raises as evaluate() does."""
+    prompt, chunk, begun = text.request.prompt_ids, session.model.capabilities.prefill_chunk, perf_counter()
+    if min(prompt[text.n_cached :], default=0) < 0:
+        last = max(place.end for place in placed(prompt, text.request.pictures))
+        read(text, session, min(-(-last // chunk) * chunk, len(prompt) - 1), on_progress)
+        text.stats.prefill_s += perf_counter() - begun
+
+
+def require_pictures(request: Request, session: Session) -> None:
+    """Raise RequestError or CapabilityError for a prompt whose pictures the session can't take."""
+    if request.pictures:
+        session.model.capabilities.require("vector_rows", session.model.card.runtime)
+        if any(place.end == len(request.prompt_ids) for place in placed(request.prompt_ids, request.pictures)):
+            raise RequestError("the prompt ends with a picture; at least one token must follow it")
 
 
 def reread(text: TextState, session: Session, on_progress: OnProgress | None) -> None:
@@ -81,6 +128,8 @@ def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
     if text.request.reuse == "exact":
         limit, chunk = min(limit, slot.n_exact), capabilities.prefill_chunk
     n = n_common(slot.cached_ids, prompt, limit) // chunk * chunk
+    for place in placed(prompt, text.request.pictures) if text.request.pictures else ():
+        n = place.start if place.start < n < place.end else n  # a block is read again whole, or not at all
     if not capabilities.rollback and n != slot.session.n_cached:
         n = 0
     text.n_cached = text.stats.n_reused_tokens = n
@@ -146,6 +195,7 @@ def prompt_read(
             raise CancelledError("the reading of a prompt was cancelled before it began")
         if not prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
+        require_pictures(request, slot.session)
         reuse_prefix(slot, text)
         with slot.session.generating(len(prompt_ids)):
             forward = read_prompt(slot, text, len(prompt_ids), on_progress)

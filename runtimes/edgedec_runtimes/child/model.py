@@ -271,7 +271,7 @@ def _attributes(item: ForwardItem) -> tuple[Any, ...]:
     """Return the attributes of an item behind its session, in their order."""
     return (
         *(item.n_past, item.tokens, item.hidden, item.resume_after),
-        *(item.parents, item.layers, item.rows, item.taps),
+        *(item.parents, item.layers, item.rows, item.taps, item.block, item.first),
     )
 
 
