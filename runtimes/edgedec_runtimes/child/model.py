@@ -257,7 +257,7 @@ class ChildModel(Closeable):
             session.is_closed = True
             if (child := self.child) is not None and session.child is child:
                 with suppress(EdgedecError):  # it is gone with the process
-                    child.ask("close_session", session.number, ending=True)
+                    child.ask("close_session", session.number, soon=True)
 
     def close(self) -> None:
         """End the child; calling it again, or in a forked process, does nothing."""
@@ -282,5 +282,5 @@ def _end(running: list[Child], pid: int) -> None:
     while running:
         child = running.pop()
         with suppress(EdgedecError):
-            child.ask("close", ending=True)
+            child.ask("close", soon=True)
         child.end()

@@ -19,6 +19,7 @@ from edgedec_runtimes.child.messages import LOAD, Answer, Ask, Cancel, Channel, 
 from edgedec_runtimes.shared.child_environment import child_environment
 
 _PROGRAM = "edgedec_runtimes.child"
+_MODEL = "edgedec_runtimes.child.host:Calls"
 _POLL_S = 0.5
 _PATIENCE_S = 10.0  # for what ends a call or the process
 _CANCEL_S = 30.0  # for a call that was cancelled: on a slow device a forward looks up only now and then
@@ -28,15 +29,15 @@ _Box = SimpleQueue[Answer | Report | None]
 
 
 class Child:
-    """A process that hosts one model.
+    """A process that hosts one model, or something else that may end its process.
 
     Attributes:
         ending: How the process ended, once it has; None while it runs.
         n_cached: For each session's number, how many tokens its KV cache held after the latest call.
     """
 
-    def __init__(self) -> None:
-        """Start the process.
+    def __init__(self, calls: str = _MODEL) -> None:
+        """Start the process, which answers the calls of a class ("module:class", an edgedec_runtimes.child.host.Hosted).
 
         Raises:
             RuntimeUnavailableError: No process can be started, or the application is frozen.
@@ -52,7 +53,7 @@ class Child:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process has ended
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _PROGRAM],
+                [sys.executable, "-P", "-m", _PROGRAM, calls],
                 env=child_environment() | {"GGML_NO_BACKTRACE": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -77,12 +78,12 @@ class Child:
         *arguments: Any,
         on_progress: OnProgress | None = None,
         sessions: tuple[int, ...] = (),
-        ending: bool = False,
+        soon: bool = False,
     ) -> Answer:
         """Call a method in the child and return its answer.
 
         Ctrl-C, or another exception in the waiting thread, cancels the forward of `sessions` and waits up to 10 s for
-        its end; cancel() from another thread lets it have 30 s, and a call that is `ending` something has 10 s. A
+        its end; cancel() from another thread lets it have 30 s, and a call that must be answered `soon` has 10 s. A
         child that does not come to it is ended: its library, or a machine that it waits for, may hang.
 
         Raises:
@@ -98,7 +99,7 @@ class Child:
             if self.ending is not None:
                 raise self._lost()
             self._send(Ask(number, method, arguments, on_progress is not None, sessions))
-            return self._answer(box, on_progress, cancelled_by, monotonic() + (_PATIENCE_S if ending else math.inf))
+            return self._answer(box, on_progress, cancelled_by, monotonic() + (_PATIENCE_S if soon else math.inf))
         finally:
             del self._boxes[number]
 
