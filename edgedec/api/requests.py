@@ -14,7 +14,7 @@ from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import OptionError, PromptTooLongError, RequestError
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.model import Model
-from edgedec.pictures import PictureReader
+from edgedec.pictures import PictureReader, Pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Request
@@ -71,6 +71,7 @@ class RequestOptions(SamplingOptions, total=False):
             `edgedec.text_methods` (edgedec.text_method.TextMethod).
         resume: The token ids of an interrupted text of the same prompt, options and seed (RuntimeLostError.token_ids):
             the text goes on behind them, and is the one that it would have been. They come first in a stream.
+        pictures: The rows that negative ids of the prompt stand for (edgedec.pictures.by_first_id).
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
     """
 
@@ -85,6 +86,7 @@ class RequestOptions(SamplingOptions, total=False):
     futures: object
     methods: Mapping[str, object]
     resume: Sequence[int]
+    pictures: Pictures
     on_progress: OnProgress | None
 
 
@@ -228,12 +230,13 @@ class Requests:
         for name, value in methods.items():
             defaults |= self._grammars.method(name).draw(value)
         predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.n_ctx)
-        begun_ids = as_token_ids(options.pop("resume", ()))
+        begun_ids, pictures = as_token_ids(options.pop("resume", ())), options.pop("pictures", {})
         request = self.plain(prompt, cast(SamplingOptions, {**defaults, **options}))
         require_rule(rule)
         request = replace(
             request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids, methods=methods
         )
+        request = replace(request, pictures=pictures)
         return request, lambda: self._grammars.open(grammar, request)
 
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:

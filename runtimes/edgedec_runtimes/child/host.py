@@ -202,23 +202,12 @@ class Calls:
 
 def _exact(item: ForwardItem) -> dict[int, int | None]:
     """Return what the session says of exact rows at each n_past that may follow the item."""
-    n_rows = len(item.tokens) if item.tokens is not None else 0
-    stop = item.n_past + n_rows
+    stop = item.n_past + item.n_rows
     return {n_past: item.session.exact_rows(n_past) for n_past in range(max(item.n_past + 1, stop - _AHEAD), stop + 1)}
 
 
 def _forward_alone(item: ForwardItem, on_progress: OnProgress) -> Forward:
-    return item.session.forward(
-        item.tokens,
-        n_past=item.n_past,
-        hidden=item.hidden,
-        resume_after=item.resume_after,
-        parents=item.parents,
-        layers=item.layers,
-        rows=item.rows,
-        taps=item.taps,
-        on_progress=on_progress,
-    )
+    return item.session.evaluate(item, on_progress)
 
 
 class Host:

@@ -1,5 +1,6 @@
 """The process that decodes and encodes pictures: started when it is needed, and ended when it has rested."""
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -36,11 +37,12 @@ class PictureChild:
         *arguments: Any,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
-        soon: bool = False,
+        patience_s: float = math.inf,
     ) -> Any:
         """Call a method of PictureCalls and return what it returns.
 
-        `cancel` ends the process, which no other way would stop; the next call starts it again.
+        `cancel` ends the process, which no other way would stop, and so do `patience_s` seconds without an answer; the
+        next call starts it again.
 
         Raises:
             EdgedecError: What the method raised.
@@ -51,7 +53,7 @@ class PictureChild:
         child = self._taken()
         try:
             with cancel.calling(child.kill) if cancel is not None else nullcontext():
-                return child.ask(method, *arguments, on_progress=on_progress, soon=soon).value
+                return child.ask(method, *arguments, on_progress=on_progress, patience_s=patience_s).value
         except RuntimeLostError as error:
             check_cancelled(cancel, "reading pictures")
             raise RuntimeLostError(

@@ -20,6 +20,8 @@ from edgedec_runtimes.pictures.sources import Source, source_of
 
 PHASE = "picture"
 KEPT_BYTES = 64 << 20
+DECODING_S = 60.0
+"""Seconds that a picture may take to be measured or decoded, the start of a process included."""
 _POLL_S = 0.1
 
 
@@ -188,7 +190,7 @@ class PictureReader:
         with self._lock:
             found = self._sizes.get(source.digest)
         if found is None:
-            found = self._child.ask("measure", source.data, self.limits, source.name, soon=True)
+            found = self._child.ask("measure", source.data, self.limits, source.name, patience_s=DECODING_S)
             with self._lock:
                 self._sizes[source.digest] = found
                 if len(self._sizes) > 1024:
@@ -221,7 +223,7 @@ class PictureReader:
             return self._encoder.encode_file(source.data, self.limits, source.name, cancel, on_progress)
         pixels: Picture | None = source.pixels
         if pixels is None:
-            pixels = self._child.ask("decode", source.data, self.limits, source.name, cancel=cancel, soon=True)
+            pixels = self._child.ask("decode", source.data, self.limits, source.name, cancel=cancel, patience_s=DECODING_S)
         return self._encoder.encode(pixels, cancel, on_progress)
 
     @contextmanager
