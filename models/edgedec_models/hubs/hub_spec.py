@@ -131,7 +131,7 @@ def choose_projector(files: Sequence[str], model: str) -> str | None:
 
     Those with the model's name are preferred, then those of 8 bits, then of 16: more bits change little but the size.
 
-    >>> choose_projector(["b-Q4_0.gguf", "mmproj-b-f16.gguf", "mmproj-b-Q8_0.gguf", "mmproj-c-Q8_0.gguf"], "b-Q4_0.gguf")
+    >>> choose_projector(["mmproj-b-f16.gguf", "mmproj-b-Q8_0.gguf", "mmproj-c-Q8_0.gguf"], "b-Q4_0.gguf")
     'mmproj-b-Q8_0.gguf'
     """
     from edgedec_runtimes.pictures.finding import base_name, preference

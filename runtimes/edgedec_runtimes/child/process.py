@@ -37,7 +37,7 @@ class Child:
     """
 
     def __init__(self, calls: str = _MODEL) -> None:
-        """Start the process, which answers the calls of a class ("module:class", an edgedec_runtimes.child.host.Hosted).
+        """Start the process, which answers the calls of a class ("module:class"; edgedec_runtimes.child.host.Hosted).
 
         Raises:
             RuntimeUnavailableError: No process can be started, or the application is frozen.
