@@ -91,8 +91,8 @@ def _short_names(cache_dir: Path | None) -> dict[Path, str]:
 def remove_model(name: str, cache_dir: Path | None = None) -> int:
     """Delete a model from the cache, complete or not, and return the freed bytes; hf:OWNER/REPO deletes all its models.
 
-    A draft head that was fetched for a model of the catalogue goes with it, and a picture encoder with the last model of
-    its folder.
+    A draft head that was fetched for a model of the catalogue goes with it, and a picture encoder with the last model
+    of its folder.
 
     Args:
         cache_dir: Root of the cache; None for the default.

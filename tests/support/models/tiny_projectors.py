@@ -50,7 +50,7 @@ def tiny_projector(
         n_positions = n_patches + (kind == "internvl")
         tensors["v.position_embd.weight"] = _matrix(draw, n_positions, E)
     if kind == "gemma4v":
-        tensors["v.position_embd.weight"] = _matrix(draw, 2 * 64, E).reshape(2, 64, E)
+        tensors["v.position_embd.weight"] = _matrix(draw, 2 * 1024, E).reshape(2, 1024, E)
     if kind not in ("qwen2vl_merger", "qwen2.5vl_merger", "pixtral", "gemma4v"):
         tensors["v.patch_embd.bias"] = _vector(draw, E)
     if kind == "internvl":
