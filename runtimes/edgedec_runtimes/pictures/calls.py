@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.model import Session
-from edgedec.pictures import Picture, PictureLayout
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_runtimes.pictures import decoding
 from edgedec_runtimes.pictures.limits import Limits

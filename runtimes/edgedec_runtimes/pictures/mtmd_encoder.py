@@ -4,7 +4,8 @@ import threading
 from hashlib import sha256
 
 from edgedec.memory_plan import MemoryTerm
-from edgedec.pictures import Picture, PictureLayout, PictureRows, row_ids
+from edgedec.pictures import PictureRows
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout, row_ids
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_runtimes.child.memory import process_term
 from edgedec_runtimes.pictures.calls import Encoded

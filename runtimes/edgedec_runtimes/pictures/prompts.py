@@ -12,7 +12,7 @@ from typing import Any
 
 from edgedec.decoding.prompt_length import require_may_fit, too_long
 from edgedec.errors import RequestError, TemplateError
-from edgedec.pictures import PictureLayout
+from edgedec_runtimes.pictures.contract import PictureLayout
 from edgedec.tokenizer import Tokenizer
 
 MOST_PICTURES = 64
