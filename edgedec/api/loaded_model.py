@@ -220,8 +220,14 @@ class LoadedModel(Closeable):
             return messages, ()
         if self._pictures is None:
             left = self.plan.given_up and "pictures left out" in self.plan.given_up
-            why = "the memory plan left pictures out; allow more" if left else "no mmproj*.gguf lies beside it; put it there"
-            raise RequestError(f"the model {self.card.name!r} reads no pictures: {why}, or name it ({argument('projector')})")
+            why = (
+                "the memory plan left pictures out; allow more"
+                if left
+                else "no mmproj*.gguf lies beside it; put it there"
+            )
+            raise RequestError(
+                f"the model {self.card.name!r} reads no pictures: {why}, or name it ({argument('projector')})"
+            )
         self.model.capabilities.require("vector_rows", self.card.runtime)
         return self._pictures.mark(messages)
 

@@ -16,10 +16,10 @@ from edgedec.api.engine import Engine
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CapabilityError, RequestError
 from edgedec.pictures import Block, PictureRows, Pictures
-from edgedec_runtimes.pictures.contract import by_first_id, row_ids
 from edgedec.progress import CancelToken, Progress
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation
+from edgedec_runtimes.pictures.contract import by_first_id, row_ids
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageErr
 from edgedec.gguf.file import GGUF, FileState, floats, read_gguf
 from edgedec.gguf.header import TensorInfo
 from edgedec.memory_plan import MemoryTerm
-from edgedec.pictures import Picture, PictureLayout, PictureRows, row_ids
+from edgedec.pictures import PictureRows
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_runtimes.cpu.library import (
     INVALID,
@@ -36,6 +36,7 @@ from edgedec_runtimes.cpu.library import (
     native,
 )
 from edgedec_runtimes.cpu.mapping import Mapping
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout, row_ids
 from edgedec_runtimes.pictures.header import ProjectorHeader
 from edgedec_runtimes.pictures.siglip_file import SiglipFile, Weight, positions, siglip_file, vector_slots
 from edgedec_runtimes.pictures.siglip_layout import layout_of, tiles_of
@@ -216,7 +217,9 @@ class _Weights:
             self._finalizer = weakref.finalize(self, opened.pop_all().close)
             self._finalizer.atexit = False  # a daemon thread may be encoding then
 
-    def encode(self, size: tuple[int, int], pixels: NDArray[np.uint8], cancel: CancelToken | None) -> NDArray[np.float32]:
+    def encode(
+        self, size: tuple[int, int], pixels: NDArray[np.uint8], cancel: CancelToken | None
+    ) -> NDArray[np.float32]:
         """Return f32[n_rows, n_out], the rows of one tile of that size, whose pixels are u8[height, width, 3]."""
         file, patch = self._file, self._file.cutting.patch_size
         n_x, n_y = size[0] // patch, size[1] // patch

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.pictures import PictureRows, Pictures
-from edgedec_runtimes.pictures.contract import Picture, PictureEncoder, PictureLayout, by_first_id, row_ids
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, stage
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.pictures.child import PictureChild
+from edgedec_runtimes.pictures.contract import Picture, PictureEncoder, PictureLayout, by_first_id, row_ids
 from edgedec_runtimes.pictures.limits import Limits
 from edgedec_runtimes.pictures.mtmd_encoder import MtmdEncoder
 from edgedec_runtimes.pictures.prompts import prompt_ids, with_marks

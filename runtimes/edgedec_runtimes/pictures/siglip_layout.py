@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgedec.errors import RequestError
-from edgedec.pictures import Block, Picture, PictureLayout
+from edgedec.pictures import Block
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -175,9 +176,7 @@ def _padded(image: "Image.Image", size: Size, how: "Image.Resampling") -> "Image
     if image.size == size:
         return image
     scale = min(np.float32(size[0]) / np.float32(image.width), np.float32(size[1]) / np.float32(image.height))
-    width, height = (
-        min(math.ceil(np.float32(n) * scale), most) for n, most in zip(image.size, size, strict=True)
-    )
+    width, height = (min(math.ceil(np.float32(n) * scale), most) for n, most in zip(image.size, size, strict=True))
     black = Image.new("RGB", size)
     black.paste(_resized(image, (width, height), how), ((size[0] - width) // 2, (size[1] - height) // 2))
     return black

@@ -12,9 +12,9 @@ import pytest
 from support.models.picture_models import picture_file, picture_model
 
 from edgedec.errors import CancelledError, RequestError, RuntimeLostError
-from edgedec_runtimes.pictures.contract import by_first_id
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.pictures.child import PictureChild
+from edgedec_runtimes.pictures.contract import by_first_id
 from edgedec_runtimes.pictures.opened import open_reader
 from edgedec_runtimes.pictures.reader import PictureReader
 
