@@ -219,15 +219,11 @@ class LoadedModel(Closeable):
         if not has_pictures(messages):
             return messages, ()
         if self._pictures is None:
-            left = self.plan.given_up and "pictures left out" in self.plan.given_up
-            why = (
-                "the memory plan left pictures out; allow more"
-                if left
-                else "no mmproj*.gguf lies beside it; put it there"
-            )
-            raise RequestError(
-                f"the model {self.card.name!r} reads no pictures: {why}, or name it ({argument('projector')})"
-            )
+            why = "no mmproj*.gguf lies beside it; put it there"
+            if "pictures left out" in self.plan.given_up:
+                why = "the memory plan left pictures out; allow more"
+            remedy = f"or name it ({argument('projector')})"
+            raise RequestError(f"the model {self.card.name!r} reads no pictures: {why}, {remedy}")
         self.model.capabilities.require("vector_rows", self.card.runtime)
         return self._pictures.mark(messages)
 

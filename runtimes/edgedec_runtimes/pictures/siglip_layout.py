@@ -62,7 +62,7 @@ class Cut:
         refined: The size that tiles are cut from, or None where there are none.
         tile: The side of a tile.
         whole: The size at which the whole picture is encoded, behind the tiles.
-        is_padded: Whether `refined` keeps the ratio, with black beside the picture; without tiles, whether `whole` does.
+        is_padded: Whether `refined` keeps the ratio, with black beside the picture; without tiles, whether `whole` is.
         resampling: "bilinear", "bicubic" or "lanczos".
     """
 

@@ -77,8 +77,8 @@ def test_what_is_no_picture_is_refused(shared: PictureReader, given: object) -> 
     assert shared.rows([shared.measure(ONE)])
 
 
-def test_the_child_may_end_and_the_next_call_starts_it_again(model: Path) -> None:
-    reader = opened(model)
+def test_the_child_may_end_and_the_next_call_starts_it_again(tmp_path: Path) -> None:
+    reader = opened(picture_model(tmp_path, "internvl"))  # a kind that libmtmd encodes, in the child
     one = reader.measure(ONE)
     os.kill(reader.processes[0], signal.SIGSTOP)
     asking = threading.Thread(target=lambda: time.sleep(0.3) or os.kill(reader.processes[0], signal.SIGKILL))
