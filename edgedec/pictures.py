@@ -1,13 +1,13 @@
-"""Pictures of a prompt: their pixels, the rows that an encoder makes of them, and where these rows stand in a prompt.
+"""Pictures of a prompt: the rows that an encoder makes of them, where these stand in a prompt, and who makes them.
 
 A row of a forward may be a vector in place of a token. In a prompt's ids a row of a picture stands as a negative id,
 which is a hash of the picture and of the row's number: so two prompts have the same ids exactly where they have the
 same tokens and the same rows, and what compares ids (kept prompts, shared prefixes, saved ones) holds for pictures too.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 from edgedec.errors import RequestError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import CancelToken, OnProgress
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """Pixels of a picture, upright: u8[height, width, 3] in one piece, rows from the top, red, green and blue."""
-
-    width: int
-    height: int
-    rgb: bytes
+from edgedec.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +36,6 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureLayout:
-    """What a picture of known width and height becomes in a prompt.
-
-    Attributes:
-        parts: In order, a text of marks, which the text model's vocabulary makes into tokens, special ones included; or
-            the index of a block.
-        blocks: The blocks, each of which stands once.
-    """
-
-    parts: tuple[str | int, ...]
-    blocks: tuple[Block, ...]
-
-    @property
-    def n_rows(self) -> int:
-        """The rows of all blocks."""
-        return sum(block.n_rows for block in self.blocks)
-
-
-@dataclass(frozen=True, slots=True)
 class PictureRows:
     """One encoded block.
 
@@ -70,7 +43,7 @@ class PictureRows:
         block: Its form.
         rows: f32[block.n_rows, width]: the first n_embd numbers of a row take the place of a token's embedding; each
             further n_embd of them are added to the state behind one layer more, from layer 0 on.
-        ids: The id of each row in a prompt, see row_ids().
+        ids: The id of each row in a prompt, a hash of the picture and of the row's number.
     """
 
     block: Block
@@ -86,47 +59,8 @@ class PictureRows:
             )
 
 
-class PictureEncoder(Protocol):
-    """Makes rows of pictures, for one text model. Any thread may call it; it works on one picture at a time."""
-
-    def layout(self, width: int, height: int) -> PictureLayout:
-        """Return what a picture of that size becomes; no pixel is looked at (RequestError where it can't be taken)."""
-
-    def encode(
-        self, picture: Picture, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
-    ) -> tuple[PictureRows, ...]:
-        """Return the blocks of layout() with their rows; a picture that comes again may be answered from memory.
-
-        Raises:
-            RequestError, CancelledError: The picture can't be taken; `cancel` was cancelled.
-            RuntimeLostError: What encodes was lost; the next call starts it again.
-        """
-
-    def terms(self) -> tuple[MemoryTerm, ...]:
-        """Return what the process, and the processes that it starts, hold for pictures."""
-
-    def close(self) -> None:
-        """Free everything; calling it again does nothing."""
-
-
-def row_ids(key: bytes, n_rows: int, first: int = 0) -> tuple[int, ...]:
-    """Return the ids of rows `first` to `first + n_rows` - 1 of a picture, by 62 bits of SHA-256 of key and number.
-
-    `key` is a hash of everything that changes a bit of the rows: the picture, the encoder and its settings.
-    """
-    from hashlib import sha256
-
-    hashes = (sha256(key + i.to_bytes(8, "little")).digest() for i in range(first, first + n_rows))
-    return tuple(-1 - (int.from_bytes(digest[:8], "big") >> 2) for digest in hashes)
-
-
 Pictures = Mapping[int, PictureRows]
 """Blocks by the ids of their first rows: what a prompt's negative ids are looked up in."""
-
-
-def by_first_id(blocks: Iterable[PictureRows]) -> dict[int, PictureRows]:
-    """Return blocks by the ids of their first rows."""
-    return {block.ids[0]: block for block in blocks}
 
 
 class PlacedRows(NamedTuple):
@@ -155,3 +89,40 @@ def placed(token_ids: Sequence[int], pictures: Pictures) -> Iterator[PlacedRows]
             )
         end = i + len(found.ids)
         yield PlacedRows(i, end, found)
+
+
+class PictureReader(Protocol):
+    """Makes prompts and rows of messages with pictures (`picture_reader` of edgedec.own; edgedec_runtimes.pictures).
+
+    Between its calls a picture is a value with `marker`, `name`, `width`, `height`, `layout` and `n_rows`.
+    """
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The processes that read pictures now."""
+
+    def mark(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], tuple[Any, ...]]:
+        """Return messages with a mark in place of each picture, and the pictures, of which nothing is decoded yet."""
+
+    def ids(
+        self, tokenizer: Tokenizer, text: str, pictures: Sequence[Any], n_most: int, *, add_special: bool
+    ) -> list[int]:
+        """Return the ids of a rendered prompt (PromptTooLongError above `n_most`)."""
+
+    def rows(
+        self, pictures: Sequence[Any], cancel: CancelToken | None = None, on_progress: OnProgress | None = None
+    ) -> Pictures:
+        """Return the rows of pictures."""
+
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """Return what all of this takes."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a message has a part of the type "image", or "images"."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping)]
+    return any(message.get("images") for message in messages) or any(part.get("type") == "image" for part in parts)

@@ -77,7 +77,8 @@ class Engine(RankingModel):
         reuse="exact" rules that out.
 
         Args:
-            messages: The chat, oldest message first.
+            messages: The chat, oldest message first. A content may have parts {"type": "image", "image": ...}, or a
+                list "images" beside it: bytes, paths or PIL.Images.
             tools: The functions that the model may call, in OpenAI's form; a call is part of the text.
             cancel: Stops the generation, from any thread.
             think: Whether the model thinks before it answers, for models whose chat template can change that; None for
@@ -116,7 +117,11 @@ class Engine(RankingModel):
         chosen: RequestOptions = {"reuse": "longest", **options}
         try:
             variables = thinking_variables(self.template, think)
-            token_ids = self.chat_ids(messages, tools=tools, cancel=cancel, variables=variables)
+            marked, pictures = self.mark_pictures(messages)
+            text = self.render(marked, tools=tools, cancel=cancel, variables=variables)
+            token_ids = self.rendered_ids(text, pictures)
+            if pictures:
+                chosen["pictures"] = self.picture_rows(pictures, cancel=cancel, on_progress=options.get("on_progress"))
         except CancelledError:
             token_ids = []  # the stream ends before it begins
         return token_ids, chosen

@@ -20,10 +20,11 @@ from edgedec.constraint import OpenConstraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.errors import TemplateError, argument
+from edgedec.errors import RequestError, TemplateError, argument
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import Closeable, Model, ModelCard, Session
+from edgedec.pictures import PictureReader, Pictures, has_pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.runtime import processes_of
 from edgedec.sampling import SamplingParams
@@ -52,6 +53,7 @@ class EngineParts:
         grammar_bytes: Most bytes that compiled grammars take.
         held_bytes: Bytes that count against the caps of models loaded later.
         gpu_held_bytes: The same of the device that holds most.
+        pictures: Reads pictures for the model, or None.
     """
 
     model: Model
@@ -64,6 +66,7 @@ class EngineParts:
     grammar_bytes: int
     held_bytes: int
     gpu_held_bytes: int
+    pictures: PictureReader | None = None
 
 
 class LoadedModel(Closeable):
@@ -89,6 +92,7 @@ class LoadedModel(Closeable):
         self.plan = parts.plan
         self.held_bytes, self.gpu_held_bytes = parts.held_bytes, parts.gpu_held_bytes
         self._companion, self._template, self._path = parts.companion, parts.template, parts.path
+        self._pictures = parts.pictures
         self.pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
         self._grammars = Grammars(self.tokenizer, parts.grammar_bytes, self.card.fingerprint)
@@ -97,7 +101,7 @@ class LoadedModel(Closeable):
     @property
     def processes(self) -> tuple[int, ...]:
         """The further processes that run its models now, whose memory counts as this process's; mostly none."""
-        return processes_of(self.model, self._companion)
+        return processes_of(self.model, self._companion, self._pictures)
 
     @property
     def lora(self) -> tuple[float, ...]:
@@ -193,7 +197,8 @@ class LoadedModel(Closeable):
             TemplateError: The model has no chat template, or the template fails.
             PromptTooLongError: The conversation does not fit the context.
         """
-        return self.rendered_ids(self.render(messages, tools=tools, cancel=cancel, variables=variables))
+        marked, pictures = self.mark_pictures(messages)
+        return self.rendered_ids(self.render(marked, tools=tools, cancel=cancel, variables=variables), pictures)
 
     def render(
         self,
@@ -206,9 +211,47 @@ class LoadedModel(Closeable):
         """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises)."""
         return self._chats().render(messages, tools, cancel, variables)
 
-    def rendered_ids(self, text: str) -> list[int]:
-        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context)."""
-        return self._chats().ids(text)
+    def rendered_ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
+        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context).
+
+        Args:
+            text: The prompt.
+            pictures: Those of mark_pictures(), whose marks the prompt has. Their rows have negative ids.
+        """
+        return self._chats().ids(text, pictures)
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether messages may have pictures: a projector was loaded with the model."""
+        return self._pictures is not None
+
+    def mark_pictures(self, messages: Sequence[Message]) -> tuple[Sequence[Message], tuple[Any, ...]]:
+        """Return messages for render(), with a mark in place of each picture, and the pictures, before any is decoded.
+
+        Raises:
+            RequestError: The model reads no pictures, or a picture is damaged or beyond the limits.
+        """
+        if not has_pictures(messages):
+            return messages, ()
+        if self._pictures is None:
+            why = "no mmproj*.gguf lies beside it; put it there"
+            if "pictures left out" in self.plan.given_up:
+                why = "the memory plan left pictures out; allow more"
+            remedy = f"or name it ({argument('projector')})"
+            raise RequestError(f"the model {self.card.name!r} reads no pictures: {why}, {remedy}")
+        self.model.capabilities.require("vector_rows", self.card.runtime)
+        return self._pictures.mark(messages)
+
+    def picture_rows(
+        self, pictures: Sequence[Any], *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
+    ) -> Pictures:
+        """Return the rows of the pictures of mark_pictures(), for stream(..., pictures=...).
+
+        Raises:
+            RequestError, CancelledError: A picture is damaged; `cancel` was cancelled.
+            RuntimeLostError: The process that encodes was lost; the next call starts it again.
+        """
+        return {} if self._pictures is None or not pictures else self._pictures.rows(pictures, cancel, on_progress)
 
     def fit_messages(
         self, messages: Sequence[Message], n_reserved: int, tools: Sequence[Mapping[str, object]] | None = None
@@ -217,7 +260,10 @@ class LoadedModel(Closeable):
 
         Also return how many messages are left out. `tools`, in OpenAI's form, are part of the prompt.
         """
-        return self._chats().fit(messages, self.n_ctx - 1 - n_reserved, tools)
+        marked, pictures = self.mark_pictures(messages)
+        kept, n_left_out = self._chats().fit(marked, self.n_ctx - 1 - n_reserved, tools, pictures)
+        given = {id(mark): message for mark, message in zip(marked, messages, strict=True)}
+        return [given[id(mark)] for mark in kept], n_left_out
 
     def _chats(self) -> ChatPrompts:
         if self._template is None:
@@ -225,7 +271,7 @@ class LoadedModel(Closeable):
                 f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
                 f"use generate() (--raw), or load it with {argument('chat_template')}"
             )
-        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max)
+        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max, self._pictures)
 
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
         """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""
@@ -387,6 +433,8 @@ class LoadedModel(Closeable):
                 slot.drafting.close()
         if self._companion is not None:
             self._companion.close()
+        if self._pictures is not None:
+            self._pictures.close()
         self.model.close()
         if drafting is not None and os.getpid() == self._slot.pid:
             drafting.save()

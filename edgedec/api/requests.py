@@ -14,10 +14,10 @@ from edgedec.constraint import OpenConstraint
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.prompt_length import count_tokens, encode_prompt, require_messages
 from edgedec.decoding.session_pool import SessionSlot
-from edgedec.errors import OptionError, RequestError, counted
+from edgedec.errors import OptionError, PromptTooLongError, RequestError, counted
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.model import Model
-from edgedec.pictures import Pictures
+from edgedec.pictures import PictureReader, Pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Request
@@ -150,11 +150,13 @@ class ChatPrompts:
         template: The model's chat template.
         tokenizer: The model's tokenizer.
         n_most: Most tokens of a prompt.
+        pictures: Makes ids of pictures, or None.
     """
 
     template: ChatTemplate
     tokenizer: Tokenizer
     n_most: int
+    pictures: PictureReader | None = None
 
     def render(
         self,
@@ -175,13 +177,19 @@ class ChatPrompts:
             messages, add_generation_prompt=True, tools=tools, cancel=cancel, **(variables or {})
         )
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
         """Return the token ids of a rendered prompt (PromptTooLongError where they are more than `self.n_most`)."""
         add_special = not self._has_bos(text)
+        if pictures and self.pictures is not None:
+            return self.pictures.ids(self.tokenizer, text, pictures, self.n_most, add_special=add_special)
         return encode_prompt(self.tokenizer, text, self.n_most, add_special=add_special, parse_special=True)
 
     def fit(
-        self, messages: Sequence[Message], n_most: int, tools: Sequence[Mapping[str, object]] | None = None
+        self,
+        messages: Sequence[Message],
+        n_most: int,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        pictures: Sequence[Any] = (),
     ) -> tuple[list[Message], int]:
         """Return the messages without the oldest turns, so that the prompt has at most `n_most` tokens.
 
@@ -190,6 +198,12 @@ class ChatPrompts:
 
         def count(kept: Sequence[Message]) -> int:
             text = self.template.render(kept, add_generation_prompt=True, tools=tools)
+            if pictures:
+                try:
+                    there = [picture for picture in pictures if picture.marker in text]
+                    return len(replace(self, n_most=n_most).ids(text, there))
+                except PromptTooLongError:
+                    return n_most + 1
             return count_tokens(self.tokenizer, text, n_most, add_special=not self._has_bos(text), parse_special=True)
 
         return drop_oldest_turns(messages, count, n_most)

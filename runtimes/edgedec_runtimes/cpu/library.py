@@ -248,7 +248,7 @@ def native() -> Any:
         raise RuntimeUnavailableError(
             f"the cpu runtime's library {path} does not load ({error}); install edgedec again"
         ) from error
-    _declare(library, _SIGNATURES)
+    declare(library, _SIGNATURES)
     if library.ec_abi_version() != ABI_VERSION:
         raise RuntimeUnavailableError(
             f"{path} has interface {library.ec_abi_version()}, expected {ABI_VERSION}; install edgedec again"
@@ -256,7 +256,8 @@ def native() -> Any:
     return library
 
 
-def _declare(library: Any, signatures: dict[str, tuple[Any, tuple[Any, ...]]]) -> None:
+def declare(library: Any, signatures: dict[str, tuple[Any, tuple[Any, ...]]]) -> None:
+    """Declare functions of the library to ctypes (RuntimeUnavailableError where it lacks one)."""
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name, None)
         if function is None:

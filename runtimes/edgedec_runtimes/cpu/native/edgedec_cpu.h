@@ -119,7 +119,7 @@ enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
 
 /* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the
  * greater of g and 0, or the square of that. */
-enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3 };
+enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3, EC_GELU_QUICK = 4 };
 
 /* The shape of a model, and the switches by which architectures differ. */
 typedef struct ec_config {
