@@ -61,7 +61,7 @@ class Cut:
         refined: The size that tiles are cut from, or None where there are none.
         tile: The side of a tile.
         whole: The size at which the whole picture is encoded, behind the tiles.
-        is_padded: Whether `refined` keeps the ratio, with black beside the picture; without tiles, whether `whole` does.
+        is_padded: Whether `refined` keeps the ratio, with black beside the picture; where there are no tiles, `whole`.
         resampling: "bilinear", "bicubic" or "lanczos".
     """
 
@@ -175,9 +175,7 @@ def _padded(image: "Image.Image", size: Size, how: "Image.Resampling") -> "Image
     if image.size == size:
         return image
     scale = min(np.float32(size[0]) / np.float32(image.width), np.float32(size[1]) / np.float32(image.height))
-    width, height = (
-        min(math.ceil(np.float32(n) * scale), most) for n, most in zip(image.size, size, strict=True)
-    )
+    width, height = (min(math.ceil(np.float32(n) * scale), most) for n, most in zip(image.size, size, strict=True))
     black = Image.new("RGB", size)
     black.paste(_resized(image, (width, height), how), ((size[0] - width) // 2, (size[1] - height) // 2))
     return black
