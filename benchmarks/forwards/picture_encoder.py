@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from support.models.siglip_files import siglip_projector
 
-from edgedec.pictures import Picture
+from edgedec_runtimes.pictures.contract import Picture
 from edgedec_runtimes.pictures.header import read_projector
 from edgedec_runtimes.pictures.mtmd import Mtmd
 from edgedec_runtimes.pictures.native_encoder import open_native

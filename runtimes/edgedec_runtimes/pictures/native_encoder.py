@@ -22,7 +22,7 @@ from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageErr
 from edgedec.gguf.file import GGUF, FileState, floats, read_gguf
 from edgedec.gguf.header import TensorInfo
 from edgedec.memory_plan import MemoryTerm
-from edgedec.pictures import Picture, PictureLayout, PictureRows, row_ids
+from edgedec.pictures import PictureRows
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_runtimes.cpu.library import (
     INVALID,
@@ -37,6 +37,7 @@ from edgedec_runtimes.cpu.library import (
     native,
 )
 from edgedec_runtimes.cpu.mapping import Mapping
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout, row_ids
 from edgedec_runtimes.pictures.header import ProjectorHeader
 from edgedec_runtimes.pictures.siglip_file import SiglipFile, Weight, positions, siglip_file, vector_slots
 from edgedec_runtimes.pictures.siglip_layout import layout_of, tiles_of
@@ -46,6 +47,7 @@ VERSION = "1"
 """The version of what is computed, raised when a bit of a row changes."""
 
 _WHAT = "encoding a picture"
+_PHASE = "encoding"
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_quick": 4}
 _FIRST_OF_LAYER_MATRICES, _FIRST_OF_LAYER_VECTORS = 3, 7
 
@@ -143,13 +145,13 @@ class NativeEncoder:
                 tiles = tiles_of(self._file.cutting, picture)
                 for i, (block, tile) in enumerate(zip(layout.blocks, tiles, strict=True)):
                     check_cancelled(cancel, _WHAT)
-                    report_progress(on_progress, "picture", i, len(layout.blocks), "tiles")
+                    report_progress(on_progress, _PHASE, i, len(layout.blocks), "parts")
                     rows = self._weights.encode(np.asarray(tile), cancel)
                     made.append(PictureRows(block, rows, row_ids(key, block.n_rows, first)))
                     first += block.n_rows
             finally:
                 self._weights.let_go()
-        report_progress(on_progress, "picture", len(made), len(made), "tiles")
+        report_progress(on_progress, _PHASE, len(made), len(made), "parts")
         return tuple(made)
 
     def terms(self) -> tuple[MemoryTerm, ...]:

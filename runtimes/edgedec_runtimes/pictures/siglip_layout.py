@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgedec.errors import RequestError
-from edgedec.pictures import Block, Picture, PictureLayout
+from edgedec.pictures import Block
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout
 
 if TYPE_CHECKING:
     from PIL import Image

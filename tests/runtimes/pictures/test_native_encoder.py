@@ -14,8 +14,8 @@ from support.models.tiny_projectors import tiny_projector
 
 from edgedec.errors import CancelledError, ModelFormatError, StorageError
 from edgedec.gguf.file import read_gguf
-from edgedec.pictures import Picture
 from edgedec.progress import CancelToken, Progress
+from edgedec_runtimes.pictures.contract import Picture
 from edgedec_runtimes.pictures.header import read_projector
 from edgedec_runtimes.pictures.native_encoder import NativeEncoder, open_native
 from edgedec_runtimes.pictures.siglip_file import siglip_file
@@ -148,7 +148,7 @@ def test_ids_are_those_of_the_picture_and_go_on_through_its_blocks(tmp_path: Pat
     assert not set(ids) & {id for block in encoder.encode(picture(64, 64, seed=1)) for id in block.ids}
 
 
-def test_progress_counts_tiles_and_a_cancelled_picture_leaves_the_encoder_usable(tmp_path: Path) -> None:
+def test_progress_counts_parts_and_a_cancelled_picture_leaves_the_encoder_usable(tmp_path: Path) -> None:
     encoder = opened(tiny_projector(tmp_path / "m.gguf", "idefics3"))
     cancel, seen = CancelToken(), list[Progress]()
 
@@ -159,7 +159,7 @@ def test_progress_counts_tiles_and_a_cancelled_picture_leaves_the_encoder_usable
 
     with pytest.raises(CancelledError, match="encoding a picture"):
         encoder.encode(picture(64, 64), cancel, stop_at_third)
-    assert [(p.done, p.total, p.unit) for p in seen] == [(0, 5, "tiles"), (1, 5, "tiles"), (2, 5, "tiles")]
+    assert [(p.done, p.total, p.unit) for p in seen] == [(0, 5, "parts"), (1, 5, "parts"), (2, 5, "parts")]
     assert len(encoder.encode(picture(64, 64))) == 5
 
 

@@ -9,7 +9,8 @@ from support.models.tiny_projectors import tiny_projector
 
 from edgedec.errors import RequestError
 from edgedec.gguf.file import read_gguf
-from edgedec.pictures import Block, Picture
+from edgedec.pictures import Block
+from edgedec_runtimes.pictures.contract import Picture
 from edgedec_runtimes.pictures.header import read_projector
 from edgedec_runtimes.pictures.siglip_file import siglip_file
 from edgedec_runtimes.pictures.siglip_layout import KINDS, Cutting, cut_of, layout_of, tiles_of
