@@ -223,7 +223,9 @@ class _Weights:
         """Return f32[n_rows, n_out], the rows of one tile, whose pixels are u8[height, width, 3]."""
         file, patch = self._file, self._file.cutting.patch_size
         n_x, n_y = pixels.shape[1] // patch, pixels.shape[0] // patch
-        scaled = (pixels.astype(np.float32) / np.float32(255) - np.float32(file.mean)) / np.float32(file.std)
+        scaled = (pixels.astype(np.float32) / np.float32(255) - np.array(file.mean, np.float32)) / np.array(
+            file.std, np.float32
+        )
         squares = scaled.reshape(n_y, patch, n_x, patch, 3).transpose(0, 2, 4, 1, 3)
         patches = np.ascontiguousarray(squares).reshape(n_y * n_x, -1)
         places = positions(self._table, file.side, n_x, n_y)

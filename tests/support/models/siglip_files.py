@@ -10,8 +10,12 @@ from edgedec.gguf.tensor_types import GGMLType
 from support.models.gguf_writer import RawTensor, Typed, ValueType, write_gguf
 
 
-def siglip_projector(
-    path: Path,
+def siglip_projector(path: Path, kind: str, type_name: str = "F32", **shape: Any) -> Path:
+    """Write an encoder of siglip_parts() and return its path."""
+    return write_gguf(path, *siglip_parts(kind, type_name, **shape))
+
+
+def siglip_parts(
     kind: str,
     type_name: str = "F32",
     *,
@@ -25,11 +29,10 @@ def siglip_projector(
     n_out: int = 64,
     swaps: bool = False,
     more: dict[str, Any] | None = None,
-) -> Path:
-    """Write an encoder of gemma3, idefics3 or lfm2 and return its path.
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return metadata and tensors of an encoder of gemma3, idefics3 or lfm2.
 
     Args:
-        path: The file.
         kind: The projector's kind.
         type_name: F32, F16, BF16 or Q8_0, of matrices; rows that Q8_0 can't hold are F16, as llama.cpp leaves them.
         n_embd, n_ff, n_layer, n_head: Of the transformer.
@@ -90,7 +93,7 @@ def siglip_projector(
     metadata = {"general.architecture": "clip", "general.type": "mmproj", "clip.has_vision_encoder": True}
     metadata |= {"clip.use_gelu": True, "clip.projector_type": kind}
     metadata |= {f"clip.vision.{key}": value for key, value in vision.items()} | (more or {})
-    return write_gguf(path, metadata, tensors)
+    return metadata, tensors
 
 
 def _stored(values: NDArray[Any], type_name: str) -> Any:
