@@ -67,6 +67,15 @@ class ServeFlags:
             "--alias", help="A further name of the first MODEL in requests. Repeatable.", metavar="NAME", panel=_SERVER
         ),
     ] = None
+    image_hosts: Annotated[
+        str | None,
+        option(
+            "--image-hosts",
+            help="Hosts from which pictures of requests may be fetched, by https (default: none).",
+            metavar="A.B,C.D",
+            panel=_SERVER,
+        ),
+    ] = None
     keep_alive: Annotated[
         str,
         option(
@@ -209,6 +218,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
         room_bytes=room_bytes_of(load),
         offline=load.offline,
         keep_s=keep_seconds(flags.keep_alive, "--keep-alive"),
+        image_hosts=tuple(name.strip() for name in flags.image_hosts.split(",")) if flags.image_hosts else (),
     )
 
 
