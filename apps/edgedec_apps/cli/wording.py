@@ -11,6 +11,7 @@ KEYWORDS: Mapping[str, str] = {
     "context": "n_ctx",
     "draft_max": "n_draft_max",
     "gpu_layers": "n_gpu_layers",
+    "mmproj": "projector",
     "parallel": "n_parallel",
     "runtime_option": "runtime_options",
     "texts": "n_texts",

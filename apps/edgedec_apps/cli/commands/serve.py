@@ -30,7 +30,7 @@ _ON_DEMAND = {
     name: getattr(_OF_NAMED, name)
     for name in (
         *("layer_skip", "layer_skip_force", "draft_model", "draft_head", "draft_overlap", "draft_store"),
-        *("small_model", "entropy", "entropy_force", "chat_template"),
+        *("small_model", "entropy", "entropy_force", "mmproj", "chat_template"),
     )
 } | {"offline": True}
 
