@@ -8,7 +8,7 @@ tokens and the same rows, and whatever compares ids (kept prompts, shared prefix
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from edgedec.errors import RequestError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.progress import CancelToken, OnProgress
+
+if TYPE_CHECKING:  # a model imports this file
+    from edgedec.tokenizer import Tokenizer
 
 _ID_BITS = 62
 
@@ -179,3 +182,44 @@ def placed(token_ids: Sequence[int], pictures: Pictures) -> Iterator[PlacedRows]
             )
         yield PlacedRows(i, found)
         i += len(found.ids)
+
+
+class PictureReader(Protocol):
+    """Takes the pictures out of messages, and makes prompts and rows of them; opened by `picture_reader` (edgedec.own).
+
+    Between its calls a picture is a value with `name`, `width`, `height`, `layout` and `n_rows`.
+    """
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The processes that read pictures now; see edgedec.runtime.HasProcesses."""
+
+    def mark(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], tuple[Any, ...]]:
+        """Return messages with a mark in place of each picture, and the pictures; only their headers are looked at."""
+
+    def ids(
+        self, tokenizer: "Tokenizer", text: str, pictures: Sequence[Any], n_most: int, *, add_special: bool
+    ) -> list[int]:
+        """Return the ids of a rendered prompt whose marks stand for pictures (PromptTooLongError above `n_most`)."""
+
+    def rows(
+        self, pictures: Sequence[Any], cancel: CancelToken | None = None, on_progress: OnProgress | None = None
+    ) -> Pictures:
+        """Return the rows of pictures; `on_progress` is told of those that are not kept from before."""
+
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """Return what the process, and the processes that it starts, hold for pictures."""
+
+    def close(self) -> None:
+        """Free everything; calling it again does nothing."""
+
+
+def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a message has a picture: a part of the type "image", or a list of "images".
+
+    >>> has_pictures([{"role": "user", "content": [{"type": "image", "image": b"..."}]}])
+    True
+    """
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping)]
+    return any(message.get("images") for message in messages) or any(part.get("type") == "image" for part in parts)

@@ -337,7 +337,9 @@ def penalized(logits: NDArray[np.float32], params: SamplingParams, seen: Sequenc
                 f"{argument('logit_bias')} names token {token_id}; the vocabulary holds 0 to {len(scores) - 1}"
             )
         scores[token_id] += bias
-    if params._counts_tokens and params.penalty_last_n != 0:
+    if params.has_penalties:
+        seen = [token_id for token_id in seen if token_id >= 0]  # the others are rows of pictures
+    if params._counts_tokens and params.penalty_last_n != 0 and seen:
         window = seen if params.penalty_last_n < 0 else seen[-params.penalty_last_n :]
         ids, counts = np.unique(np.asarray(window, dtype=np.int64), return_counts=True)
         row = scores[ids]

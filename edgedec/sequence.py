@@ -7,6 +7,7 @@ from typing import Literal
 
 from edgedec.drafter import ProposalLog
 from edgedec.errors import OptionError, RequestError
+from edgedec.pictures import Pictures
 from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.stats import DecodeStats
 
@@ -38,6 +39,7 @@ class Request:
         begun_ids: Tokens that the text was begun with in an earlier request, which was interrupted; the text goes on
             behind them as it would have then.
         methods: The values of the options that methods bring (edgedec.text_method.TextMethod), by the methods' names.
+        pictures: The rows that the prompt's negative ids stand for.
     """
 
     prompt_ids: tuple[int, ...]
@@ -50,6 +52,7 @@ class Request:
     predicted_ids: tuple[int, ...] = ()
     begun_ids: tuple[int, ...] = ()
     methods: Mapping[str, object] = field(default_factory=dict)
+    pictures: Pictures = field(default_factory=dict)
 
     def text(self, k: int) -> "Request":
         """Return the request of text `k` of several: the seed is `k` more."""

@@ -108,7 +108,10 @@ class Engine(LoadedModel):
         chosen: RequestOptions = {"reuse": "longest", **options}
         try:
             variables = thinking_variables(self.template, think)
-            token_ids = self.chat_ids(messages, cancel=cancel, variables=variables)
+            marked, pictures = self.mark_pictures(messages)
+            token_ids = self.rendered_ids(self.render(marked, cancel=cancel, variables=variables), pictures)
+            if pictures:
+                chosen["pictures"] = self.picture_rows(pictures, cancel=cancel, on_progress=options.get("on_progress"))
         except CancelledError:
             token_ids = []  # the stream ends before it begins
         return token_ids, chosen

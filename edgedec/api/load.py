@@ -52,6 +52,8 @@ def load(
     n_draft_max: int = N_DRAFT_MAX,
     drafting: DraftOptions = DraftOptions(),  # noqa: B008  # it is frozen
     chat_template: str | None = None,
+    projector: ModelName | None = "auto",
+    image_max_tokens: int | None = None,
     grammars: bool = False,
     n_parallel: int = 1,
     n_texts: int = 1,
@@ -128,6 +130,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
                 planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
                 held.own_bytes,
                 max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
+                wishes.pictures if planned.setting.picture_terms or not is_planned else None,
             )
         )
         HELD.add(engine)

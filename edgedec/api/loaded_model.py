@@ -19,10 +19,11 @@ from edgedec.constraint import OpenConstraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.errors import TemplateError, argument
+from edgedec.errors import RequestError, TemplateError, argument
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.memory_plan import MemoryPlan
 from edgedec.model import Closeable, Model, ModelCard, Session
+from edgedec.pictures import PictureReader, Pictures, has_pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.runtime import processes_of
 from edgedec.sampling import SamplingParams
@@ -50,6 +51,7 @@ class EngineParts:
         grammar_bytes: Most bytes that compiled grammars take.
         held_bytes: Bytes that count against the caps of models loaded later.
         gpu_held_bytes: The same of the device that holds most.
+        pictures: Reads pictures for the model, or None.
     """
 
     model: Model
@@ -61,6 +63,7 @@ class EngineParts:
     grammar_bytes: int
     held_bytes: int
     gpu_held_bytes: int
+    pictures: PictureReader | None = None
 
 
 class LoadedModel(Closeable):
@@ -86,6 +89,7 @@ class LoadedModel(Closeable):
         self.plan = parts.plan
         self.held_bytes, self.gpu_held_bytes = parts.held_bytes, parts.gpu_held_bytes
         self._companion, self._template, self._path = parts.companion, parts.template, parts.path
+        self._pictures = parts.pictures
         self.pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
         self._grammars = Grammars(self.tokenizer, parts.grammar_bytes, self.card.fingerprint)
@@ -94,7 +98,7 @@ class LoadedModel(Closeable):
     @property
     def processes(self) -> tuple[int, ...]:
         """The further processes that run its models now, whose memory counts as this process's; mostly none."""
-        return processes_of(self.model, self._companion)
+        return processes_of(self.model, self._companion, self._pictures)
 
     @property
     def n_ctx(self) -> int:
@@ -168,7 +172,8 @@ class LoadedModel(Closeable):
         """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids.
 
         Args:
-            messages: The chat, oldest message first.
+            messages: The chat, oldest message first. A picture in it becomes negative ids (edgedec.pictures), known
+                before it is encoded.
             tools: The functions that the model may call.
             cancel: Ends the rendering.
             variables: Further variables of the model's template, such as {"enable_thinking": False}.
@@ -178,7 +183,8 @@ class LoadedModel(Closeable):
             TemplateError: The model has no chat template, or the template fails.
             PromptTooLongError: The conversation does not fit the context.
         """
-        return self.rendered_ids(self.render(messages, tools=tools, cancel=cancel, variables=variables))
+        marked, pictures = self.mark_pictures(messages)
+        return self.rendered_ids(self.render(marked, tools=tools, cancel=cancel, variables=variables), pictures)
 
     def render(
         self,
@@ -191,16 +197,62 @@ class LoadedModel(Closeable):
         """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises)."""
         return self._chats().render(messages, tools, cancel, variables)
 
-    def rendered_ids(self, text: str) -> list[int]:
-        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context)."""
-        return self._chats().ids(text)
+    def rendered_ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
+        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context).
+
+        Args:
+            text: The prompt.
+            pictures: Those of mark_pictures(), whose marks the prompt has.
+        """
+        return self._chats().ids(text, pictures)
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether messages may have pictures: a projector was loaded with the model."""
+        return self._pictures is not None
+
+    def mark_pictures(self, messages: Sequence[Message]) -> tuple[Sequence[Message], tuple[Any, ...]]:
+        """Return messages for render(), with a mark in place of each picture, and the pictures, before any is decoded.
+
+        A picture is a part {"type": "image", "image": ...} of a content, or in the list "images" of a message, which
+        stands before its text: the bytes of a file, a path, or a PIL.Image. What is returned of it has `name`, `width`,
+        `height`, `layout` (edgedec.pictures.PictureLayout) and `n_rows`.
+
+        Raises:
+            RequestError: The model reads no pictures, or a picture is damaged or beyond the limits.
+        """
+        if not has_pictures(messages):
+            return messages, ()
+        if self._pictures is None:
+            left = "the memory plan left pictures out" if "pictures left out" in self.plan.given_up else ""
+            found = left or f"the model {self.card.name!r} was loaded without the encoder for them"
+            remedy = "allow more memory" if left else "put its mmproj*.gguf beside the model's file"
+            raise RequestError(
+                f"the messages have pictures, and {found}; {remedy}, or name it ({argument('projector')})"
+            )
+        return self._pictures.mark(messages)
+
+    def picture_rows(
+        self, pictures: Sequence[Any], *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
+    ) -> Pictures:
+        """Return the rows of the pictures of mark_pictures(), for stream(..., pictures=...).
+
+        Raises:
+            RequestError: A picture is damaged.
+            CancelledError: `cancel` was cancelled.
+            RuntimeLostError: The process that encodes was lost; the next call starts it again.
+        """
+        return {} if self._pictures is None or not pictures else self._pictures.rows(pictures, cancel, on_progress)
 
     def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
         """Return the messages without the oldest turns, so that `n_reserved` tokens are free for the answer.
 
         Also return how many messages are left out.
         """
-        return self._chats().fit(messages, self.n_ctx - 1 - n_reserved)
+        marked, pictures = self.mark_pictures(messages)
+        kept, n_left_out = self._chats().fit(marked, self.n_ctx - 1 - n_reserved, pictures)
+        given = {id(mark): message for mark, message in zip(marked, messages, strict=True)}
+        return [given[id(mark)] for mark in kept], n_left_out
 
     def _chats(self) -> ChatPrompts:
         if self._template is None:
@@ -208,7 +260,7 @@ class LoadedModel(Closeable):
                 f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
                 f"use generate() (--raw), or load it with {argument('chat_template')}"
             )
-        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max)
+        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max, self._pictures)
 
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
         """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""
@@ -370,6 +422,8 @@ class LoadedModel(Closeable):
                 slot.drafting.close()
         if self._companion is not None:
             self._companion.close()
+        if self._pictures is not None:
+            self._pictures.close()
         self.model.close()
         if drafting is not None and os.getpid() == self._slot.pid:
             drafting.save()

@@ -136,6 +136,10 @@ class EngineOptions:
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         drafting: Further options of drafting.
         chat_template: Jinja source to use instead of the model's own chat template.
+        projector: The file of the encoder that lets the model read pictures (mmproj), named as the model is. "auto"
+            takes the one that lies beside the model's file, where there is one; None for no pictures.
+        image_max_tokens: Most rows of a picture; fewer read faster, and see less. None for what the encoder is made
+            for, and 1,024 for one that makes more rows of a larger picture.
         grammars: Plan memory for texts that keep to a grammar (json_schema=..., grammar=...). Without it a memory plan
             leaves grammars out, and they get the least memory that they work with.
         n_parallel: Requests that are generated at the same time and share each forward; further ones wait for their
@@ -171,6 +175,8 @@ class EngineOptions:
     n_draft_max: int = N_DRAFT_MAX
     drafting: DraftOptions = DraftOptions()
     chat_template: str | None = None
+    projector: ModelName | None = "auto"
+    image_max_tokens: int | None = None
     grammars: bool = False
     n_parallel: int = 1
     n_texts: int = 1
@@ -187,6 +193,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.n_draft_max <= _MOST_DRAFTED:
             raise OptionError("n_draft_max", self.n_draft_max, f"it must be from 1 to {_MOST_DRAFTED}")
+        if self.image_max_tokens is not None and not 1 <= self.image_max_tokens <= _MOST_DRAFTED:
+            raise OptionError("image_max_tokens", self.image_max_tokens, f"it must be from 1 to {_MOST_DRAFTED}")
 
     @property
     def cap_bytes(self) -> int | None:

@@ -11,9 +11,10 @@ from edgedec.constraint import OpenConstraint
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.prompt_length import count_tokens, encode_prompt, require_messages
 from edgedec.decoding.session_pool import SessionSlot
-from edgedec.errors import OptionError, RequestError
+from edgedec.errors import OptionError, PromptTooLongError, RequestError
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.model import Model
+from edgedec.pictures import PictureReader, Pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Request
@@ -70,6 +71,7 @@ class RequestOptions(SamplingOptions, total=False):
             `edgedec.text_methods` (edgedec.text_method.TextMethod).
         resume: The token ids of an interrupted text of the same prompt, options and seed (RuntimeLostError.token_ids):
             the text goes on behind them, and is the one that it would have been. They come first in a stream.
+        pictures: The rows that negative ids of the prompt stand for (edgedec.pictures.by_first_id).
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
     """
 
@@ -84,6 +86,7 @@ class RequestOptions(SamplingOptions, total=False):
     futures: object
     methods: Mapping[str, object]
     resume: Sequence[int]
+    pictures: Pictures
     on_progress: OnProgress | None
 
 
@@ -129,11 +132,13 @@ class ChatPrompts:
         template: The model's chat template.
         tokenizer: The model's tokenizer.
         n_most: Most tokens of a prompt.
+        pictures: Makes ids of pictures, or None.
     """
 
     template: ChatTemplate
     tokenizer: Tokenizer
     n_most: int
+    pictures: PictureReader | None = None
 
     def render(
         self,
@@ -154,12 +159,14 @@ class ChatPrompts:
             messages, add_generation_prompt=True, tools=tools, cancel=cancel, **(variables or {})
         )
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
         """Return the token ids of a rendered prompt (PromptTooLongError where they are more than `self.n_most`)."""
         add_special = not self._has_bos(text)
+        if pictures and self.pictures is not None:
+            return self.pictures.ids(self.tokenizer, text, pictures, self.n_most, add_special=add_special)
         return encode_prompt(self.tokenizer, text, self.n_most, add_special=add_special, parse_special=True)
 
-    def fit(self, messages: Sequence[Message], n_most: int) -> tuple[list[Message], int]:
+    def fit(self, messages: Sequence[Message], n_most: int, pictures: Sequence[Any] = ()) -> tuple[list[Message], int]:
         """Return the messages without the oldest turns, so that the prompt has at most `n_most` tokens.
 
         Also return how many messages are left out.
@@ -167,6 +174,11 @@ class ChatPrompts:
 
         def count(kept: Sequence[Message]) -> int:
             text = self.template.render(kept, add_generation_prompt=True)
+            if pictures:
+                try:
+                    return len(replace(self, n_most=n_most).ids(text, pictures))
+                except PromptTooLongError:
+                    return n_most + 1
             return count_tokens(self.tokenizer, text, n_most, add_special=not self._has_bos(text), parse_special=True)
 
         return drop_oldest_turns(messages, count, n_most)
@@ -218,12 +230,13 @@ class Requests:
         for name, value in methods.items():
             defaults |= self._grammars.method(name).draw(value)
         predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.n_ctx)
-        begun_ids = as_token_ids(options.pop("resume", ()))
+        begun_ids, pictures = as_token_ids(options.pop("resume", ())), options.pop("pictures", {})
         request = self.plain(prompt, cast(SamplingOptions, {**defaults, **options}))
         require_rule(rule)
         request = replace(
             request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids, methods=methods
         )
+        request = replace(request, pictures=pictures)
         return request, lambda: self._grammars.open(grammar, request)
 
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from edgedec import plugins
 from edgedec.api.options import Application, EngineOptions, ModelName
@@ -18,6 +19,7 @@ from edgedec.loading.runtime_choice import Choice, choose_runtime, machines_of, 
 from edgedec.memory.planner import with_kv_type
 from edgedec.memory.setting import Setting, free_if_short
 from edgedec.model import Model
+from edgedec.pictures import PictureReader
 from edgedec.progress import stage
 from edgedec.scheduler.drafter_factories import (
     HEAD,
@@ -47,6 +49,7 @@ class Wishes:
         change: Makes a lossy model of the loaded one, where `layer_skip` is given; else None.
         notes: Sentences for the statistics of every text.
         companion: The method that writes with a further model, or None.
+        pictures: Reads pictures for the model; None without a projector.
     """
 
     setting: Setting
@@ -55,6 +58,7 @@ class Wishes:
     change: LossyChange | None
     notes: tuple[str, ...] = ()
     companion: Companion | None = None
+    pictures: PictureReader | None = None
 
 
 def find_model(model: ModelName, options: EngineOptions, planning_bytes: int | None, *, measure: bool = True) -> Choice:
@@ -150,6 +154,7 @@ def engine_wishes(
         skipping = plugins.load_plugin(plugins.OWN, "layer_skip")
         change = skipping(choice.path, lossy.layer_skip, force=lossy.layer_skip_force, drafters=own)
     draft_model, notes = used_draft_model(found, factories)
+    pictures = None if embeds else _picture_reader(choice.path, options)
     setting = Setting(
         load_options,
         tuple(factories),
@@ -168,9 +173,22 @@ def engine_wishes(
         slides=options.lossy.slide,
         stores=keeping_stores(factories),
         least_rows=max((demands_of(factory).rows for factory in factories.values()), default=1),
+        picture_terms=() if pictures is None else pictures.terms(),
+        pictures_pinned=options.projector != "auto",
     )
     notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))
-    return Wishes(setting, factories, _draft_store(options), change, notes, companion)
+    return Wishes(setting, factories, _draft_store(options), change, notes, companion, pictures)
+
+
+def _picture_reader(model: Path, options: EngineOptions) -> PictureReader | None:
+    """Return what reads pictures for a model's file: with the projector that is named, or the one beside the model."""
+    if options.projector is None:
+        return None
+    named = None if options.projector == "auto" else resolve(options.projector, options.resolving)
+    found = plugins.load_plugin(plugins.OWN, "picture_reader")(
+        model, named, n_threads=options.n_threads, max_tokens=options.image_max_tokens, cap_bytes=options.cap_bytes
+    )
+    return cast("PictureReader | None", found)
 
 
 def _draft_store(options: EngineOptions) -> Path | None:

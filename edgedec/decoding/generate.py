@@ -10,7 +10,7 @@ from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import TextEnd
 from edgedec.decoding.prompt_length import too_long
-from edgedec.decoding.reading import remember_cached, reuse_prefix
+from edgedec.decoding.reading import remember_cached, require_pictures, reuse_prefix
 from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.decoding.step import Decoder
 from edgedec.decoding.stream import Stream
@@ -94,7 +94,9 @@ def check_request(request: Request, session: Session, constraint: Constraint | N
     n_vocab, n_prompt = session.model.card.n_vocab, len(request.prompt_ids)
     if not n_prompt:
         raise RequestError("the prompt is empty; give at least one token")
-    if not all(0 <= token_id < n_vocab for token_id in (*request.prompt_ids, *request.begun_ids)):
+    require_pictures(request, session)
+    tokens = [token_id for token_id in request.prompt_ids if token_id >= 0 or not request.pictures]
+    if not all(0 <= token_id < n_vocab for token_id in (*tokens, *request.begun_ids)):
         raise RequestError(f"the prompt holds a token id outside the vocabulary of {n_vocab}")
     if constraint is not None:
         for name in ("ignore_end", "stop_unsure"):

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
 from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.errors import CancelledError, RequestError
 from edgedec.model import Forward, ForwardItem, Session
+from edgedec.pictures import placed
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request, TextState, n_common
 
@@ -41,10 +43,61 @@ def read(text: TextState, session: Session, n_end: int, on_progress: OnProgress 
     Raises:
         What Session.evaluate raises; see evaluate().
     """
-    tokens = np.array(text.token_ids[text.n_cached : n_end], np.int32)
-    forward = evaluate(text, ForwardItem(session, text.n_cached, tokens), n_end, on_progress)
-    text.n_cached = n_end
+    for item in _items(text, session, n_end):
+        end = item.n_past + item.n_rows
+        forward = evaluate(text, item, end, on_progress)
+        text.n_cached = end
     return forward
+
+
+def _items(text: TextState, session: Session, n_end: int) -> Iterator[ForwardItem]:
+    """Yield the items that bring a text's ids up to the first `n_end` into its KV cache, each block of a picture alone.
+
+    Behind a picture, tokens are cut where a cold start without it is cut, so that a prefix that ends there has the bits
+    of a cold start.
+    """
+    n_past, chunk, rows = text.n_cached, session.model.capabilities.prefill_chunk, np.empty(0, np.int32)
+    ids, pictures = text.token_ids, text.request.pictures
+    blocks = placed(text.request.prompt_ids[:n_end], pictures) if pictures else ()
+    for place in blocks:
+        if place.end <= n_past:
+            continue
+        if n_past < place.start:
+            yield ForwardItem(session, n_past, np.array(ids[n_past : place.start], np.int32), rows=rows)
+            n_past = place.start
+        block, vectors = place.picture.block, place.picture.rows[n_past - place.start :]
+        yield ForwardItem(session, n_past, None, vectors, -1, rows=rows, block=block, first=n_past - place.start)
+        n_past = place.end
+    cut = -(-n_past // chunk) * chunk
+    if pictures and n_past < cut < n_end:
+        yield ForwardItem(session, n_past, np.array(ids[n_past:cut], np.int32), rows=rows)
+        n_past = cut
+    if n_past < n_end:
+        yield ForwardItem(session, n_past, np.array(ids[n_past:n_end], np.int32))
+
+
+def read_pictures(text: TextState, session: Session, on_progress: OnProgress | None) -> None:
+    """Evaluate a prompt up to behind its last picture, where the KV cache lacks something of that.
+
+    Raises:
+        What Session.evaluate raises; see evaluate().
+    """
+    prompt, chunk, begun = text.request.prompt_ids, session.model.capabilities.prefill_chunk, perf_counter()
+    if text.n_cached >= len(prompt) or min(prompt[text.n_cached :]) >= 0:
+        return
+    last = max(place.end for place in placed(prompt, text.request.pictures))
+    read(text, session, min(-(-last // chunk) * chunk, len(prompt) - 1), on_progress)
+    text.stats.prefill_s += perf_counter() - begun
+
+
+def require_pictures(request: Request, session: Session) -> None:
+    """Raise RequestError or CapabilityError for a prompt whose pictures the session can't take."""
+    if request.pictures:
+        session.model.capabilities.require("vector_rows", session.model.card.runtime)
+        for _ in placed(request.prompt_ids, request.pictures):
+            pass
+        if request.prompt_ids[-1] < 0:
+            raise RequestError("the prompt ends with a picture; at least one token must follow it")
 
 
 def reread(text: TextState, session: Session, on_progress: OnProgress | None) -> None:
@@ -81,6 +134,9 @@ def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
     if text.request.reuse == "exact":
         limit, chunk = min(limit, slot.n_exact), capabilities.prefill_chunk
     n = n_common(slot.cached_ids, prompt, limit) // chunk * chunk
+    if text.request.pictures:  # a block is read again whole, or not at all
+        for place in placed(prompt, text.request.pictures):
+            n = place.start if place.start < n < place.end else n
     if not capabilities.rollback and n != slot.session.n_cached:
         n = 0
     text.n_cached = text.stats.n_reused_tokens = n
@@ -146,6 +202,7 @@ def prompt_read(
             raise CancelledError("the reading of a prompt was cancelled before it began")
         if not prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
+        require_pictures(request, slot.session)
         reuse_prefix(slot, text)
         with slot.session.generating(len(prompt_ids)):
             forward = read_prompt(slot, text, len(prompt_ids), on_progress)

@@ -12,7 +12,7 @@ from operator import add
 from time import perf_counter
 
 from edgedec.decoding.ending import TextStream
-from edgedec.decoding.reading import reread
+from edgedec.decoding.reading import read_pictures, reread
 from edgedec.decoding.step import Decoder, Prepared, alone, evaluated, prepare, take
 from edgedec.errors import CancelledError, ContextFullError, EdgedecError, MemoryCapError
 from edgedec.memory.shedding import Watch
@@ -192,6 +192,8 @@ class TextLoop:
         """Return the steps to make, those of one forward together, in the order of the texts."""
         (run,) = self.live
         text, decoder = run.text, run.decoder
+        if text.request.pictures:
+            read_pictures(text, decoder.session, decoder.on_progress)
         if text.n_cached < len(text.token_ids) - 1:
             reread(text, decoder.session, decoder.on_progress)
         return [[prepare(text, decoder)]]

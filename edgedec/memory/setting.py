@@ -14,7 +14,7 @@ from edgedec.gguf.model_kinds import is_embedder
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.system import available_bytes
-from edgedec.memory_plan import Device, MemoryPlan, devices_of
+from edgedec.memory_plan import Device, MemoryPlan, MemoryTerm, devices_of
 
 DRAFT_MODEL = "draft model"
 """What the terms of a draft model begin with."""
@@ -53,6 +53,8 @@ class Setting:
             not make it longer.
         stores: Names of drafters that keep a store between requests.
         least_rows: The fewest rows of a forward that the drafters can do with.
+        picture_terms: What reading pictures takes; none where no pictures are read.
+        pictures_pinned: Whether pictures were asked for by name; they are not given up then.
     """
 
     options: LoadOptions
@@ -74,6 +76,8 @@ class Setting:
     slides: bool = False
     stores: tuple[str, ...] = ()
     least_rows: int = 1
+    picture_terms: tuple[MemoryTerm, ...] = ()
+    pictures_pinned: bool = False
 
     @property
     def n_stores(self) -> int:

@@ -151,6 +151,7 @@ def _request_terms(setting: Setting, terms: Sequence[MemoryTerm]) -> Iterator[Me
     if setting.request_bytes:
         detail = "their bodies and prompts, until they are answered"
         yield MemoryTerm(REQUESTS, setting.request_bytes, detail, grows=True)
+    yield from setting.picture_terms
     yield MemoryTerm("working memory", _WORKING_BYTES, "of Python, while text is generated")
 
 

@@ -201,7 +201,7 @@ def _shape(rule: str, wish: TreeShape | None, *, trees: bool, greedy: bool) -> t
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:
     """Return the drafters of a generation that open and fit the memory; the statistics name the others, and why."""
     found, left, stats = list[ActiveDrafter](), drafting.budget_bytes, sequence.stats
-    greedy = context.sampling.greedy
+    greedy, begun = context.sampling.greedy, _as_tokens(sequence, context.target)
     for name, factory in _with_prepared(drafting, context.curve).items():
         if name in drafting.off:
             stats.add_reason(drafting.off[name])
@@ -219,7 +219,7 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
             held = drafter.memory_bytes()
             if left is not None and held > left:
                 raise MemoryCapError(f"it would hold {held} bytes where {left} are left; allow more memory")
-            drafter.begin(sequence.token_ids)
+            drafter.begin(begun)
         except Exception as error:  # a drafter never ends a generation
             note_failure(stats, name, error)
             close_drafter(drafter)
@@ -232,6 +232,15 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
             active.idle_if_dear(len(sequence.token_ids) - sequence.n_cached, sequence.request.sampling.max_tokens)
         found.append(active)
     return found
+
+
+def _as_tokens(sequence: TextState, session: Session) -> list[int]:
+    """Return a text's ids with an end token in place of each row of a picture: no text has that, so none matches it."""
+    if not sequence.request.pictures:
+        return sequence.token_ids
+    tokenizer = session.model.tokenizer
+    end = next((token_id for token_id in range(tokenizer.n_vocab) if tokenizer.is_end(token_id)), 0)
+    return [token_id if token_id >= 0 else end for token_id in sequence.token_ids]
 
 
 def begin_prompt(drafting: Drafting, session: Session, *, greedy: bool) -> None:

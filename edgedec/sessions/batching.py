@@ -342,22 +342,23 @@ class BatchedSession(OuterSession):
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item, together with other sessions' items where they come at the same time."""
         self.cancelled = False
-        if item.tokens is not None and self._is_cut(item):
-            n_past, tokens, n_end = item.n_past, item.tokens, item.n_past + len(item.tokens)
-            while len(tokens) > (n_rows := self.model.piece_rows(self)):
-                self.model.joined([replace(item, n_past=n_past, tokens=tokens[:n_rows], rows=_NO_ROWS)])
-                n_past, tokens = n_past + n_rows, tokens[n_rows:]
+        n_end = item.n_past + item.n_rows
+        if self._is_cut(item):
+            while item.n_rows > (n_rows := self.model.piece_rows(self)):
+                piece, item = item.split(n_rows)
+                self.model.joined([replace(piece, rows=_NO_ROWS)])
                 if on_progress is not None:
-                    on_progress(Progress("prefill", n_past, n_end, "tokens"))
+                    on_progress(Progress("prefill", item.n_past, n_end, "tokens"))
                 if self.cancelled:  # between two pieces: no forward was there to cancel
                     raise CancelledError("a forward was cancelled")
-            item = replace(item, n_past=n_past, tokens=tokens)
         return self.model.joined([item])[0]
 
     def _is_cut(self, item: ForwardItem) -> bool:
-        """Tell whether an item may be read in pieces: a prompt that fits, of which the last row is wanted."""
-        plain = item.parents is None and not item.taps and isinstance(item.rows, str)
-        return plain and item.rows == "last" and self.model.joins and item.n_past + n_rows_of(item) <= self.n_ctx
+        """Tell whether an item may be read in pieces: a prompt that fits, of which at most the last row is wanted."""
+        plain = item.parents is None and not item.taps and item.resume_after in (None, -1)
+        at_most_last = item.rows == "last" if isinstance(item.rows, str) else not len(item.rows)
+        whole = item.block is not None and item.block.mutual
+        return plain and at_most_last and not whole and self.model.joins and item.n_past + item.n_rows <= self.n_ctx
 
     def fork(self) -> "BatchedSession":
         """Open a second session that shares this one's cached prefix."""

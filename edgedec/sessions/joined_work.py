@@ -58,10 +58,7 @@ def kind_of(work: Work) -> Hashable | None:
 
 def n_rows_of(work: Work) -> int:
     """Return the rows of an item, or of a call that was answered."""
-    if not isinstance(work, ForwardItem):
-        return work.n_rows
-    rows = work.tokens if work.tokens is not None else work.hidden
-    return 0 if rows is None else len(rows)
+    return work.n_rows
 
 
 def groups(items: Sequence[ForwardItem], most: int) -> list[list[ForwardItem]]:

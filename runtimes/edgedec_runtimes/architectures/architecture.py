@@ -87,6 +87,7 @@ class Switches:
         norm_period: Behind each group of so many layers but the last, the state goes through the norm that stands
             behind all layers; 0 for none of them.
         embedding_scale: What embeddings are multiplied by.
+        scaled_vectors: Vectors that stand in place of embeddings are multiplied by it, too.
         residual_scale: What the output of every half-layer is multiplied by before it is added to the hidden state.
         logit_scale: What logits are multiplied by.
         attention_softcap: c where attention scores become c * tanh(score / c); 0 where they stay.
@@ -121,6 +122,7 @@ class Switches:
     norms_after_rope: bool = False
     norm_period: int = 0
     embedding_scale: float = 1.0
+    scaled_vectors: bool = False
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     attention_softcap: float = 0.0

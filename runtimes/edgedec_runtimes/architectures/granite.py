@@ -14,6 +14,7 @@ def _switches(header: Header) -> Switches:
         start,
         rope_interleaved=True,
         embedding_scale=header.number("embedding_scale", 1.0) or 1.0,
+        scaled_vectors=True,
         residual_scale=header.number("residual_scale", 1.0) or 1.0,
         logit_scale=1 / (header.number("logit_scale") or 1.0),
         attention_scale=header.number("attention.scale", 0.0) or start.attention_scale,

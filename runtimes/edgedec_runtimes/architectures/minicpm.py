@@ -16,6 +16,7 @@ def _switches(header: Header) -> Switches:
     return replace(
         LLAMA.switches(header),
         embedding_scale=header.number("embedding_scale"),
+        scaled_vectors=True,
         residual_scale=header.number("residual_scale"),
         logit_scale=1 / (header.number("logit_scale") or 1.0),
     )

@@ -2,7 +2,15 @@
 
 from dataclasses import replace
 
+from edgedec_runtimes.architectures.architecture import Switches
+from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.qwen2 import QWEN2
 from edgedec_runtimes.architectures.rope import SECTIONS
 
-QWEN2VL = replace(QWEN2, keys=QWEN2.keys | {SECTIONS})
+
+def _switches(header: Header) -> Switches:
+    found = QWEN2.switches(header)
+    return replace(found, rope=replace(found.rope, woven=False))
+
+
+QWEN2VL = replace(QWEN2, switches=_switches, keys=QWEN2.keys | {SECTIONS})

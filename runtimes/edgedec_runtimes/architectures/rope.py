@@ -47,6 +47,9 @@ class Rope:
         log_multiplier: How much of YaRN's factor for rotated elements the model already has in its weights, 0 to 1.
         attention_factor: What rotated elements are multiplied by, beside YaRN's factor.
         has_divisors: The file may have divisors of the frequencies.
+        sections: How many pairs turn with a row's time, height and width (M-RoPE, Qwen2-VL, arXiv:2409.12191); () where
+            all turn with its position. Of text, the three are equal.
+        woven: The pairs of time, height and width take turns, one by one; else they follow one another.
     """
 
     n_rot: int
@@ -59,14 +62,24 @@ class Rope:
     log_multiplier: float = 0.0
     attention_factor: float = 1.0
     has_divisors: bool = True
+    sections: tuple[int, ...] = ()
+    woven: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What a rotation does: float64[n_rot / 2] radians per position, and what rotated elements are multiplied by."""
+    """What a rotation does.
+
+    Attributes:
+        frequencies: float64[n_rot / 2], radians per position.
+        magnitude: What rotated elements are multiplied by.
+        axes: u8[n_rot / 2], whether a pair turns with a row's time (0), height (1) or width (2); None for all with its
+            position.
+    """
 
     frequencies: NDArray[np.float64]
     magnitude: float
+    axes: NDArray[np.uint8] | None = None
 
 
 def read_rope(header: Header) -> Rope:
@@ -81,7 +94,7 @@ def read_rope(header: Header) -> Rope:
             f"{header.gguf.paths[0]}: rope scaling {info.rope_scaling!r} is none of {', '.join(filter(None, _KINDS))}; "
             "use the llamacpp runtime"
         )
-    _check_sections(header)
+    sections = _sections(header)
     is_scaled = bool(info.rope_factor) and info.rope_scaling != "none"
     return Rope(
         n_rot=header.hyper.n_rot,
@@ -93,11 +106,16 @@ def read_rope(header: Header) -> Rope:
         beta_slow=header.number("rope.scaling.yarn_beta_slow", 1.0),
         log_multiplier=header.number("rope.scaling.yarn_log_multiplier", 0.0),
         attention_factor=header.number("rope.scaling.attn_factor", 1.0),
+        sections=sections,
     )
 
 
-def _check_sections(header: Header) -> None:
-    """Refuse a rotation with pairs that turn with something else than time, height and width."""
+def _sections(header: Header) -> tuple[int, ...]:
+    """Return how many pairs turn with time, height and width; () where the file does not say.
+
+    Raises:
+        UnsupportedModelError: Some pairs turn with something else.
+    """
     key = f"{header.info.architecture}.{SECTIONS}"
     found = get_array(header.gguf, key, WHOLE)
     if found is not None and found.numpy()[3:].any():
@@ -105,6 +123,23 @@ def _check_sections(header: Header) -> None:
             f"{header.gguf.paths[0]}: {key} has a section after its first three, for time, height and width; "
             "use the llamacpp runtime"
         )
+    sizes = () if found is None else tuple(map(int, found.numpy()[:3]))
+    return sizes if len(sizes) == 3 and sum(sizes) else ()
+
+
+def axes_of(rope: Rope) -> NDArray[np.uint8] | None:
+    """Return u8[n_rot / 2], with which of time, height and width each pair turns; None where there are no sections.
+
+    >>> axes_of(Rope(16, 1e4, sections=(3, 3, 2))), axes_of(Rope(16, 1e4, sections=(3, 3, 2), woven=False))
+    (array([0, 1, 2, 0, 1, 2, 0, 1], dtype=uint8), array([0, 0, 0, 1, 1, 1, 2, 2], dtype=uint8))
+    """
+    if not rope.sections:
+        return None
+    pairs = np.arange(rope.n_rot // 2) % sum(rope.sections)
+    if not rope.woven:
+        return np.searchsorted(np.cumsum(rope.sections), pairs, side="right").astype(np.uint8)
+    axes = pairs % 3
+    return np.where(pairs < 3 * np.array(rope.sections)[axes], axes, 0).astype(np.uint8)
 
 
 def turns(rope: Rope, divisors: NDArray[np.float32] | None = None) -> Turns:
@@ -118,11 +153,11 @@ def turns(rope: Rope, divisors: NDArray[np.float32] | None = None) -> Turns:
     powers = np.array([math.pow(base, -2.0 * i / rope.n_rot) for i in range(half)])
     by = np.ones(half) if divisors is None else divisors.astype(np.float64)
     if not rope.yarn:
-        return Turns(powers * scale / by, rope.attention_factor)
+        return Turns(powers * scale / by, rope.attention_factor, axes_of(rope))
     kept = _kept(rope, base)
     stretched = math.log(max(1.0, 1 / scale))
     magnitude = (0.1 * stretched + 1) / (0.1 * rope.log_multiplier * stretched + 1)
-    return Turns(powers / by * (scale * (1 - kept) + kept), magnitude * rope.attention_factor)
+    return Turns(powers / by * (scale * (1 - kept) + kept), magnitude * rope.attention_factor, axes_of(rope))
 
 
 def _kept(rope: Rope, base: float) -> NDArray[np.float64]:

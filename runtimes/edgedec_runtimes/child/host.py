@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from time import sleep
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ from edgedec_runtimes.child.tokenizer import Vocabulary
 
 _AGAIN_S = 0.002
 _AHEAD = 64  # rows: the next forward begins at most so far before the end of the latest one, or asks
-_OF_TOKENIZER = frozenset({"encode", "least_tokens", "decode", "tokens"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,27 @@ class CallbackError(Exception):
     """The application's callback raised an exception, which the parent raises again."""
 
 
-class Calls:
-    """The calls that a parent may make; each method is one of them.
+class Hosted(Protocol):
+    """What answers a parent's calls: each of its methods is one.
 
     Attributes:
+        beside: The names of calls that do not wait for the others.
+        reporting: The names of calls whose last argument takes progress, or is None.
         sessions: The open sessions by the numbers that the parent gave them.
         loading: Cancels the loading.
     """
+
+    beside: ClassVar[frozenset[str]]
+    reporting: ClassVar[frozenset[str]]
+    sessions: dict[int, Session]
+    loading: CancelToken
+
+
+class Calls:
+    """The calls that a model's parent may make; see Hosted."""
+
+    beside = frozenset({"encode", "least_tokens", "decode", "tokens"})
+    reporting = frozenset({"open", "forward"})
 
     def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}
@@ -189,40 +202,29 @@ class Calls:
 
 def _exact(item: ForwardItem) -> dict[int, int | None]:
     """Return what the session says of exact rows at each n_past that may follow the item."""
-    n_rows = len(item.tokens) if item.tokens is not None else 0
-    stop = item.n_past + n_rows
+    stop = item.n_past + item.n_rows
     return {n_past: item.session.exact_rows(n_past) for n_past in range(max(item.n_past + 1, stop - _AHEAD), stop + 1)}
 
 
 def _forward_alone(item: ForwardItem, on_progress: OnProgress) -> Forward:
-    return item.session.forward(
-        item.tokens,
-        n_past=item.n_past,
-        hidden=item.hidden,
-        resume_after=item.resume_after,
-        parents=item.parents,
-        layers=item.layers,
-        rows=item.rows,
-        taps=item.taps,
-        on_progress=on_progress,
-    )
+    return item.session.evaluate(item, on_progress)
 
 
 class Host:
-    """Receives calls and answers them, one of the model at a time; those of the tokenizer do not wait for a forward."""
+    """Receives calls and answers them, one at a time, but those of a tokenizer do not wait for a forward."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, calls: Hosted) -> None:
         self._channel = channel
-        self._calls = Calls()
+        self._calls = calls
         self._for_model: SimpleQueue[Ask | GoOn] = SimpleQueue()
-        self._for_tokenizer: SimpleQueue[Ask | GoOn] = SimpleQueue()
+        self._for_beside: SimpleQueue[Ask | GoOn] = SimpleQueue()
         self._unanswered: dict[int, tuple[int, ...]] = {}  # forwards: the call's number, and their sessions
         self._cancelled: set[int] = set()
 
     def serve(self) -> None:
         """Answer calls until the parent closes the pipe, which ends the process."""
         threading.Thread(target=self._receive, daemon=True).start()
-        threading.Thread(target=self._answer_all, args=(self._for_tokenizer,), daemon=True).start()
+        threading.Thread(target=self._answer_all, args=(self._for_beside,), daemon=True).start()
         self._answer_all(self._for_model)
 
     def _receive(self) -> None:
@@ -238,7 +240,7 @@ class Host:
         elif isinstance(message, Ask):
             if message.sessions:
                 self._unanswered[message.number] = message.sessions
-            (self._for_tokenizer if message.method in _OF_TOKENIZER else self._for_model).put(message)
+            (self._for_beside if message.method in self._calls.beside else self._for_model).put(message)
         elif isinstance(message, GoOn):
             self._for_model.put(message)
 
@@ -268,7 +270,7 @@ class Host:
         try:
             if ask.number in self._cancelled:
                 raise CancelledError("the forward was cancelled before it began")
-            takes_progress = ask.method in ("open", "forward")
+            takes_progress = ask.method in self._calls.reporting
             report = (self._reporter(ask.number) if ask.reports else None,) if takes_progress else ()
             value = getattr(self._calls, ask.method)(*ask.arguments, *report)
         except CallbackError:
@@ -277,7 +279,7 @@ class Host:
             failure = Failure.of(error)
         self._unanswered.pop(ask.number, None)
         self._cancelled.discard(ask.number)
-        open_sessions = {} if ask.method in _OF_TOKENIZER else self._calls.sessions
+        open_sessions = {} if ask.method in self._calls.beside else self._calls.sessions
         n_cached = {number: session.n_cached for number, session in open_sessions.items()}
         self._channel.send(Answer(ask.number, value, failure, n_cached))
 

@@ -25,7 +25,7 @@ class Ask:
 
     Attributes:
         number: The call's own number, which its reports and its answer carry.
-        method: The name of a method of edgedec_runtimes.child.host.Calls.
+        method: The name of a method of what the child hosts (edgedec_runtimes.child.host.Hosted).
         arguments: The method's arguments.
         reports: Whether the caller wants progress.
         sessions: The numbers of the sessions whose forward it is; empty for other calls.

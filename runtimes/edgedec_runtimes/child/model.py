@@ -17,7 +17,7 @@ from edgedec.model import Capabilities, Closeable, Forward, ForwardItem, ModelCa
 from edgedec.progress import OnProgress
 from edgedec_runtimes.child.host import Opened, Result
 from edgedec_runtimes.child.messages import LOAD
-from edgedec_runtimes.child.process import Child
+from edgedec_runtimes.child.process import PATIENCE_S, Child
 from edgedec_runtimes.child.rows import SharedRows
 from edgedec_runtimes.child.session import ChildSession
 from edgedec_runtimes.child.tokenizer import ChildTokenizer
@@ -257,7 +257,7 @@ class ChildModel(Closeable):
             session.is_closed = True
             if (child := self.child) is not None and session.child is child:
                 with suppress(EdgedecError):  # it is gone with the process
-                    child.ask("close_session", session.number, ending=True)
+                    child.ask("close_session", session.number, patience_s=PATIENCE_S)
 
     def close(self) -> None:
         """End the child; calling it again, or in a forked process, does nothing."""
@@ -271,7 +271,7 @@ def _attributes(item: ForwardItem) -> tuple[Any, ...]:
     """Return the attributes of an item behind its session, in their order."""
     return (
         *(item.n_past, item.tokens, item.hidden, item.resume_after),
-        *(item.parents, item.layers, item.rows, item.taps),
+        *(item.parents, item.layers, item.rows, item.taps, item.block, item.first),
     )
 
 
@@ -282,5 +282,5 @@ def _end(running: list[Child], pid: int) -> None:
     while running:
         child = running.pop()
         with suppress(EdgedecError):
-            child.ask("close", ending=True)
+            child.ask("close", patience_s=PATIENCE_S)
         child.end()

@@ -19,8 +19,9 @@ from edgedec_runtimes.child.messages import LOAD, Answer, Ask, Cancel, Channel, 
 from edgedec_runtimes.shared.child_environment import child_environment
 
 _PROGRAM = "edgedec_runtimes.child"
+_MODEL = "edgedec_runtimes.child.host:Calls"
 _POLL_S = 0.5
-_PATIENCE_S = 10.0  # for what ends a call or the process
+PATIENCE_S = 10.0  # for what ends a call or the process
 _CANCEL_S = 30.0  # for a call that was cancelled: on a slow device a forward looks up only now and then
 _SOON_S = 0.05
 _TAIL_BYTES = 2000
@@ -28,15 +29,15 @@ _Box = SimpleQueue[Answer | Report | None]
 
 
 class Child:
-    """A process that hosts one model.
+    """A process that hosts one model, or something else that may end its process.
 
     Attributes:
         ending: How the process ended, once it has; None while it runs.
         n_cached: For each session's number, how many tokens its KV cache held after the latest call.
     """
 
-    def __init__(self) -> None:
-        """Start the process.
+    def __init__(self, calls: str = _MODEL) -> None:
+        """Start the process, which answers the calls of a class ("module:class", an edgedec_runtimes.child.host.Hosted).
 
         Raises:
             RuntimeUnavailableError: No process can be started, or the application is frozen.
@@ -52,7 +53,7 @@ class Child:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process has ended
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _PROGRAM],
+                [sys.executable, "-P", "-m", _PROGRAM, calls],
                 env=child_environment() | {"GGML_NO_BACKTRACE": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -77,13 +78,13 @@ class Child:
         *arguments: Any,
         on_progress: OnProgress | None = None,
         sessions: tuple[int, ...] = (),
-        ending: bool = False,
+        patience_s: float = math.inf,
     ) -> Answer:
         """Call a method in the child and return its answer.
 
         Ctrl-C, or another exception in the waiting thread, cancels the forward of `sessions` and waits up to 10 s for
-        its end; cancel() from another thread lets it have 30 s, and a call that is `ending` something has 10 s. A
-        child that does not come to it is ended: its library, or a machine that it waits for, may hang.
+        its end; cancel() from another thread lets it have 30 s, and no call has more than
+        `patience_s` seconds. A child that does not come to it is ended: its library, or a machine that it waits for, may hang.
 
         Raises:
             EdgedecError: What the method raised.
@@ -98,7 +99,7 @@ class Child:
             if self.ending is not None:
                 raise self._lost()
             self._send(Ask(number, method, arguments, on_progress is not None, sessions))
-            return self._answer(box, on_progress, cancelled_by, monotonic() + (_PATIENCE_S if ending else math.inf))
+            return self._answer(box, on_progress, cancelled_by, monotonic() + patience_s)
         finally:
             del self._boxes[number]
 
@@ -120,7 +121,7 @@ class Child:
                 raise (raised or lost) from None
             except BaseException as error:  # Ctrl-C while waiting, or the callback's
                 if raised is None:
-                    raised, deadline = error, min(deadline, monotonic() + _PATIENCE_S)
+                    raised, deadline = error, min(deadline, monotonic() + PATIENCE_S)
                     for session in sessions:
                         self.cancel(session)
         if message.n_cached:
@@ -164,14 +165,14 @@ class Child:
     def end(self) -> None:
         """Close the pipe, which ends the process; one that has not ended after 10 s is killed."""
         try:
-            self._channel.hang_up(_PATIENCE_S)
+            self._channel.hang_up(PATIENCE_S)
         except TimeoutError:
             self._process.kill()
         try:
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        self._receiver.join(_PATIENCE_S)
+        self._receiver.join(PATIENCE_S)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -184,7 +185,7 @@ class Child:
         except TimeoutError:
             raise
         except (OSError, ValueError):  # a broken pipe, or one that was closed
-            self._receiver.join(_PATIENCE_S)
+            self._receiver.join(PATIENCE_S)
             raise self._lost() from None
 
     def _kill(self, reason: str) -> None:

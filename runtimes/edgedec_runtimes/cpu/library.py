@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.plugins import DISTRIBUTION
 
-ABI_VERSION = 26
+ABI_VERSION = 27
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -47,7 +47,7 @@ class Config(ctypes.Structure):
         *((name, c_float) for name in ("expert_scale", "glu_limit", "glu_slope")),
         *((name, c_int32) for name in ("attention_gate", "state_rule", "n_state_head", "n_state_key_head")),
         *((name, c_int32) for name in ("n_state_key", "n_state_value", "state_tiled")),
-        *((name, c_int32) for name in ("norms_after_rope", "early_router", "norm_period")),
+        *((name, c_int32) for name in ("norms_after_rope", "early_router", "norm_period", "scaled_vectors")),
     )
 
 
@@ -70,9 +70,13 @@ class Item(ctypes.Structure):
         ("tapped", c_void_p),
         ("n_taps", c_int32),
         ("block", c_int32),
+        ("n_added", c_int32),
+        ("places", c_void_p),
     )
 
 
+MUTUAL_BLOCK = 3
+"""EC_BLOCK_MUTUAL: all rows of an item see one another."""
 LAYER_SLIDES, LAYER_UNROTATED = 1, 2
 """What is special about a layer (LayerShape.flags)."""
 
@@ -174,7 +178,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_set_mapping": (None, (c_void_p, c_void_p)),
     "ec_model_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "ec_model_set_layers": (c_int32, (c_void_p, POINTER(LayerShape))),
-    "ec_model_set_rope": (c_int32, (c_void_p, c_int32, c_void_p, c_int64, c_double)),
+    "ec_model_set_rope": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_int64, c_double)),
     "ec_model_set_ahead": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)),
     "ec_model_time_products": (c_int32, (c_void_p, c_int32, c_int32, c_uint64, c_uint64, POINTER(c_double))),
     "ec_model_finish": (c_int32, (c_void_p,)),

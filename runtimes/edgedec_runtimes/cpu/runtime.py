@@ -125,8 +125,10 @@ class Cpu:
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
                 return (*_terms(held, network, options, n_ctx, n_rows, before), *of_head(n_ctx))
 
-            can = replace(CAPABILITIES, hidden_input=not network.n_per_layer)  # layers also read the tokens there
+            reads = not network.n_per_layer  # else layers also read the tokens
+            can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads)
             model = CpuModel(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms, options.max_rows)
+            model.has_places = bool(network.switches.rope.sections)
             if head is not None:
                 model.follow_with(head)
             undo.pop_all()

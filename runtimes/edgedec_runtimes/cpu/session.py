@@ -17,7 +17,7 @@ from edgedec.stats import DecodeStats
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import described, expert_reads, touched_experts
-from edgedec_runtimes.cpu.library import KERNEL_ROWS, Item, address, check, native
+from edgedec_runtimes.cpu.library import KERNEL_ROWS, MUTUAL_BLOCK, Item, address, check, native
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
@@ -61,6 +61,8 @@ class NativeRows:
         self._wanted[:n_wanted] = wanted
         self.wanted = slice(first, first + n_wanted)
         item.n_past, item.n_rows, item.n_wanted = c.n_past + begin, n, n_wanted
+        places = c.session.state.places
+        item.places = None if places is None else address(places)
         if tokens is not None:
             self._tokens[:n] = tokens
         item.parents = None
@@ -79,6 +81,8 @@ class NativeRows:
         self.tapped = np.empty((len(taps), end - begin, self._n_embd), np.float32)
         self.item.tokens = None if c.tokens is None else self._tokens_address
         self.item.first_layer, self.item.n_taps = c.first_layer, len(taps)
+        self.item.n_added = 0 if hidden is None else hidden.shape[1] // self._n_embd - 1
+        self.item.block = MUTUAL_BLOCK if c.block is not None and c.block.mutual else 0
         fields = {"hidden": hidden, "attn": attn, "mlp": mlp, "taps": taps, "tapped": self.tapped}
         for name, array in fields.items():
             setattr(self.item, name, None if array is None else address(array))

@@ -267,7 +267,8 @@ def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int
         if rope is not None and rope.n_rot:
             found = turns_in(gguf, rope, n_ctx)
             speeds = np.ascontiguousarray(found.frequencies)
-            code = native().ec_model_set_rope(handle, sliding, address(speeds), len(speeds), found.magnitude)
+            axes = None if found.axes is None else address(found.axes)
+            code = native().ec_model_set_rope(handle, sliding, address(speeds), axes, len(speeds), found.magnitude)
             check(code, str(gguf.paths[0]))
 
 

@@ -42,7 +42,7 @@ class LossyModel(OuterModel):
         super().__init__(
             inner,
             replace(found, lossy=lossy_note(found)),
-            replace(inner.capabilities, layers=False, hidden_input=False),
+            replace(inner.capabilities, layers=False, hidden_input=False, vector_rows=False),
         )
 
     def session(self, n_ctx: int) -> "LossySession":

@@ -54,16 +54,26 @@ class Part:
     """Rows of one sequence in a decode.
 
     Attributes:
-        tokens: int32[n], the token of each row.
-        positions: int32[n], the position of each row.
+        tokens: int32[n], the token of each row; None where `vectors` are given, in a decode of their own.
+        positions: int32[n], the position of each row; of vectors that turn to places int32[4 * n]: the times of all
+            rows, their heights, their widths, and zeros.
         sequences: The sequence ids that each row belongs to; for a chain one tuple that holds for all rows.
         wanted: bool[n], the rows whose logits are returned.
+        vectors: f32[n, width], what stands in place of embeddings.
+        mutual: Whether the rows see each other.
     """
 
-    tokens: NDArray[np.int32]
+    tokens: NDArray[np.int32] | None
     positions: NDArray[np.int32]
     sequences: Sequence[tuple[int, ...]] | tuple[int]
     wanted: NDArray[np.bool_]
+    vectors: NDArray[np.float32] | None = None
+    mutual: bool = False
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return len(self.wanted)
 
 
 def context_params(options: ContextOptions) -> Any:
@@ -130,7 +140,7 @@ class Context:
         """Allocate the batch once; its arrays stay at their addresses."""
         n = max(N_BATCH, self.n_batch)
         self._tokens = np.zeros(n, np.int32)
-        self._positions = np.zeros(n, np.int32)
+        self._positions = np.zeros(4 * n, np.int32)
         self._n_ids = np.ones(n, np.int32)
         self._ids = np.zeros((n, n_sequences), np.int32)
         self._id_rows = (self._ids.ctypes.data + self._ids.strides[0] * np.arange(n)).astype(np.uintp)
@@ -157,7 +167,7 @@ class Context:
             CancelledError: The model's Stop was set; drop the rows, as some may have been evaluated.
             ModelFormatError: A file that the weights are mapped from has changed, so that results are of no use.
         """
-        with self._around(sum(len(part.tokens) for part in parts)):
+        with self._around(sum(part.n_rows for part in parts)):
             return [self._logits(start, stop) for start, stop in self._evaluate(parts)]
 
     def final_states(self, tokens: NDArray[np.int32], n_embd: int) -> NDArray[np.float32]:
@@ -182,11 +192,21 @@ class Context:
         n = 0
         spans = []
         for part in parts:
-            spans.append((n, n + len(part.tokens)))
+            spans.append((n, n + part.n_rows))
             self._fill(part, n)
-            n += len(part.tokens)
+            n += part.n_rows
         self._batch.n_tokens = n
-        code = self._api.llama_decode(self._handle, self._batch)
+        vectors, mutual = parts[0].vectors, parts[0].mutual
+        if vectors is not None:
+            self._batch.token, self._batch.embd = None, _pointer(vectors, ctypes.c_float)
+        if mutual:
+            self._api.llama_set_causal_attn(self._handle, False)
+        try:
+            code = self._api.llama_decode(self._handle, self._batch)
+        finally:
+            if mutual:
+                self._api.llama_set_causal_attn(self._handle, True)
+            self._batch.token, self._batch.embd = _pointer(self._tokens, ctypes.c_int32), None
         if code == _ABORTED:
             raise CancelledError("the forward was cancelled")
         if code == _NO_SLOT:
@@ -201,9 +221,10 @@ class Context:
         return spans
 
     def _fill(self, part: Part, start: int) -> None:
-        stop = start + len(part.tokens)
-        self._tokens[start:stop] = part.tokens
-        self._positions[start:stop] = part.positions
+        stop = start + part.n_rows
+        if part.tokens is not None:
+            self._tokens[start:stop] = part.tokens
+        self._positions[start : start + len(part.positions)] = part.positions
         self._wanted[start:stop] = part.wanted
         if isinstance(part.sequences[0], int):
             self._n_ids[start:stop] = 1

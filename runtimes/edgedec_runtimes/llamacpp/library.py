@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -85,11 +85,16 @@ def load_library() -> ModuleType:
             f"({type(error).__name__}: {error}); {how_to_install()}"
         ) from error
     _check_layout(api, llama_cpp.__version__)
-    callback = api.llama_log_callback(_on_log)
-    _keep_alive.append(callback)
-    api.llama_log_set(callback, None)
+    take_log(api, api.llama_log_set)
     api.llama_backend_init()
     return api  # type: ignore[no-any-return]  # the package is untyped to us
+
+
+def take_log(api: ModuleType, set_log: Callable[[Any, None], None]) -> None:
+    """Send the log of one of llama.cpp's libraries to `logging`, by its function that sets where the log goes."""
+    callback = api.llama_log_callback(_on_log)
+    _keep_alive.append(callback)
+    set_log(callback, None)
 
 
 def version() -> str:

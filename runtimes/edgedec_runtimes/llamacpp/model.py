@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, OptionError
+from edgedec.errors import CapabilityError, OptionError, RequestError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
@@ -21,6 +21,8 @@ from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.measured_model import MeasuredModel
 from edgedec_runtimes.shared.session_state import CheckedItem
 
+_PLACED = (8, 40)
+"""The kinds of rotation (LLAMA_ROPE_TYPE_MROPE and _IMROPE) with places for pictures' rows."""
 Rows = tuple[CheckedItem, list[NDArray[np.float32]], int, int]
 """An item, what its rows of logits are added to, and which of its rows, [start, stop)."""
 
@@ -61,6 +63,8 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
             tree_rows=N_UBATCH,
             logit_rows=options.n_sequences,  # each session may have one, see context_params
         )
+        self.has_places = llama().llama_model_rope_type(handle) in _PLACED
+        self._n_input = int(llama().llama_model_n_embd_inp(handle))
         self._finalizer.atexit = True  # llama.cpp's GPU back ends want their memory back before the process ends
         self._options = options
         self._n_parallel = n_parallel
@@ -91,6 +95,7 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
         self._check_files()
         for item in checked:
             self._check_tree(item)
+            self._check_vectors(item)
         for item in checked:
             item.session.begin(item)
         logits: list[list[NDArray[np.float32]]] = [[] for _ in checked]
@@ -115,6 +120,22 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
                 f"{self._options.logit_rows} leaves the model was loaded for"
             )
 
+    def _check_vectors(self, item: CheckedItem) -> None:
+        """Raise an error for vectors that llama.cpp would read beyond their end, or would end the process over."""
+        if item.hidden is None:
+            return
+        if item.hidden.shape[1] != self._n_input:
+            raise RequestError(
+                f"vectors have {item.hidden.shape[1]} numbers, and this model reads {self._n_input}; "
+                "use the projector that was made for the model"
+            )
+        n_most = min(N_UBATCH, item.session.pool.context.n_batch)
+        if item.block is not None and item.block.mutual and item.n_rows > n_most:
+            raise CapabilityError(
+                f"{item.n_rows} rows of a picture see each other; the context takes at most {n_most} such rows: "
+                "load the model with a longer context, or ask for fewer tokens for a picture"
+            )
+
     def _check_files(self) -> None:
         """Raise ModelFormatError where a file that the weights are mapped from has changed."""
         if self._files is not None:
@@ -134,6 +155,7 @@ def _capabilities(handle: Any, options: ContextOptions) -> Capabilities:
         rollback=not recurrent,
         trees=branches,
         fork=branches,
+        vector_rows=True,
         max_rows=options.logit_rows,
         prefill_chunk=N_UBATCH,
     )
@@ -174,6 +196,9 @@ def _groups(checked: list[CheckedItem], logits: list[list[NDArray[np.float32]]])
         for stop in prefill_chunks(item.n_rows)[:-1]:
             groups.append([(item, found, start, stop)])
             start = stop
+        if item.hidden is not None:  # a decode has tokens or vectors
+            groups.append([(item, found, start, item.n_rows)])
+            continue
         batches = ends.setdefault(id(context), [[]])
         if _n_rows(batches[-1]) + item.n_rows - start > context.n_batch:
             batches.append([])

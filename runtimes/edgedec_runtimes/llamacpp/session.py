@@ -48,15 +48,30 @@ class LlamaCppSession(MeasuredSession):
         """Begin a forward: drop everything beyond its n_past, the branches of a tree included."""
         self._drop_branch()
         if item.n_past < self.n_cached:
-            self.pool.context.remove(self.sequence, item.n_past)
+            self.pool.context.remove(self.sequence, self.state.next_place(item.n_past))
         self.state.begin(item)
 
     def part(self, item: CheckedItem, start: int, stop: int, wanted: NDArray[np.bool_]) -> Part:
         """Return rows [start, stop) of an item that was begun; of a tree all of them."""
-        assert item.tokens is not None, "hidden states were refused"
+        if item.hidden is not None:
+            return self._vector_part(item, start, stop, wanted)
+        assert item.tokens is not None, "an item has tokens or vectors"
         if item.parents is not None:
             return self._tree_part(item.tokens, item.parents.tolist(), wanted)
-        return self._chain_part(item.tokens[start:stop], self.n_cached, wanted)
+        return self._chain_part(item.tokens[start:stop], self.state.next_place(self.n_cached), wanted)
+
+    def _vector_part(self, item: CheckedItem, start: int, stop: int, wanted: NDArray[np.bool_]) -> Part:
+        assert item.hidden is not None, "the rows are vectors"
+        n_past, n, places = self.n_cached, stop - start, self.state.places
+        if not self._model.has_places:
+            positions = np.arange(n_past, n_past + n, dtype=np.int32)
+        else:
+            held = self.state.held_places(n_past + n) if places is None else places
+            positions = np.zeros((4, n), np.int32)
+            positions[:3] = held[n_past : n_past + n].T
+        mutual = item.block is not None and item.block.mutual
+        vectors = np.ascontiguousarray(item.hidden[start:stop])
+        return Part(None, positions.reshape(-1), (self.sequence,), wanted, vectors, mutual)
 
     def _chain_part(self, tokens: NDArray[np.int32], position: int, wanted: NDArray[np.bool_]) -> Part:
         positions = np.arange(position, position + len(tokens), dtype=np.int32)
@@ -79,12 +94,15 @@ class LlamaCppSession(MeasuredSession):
             if self.n_cached:
                 self.pool.context.copy(self.sequence, sequence)
         self._branch = Branch(tokens, [ids[0] for ids in members], scratch)
-        return Part(tokens, np.int32(self.n_cached) + depth, [tuple(ids) for ids in members], wanted)
+        positions = np.int32(self.state.next_place(self.n_cached)) + depth
+        return Part(tokens, positions, [tuple(ids) for ids in members], wanted)
 
     def abandon(self) -> None:
         """Drop what a failed decode may have left beyond the cached tokens."""
         self._drop_branch()
-        if self.n_cached == 0 or not self.pool.context.remove(self.sequence, self.n_cached):
+        self.state.drop_part_of_block()  # whose rows have one time, so that llama.cpp can't drop some of them
+        n_cached = self.n_cached
+        if n_cached == 0 or not self.pool.context.remove(self.sequence, self.state.next_place(n_cached)):
             self.pool.context.remove(self.sequence, -1)
             self.state.n_cached = 0
 
@@ -98,15 +116,15 @@ class LlamaCppSession(MeasuredSession):
         branch, n_past, path = self._branch, self.n_cached, (slots - self.n_cached).tolist()
         assert branch is not None, "a tree leaves a branch"
         n_ordered = next((i for i, row in enumerate(path) if row != i), len(path))
+        first = self.state.next_place(n_past)
         if n_ordered:
-            stop = n_past + n_ordered
-            self.pool.context.copy(branch.holder[n_ordered - 1], self.sequence, n_past, stop)
+            self.pool.context.copy(branch.holder[n_ordered - 1], self.sequence, first, first + n_ordered)
         self._drop_branch()
         no_row = np.zeros(1, dtype=np.bool_)
         try:
             for i in range(n_ordered, len(path)):
                 token = branch.tokens[path[i] : path[i] + 1]
-                self.pool.context.decode([self._chain_part(token, n_past + i, no_row)])
+                self.pool.context.decode([self._chain_part(token, first + i, no_row)])
         except BaseException:
             self.abandon()
             raise
@@ -132,7 +150,8 @@ class LlamaCppSession(MeasuredSession):
         """Serialize the cached KV; see edgedec.model.Session."""
         with self._model.lock:
             self.state.check_settled("saved")
-            return self.pool.context.save(self.sequence)
+            places = b"".join(array.tobytes() for array in self._places_kept(self.n_cached))
+            return places + self.pool.context.save(self.sequence)
 
     def load(self, data: bytes, n_tokens: int) -> None:
         """Restore what save() returned; the session is empty after a ModelFormatError that names the release."""
@@ -143,15 +162,17 @@ class LlamaCppSession(MeasuredSession):
             self._drop_branch()
             context.remove(self.sequence, 0)
             self.state.restore(0, True)
-            if n_tokens and not (
-                context.load(self.sequence, data) and context.last_position(self.sequence) == n_tokens - 1
-            ):
+            places, last = None, n_tokens - 1
+            if self._model.has_places and n_tokens and len(data) >= 12 * n_tokens:
+                places = np.frombuffer(data, np.int32, 3 * n_tokens).reshape(n_tokens, 3)
+                data, last = data[places.nbytes :], int(places[:, 0].max())
+            if n_tokens and not (context.load(self.sequence, data) and context.last_position(self.sequence) == last):
                 context.remove(self.sequence, -1)
                 raise ModelFormatError(
                     "the saved state does not fit this model, its options or this release of llama.cpp; evaluate the "
                     "tokens again"
                 )
-            self.state.restore(n_tokens, True)
+            self.state.restore(n_tokens, True, places)
 
     def _arrays(self, n: int) -> NoReturn:
         raise NotImplementedError("llama.cpp writes saved states itself")

@@ -12,7 +12,17 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.architectures.architecture import Recurrence
-from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluate, logits, per_layer_inputs
+from edgedec_runtimes.reference.network import (
+    Floats,
+    KVCache,
+    Row,
+    RowOutput,
+    embeddings,
+    evaluate,
+    evaluate_together,
+    logits,
+    per_layer_inputs,
+)
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import Weights
@@ -30,6 +40,7 @@ _CAPABILITIES = Capabilities(
     layers=True,
     taps=True,
     hidden_input=True,
+    vector_rows=True,
     max_rows=LOGIT_ROWS,
     prefill_chunk=1,
 )
@@ -61,11 +72,13 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
     """Implements edgedec.model.Model."""
 
     def __init__(self, weights: Weights, tokenizer: ReferenceTokenizer, card: ModelCard, needs: Needs) -> None:
-        can = replace(_CAPABILITIES, hidden_input=weights.per_layer is None)  # layers also read the tokens there
+        reads = weights.per_layer is None  # else layers also read the tokens
+        can = replace(_CAPABILITIES, hidden_input=reads, vector_rows=reads)
         super().__init__(
             weights, card, can, tokenizer, partial(memory_terms, needs), lambda: None, tree_rows=LOGIT_ROWS
         )
         self._needs = needs
+        self.has_places = bool(weights.switches.rope.sections)
 
     @property
     def batch_invariant(self) -> Literal[True]:
@@ -90,12 +103,13 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         session.state.begin(item)
         result = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
         hidden = {tap: np.empty((n, self.card.n_embd), np.float32) for tap in item.taps}
-        inputs = item.hidden if item.tokens is None else embeddings(weights, item.tokens)
-        assert inputs is not None, "a forward has tokens or hidden states"
-        for i, row in enumerate(_rows(item)):
+        inputs, rows = self._inputs(item), _rows(item)
+        if item.block is not None and item.block.mutual:
+            outputs = evaluate_together(weights, session.cache, inputs, rows)
+        else:
+            outputs = (self._evaluated(item, i, inputs[i], row) for i, row in enumerate(rows))
+        for i, output in enumerate(outputs):
             self.stop.check()
-            per_layer = None if item.tokens is None else per_layer_inputs(weights, item.tokens[i], inputs[i])
-            output = evaluate(weights, session.cache, inputs[i], row, per_layer)
             for tap, tapped in output.tapped.items():
                 hidden[tap][i] = tapped
             for j in np.flatnonzero(item.wanted == i):
@@ -108,14 +122,38 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
             session.state.advance(n)
         return Forward(result, hidden)
 
+    def _inputs(self, item: CheckedItem) -> Floats:
+        """Return what each row begins with: f32[n_rows, n_embd], of vectors with what is added behind layers."""
+        weights = self.handle
+        if item.tokens is not None:
+            return embeddings(weights, item.tokens)
+        assert item.hidden is not None, "a forward has tokens or hidden states"
+        if item.first_layer or not weights.switches.scaled_vectors:
+            return item.hidden
+        scaled = item.hidden.copy()
+        scaled[:, : self.card.n_embd] *= np.float32(weights.switches.embedding_scale)
+        return scaled
+
+    def _evaluated(self, item: CheckedItem, i: int, state: Floats, row: Row) -> RowOutput:
+        self.stop.check()
+        weights = self.handle
+        per_layer = None if item.tokens is None else per_layer_inputs(weights, item.tokens[i], state)
+        return evaluate(weights, item.session.cache, state, row, per_layer)
+
 
 def _rows(item: CheckedItem) -> list[Row]:
-    """Return how to evaluate each row: a row sees the cached prefix, its ancestors and itself."""
+    """Return how to evaluate each row: a row sees the cached prefix, its ancestors and itself, or its whole block."""
     n, n_past = item.n_rows, item.n_past
+    places = item.session.state.places
     paths: list[list[int]] = []
     for row, parent in enumerate(range(-1, n - 1) if item.parents is None else item.parents.tolist()):
         paths.append([*(paths[parent] if parent >= 0 else range(n_past)), n_past + row])
-    return [Row(np.array(path, np.intp), item.taps, item.first_layer, item.layers) for path in paths]
+    rows = [Row(np.array(path, np.intp), item.taps, item.first_layer, item.layers) for path in paths]
+    if places is not None:
+        rows = [replace(row, places=places[row.visible[-1]]) for row in rows]
+    if item.block is not None and item.block.mutual:
+        rows = [replace(row, behind=np.arange(n_past + i + 1, n_past + n)) for i, row in enumerate(rows)]
+    return rows
 
 
 def memory_terms(needs: Needs, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:

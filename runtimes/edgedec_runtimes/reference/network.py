@@ -10,7 +10,7 @@ positions (Su et al. 2021, arXiv:2104.09864), grouped-query attention (Ainslie e
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,12 +77,16 @@ class Row:
         taps: Layers whose output is returned.
         first_layer: The layer to begin with; above 0 the input is the hidden state after the layer before.
         layers: The half-layers to run; None for all.
+        places: int32[3], the time, height and width that it turns to; None where they are its position.
+        behind: int[n], the slots of rows behind it that it sees as well.
     """
 
     visible: NDArray[np.intp]
     taps: tuple[int, ...] = ()
     first_layer: int = 0
     layers: LayerSet | None = None
+    places: NDArray[np.int32] | None = None
+    behind: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, np.intp))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +103,60 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row, per_laye
     Args:
         weights: The model's weights.
         cache: The session's keys and values.
-        state: f32[n_embd], what enters the first layer (`embeddings`), or the hidden state to go on from.
+        state: f32[n_embd], what enters the first layer (`embeddings`), or the hidden state to go on from; behind it may
+            stand what is added to the states behind the layers from 0 on.
         row: Where the row stands, and what of it is wanted.
         per_layer: What each layer gets of the token (`per_layer_inputs`).
     """
-    tapped, scale = {}, np.float32(weights.switches.residual_scale)
+    tapped = {}
+    state, *added = np.split(state, len(state) // weights.hyper.n_embd)
     for i in range(row.first_layer, weights.hyper.n_layer):
-        shape, entering = weights.hyper.layers[i], state
-        if shape.mixer != NO_MIXER and _mixes(row, i, shape.kv_from):
-            state = state + _mixer(weights, cache, i, state, row.visible) * scale
-        elif shape.has(RECURRENT) and len(row.visible) > 1:  # the state stays as it is
-            cache.states[i, row.visible[-1]] = cache.states[i, row.visible[-2]]
-        if weights.hyper.has_mlp(i) and (row.layers is None or row.layers.mlp[i]):
-            read = entering if weights.switches.early_router else None
-            state = state + _feed_forward(weights, weights.layers[i], state, read) * scale
-            state = _finished(weights, weights.layers[i], state, None if per_layer is None else per_layer[i])
+        state = _layer(weights, cache, i, state, row, None if per_layer is None else per_layer[i])
+        if i < len(added):
+            state = state + added[i]
         period = weights.switches.norm_period
         if period and (i + 1) % period == 0 and i + 1 < weights.hyper.n_layer:
             state = _rms_norm(state, weights.output_norm, weights.hyper.rms_epsilon)
         if i in row.taps:
             tapped[i] = state
     return RowOutput(state, tapped)
+
+
+def evaluate_together(weights: Weights, cache: KVCache, states: Floats, rows: Sequence[Row]) -> list[RowOutput]:
+    """Run the layers on rows that see each other, one layer after another.
+
+    Each layer runs twice: all keys and values have to be written before a row sees them.
+    """
+    tapped: list[dict[int, Floats]] = [{} for _ in rows]
+    n_embd = weights.hyper.n_embd
+    outputs = [state[:n_embd] for state in states]
+    for i in range(weights.hyper.n_layer):
+        for _ in range(2):
+            found = [_layer(weights, cache, i, state, row) for state, row in zip(outputs, rows, strict=True)]
+        outputs = found
+        added = states[:, (i + 1) * n_embd : (i + 2) * n_embd]
+        if added.shape[1]:
+            outputs = [state + more for state, more in zip(outputs, added, strict=True)]
+        for row, state, its in zip(rows, outputs, tapped, strict=True):
+            if i in row.taps:
+                its[i] = state
+    return [RowOutput(state, its) for state, its in zip(outputs, tapped, strict=True)]
+
+
+def _layer(
+    weights: Weights, cache: KVCache, i: int, state: Floats, row: Row, per_layer: Floats | None = None
+) -> Floats:
+    """Return what leaves a layer for a row; its keys and values are written to its slot of the cache."""
+    shape, entering, scale = weights.hyper.layers[i], state, np.float32(weights.switches.residual_scale)
+    if shape.mixer != NO_MIXER and _mixes(row, i, shape.kv_from):
+        state = state + _mixer(weights, cache, i, state, row) * scale
+    elif shape.has(RECURRENT) and len(row.visible) > 1:  # the state stays as it is
+        cache.states[i, row.visible[-1]] = cache.states[i, row.visible[-2]]
+    if weights.hyper.has_mlp(i) and (row.layers is None or row.layers.mlp[i]):
+        read = entering if weights.switches.early_router else None
+        state = state + _feed_forward(weights, weights.layers[i], state, read) * scale
+        state = _finished(weights, weights.layers[i], state, per_layer)
+    return state
 
 
 def _mixes(row: Row, layer: int, source: int) -> bool:
@@ -169,13 +206,14 @@ def logits(weights: Weights, state: Floats) -> Floats:
     return _capped(weights.output @ normed * np.float32(weights.switches.logit_scale), weights.switches.logit_softcap)
 
 
-def _mixer(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
+def _mixer(weights: Weights, cache: KVCache, i: int, state: Floats, row: Row) -> Floats:
     """Return what the mixer of a layer gives for a row: attention, a convolution, a recurrence, or two, added."""
     shape = weights.hyper.layers[i]
+    attention = _attention(weights, cache, i, state, row) if shape.has(ATTENTION) else None
     if not shape.has(RECURRENT):
-        return (_attention if shape.has(ATTENTION) else _convolution)(weights, cache, i, state, visible)
-    output = _recurrence(weights, cache, i, state, visible)
-    return output + _attention(weights, cache, i, state, visible) if shape.has(ATTENTION) else output
+        return _convolution(weights, cache, i, state, row.visible) if attention is None else attention
+    output = _recurrence(weights, cache, i, state, row.visible)
+    return output if attention is None else output + attention
 
 
 def _recurrence(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
@@ -191,7 +229,8 @@ def _recurrence(weights: Weights, cache: KVCache, i: int, state: Floats, visible
     return _normed(output, layer.attn_post_norm, epsilon)
 
 
-def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
+def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, row: Row) -> Floats:
+    visible = row.visible
     hyper, switches, layer, shape = weights.hyper, weights.switches, weights.layers[i], weights.hyper.layers[i]
     position, slot, stored = len(visible) - 1, visible[-1], (shape.kv_from, slice(None), slice(shape.n_kv))
     x = _normed(state, layer.attn_norm, hyper.rms_epsilon)
@@ -201,7 +240,8 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible:
         if not switches.norms_after_rope:
             y = _normed_heads(y, norm, hyper)
         if layer.turns is not None:
-            y = _rotate(y, position, shape.head_dim, layer.turns, interleaved=switches.rope_interleaved)
+            places = position if row.places is None or layer.turns.axes is None else row.places[layer.turns.axes]
+            y = _rotate(y, places, shape.head_dim, layer.turns, interleaved=switches.rope_interleaved)
         return _normed_heads(y, norm, hyper) if switches.norms_after_rope else y
 
     q, gate = _project(layer.q, layer.q_bias, x), None
@@ -218,7 +258,7 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, visible:
             values = _normed_heads(values, np.ones(shape.head_dim, np.float32), hyper)
         cache.keys[stored][slot] = placed(keys, layer.k_norm)
         cache.values[stored][slot] = values
-    seen = visible[-layer.window :] if layer.window else visible
+    seen = np.concatenate([visible[-layer.window :] if layer.window else visible, row.behind])
     heads = (len(seen), shape.n_head_kv, shape.head_dim)
     keys = cache.keys[stored][seen].astype(np.float32).reshape(heads)
     values = cache.values[stored][seen].astype(np.float32).reshape(heads)
@@ -369,15 +409,16 @@ def _softmax(scores: Floats, sinks: Floats | None = None) -> Floats:
     return result
 
 
-def _rotate(x: Floats, position: int, head_dim: int, turns: Turns, *, interleaved: bool) -> Floats:
-    """Return heads with each pair of their elements rotated by its angle at `position` (Su et al. 2021).
+def _rotate(x: Floats, places: int | NDArray[np.int32], head_dim: int, turns: Turns, *, interleaved: bool) -> Floats:
+    """Return heads with each pair of their elements rotated by its angle at a position (Su et al. 2021).
 
     Args:
         x: f32[n * head_dim], heads one after another.
+        places: The position, or int32[n_rot / 2], that of each pair.
     """
     heads = x.reshape(-1, head_dim)
     half = len(turns.frequencies)
-    angles = position * turns.frequencies
+    angles = places * turns.frequencies
     cos = (np.cos(angles) * turns.magnitude).astype(np.float32)
     sin = (np.sin(angles) * turns.magnitude).astype(np.float32)
     if interleaved:

@@ -30,7 +30,10 @@ class LibraryModel(Closeable, Generic[H, S]):
         handle: What the library has opened; use it inside `lock`.
         lock: Held by whatever touches the handle and its sessions; it refuses a closed model, and a forked process.
         stop: Cancels a forward.
+        has_places: Whether pictures' rows turn to places of their own, by height and width.
     """
+
+    has_places = False
 
     def __init__(  # more than 7 parameters: one for each part that a runtime makes of a model
         self,

@@ -53,7 +53,8 @@ class OwnSession(Session):
     def __init__(self, model: LibraryModel[Any, Any], n_ctx: int, n_layer: int | None = None) -> None:
         """Begin empty; `n_layer` is how many layers are counted on their own, all where it is None."""
         self._model = model
-        self.state = SessionState(n_ctx, model.card.n_layer if n_layer is None else n_layer)
+        n_counted = model.card.n_layer if n_layer is None else n_layer
+        self.state = SessionState(n_ctx, n_counted, has_places=model.has_places)
         self._lock = SessionLock(model.lock, self.state)
 
     def using(self) -> "SessionLock":
@@ -100,7 +101,7 @@ class OwnSession(Session):
         with self._model.lock:
             self.state.check_settled("forked")
             twin, n = self._fork(), self.n_cached
-            twin.state.restore(n, self.state.written[:, :n])
+            twin.state.restore(n, self.state.written[:, :n], self.state.held_places(n))
             return twin
 
     @abstractmethod
@@ -112,7 +113,12 @@ class OwnSession(Session):
         with self._model.lock:
             self.state.check_settled("saved")
             n = self.n_cached
-            return self._head(n) + b"".join(array.tobytes() for array in self._arrays(n)) + self._marked_beside(n)
+            arrays = (*self._places_kept(n), *self._arrays(n))
+            return self._head(n) + b"".join(array.tobytes() for array in arrays) + self._marked_beside(n)
+
+    def _places_kept(self, n: int) -> tuple[NDArray[np.int32], ...]:
+        """Return what save() writes of the places of the first `n` rows; nothing where they are always positions."""
+        return (self.state.held_places(n),) if self._model.has_places else ()
 
     def load(self, data: bytes, n_tokens: int) -> None:
         """Restore what save() returned for `n_tokens` tokens; on an error the session is as it was.
@@ -124,7 +130,8 @@ class OwnSession(Session):
             self.state.check_open()
             self._check_length(n_tokens)
             head = self._head(n_tokens)
-            layout = [(np.dtype(dtype), shape) for dtype, shape in self._layout(n_tokens)]
+            of_places = [(np.int32, (n_tokens, 3))] if self._model.has_places else []
+            layout = [(np.dtype(dtype), shape) for dtype, shape in (*of_places, *self._layout(n_tokens))]
             n_bytes = len(head) + sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout)
             beside = data[n_bytes:]
             is_whole = len(data) >= n_bytes and (not beside or beside.startswith(_BESIDE))
@@ -137,7 +144,8 @@ class OwnSession(Session):
             for dtype, shape in layout:
                 arrays.append(np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape))
                 offset += arrays[-1].nbytes
-            self.state.restore(n_tokens, self._take(arrays, n_tokens))
+            places = arrays.pop(0) if of_places else None
+            self.state.restore(n_tokens, self._take(arrays, n_tokens), places)
             self._take_beside(beside[len(_BESIDE) :], n_tokens)
 
     def _marked_beside(self, n: int) -> bytes:

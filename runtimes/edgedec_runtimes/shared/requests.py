@@ -21,7 +21,7 @@ class Limits:
         card: The sizes of the model.
         capabilities: What the runtime can do with it.
         logit_rows: Most rows of logits of all items of a forward; of one item Capabilities.max_rows.
-        tree_rows: Most rows of a tree.
+        tree_rows: Most rows of a tree, and of a block whose rows see each other.
     """
 
     card: ModelCard
@@ -56,11 +56,13 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     if (item.tokens is None) == (item.hidden is None) or (item.hidden is None) != (item.resume_after is None):
         raise RequestError("a forward takes either tokens, or hidden together with resume_after")
     tokens = None if item.tokens is None else _tokens(item.tokens, limits)
-    is_special = item.hidden is not None or item.layers is not None or bool(item.taps)
+    is_special = item.hidden is not None or item.layers is not None or bool(item.taps) or item.block is not None
     if is_special or item.parents is not None:
         _require_capable(item, limits)
     hidden = None if item.hidden is None else _hidden(item.hidden, item.resume_after, limits)
     n = len(tokens) if tokens is not None else len(hidden) if hidden is not None else 0
+    if item.block is not None or item.first:
+        _check_block(item, n, limits)
     state.check_past(item.n_past, n)
     if not limits.capabilities.rollback and item.n_past not in (0, state.n_cached):
         raise CapabilityError(
@@ -78,7 +80,7 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     wanted, taps = _wanted(item.rows, n), tuple(item.taps)
     if len(wanted) > limits.capabilities.max_rows:
         _refuse_rows(len(wanted), limits.capabilities.max_rows)
-    what = (tokens, hidden, n, first_layer, parents, layers, wanted, taps, is_special)
+    what = (tokens, hidden, n, first_layer, parents, layers, wanted, taps, is_special, item.block, item.first)
     checked = CheckedItem(session, item.n_past, *what)
     if state.n_whole < item.n_past:
         state.check_written(checked)
@@ -97,13 +99,15 @@ def _require_capable(item: ForwardItem, limits: Limits) -> None:
         "trees": item.parents is not None,
         "layers": item.layers is not None,
         "taps": bool(item.taps),
-        "hidden_input": item.hidden is not None,
+        "hidden_input": item.hidden is not None and item.resume_after != -1,
+        "vector_rows": item.resume_after == -1 or item.block is not None,
     }
     for name, is_needed in needs.items():
         if is_needed:
             limits.capabilities.require(name, limits.card.runtime)
 
 
+_LARGEST = np.float32(1e15)  # of a vector: sums of squares stay numbers
 _INT32 = np.dtype(np.int32)
 _ONE_ROW = np.zeros(1, np.int32)
 
@@ -136,11 +140,31 @@ def _tokens(given: NDArray[np.int32], limits: Limits) -> NDArray[np.int32]:
 
 def _hidden(given: NDArray[np.float32], resume_after: int | None, limits: Limits) -> NDArray[np.float32]:
     hidden, n_embd, n_layer = np.ascontiguousarray(given, dtype=np.float32), limits.card.n_embd, limits.card.n_layer
-    if hidden.ndim != 2 or hidden.shape[1] != n_embd or not len(hidden):
-        raise RequestError(f"hidden has the shape {hidden.shape}; it must be (rows from 1, {n_embd})")
-    if resume_after not in range(n_layer):
-        raise RequestError(f"resume_after is {resume_after}; it must be 0 to {n_layer - 1}")
+    if resume_after not in range(-1, n_layer):
+        raise RequestError(f"resume_after is {resume_after}; it must be -1 to {n_layer - 1}")
+    widths = range(n_embd, n_embd * (n_layer + 1) + 1, n_embd) if resume_after == -1 else (n_embd,)
+    if hidden.ndim != 2 or hidden.shape[1] not in widths or not len(hidden):
+        several = " or a multiple" if resume_after == -1 else ""
+        raise RequestError(f"hidden has the shape {hidden.shape}; it must be (rows from 1, {n_embd}{several})")
+    if resume_after == -1 and not (np.abs(hidden) < _LARGEST).all():
+        raise RequestError(f"a vector has an element that is no number or not below {_LARGEST:g}; encode again")
     return hidden
+
+
+def _check_block(item: ForwardItem, n: int, limits: Limits) -> None:
+    """Refuse rows that are not those of the block that they are said to be in, or that must not be cut."""
+    block, first = item.block, item.first
+    if block is None or item.resume_after != -1 or item.parents is not None:
+        raise RequestError("a picture's block has vectors (resume_after=-1) and no parents, and `first` is for blocks")
+    if block.n_x < 1 or not 0 <= first <= min(item.n_past, block.n_rows - n):
+        raise RequestError(f"rows {first} to {first + n - 1} are not in a block of {block.n_rows} rows")
+    if block.mutual and n != block.n_rows:
+        raise RequestError(f"a block of {block.n_rows} rows that see each other came in parts; evaluate it whole")
+    if block.mutual and n > limits.tree_rows:
+        raise CapabilityError(
+            f"{n} rows of a picture see each other; a forward of this model takes at most {limits.tree_rows} such rows: "
+            "ask for fewer tokens for a picture, or use the llamacpp runtime"
+        )
 
 
 def _parents(given: NDArray[np.int32], n: int) -> NDArray[np.int32]:

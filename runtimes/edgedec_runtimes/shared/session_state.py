@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ContextFullError, RequestError, SessionError, counted
 from edgedec.model import LayerSet
+from edgedec.pictures import Block
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class CheckedItem:
         session: The session of the runtime's own class that the rows are evaluated in.
         n_past: Cached tokens that the rows build on.
         tokens: int32[n_rows], or None where `hidden` is given.
-        hidden: f32[n_rows, n_embd], or None.
+        hidden: f32[n_rows, n_embd], or None. In place of embeddings, a multiple of n_embd numbers each.
         n_rows: How many rows are evaluated.
         first_layer: The first layer that runs.
         parents: int32[n_rows] for a tree, None for a chain.
@@ -35,6 +36,7 @@ class CheckedItem:
         wanted: int32, the rows whose logits are returned, ascending.
         taps: The layers whose output is returned for every row.
         is_special: Whether it begins with hidden states, leaves layers out or has taps.
+        block, first: The picture's block that the rows belong to, or None, and the number of the first row in it.
     """
 
     session: Any
@@ -48,6 +50,8 @@ class CheckedItem:
     wanted: NDArray[np.int32]
     taps: tuple[int, ...]
     is_special: bool
+    block: Block | None = None
+    first: int = 0
 
 
 class SessionState:
@@ -60,9 +64,11 @@ class SessionState:
         written: bool[n_layer, n_ctx], whether a slot holds a layer's keys and values of a counted row.
         tree: The last forward where that was a tree of which no path was kept yet, or None.
         is_closed: Whether close() was called.
+        places: int32[n_ctx, 3], the time, height and width that the row in each written slot turns to; None while they
+            are the slot's number, as they are without pictures and in models that turn by positions alone.
     """
 
-    def __init__(self, n_ctx: int, n_layer: int) -> None:
+    def __init__(self, n_ctx: int, n_layer: int, *, has_places: bool = False) -> None:
         self.n_ctx = n_ctx
         self.n_cached = 0
         self.n_whole = 0
@@ -70,6 +76,8 @@ class SessionState:
         self.written = self._by_slot.T
         self.tree: CheckedItem | None = None
         self.is_closed = False
+        self.places: NDArray[np.int32] | None = None
+        self._has_places = has_places
         self._n_written = 0  # no layer has written a slot from here on
         self._current: CheckedItem | None = None
 
@@ -127,6 +135,51 @@ class SessionState:
             self._n_written = min(self._n_written, end if first else n_past)
         if n_past < self.n_whole:
             self.n_whole = n_past
+        if self._has_places and not first:
+            self._place(item)
+
+    def next_place(self, n_past: int) -> int:
+        """Return the time, height and width of a text's row behind the first `n_past` rows."""
+        if self.places is None or n_past == 0:
+            return n_past
+        return int(self.places[n_past - 1].max()) + 1
+
+    def drop_part_of_block(self) -> None:
+        """Count the rows of a block as dropped where the last forward has left only a part of it."""
+        item = self._current
+        if self.places is not None and item is not None and item.block is not None:
+            n = item.first + self.n_cached - item.n_past
+            if n < item.block.n_rows:
+                self.n_cached = self.n_whole = self.n_cached - n
+
+    def held_places(self, n: int) -> NDArray[np.int32]:
+        """Return int32[n, 3], the places of the first `n` slots."""
+        return _as_places(np.arange(n, dtype=np.int32)) if self.places is None else self.places[:n]
+
+    def _place(self, item: CheckedItem) -> None:
+        """Note the places of the rows of a forward that begins.
+
+        A text's row stands one place behind the farthest place before it. A block stands there, too; its rows have that
+        time, and are placed by their rows and columns of its grid from there on.
+        """
+        n_past, n, block = item.n_past, item.n_rows, item.block
+        if n_past == 0:
+            self.places = None
+        if self.places is None:
+            if block is None:
+                return
+            self.places = np.zeros((self.n_ctx, 3), np.int32)
+            self.places[:n_past] = _as_places(np.arange(n_past, dtype=np.int32))
+        to = self.places[n_past : n_past + n]
+        if block is not None:
+            start = int(self.places[n_past - 1, 0]) if item.first else self.next_place(n_past)
+            rows = np.arange(item.first, item.first + n)
+            to[:, 0], to[:, 1], to[:, 2] = start, start + rows // block.n_x, start + rows % block.n_x
+            return
+        depths = np.arange(n)
+        for row, parent in enumerate(() if item.parents is None else item.parents.tolist()):
+            depths[row] = depths[parent] + 1 if parent >= 0 else 0
+        to[:] = self.next_place(n_past) + depths[:, None]
 
     def advance(self, n: int) -> None:
         """Count the next `n` rows of the forward as evaluated; of a tree all rows at once.
@@ -174,12 +227,23 @@ class SessionState:
         """Count what was moved from `slots` as cached."""
         stop = self.n_cached + len(slots)
         self._by_slot[self.n_cached : stop] = self._by_slot[slots]
+        if self.places is not None:
+            self.places[self.n_cached : stop] = self.places[slots]
         self._by_slot[stop : self._n_written] = False
         self.n_cached = self._n_written = stop
         self.n_whole = min(self.n_whole, stop)
 
-    def restore(self, n_tokens: int, written: NDArray[np.bool_] | Literal[True]) -> None:
-        """Hold `n_tokens` tokens; bool[n_layer, n_tokens], or True, says which layers have written them."""
+    def restore(
+        self, n_tokens: int, written: NDArray[np.bool_] | Literal[True], places: NDArray[np.int32] | None = None
+    ) -> None:
+        """Hold `n_tokens` tokens; bool[n_layer, n_tokens], or True, says which layers have written them.
+
+        `places` are those of held_places(); None where they are the slots' numbers.
+        """
+        self.places = None
+        if places is not None and (places != _as_places(np.arange(n_tokens, dtype=np.int32))).any():
+            self.places = np.zeros((self.n_ctx, 3), np.int32)
+            self.places[:n_tokens] = places
         self.n_cached, self.tree = 0, None
         self.written[:, :n_tokens] = written
         self.written[:, n_tokens:] = False
@@ -189,3 +253,8 @@ class SessionState:
     def close(self) -> None:
         """Hold nothing any more, and refuse every later use."""
         self.is_closed, self.n_cached, self.tree, self._current = True, 0, None, None
+
+
+def _as_places(positions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return int32[n, 3], the places of rows of a text at these positions."""
+    return np.repeat(positions[:, None], 3, axis=1)

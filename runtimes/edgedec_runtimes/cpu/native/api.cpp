@@ -201,12 +201,17 @@ int32_t ec_model_set_layers(ec_model *model, const ec_layer *layers) {
   });
 }
 
-int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, int64_t n, double magnitude) {
+int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, const uint8_t *axes, int64_t n,
+                          double magnitude) {
   return guarded([&] {
     require(!model->finished && (sliding == 0 || sliding == 1) && n >= 0 && n <= 1 << 20, "no such rotation");
     require(isfinite(magnitude) && magnitude > 0, "the magnitude of rotated elements is not a positive number");
     for (int64_t i = 0; i < n; ++i) require(isfinite(frequencies[i]), "a frequency of rotations is not a number");
-    model->rope[sliding] = {std::vector<double>(frequencies, frequencies + n), magnitude};
+    model->rope[sliding] = {std::vector<double>(frequencies, frequencies + n), magnitude, {}};
+    if (axes != nullptr) {
+      require(std::all_of(axes, axes + n, [](uint8_t axis) { return axis < 3; }), "a pair turns to no place");
+      model->rope[sliding].axes.assign(axes, axes + n);
+    }
     // What turns by less than any float shows does not turn: products with its sine would be tiny, which is slow.
     for (double &frequency : model->rope[sliding].frequencies)
       if (fabs(frequency) < 1e-20) frequency = 0.0;

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 26
+#define EC_ABI_VERSION 27
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -164,6 +164,7 @@ typedef struct ec_config {
   int32_t early_router;     /* a router reads what enters its layer (1) or what its experts read (0) */
   int32_t norm_period;      /* behind each group of so many layers but the last, the residual stream goes through the
                                norm before the output; 0: nowhere */
+  int32_t scaled_vectors;   /* embedding_scale multiplies vectors in place of embeddings, too (1), or not (0) */
 } ec_config;
 
 /* How a row changes a recurrent state: by the gated delta rule, or by that of a state space (Mamba-2), where softplus
@@ -212,7 +213,7 @@ typedef struct ec_item {
   int32_t n_past;
   int32_t n_rows;
   const int32_t *tokens;  /* [n_rows], or NULL when hidden is given */
-  const float *hidden;    /* [n_rows][n_embd] */
+  const float *hidden;    /* [n_rows][(1 + n_added) * n_embd] */
   int32_t first_layer;    /* the layer to begin with */
   int32_t n_wanted;       /* rows whose logits are wanted */
   const int32_t *wanted;  /* [n_wanted], ascending */
@@ -223,11 +224,16 @@ typedef struct ec_item {
   float *tapped;          /* [n_taps][n_rows][n_embd] */
   int32_t n_taps;
   int32_t block;          /* EC_BLOCK_... */
+  int32_t n_added;        /* behind each of the layers from 0 on, of so many, the next n_embd numbers of `hidden` are
+                             added to the state; first_layer is 0 then */
+  const int32_t *places;  /* [n_past + n_rows][3], of each slot: the places that its pairs turn to, where
+                             ec_model_set_rope says which; NULL: all are its position */
 } ec_item;
 
-/* Whether an item's rows are a block, whose windows are counted from its first row: none; a block in which a row sees
- * the rows before it; a block in which all rows see one another. A block has no parents. */
-enum { EC_BLOCK_NONE, EC_BLOCK_CAUSAL, EC_BLOCK_WHOLE };
+/* Whether an item's rows are a block: none; a block in which a row sees the rows before it, or in which all rows see one
+ * another, whose windows are counted from its first row; or one in which all rows see one another, whose windows are
+ * counted from each row (in models without states). A block has no parents. */
+enum { EC_BLOCK_NONE, EC_BLOCK_CAUSAL, EC_BLOCK_WHOLE, EC_BLOCK_MUTUAL };
 
 EC_API int32_t ec_abi_version(void);
 EC_API const char *ec_last_error(void);
@@ -300,9 +306,10 @@ EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer
 /* Set the shapes of the layers, [n_layer]. */
 EC_API int32_t ec_model_set_layers(ec_model *model, const ec_layer *layers);
 /* Set the rotation of queries and keys: the radians per position of each of n pairs, 2 * n at most the length of a
- * head, and what rotated elements are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. */
-EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, int64_t n,
-                                 double magnitude);
+ * head, and what rotated elements are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. axes, [n],
+ * says which of a row's three places each pair turns to, 0 to 2; NULL where all turn to its position. */
+EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, const uint8_t *axes,
+                                 int64_t n, double magnitude);
 /* Set how far ahead of what is multiplied weights of a type are fetched in products with n_rows rows: l1_bytes into the
  * L1 cache (0: they are not; -1: as is usual for the instruction set), and l2_times times into the L2 cache, the last
  * time l2_bytes ahead, before that twice as many and so on, EC_MOST_AHEAD at most. There are settings for 1 to

@@ -110,7 +110,7 @@ void BlockHead::read_context(const std::vector<ContextRow> &rows) {
     for (int64_t r = group * GROUP_ROWS; r < std::min(n, (group + 1) * GROUP_ROWS); ++r) {
       k_.rms_norm(features_.data() + r * d, w_.feature_norm.data(), config().rms_epsilon, d, normed.data());
       k_.quantize(context_.view(), r, 0, d, normed.data());
-      head_.net.rope[0].fill(cos_sin_.data() + r * hd, rows[(size_t)r].slot);
+      head_.net.rope[0].fill(cos_sin_.data() + r * hd, &rows[(size_t)r].slot);
     }
   });
   multiply(pool, k_, keys_and_values_, context_.view(), n,

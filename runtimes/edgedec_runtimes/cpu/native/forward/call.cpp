@@ -37,8 +37,9 @@ Outcome renew_below(const ec_item &item, const volatile int32_t *cancel) {
   const size_t n = (size_t)item.first_layer, n_layer = (size_t)item.session->model->config.n_layer;
   for (int32_t begin = item.n_past, end = begin + item.n_rows; begin < end;) {
     ec_item below{};
-    below.session = item.session;
-    item.session->notes.describe(begin, end, &below);
+    std::vector<float> vectors;
+    below.session = item.session, below.places = item.places;
+    item.session->notes.describe(begin, end, &below, &vectors);
     std::vector<uint8_t> attn(n_layer, 0), mlp(n_layer, 0);
     std::copy_n(below.attn, n, attn.begin());
     std::copy_n(below.mlp, n, mlp.begin());
@@ -64,8 +65,9 @@ Outcome renew(const ec_item &item, const volatile int32_t *cancel) {
     Outcome outcome = Outcome::done;
     for (int32_t begin = first; begin < n_past && outcome == Outcome::done;) {
       ec_item again{};
-      again.session = &session;
-      session.notes.describe(begin, std::min(n_past, begin + session.model->max_rows), &again);
+      std::vector<float> vectors;
+      again.session = &session, again.places = item.places;
+      session.notes.describe(begin, std::min(n_past, begin + session.model->max_rows), &again, &vectors);
       outcome = evaluate_again(again, true, cancel);
       begin += again.n_rows;
     }

@@ -70,6 +70,7 @@ void Run::operator()(int thread) {
   for (int32_t l = 0; l < c_.n_layer; ++l) {
     if (c_.early_router) keep_entering(thread, plan_.mlp(l));
     if (!mixer_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
+    if (l < plan_.n_added) add_vectors(thread, l);
     if (c_.norm_period != 0 && (l + 1) % c_.norm_period == 0 && l + 1 < c_.n_layer) norm_states(thread, l, memory);
     copy_taps(thread, l);
   }
@@ -112,15 +113,20 @@ void Run::embed(int thread) {
     const RowInfo &row = plan_.rows[(size_t)r];
     const ec_item &item = plan_.items[row.item];
     float *x = m_.x.data() + r * c_.n_embd;
+    bool is_scaled = c_.embedding_scale != 1.0f;
     if (item.hidden != nullptr) {
-      memcpy(x, item.hidden + (row.index + 1) * m_.n_input() - c_.n_embd, (size_t)c_.n_embd * sizeof(float));
+      const int64_t width = m_.n_input() + (int64_t)item.n_added * c_.n_embd;
+      memcpy(x, item.hidden + row.index * width + m_.n_input() - c_.n_embd, (size_t)c_.n_embd * sizeof(float));
+      is_scaled = is_scaled && c_.scaled_vectors != 0 && item.first_layer == 0 && !m_.of_head;
     } else {
       if (!streamed_ && !m_.row_file.is_open())
         tile_row(m_.token_embd.type, c_.n_embd, m_.token_embd.tiles, item.tokens[row.index], x);
-      if (c_.embedding_scale != 1.0f)
-        for (int32_t i = 0; i < c_.n_embd; ++i) x[i] *= c_.embedding_scale;
     }
-    for (int i = 0; i < 2; ++i) m_.rope[i].fill(m_.cos_sin[i].data() + r * m_.rope[i].n_rot(), row.position);
+    if (is_scaled)
+      for (int32_t i = 0; i < c_.n_embd; ++i) x[i] *= c_.embedding_scale;
+    const int32_t of_text[3] = {row.position, row.position, row.position};
+    const int32_t *places = item.places != nullptr ? item.places + 3 * (int64_t)row.slot : of_text;
+    for (int i = 0; i < 2; ++i) m_.rope[i].fill(m_.cos_sin[i].data() + r * m_.rope[i].n_rot(), places);
     item.session->cache.write_rotation(row.slot, m_.cos_sin[0].data() + r * m_.rope[0].n_rot());
   });
 }
@@ -147,6 +153,18 @@ const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const
                [&](int64_t piece) { group(m_.normed.view(), piece * GROUP_ROWS); });
   end_stage(thread, EC_OP_NORM);
   return m_.normed.view();
+}
+
+// Add what vectors bring for the states behind layer l.
+void Run::add_vectors(int thread, int32_t l) {
+  stages_.each(thread, plan_.n_rows, [&](int64_t r) {
+    const RowInfo &row = plan_.rows[(size_t)r];
+    const ec_item &item = plan_.items[row.item];
+    if (l >= item.n_added) return;
+    const float *vector = item.hidden + row.index * (m_.n_input() + (int64_t)item.n_added * c_.n_embd);
+    k_.add(m_.x.data() + r * c_.n_embd, vector + (int64_t)(l + 1) * c_.n_embd, 1.0f, c_.n_embd);
+  });
+  end_stage(thread, EC_OP_OTHER);
 }
 
 // Put the states behind layer l through the norm that stands before the output.

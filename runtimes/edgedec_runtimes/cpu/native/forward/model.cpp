@@ -86,12 +86,12 @@ ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Ke
 }
 
 ec_session::ec_session(ec_model *owner, KVCache &&kv)
-    : model(owner), cache(std::move(kv)), notes(0, 0), columns({}, 0), states(RecurrentShape{}) {}
+    : model(owner), cache(std::move(kv)), notes(0, 0, 0), columns({}, 0), states(RecurrentShape{}) {}
 
 ec_session::ec_session(ec_model *owner, int32_t n_ctx, int32_t kv_type)
     : model(owner),
       cache(owner->kv_shape(kv_type), n_ctx),
-      notes(owner->columns().n_conv + owner->n_states() > 0 ? owner->config.n_layer : 0, owner->config.n_vocab),
+      notes(owner->remembers() ? owner->config.n_layer : 0, owner->config.n_vocab, owner->config.n_embd),
       columns(owner->columns(), n_ctx),
       states(owner->n_states() > 0 ? owner->recurrent : RecurrentShape{}) {}
 
@@ -102,9 +102,10 @@ ec_session::ec_session(const ec_session &other, int32_t n_tokens)
       columns(other.columns, n_tokens),
       states(other.states, n_tokens) {}
 
-void Rope::fill(float *cos_sin, int32_t position) const {
+void Rope::fill(float *cos_sin, const int32_t *places) const {
   const size_t half = frequencies.size();
   for (size_t i = 0; i < half; ++i) {
+    const int32_t position = axes.empty() ? places[0] : places[axes[i]];
     cos_sin[i] = (float)(cos(frequencies[i] * position) * magnitude);
     cos_sin[half + i] = (float)(sin(frequencies[i] * position) * magnitude);
   }

@@ -71,9 +71,10 @@ class ActivationBuffer {
 struct Rope {
   std::vector<double> frequencies;  // [n_rot / 2], radians per position
   double magnitude = 1.0;           // of rotated elements
+  std::vector<uint8_t> axes;        // [n_rot / 2], which of a row's places a pair turns to; empty: all to the first
   int32_t n_rot() const { return 2 * (int32_t)frequencies.size(); }
-  // Write the cosines and sines of a position, [2][n_rot / 2].
-  void fill(float *cos_sin, int32_t position) const;
+  // Write the cosines and sines of a row's three places, [2][n_rot / 2].
+  void fill(float *cos_sin, const int32_t *places) const;
 };
 
 // Convolutions over the rows of an item before and behind a block of a layer (DFlash2). A row's kernels are a base, and
@@ -213,6 +214,8 @@ struct ec_model {
   edgedec::ColumnShape columns() const;
   edgedec::RecurrentShape recurrent;  // of the layers with a recurrent state
   int32_t n_states() const { return elsewhere ? 0 : recurrent.n_layer(); }
+  // Whether a row leaves something to the rows behind it beside keys and values.
+  bool remembers() const { return columns().n_conv + n_states() > 0; }
   std::vector<float> query_weight, key_weight;  // [n_key], of norms that are by the sum of squares, not by the mean
   // Where a type of weights has its Matrix::ahead, as is usual until another is set; it stays there.
   edgedec::Ahead *ahead_of(int32_t type);

@@ -49,7 +49,11 @@ void check_item(const ec_model &model, const ec_item &item) {
     require(item.tokens == nullptr || (item.tokens[i] >= 0 && item.tokens[i] < c.n_vocab), "a token is out of range");
     require(item.parents == nullptr || (item.parents[i] >= -1 && item.parents[i] < i), "a parent is out of range");
   }
-  require(item.block >= EC_BLOCK_NONE && item.block <= EC_BLOCK_WHOLE, "no such block");
+  require(item.block >= EC_BLOCK_NONE && item.block <= EC_BLOCK_MUTUAL, "no such block");
+  require(item.block != EC_BLOCK_MUTUAL || !model.remembers(), "rows with states can't see rows behind them");
+  require(item.n_added >= 0 && item.n_added <= c.n_layer, "more is added than there are layers");
+  require(item.n_added == 0 || (item.hidden != nullptr && item.first_layer == 0), "only vectors bring what is added");
+  require(item.places == nullptr || !model.rope[0].axes.empty(), "this model's rows have one place each");
   require(item.block == EC_BLOCK_NONE || item.parents == nullptr, "a block is no tree");
   require(item.n_wanted >= 0 && item.n_taps >= 0, "a count is negative");
   for (int32_t i = 0; i < item.n_wanted; ++i)
@@ -114,8 +118,8 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     plan.first_row.push_back(plan.n_rows);
     for (int32_t r = 0; r < item.n_rows; ++r) {
       const int32_t position = item.n_past + r,
-                    visible = item.block == EC_BLOCK_WHOLE ? item.n_past + item.n_rows : position + 1,
-                    window_end = item.block == EC_BLOCK_NONE ? position + 1 : item.n_past;
+                    visible = item.block >= EC_BLOCK_WHOLE ? item.n_past + item.n_rows : position + 1,
+                    window_end = item.block == EC_BLOCK_NONE || item.block == EC_BLOCK_MUTUAL ? position + 1 : item.n_past;
       plan.rows.push_back({i, r, position, position, visible, window_end, 0, 0});
       plan.all_rows.push_back(plan.n_rows + r);
     }
@@ -131,6 +135,7 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     for (int32_t w = 0; w < item.n_wanted; ++w) plan.wanted.push_back(plan.n_rows + item.wanted[w]);
     plan.n_rows += item.n_rows;
     plan.most_slots = std::max(plan.most_slots, item.n_past + item.n_rows);
+    plan.n_added = std::max(plan.n_added, item.n_added);
     subset = subset || item.attn != nullptr || item.mlp != nullptr || item.first_layer > 0;
   }
   plan.n_wanted = (int32_t)plan.wanted.size();

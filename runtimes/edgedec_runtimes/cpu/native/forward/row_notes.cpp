@@ -8,19 +8,28 @@
 
 namespace edgedec {
 
-RowNotes::RowNotes(const RowNotes &other, int32_t n_tokens) : RowNotes(other.n_layer_, other.n_vocab_) {
+RowNotes::RowNotes(const RowNotes &other, int32_t n_tokens) : RowNotes(other.n_layer_, other.n_vocab_, other.n_embd_) {
   const int32_t n = std::min(n_tokens, other.n_slots());
   tokens_.assign(other.tokens_.begin(), other.tokens_.begin() + n);
   ran_.assign(other.ran_.begin(), other.ran_.begin() + (std::ptrdiff_t)((size_t)n * width()));
+  vectors_.assign(other.vectors_.begin(), other.vectors_.begin() + (std::ptrdiff_t)std::min((size_t)n, other.vectors_.size()));
 }
 
-void RowNotes::describe(int32_t begin, int32_t end, ec_item *item) const {
+void RowNotes::describe(int32_t begin, int32_t end, ec_item *item, std::vector<float> *vectors) const {
   if (end > n_slots()) throw Invalid("the session does not hold so many tokens");
+  const Vector *first = vector_of(begin);
+  const size_t n_numbers = first != nullptr ? (*first)->size() : 0;
   int32_t n = 0;
-  for (; begin + n < end && memcmp(at(begin), at(begin + n), width()) == 0; ++n)
-    if (tokens_[(size_t)(begin + n)] < 0)
+  for (; begin + n < end && memcmp(at(begin), at(begin + n), width()) == 0; ++n) {
+    const Vector *vector = vector_of(begin + n);
+    if ((vector != nullptr ? (*vector)->size() : 0) != n_numbers) break;
+    if (vector != nullptr) vectors->insert(vectors->end(), (*vector)->begin(), (*vector)->end());
+    else if (tokens_[(size_t)(begin + n)] < 0)
       throw Invalid("the session can't go back to this position: it began with hidden states");
-  item->n_past = begin, item->n_rows = n, item->tokens = tokens_.data() + begin;
+  }
+  item->n_past = begin, item->n_rows = n;
+  if (first != nullptr) item->hidden = vectors->data(), item->n_added = (int32_t)n_numbers / n_embd_ - 1;
+  else item->tokens = tokens_.data() + begin;
   item->attn = at(begin), item->mlp = at(begin) + n_layer_;
 }
 
@@ -31,9 +40,18 @@ void RowNotes::begin(const ec_item &item) {
 void RowNotes::note(const ec_item &item) {
   if (n_layer_ == 0) return;
   resize(std::max(n_slots(), item.n_past + item.n_rows));
+  const bool are_vectors = item.hidden != nullptr && item.first_layer == 0;
+  const size_t end = (size_t)(item.n_past + item.n_rows), n_numbers = (size_t)(1 + item.n_added) * (size_t)n_embd_;
+  if (are_vectors) vectors_.resize(std::max(vectors_.size(), end));
   for (int32_t r = 0; r < item.n_rows; ++r) {
-    uint8_t *ran = ran_.data() + (size_t)(item.n_past + r) * width();
-    if (item.tokens != nullptr) tokens_[(size_t)(item.n_past + r)] = item.tokens[r];
+    const size_t slot = (size_t)(item.n_past + r);
+    uint8_t *ran = ran_.data() + slot * width();
+    if (item.tokens != nullptr) tokens_[slot] = item.tokens[r];
+    if (item.tokens != nullptr && slot < vectors_.size()) vectors_[slot] = nullptr;
+    if (are_vectors) {
+      const float *from = item.hidden + (size_t)r * n_numbers;
+      vectors_[slot] = std::make_shared<const std::vector<float>>(from, from + n_numbers);
+    }
     for (int32_t l = item.first_layer; l < n_layer_; ++l) {
       ran[l] = item.attn == nullptr || item.attn[l];
       ran[n_layer_ + l] = item.mlp == nullptr || item.mlp[l];
@@ -44,6 +62,7 @@ void RowNotes::note(const ec_item &item) {
 void RowNotes::resize(int32_t n_slots) {
   tokens_.resize((size_t)n_slots, -1);
   ran_.resize((size_t)n_slots * width(), 0);
+  if (vectors_.size() > (size_t)n_slots) vectors_.resize((size_t)n_slots);
 }
 
 void RowNotes::move(const int32_t *source, int32_t n, int32_t start) {
@@ -51,6 +70,8 @@ void RowNotes::move(const int32_t *source, int32_t n, int32_t start) {
   if (source[n - 1] >= n_slots()) throw Invalid("the slots are out of range");
   for (int32_t i = 0; i < n; ++i) {
     tokens_[(size_t)(start + i)] = tokens_[(size_t)source[i]];
+    if (const Vector *vector = vector_of(source[i]); (size_t)(start + i) < vectors_.size())
+      vectors_[(size_t)(start + i)] = vector != nullptr ? *vector : nullptr;
     memmove(ran_.data() + (size_t)(start + i) * width(), at(source[i]), width());
   }
 }
@@ -80,6 +101,7 @@ void RowNotes::load(int32_t n_tokens, const uint8_t *source) {
     if (token < -1 || token >= n_vocab_)
       throw Invalid("the saved state is damaged: it has a token that there is not");
   tokens_ = std::move(tokens);
+  vectors_.clear();
   ran_.assign(source + n * sizeof(int32_t), source + n * (sizeof(int32_t) + width()));
 }
 

@@ -89,6 +89,7 @@ class Run {
   bool goes_on(int thread);
   const Activations &norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight,
                           float *memory);
+  void add_vectors(int thread, int32_t l);
   void norm_states(int thread, int32_t l, float *memory);
   const Activations &attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
   void products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,

@@ -1,0 +1,248 @@
+"""From pictures to the rows of a prompt: each is measured, laid out, and encoded once while its rows are kept."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any, Protocol
+
+from edgedec.memory_plan import MemoryTerm, format_bytes
+from edgedec.pictures import Picture, PictureEncoder, PictureLayout, PictureRows, Pictures, by_first_id, row_ids
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
+from edgedec.tokenizer import Tokenizer
+from edgedec_runtimes.pictures.child import PictureChild
+from edgedec_runtimes.pictures.limits import Limits
+from edgedec_runtimes.pictures.mtmd_encoder import MtmdEncoder
+from edgedec_runtimes.pictures.prompts import prompt_ids, with_marks
+from edgedec_runtimes.pictures.sources import Source, source_of
+
+PHASE = "picture"
+KEPT_BYTES = 64 << 20
+DECODING_S = 60.0
+"""Seconds that a picture may take to be measured or decoded, the start of a process included."""
+_POLL_S = 0.1
+
+
+class Encoder(PictureEncoder, Protocol):
+    """An encoder that says what its rows depend on."""
+
+    @property
+    def identity(self) -> str:
+        """What a bit of a row depends on, beside the pixels and the projector file."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedPicture:
+    """A picture of a prompt, before anything of it is decoded.
+
+    Attributes:
+        marker: The text that stands for it until the prompt's tokens are made.
+        source: The picture.
+        width, height: Of the picture as it is encoded.
+        layout: What it becomes in a prompt.
+        ids: For each block of the layout, the ids of its rows.
+        literals: Texts of the same messages that stay text, by the marks that stand for them.
+    """
+
+    marker: str
+    source: Source
+    width: int
+    height: int
+    layout: PictureLayout
+    ids: tuple[tuple[int, ...], ...]
+    literals: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """What messages call the picture."""
+        return self.source.name
+
+    @property
+    def n_rows(self) -> int:
+        """The rows that it becomes."""
+        return self.layout.n_rows
+
+
+class PictureReader:
+    """Reads the pictures of one model's prompts; any thread may call it, and one picture at a time is encoded.
+
+    Attributes:
+        limits: What a picture is refused for.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        child: PictureChild,
+        projector: bytes,
+        limits: Limits,
+        most_bytes: int = KEPT_BYTES,
+    ) -> None:
+        """Prepare; nothing is loaded before the first picture.
+
+        Args:
+            encoder: Makes the rows.
+            child: Decodes the pictures.
+            projector: A hash of the encoder's file.
+            limits: What a picture is refused for.
+            most_bytes: Most bytes of the rows that are kept for pictures that come again.
+        """
+        self._encoder, self._child, self._projector = encoder, child, projector
+        self.limits = limits
+        self._most_bytes, self._n_bytes = most_bytes, 0
+        self._kept = OrderedDict[int, tuple[PictureRows, ...]]()  # by the first id, the newest last
+        self._sizes = OrderedDict[bytes, tuple[int, int]]()
+        self._lock, self._encoding = threading.Lock(), threading.Lock()
+        self._decoder: str | None = None
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The process that decodes, where it runs; see edgedec.runtime.HasProcesses."""
+        return self._child.processes
+
+    def mark(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], tuple[MarkedPicture, ...]]:
+        """Return messages with a mark in place of each picture, and the pictures (raises what measure() raises)."""
+        marked, given, literals = with_marks(messages)
+        return marked, tuple(self.measure(one.image, one.name, one.marker, literals) for one in given)
+
+    def ids(
+        self, tokenizer: Tokenizer, text: str, pictures: Sequence[MarkedPicture], n_most: int, *, add_special: bool
+    ) -> list[int]:
+        """Return the ids of a rendered prompt; see edgedec.pictures.PictureReader."""
+        spelled = [(picture.marker, picture.layout, picture.ids) for picture in pictures]
+        literals = pictures[0].literals if pictures else {}
+        return prompt_ids(tokenizer, text, spelled, literals, n_most, add_special=add_special)
+
+    def measure(
+        self, given: Any, name: str = "", marker: str = "", literals: Mapping[str, str] | None = None
+    ) -> MarkedPicture:
+        """Return size, layout and ids of a picture: the bytes of a file, a path or a PIL.Image.
+
+        Raises:
+            RequestError: It is no picture, or beyond the limits.
+            RuntimeUnavailableError: Pillow or the encoder's library is not installed.
+            RuntimeLostError: The process that decodes was lost.
+        """
+        source = source_of(given, name, self.limits)
+        width, height = self._size(source)
+        layout = self._encoder.layout(width, height)
+        if self._decoder is None:
+            self._decoder = self._child.ask("decoder")
+        what = f"{self._encoder.identity}\n{self._decoder}\n".encode()
+        key, first, ids = sha256(source.digest + self._projector + what).digest(), 0, list[tuple[int, ...]]()
+        for block in layout.blocks:
+            ids.append(row_ids(key, block.n_rows, first))
+            first += block.n_rows
+        return MarkedPicture(marker, source, width, height, layout, tuple(ids), literals or {})
+
+    def rows(
+        self,
+        pictures: Sequence[MarkedPicture],
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Pictures:
+        """Return the rows of pictures, encoded where they are not kept.
+
+        Args:
+            pictures: What measure() returned.
+            cancel: Stops the work.
+            on_progress: Is told of each picture that is encoded.
+
+        Raises:
+            RequestError: A picture is damaged, or the encoder can't take it.
+            CancelledError: `cancel` was cancelled.
+            RuntimeLostError: The process that encodes was lost; the next call starts it again.
+        """
+        blocks, is_reported = list[PictureRows](), False
+        for i, picture in enumerate(pictures):
+            found = self._find(picture)
+            if found is None:
+                is_reported = True
+                report_progress(on_progress, PHASE, i, len(pictures), "pictures", picture.name)
+                found = self._encoded(picture, cancel, on_progress)
+            blocks += found
+        if is_reported:
+            report_progress(on_progress, PHASE, len(pictures), len(pictures), "pictures")
+        return by_first_id(blocks)
+
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """Return what reading pictures takes, in all processes."""
+        kept = f"of pictures that may come again, at most {format_bytes(self._most_bytes)}"
+        return (
+            *self._encoder.terms(),
+            MemoryTerm("pixels", self.limits.memory_bytes, "of the largest picture, while it is decoded", grows=True),
+            MemoryTerm("rows of pictures", self._most_bytes, kept, grows=True),
+        )
+
+    def close(self) -> None:
+        """End the child and free the rows; calling it again does nothing."""
+        self._encoder.close()
+        self._child.close()
+        with self._lock:
+            self._kept.clear()
+            self._n_bytes = 0
+
+    def _size(self, source: Source) -> tuple[int, int]:
+        if source.pixels is not None:
+            return source.pixels.width, source.pixels.height
+        with self._lock:
+            found = self._sizes.get(source.digest)
+        if found is None:
+            found = self._child.ask("measure", source.data, self.limits, source.name, patience_s=DECODING_S)
+            with self._lock:
+                self._sizes[source.digest] = found
+                if len(self._sizes) > 1024:
+                    self._sizes.popitem(last=False)
+        return found
+
+    def _find(self, picture: MarkedPicture) -> tuple[PictureRows, ...] | None:
+        with self._lock:
+            found = self._kept.get(picture.ids[0][0])
+            if found is not None:
+                self._kept.move_to_end(picture.ids[0][0])
+        return found
+
+    def _encoded(
+        self, picture: MarkedPicture, cancel: CancelToken | None, on_progress: OnProgress | None
+    ) -> tuple[PictureRows, ...]:
+        """Return the rows of a picture that is not kept, or is encoded by another thread in this moment."""
+        with self._turn(cancel):
+            found = self._find(picture)
+            if found is None:
+                made = self._encode(picture.source, cancel, on_progress)
+                found = tuple(replace(block, ids=ids) for block, ids in zip(made, picture.ids, strict=True))
+                self._keep(found)
+        return found
+
+    def _encode(
+        self, source: Source, cancel: CancelToken | None, on_progress: OnProgress | None
+    ) -> tuple[PictureRows, ...]:
+        if isinstance(self._encoder, MtmdEncoder) and source.pixels is None:
+            return self._encoder.encode_file(source.data, self.limits, source.name, cancel, on_progress)
+        pixels: Picture | None = source.pixels
+        if pixels is None:
+            pixels = self._child.ask("decode", source.data, self.limits, source.name, cancel=cancel, patience_s=DECODING_S)
+        return self._encoder.encode(pixels, cancel, on_progress)
+
+    @contextmanager
+    def _turn(self, cancel: CancelToken | None) -> Iterator[None]:
+        while not self._encoding.acquire(timeout=_POLL_S):
+            check_cancelled(cancel, "reading pictures")
+        try:
+            yield
+        finally:
+            self._encoding.release()
+
+    def _keep(self, blocks: tuple[PictureRows, ...]) -> None:
+        with self._lock:
+            self._kept[blocks[0].ids[0]] = blocks
+            self._n_bytes += _n_bytes(blocks)
+            while self._n_bytes > self._most_bytes:
+                _, dropped = self._kept.popitem(last=False)
+                self._n_bytes -= _n_bytes(dropped)
+
+
+def _n_bytes(blocks: Sequence[PictureRows]) -> int:
+    return sum(block.rows.nbytes for block in blocks)
