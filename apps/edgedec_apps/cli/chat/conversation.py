@@ -9,6 +9,7 @@ from edgedec.chat import Message
 from edgedec.errors import CancelledError, PromptTooLongError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.pictures import with_pictures
 from edgedec_apps.cli.shown.explain import Detail, sampling_line
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print_stream, say_summary
@@ -37,6 +38,7 @@ class Conversation:
         messages: The messages that the next answer follows.
         last: The last answer.
         attached: Texts of files, which come before the next message.
+        pictures: Pictures, as parts of a message, which come before these.
     """
 
     engine: "Engine"
@@ -51,10 +53,11 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     last: "Generation | None" = None
     attached: list[str] = field(default_factory=list)
+    pictures: list[dict[str, Any]] = field(default_factory=list)
 
     def reset(self, system: str | None) -> None:
         """Forget all messages, and begin with a system message unless it is None."""
-        self.messages, self.attached = [], []
+        self.messages, self.attached, self.pictures = [], [], []
         self.last = None
         self.instruct(system)
 
@@ -76,15 +79,15 @@ class Conversation:
 
 
 def ask(conversation: Conversation, text: str) -> None:
-    """Answer a message, behind the texts that are attached. One that can't be answered is removed again.
+    """Answer a message, behind the pictures and texts that are attached. One without an answer is removed again.
 
     Raises:
         EdgedecError: As Engine.chat_stream.
         CancelledError: Ctrl-C stopped the answer to a message from a pipe.
     """
-    _send(conversation, "\n\n".join([*conversation.attached, text]))
+    _send(conversation, with_pictures(conversation.pictures, "\n\n".join([*conversation.attached, text])))
     if conversation.messages and conversation.messages[-1]["role"] == "assistant":  # else Ctrl-C came before a word
-        conversation.attached = []
+        conversation.attached, conversation.pictures = [], []
 
 
 def regenerate(conversation: Conversation) -> None:
@@ -92,12 +95,12 @@ def regenerate(conversation: Conversation) -> None:
     if conversation.messages and conversation.messages[-1]["role"] == "assistant":
         conversation.messages.pop()
     if conversation.messages and conversation.messages[-1]["role"] == "user":
-        _send(conversation, str(conversation.messages.pop()["content"]))
+        _send(conversation, conversation.messages.pop()["content"])
     else:
         say("(nothing to answer again)")
 
 
-def _send(conversation: Conversation, content: str) -> None:
+def _send(conversation: Conversation, content: str | list[dict[str, Any]]) -> None:
     """Answer a message; where that fails the messages are as before."""
     before = list(conversation.messages)
     conversation.messages.append({"role": "user", "content": content})

@@ -9,6 +9,7 @@ from edgedec.chat import Message
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, StorageError
 from edgedec.progress import CancelToken
 from edgedec.storage.whole_file import write_atomically
+from edgedec_apps.cli.pictures import picture_part
 from edgedec_apps.texts import read_text
 
 _PDF = b"%PDF-"
@@ -21,7 +22,7 @@ _ROLES = ("system", "user", "assistant")
 def save_messages(path: Path, model: str, messages: Sequence[Message]) -> None:
     """Write a chat as JSON, whole or not at all, to a file that only its owner can read.
 
-    A file that is no chat is never replaced.
+    Of a picture, the name of its file is kept. A file that is no chat is never replaced.
 
     Raises:
         RequestError: The file exists, and is no chat.
@@ -32,7 +33,7 @@ def save_messages(path: Path, model: str, messages: Sequence[Message]) -> None:
             load_messages(path)
         except (ModelFormatError, RequestError) as error:
             raise RequestError(f"{path} exists and is no saved chat; give another name") from error
-    document = {"format": _FORMAT, "model": model, "messages": list(messages)}
+    document = {"format": _FORMAT, "model": model, "messages": [_named(message) for message in messages]}
     text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
     try:
         write_atomically(path, text.encode("utf-8", "replace"), private=True)
@@ -41,12 +42,12 @@ def save_messages(path: Path, model: str, messages: Sequence[Message]) -> None:
 
 
 def load_messages(path: Path) -> list[Message]:
-    """Return the messages of a saved chat.
+    """Return the messages of a saved chat, with its pictures, which are read again from their files.
 
     Raises:
         ModelFormatError: The file is no saved chat.
         RequestError: The file is not UTF-8, or too long.
-        StorageError: The file can't be read.
+        StorageError: The file, or that of a picture, can't be read.
     """
     text = read_text(path)
     try:
@@ -58,7 +59,22 @@ def load_messages(path: Path) -> list[Message]:
     messages = document.get("messages")
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise ModelFormatError(f"{path} is damaged: its messages must have a role, {', '.join(_ROLES)}, and a content")
-    return [{"role": each["role"], "content": each["content"]} for each in messages]
+    return [{"role": each["role"], "content": _read(each["content"])} for each in messages]
+
+
+def _named(message: Message) -> Message:
+    """Return a message with the names of the files of its pictures in place of their bytes."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    parts = [{"type": "image", "image": part["name"]} if part["type"] == "image" else part for part in content]
+    return {**message, "content": parts}
+
+
+def _read(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    return [picture_part(Path(part["image"])) if part["type"] == "image" else part for part in content]
 
 
 def file_text(path: Path, most_bytes: int, cancel: CancelToken) -> str:
@@ -106,4 +122,12 @@ def _pdf_text(path: Path, size: int, cancel: CancelToken) -> str:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("role") in _ROLES and isinstance(value.get("content"), str)
+    if not isinstance(value, dict) or value.get("role") not in _ROLES:
+        return False
+    content = value.get("content")
+    return isinstance(content, str) or (isinstance(content, list) and bool(content) and all(map(_is_part, content)))
+
+
+def _is_part(value: Any) -> bool:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return kind in ("text", "image") and set(value) == {"type", kind} and isinstance(value[kind], str)

@@ -2,11 +2,12 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgedec.api.engine import Engine
 from edgedec.decoding.prompt_length import require_may_fit
+from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.infill import Gap, gap_ids
 from edgedec_apps.reply_marks import Mark, marks_of, opened_mark, thinking_mark
@@ -96,7 +97,7 @@ def _as_text(
     else:
         assert isinstance(prompt, list)
         messages, begun = _split_begun(prompt)
-        marked, pictures = engine.mark_pictures(messages)
+        marked, pictures = _marked(engine, messages)
         text = engine.render(marked, tools=request.tools or None, cancel=cancel, variables=request.variables)
         source = engine.template.source
         marks = marks_of(source, engine.tokenizer)
@@ -105,6 +106,18 @@ def _as_text(
             text, opened = continued(text, begun, opened, thinking_mark(marks, source))
     require_may_fit(engine.tokenizer, text, engine.n_prompt_max)
     return text, opened, pictures
+
+
+def _marked(
+    engine: Engine, messages: list[dict[str, Any]]
+) -> "tuple[Sequence[Mapping[str, Any]], tuple[MarkedPicture, ...]]":
+    """Return what Engine.mark_pictures does; its errors name the server's options."""
+    try:
+        return engine.mark_pictures(messages)
+    except ApiError:
+        raise
+    except RequestError as error:
+        raise ApiError(error.naming({"projector": "--mmproj"}), code="invalid_image", param="messages") from error
 
 
 def _split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
