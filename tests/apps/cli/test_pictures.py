@@ -61,7 +61,7 @@ def test_a_prompt_about_pictures(seeing: Path) -> None:
     assert document["stats"]["n_prompt_tokens"] > plain["stats"]["n_prompt_tokens"] + n_rows
     shown = run_here("run", seeing, "What?", "-i", red, "-i", blue, *SHORT, "--explain")
     assert shown.text.removesuffix("\n") == document["text"].removesuffix("\n")
-    assert f"picture {blue}: 60 x 20, {second['n_tokens']} tokens" in shown.err
+    assert f"picture {blue}: 60 x 20, {second['n_tokens']} tokens" in " ".join(shown.err.split())
     fewer = json.loads(run_here("run", seeing, "What?", "-i", red, "--image-max-tokens", "4", *SHORT, "--json").out)
     assert fewer["pictures"][0]["n_tokens"] < first["n_tokens"]
     run_here("run", seeing, "What?", "-i", red, "--mmproj", "off").failed(40, "--mmproj")
@@ -98,12 +98,12 @@ def test_a_picture_is_dropped_onto_the_terminal(seeing: Path) -> None:
     wrong = seeing.parent / "wrong.png"
     wrong.write_bytes(b"no picture")
     with Terminal("chat", seeing, *SHORT) as person:
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send(f"'{wrong}'\n")
         person.expect("edgedec: ")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send(f"'{blue}'\n")
         person.expect("it comes before your next message")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("What?\n")
         person.expect("4 tokens (length)")
