@@ -1,8 +1,9 @@
 """Pictures of a prompt: their pixels, the rows that an encoder makes of them, and where these rows stand in a prompt.
 
 A row of a forward may be a vector in place of a token. In a prompt's ids a row of a picture stands as a negative id,
-which is a hash of the picture and of the row's number: so two prompts have the same ids exactly where they have the same
-tokens and the same rows, and whatever compares ids (kept prompts, shared prefixes, saved ones) holds for pictures too.
+which is a hash of the picture and of the row's number: so two prompts have the same ids exactly where they have the
+same tokens and the same rows, and whatever compares ids (kept prompts, shared prefixes, saved ones) holds for pictures
+too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -230,6 +230,7 @@ class LoadedModel(Closeable):
             raise RequestError(
                 f"the messages have pictures, and {found}; {remedy}, or name it ({argument('projector')})"
             )
+        self.model.capabilities.require("vector_rows", self.card.runtime)
         return self._pictures.mark(messages)
 
     def picture_rows(

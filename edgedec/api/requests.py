@@ -176,7 +176,8 @@ class ChatPrompts:
             text = self.template.render(kept, add_generation_prompt=True)
             if pictures:
                 try:
-                    return len(replace(self, n_most=n_most).ids(text, pictures))
+                    there = [picture for picture in pictures if picture.marker in text]
+                    return len(replace(self, n_most=n_most).ids(text, there))
                 except PromptTooLongError:
                     return n_most + 1
             return count_tokens(self.tokenizer, text, n_most, add_special=not self._has_bos(text), parse_special=True)

@@ -54,7 +54,7 @@ class CachedModel:
 
 
 def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
-    """Return the models of the cache, sorted by name, and then those of EDGEDEC_MODELS.
+    """Return the models of the cache, sorted by name, and then those of EDGEDEC_MODELS; no picture encoders (mmproj).
 
     Args:
         cache_dir: Root of the cache; None for the default.
@@ -62,7 +62,10 @@ def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
     Raises:
         StorageError: A folder cannot be read.
     """
-    stored, short = [model for model, _ in _stored(cache_dir)], _short_names(cache_dir)
+    stored, short = (
+        [model for model, _ in _stored(cache_dir) if not is_projector_name(model.path)],
+        _short_names(cache_dir),
+    )
     named = [
         replace(model, name=short[model.path], address=model.name) if model.path in short else model for model in stored
     ]
@@ -88,7 +91,8 @@ def _short_names(cache_dir: Path | None) -> dict[Path, str]:
 def remove_model(name: str, cache_dir: Path | None = None) -> int:
     """Delete a model from the cache, complete or not, and return the freed bytes; hf:OWNER/REPO deletes all its models.
 
-    A draft head that was fetched for a model of the catalogue goes with it.
+    A draft head that was fetched for a model of the catalogue goes with it, and a picture encoder with the last model
+    of its folder.
 
     Args:
         cache_dir: Root of the cache; None for the default.
@@ -108,6 +112,11 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
     found += [
         pair for pair in stored if pair[0].name == f"{name}.head" and is_recorded(WantedFile("", pair[0].path, ""))
     ]
+    gone = {model.path for model, _ in found}
+    used = {one.path.parent for one, _ in stored if one.path not in gone and not is_projector_name(one.path)}
+    left = {path.parent for path in gone} - used
+    found += [pair for pair in stored if is_projector_name(pair[0].path) and pair[0].path.parent in left - {root}]
+    found = [pair for i, pair in enumerate(found) if pair not in found[:i]]
     n_freed = 0
     with ExitStack() as locks:
         for model, files in found:
@@ -119,6 +128,11 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
         forget_head(model.path, root.parent)
         _prune(model.path.parent, root)
     return n_freed
+
+
+def is_projector_name(path: Path) -> bool:
+    """Return whether a file is a picture encoder by its name."""
+    return "mmproj" in path.name.lower()
 
 
 def _stored(cache_dir: Path | None) -> list[tuple[CachedModel, list[Path]]]:
@@ -201,7 +215,8 @@ def _own_models() -> list[CachedModel]:
     if folder is None or not folder.is_dir():
         return []
     with storage_errors("list", folder):
-        paths = sorted(path for path in folder.iterdir() if path.name.endswith(".gguf") and path.is_file())
+        found = (path for path in folder.iterdir() if path.name.endswith(".gguf") and not is_projector_name(path))
+        paths = sorted(path for path in found if path.is_file())
     return [CachedModel(path.stem, path, path.stat().st_size, "EDGEDEC_MODELS", True) for path in paths]
 
 

@@ -158,12 +158,14 @@ def _bare(name: str, models: Path, options: ResolveOptions, *, force: bool) -> P
 
 
 def _hub(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
-    from edgedec_models.hubs.hub import endpoint, fetch_hub, find_cached, hub_folder
+    from edgedec_models.hubs.hub import bring_projector, endpoint, fetch_hub, find_cached, hub_folder
     from edgedec_models.hubs.hub_spec import parse_hub
 
     spec = parse_hub(name)
     folder = hub_folder(spec, models)
     if not force and (path := find_cached(spec, folder, draft_head=options.draft_head)):
+        if options.draft_head and not offline_reason(options):  # pull
+            bring_projector(spec, path, folder, options)
         return path
     if reason := offline_reason(options):
         state = "verifying it again needs" if force else f"it is not in the cache {folder}, and comes from"

@@ -16,7 +16,16 @@ from edgedec.errors import ModelNotFoundError, PullError
 from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.lock import locked
 from edgedec_models.fetching.verify import find_fault, write_record
-from edgedec_models.hubs.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, choose_head, shards_of
+from edgedec_models.hubs.hub_spec import (
+    HEAD_CONFIG,
+    LISTING,
+    HubSpec,
+    choose,
+    choose_head,
+    choose_projector,
+    projectors,
+    shards_of,
+)
 from edgedec_models.record import WantedFile, is_recorded
 from edgedec_models.storage import make_folder, write_json
 from edgedec_runtimes.tile_files.record import read_json
@@ -97,18 +106,46 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
     chosen = _choice(options.draft_head)(list(files), spec)
     make_folder(folder)
     write_json(folder / LISTING, asdict(listing))
-    for path in chosen:
-        name = spec.name_of(path)
-        wanted = WantedFile(name, folder / path, name, files[path].size_bytes, files[path].sha256)
-        with locked(wanted.path, name, options):
-            if not wanted.path.exists() or find_fault(wanted, options, rehash=rehash):
-                write_record(wanted, _download(spec, path, listing.commit, wanted, options))
+    for path in (*chosen, *_with_projector(spec, list(files), chosen)):
+        wanted = _fetch_file(spec, listing.commit, files[path], folder, options, rehash=rehash)
         if path == HEAD_CONFIG and kind_of(wanted.path) is None:
             raise ModelNotFoundError(
                 f"hf:{spec.repo_id}: no GGUF in this repository, and its {HEAD_CONFIG} is that of a model, not of a "
                 "draft head; look for a model whose name ends in -GGUF, or for a head (EAGLE-3, DFlash, DSpark)"
             )
     return folder / chosen[0]
+
+
+def _with_projector(spec: HubSpec, files: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
+    """Return the picture encoder that is fetched with a model's files, where the repository has one."""
+    is_model = chosen[0].lower().endswith(".gguf") and chosen[0] not in projectors(files)
+    found = choose_projector(files, chosen[0]) if is_model else None
+    return () if found is None else (found,)
+
+
+def _fetch_file(
+    spec: HubSpec, commit: str, file: HubFile, folder: Path, options: ResolveOptions, *, rehash: bool = False
+) -> WantedFile:
+    """Fetch one file of a repository unless it is there."""
+    name = spec.name_of(file.path)
+    wanted = WantedFile(name, folder / file.path, name, file.size_bytes, file.sha256)
+    with locked(wanted.path, name, options):
+        if not wanted.path.exists() or find_fault(wanted, options, rehash=rehash):
+            write_record(wanted, _download(spec, file.path, commit, wanted, options))
+    return wanted
+
+
+def bring_projector(spec: HubSpec, model: Path, folder: Path, options: ResolveOptions) -> None:
+    """Fetch the picture encoder that a repository has for a model which lies in `folder`, unless it is there.
+
+    Raises:
+        PullError, StorageError, CancelledError: It could not be fetched.
+    """
+    listing = _read_listing(folder)
+    files = {} if listing is None else {file.path: file for file in listing.files}
+    for path in _with_projector(spec, list(files), (model.relative_to(folder).as_posix(),)):
+        if listing is not None and not (folder / path).is_file():
+            _fetch_file(spec, listing.commit, files[path], folder, options)
 
 
 def _choice(draft_head: bool) -> Callable[[Sequence[str], HubSpec], tuple[str, ...]]:

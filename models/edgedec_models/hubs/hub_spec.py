@@ -11,6 +11,7 @@ These are pure functions; hub.py uses the network.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgedec.errors import ModelNotFoundError
 
@@ -99,6 +100,7 @@ def choose(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
             "ends in -GGUF"
         )
     if spec.names_file:
+        models |= {file: (file,) for file in projectors(files)}
         fitting = [first for first in models if first == spec.what] or [
             first for first in models if first.rpartition("/")[2] == spec.what
         ]
@@ -113,6 +115,34 @@ def choose(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
     problem = f"{len(fitting)} files fit {wanted}" if fitting else f"nothing fits {wanted}"
     listed = "\n".join(f"  {spec.name_of(first)}" for first in sorted(fitting or models))
     raise ModelNotFoundError(f"hf:{spec.repo_id}: {problem}; name one of:\n{listed}")
+
+
+def projectors(files: Sequence[str]) -> list[str]:
+    """Return the picture encoders (mmproj) among the files of a repository.
+
+    >>> projectors(["a-Q8_0.gguf", "mmproj-a-f16.gguf", "mmproj.bin"])
+    ['mmproj-a-f16.gguf']
+    """
+    return [file for file in files if file.lower().endswith(".gguf") and "mmproj" in _base(file) and is_safe(file)]
+
+
+def choose_projector(files: Sequence[str], model: str) -> str | None:
+    """Return the picture encoder for a model's file among the files of a repository; None where there is none.
+
+    Those with the model's name are preferred, then those of 8 bits, then of 16: more bits change little but the size.
+
+    >>> choose_projector(["mmproj-b-f16.gguf", "mmproj-b-Q8_0.gguf", "mmproj-c-Q8_0.gguf"], "b-Q4_0.gguf")
+    'mmproj-b-Q8_0.gguf'
+    """
+    from edgedec_runtimes.pictures.finding import base_name, preference
+
+    base = base_name(Path(model))
+
+    def order(file: str) -> tuple[int, tuple[int, str]]:
+        name = base_name(Path(file))
+        return (0 if name == base else 1 if not name else 2), preference(file)
+
+    return min(projectors(files), key=order, default=None)
 
 
 def choose_head(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
@@ -168,13 +198,17 @@ def _models_of(files: Sequence[str]) -> dict[str, tuple[str, ...]]:
     there = set(files)
     models: dict[str, tuple[str, ...]] = {}
     for file in files:
-        base = file.rpartition("/")[2].lower()
+        base = _base(file)
         if not base.endswith(".gguf") or "mmproj" in base or base.startswith("imatrix") or not is_safe(file):
             continue
         shards = shards_of(file)
         if there.issuperset(shards):
             models[shards[0]] = shards
     return models
+
+
+def _base(file: str) -> str:
+    return file.rpartition("/")[2].lower()
 
 
 def _of_quantization(quantization: str, models: dict[str, tuple[str, ...]]) -> list[str]:

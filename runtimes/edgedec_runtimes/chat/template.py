@@ -20,6 +20,7 @@ from edgedec_runtimes.chat.sandbox import Sandbox
 MAX_REASON_CHARS = 300
 
 _PROBE = "edgedec-probe"
+_TAKES_KINDS = "type"  # a template without the word does not look at the kinds of parts
 
 
 class ChatTemplate:
@@ -30,6 +31,7 @@ class ChatTemplate:
         self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._takes_parts: bool | None = None
+        self._takes_strings: bool | None = None
         try:
             self._code = Sandbox().guarded_code(source)
         except Exception as error:  # Jinja's, and Python's own for code nested too deep
@@ -55,8 +57,8 @@ class ChatTemplate:
 
         Args:
             messages: Each has a "role" and a "content": a string, or parts {"type": "text", "text": ...}, which are
-                joined by line breaks unless the template takes parts. An assistant message with "tool_calls" needs no
-                content.
+                joined by line breaks unless the template takes parts. A string becomes a part where the template takes
+                nothing else. An assistant message with "tool_calls" needs no content.
             add_generation_prompt: Whether the prompt ends with the beginning of an assistant message.
             tools: Descriptions of tools, for templates that know them.
             cancel: Ends the rendering, from any thread.
@@ -73,6 +75,8 @@ class ChatTemplate:
             tools = [dict(tool) for tool in tools]
         if any(isinstance(message.get("content"), list) for message in checked) and not self._parts_are_taken(cancel):
             checked = [_joined(message) for message in checked]
+        if _TAKES_KINDS in self.source and not self._strings_are_taken(cancel) and self._parts_are_taken(cancel):
+            checked = [_in_parts(message) for message in checked]
         checked = with_field_names(checked, self.source)
         given = {"documents": None, "tools": tools, "add_generation_prompt": add_generation_prompt}
         return self._run({**self._tokens, **given, **variables, "messages": checked}, cancel)
@@ -95,6 +99,16 @@ class ChatTemplate:
                 text = ""
             self._takes_parts = _PROBE in text and repr(parts) not in text and json.dumps(parts) not in text
         return self._takes_parts
+
+    def _strings_are_taken(self, cancel: CancelToken | None) -> bool:
+        """Return whether the template renders a content that is a string; found out once."""
+        if self._takes_strings is None:
+            try:
+                text = self._run({**self._tokens, "messages": [{"role": "user", "content": _PROBE}]}, cancel)
+            except TemplateError:
+                text = _PROBE  # what it wants instead is not known
+            self._takes_strings = _PROBE in text
+        return self._takes_strings
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -133,6 +147,11 @@ def _joined(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, list):
         return message
     return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _failing_line(error: Exception) -> int | None:

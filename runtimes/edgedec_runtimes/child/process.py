@@ -37,7 +37,7 @@ class Child:
     """
 
     def __init__(self, calls: str = _MODEL) -> None:
-        """Start the process, which answers the calls of a class ("module:class", an edgedec_runtimes.child.host.Hosted).
+        """Start the process, which answers the calls of a class ("module:class"; edgedec_runtimes.child.host.Hosted).
 
         Raises:
             RuntimeUnavailableError: No process can be started, or the application is frozen.
@@ -83,8 +83,8 @@ class Child:
         """Call a method in the child and return its answer.
 
         Ctrl-C, or another exception in the waiting thread, cancels the forward of `sessions` and waits up to 10 s for
-        its end; cancel() from another thread lets it have 30 s, and no call has more than
-        `patience_s` seconds. A child that does not come to it is ended: its library, or a machine that it waits for, may hang.
+        its end; cancel() from another thread lets it have 30 s, and no call has more than `patience_s` seconds. A
+        child that does not come to it is ended: its library, or a machine that it waits for, may hang.
 
         Raises:
             EdgedecError: What the method raised.

@@ -36,7 +36,15 @@ from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import CheckedItem
 
 CAPABILITIES = Capabilities(
-    rollback=True, trees=True, fork=True, layers=True, taps=True, hidden_input=True, vector_rows=True, max_rows=256, prefill_chunk=1
+    rollback=True,
+    trees=True,
+    fork=True,
+    layers=True,
+    taps=True,
+    hidden_input=True,
+    vector_rows=True,
+    max_rows=256,
+    prefill_chunk=1,
 )
 
 Piece = tuple[CheckedItem, Forward, int, int, int]

@@ -48,7 +48,7 @@ def base_name(path: Path) -> str:
 def preference(path: Path | str) -> tuple[int, str]:
     """Return what projector files of one model are sorted by: 8 bits first, then 16."""
     name = Path(path).name.lower()
-    return next((i for i, kind in enumerate(_PREFERENCE) if kind in name), len(_PREFERENCE)), name
+    return next((i for i, kind in enumerate(_PREFERENCE) if kind in re.split(r"[-.]", name)), len(_PREFERENCE)), name
 
 
 def fitting_projector(path: Path, model: Path) -> ProjectorHeader:

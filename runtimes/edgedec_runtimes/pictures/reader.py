@@ -223,7 +223,9 @@ class PictureReader:
             return self._encoder.encode_file(source.data, self.limits, source.name, cancel, on_progress)
         pixels: Picture | None = source.pixels
         if pixels is None:
-            pixels = self._child.ask("decode", source.data, self.limits, source.name, cancel=cancel, patience_s=DECODING_S)
+            pixels = self._child.ask(
+                "decode", source.data, self.limits, source.name, cancel=cancel, patience_s=DECODING_S
+            )
         return self._encoder.encode(pixels, cancel, on_progress)
 
     @contextmanager

@@ -50,7 +50,7 @@ def tiny_projector(
         n_positions = n_patches + (kind == "internvl")
         tensors["v.position_embd.weight"] = _matrix(draw, n_positions, E)
     if kind == "gemma4v":
-        tensors["v.position_embd.weight"] = _matrix(draw, 2 * 64, E).reshape(2, 64, E)
+        tensors["v.position_embd.weight"] = _matrix(draw, 2 * 1024, E).reshape(2, 1024, E)
     if kind not in ("qwen2vl_merger", "qwen2.5vl_merger", "pixtral", "gemma4v"):
         tensors["v.patch_embd.bias"] = _vector(draw, E)
     if kind == "internvl":
@@ -81,7 +81,7 @@ def _floats(values: list[float]) -> Typed:
 
 
 def _metadata(kind: str, size: int, patch: int, n_embd: int, n_deepstack: int) -> dict[str, Any]:
-    vision: dict[str, Any] = dict(image_size=size, patch_size=patch, embedding_length=E, feed_forward_length=FF)
+    vision: dict[str, Any] = {"image_size": size, "patch_size": patch, "embedding_length": E, "feed_forward_length": FF}
     vision |= {"block_count": N_LAYERS, "projection_dim": n_embd, "attention.head_count": 2}
     vision |= {"attention.layer_norm_epsilon": 1e-6, "image_mean": _floats([0.5] * 3), "image_std": _floats([0.5] * 3)}
     if kind in _SCALES:

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from edgedec.errors import ModelNotFoundError, OfflineError
+from edgedec.errors import EdgedecError, ModelNotFoundError, OfflineError
 from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.options import AsJson, ModelName
@@ -23,7 +23,7 @@ _ALWAYS_SHOWN = ("temperature", "top_p")
 
 
 def command(model: ModelName, *, as_json: AsJson = False) -> None:
-    """Show a model's architecture, quantization, context, memory, defaults, runtimes; or a draft head's card.
+    """Show a model's architecture, quantization, context, memory, defaults, runtimes; or a head's or projector's card.
 
     Only the file's header is read (of a draft head, all), and downloaded where the model is not on this machine.
     """
@@ -46,6 +46,9 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
             return
         write_json(_catalogue_document(entry)) if as_json else write_facts(_catalogue_facts(entry))
         return
+    if (facts := _projector_facts(path)) is not None:
+        write_json(dict(facts)) if as_json else write_facts(facts)
+        return
     if (kind := kind_of(path)) is not None:
         head = kind.describe(path)
         write_json(head.document) if as_json else write_facts(list(head.rows))
@@ -53,6 +56,28 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
     with shown_at_a_terminal("reading the header, planning the memory"):
         document = model_document(path, cap) | {"draft_head": _head_of(path)}
     write_json(document) if as_json else write_facts(_facts(document))
+
+
+def _projector_facts(path: Path) -> Facts | None:
+    """Return the facts of a picture encoder; None for another file (ModelError where it is damaged)."""
+    from edgedec.gguf.file import read_header_of
+    from edgedec_runtimes.pictures.header import is_projector, read_projector
+
+    try:
+        gguf = read_header_of(path)
+    except EdgedecError:
+        return None
+    if not is_projector(gguf):
+        return None
+    header = read_projector(path)
+    return [
+        ("name", header.name),
+        ("kind", header.description),
+        ("layers", f"{header.n_layers}, of {header.embedding_length} numbers"),
+        ("picture size", f"{header.image_size} pixels, in patches of {header.patch_size}"),
+        ("file", f"{path}, {format_bytes(path.stat().st_size)}"),
+        ("used by", "the model that it lies beside, or that names it (--mmproj)"),
+    ]
 
 
 def _stored(model: str) -> Path:

@@ -1,0 +1,117 @@
+"""libmtmd with a stub in place of the text model makes the rows and the layout that it makes with the model itself."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.models.picture_models import MARKS, picture_model
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_projectors import KINDS, M_ROPE_KINDS, tiny_projector
+
+from edgedec.errors import ModelFormatError
+from edgedec.pictures import Picture
+from edgedec_runtimes.pictures.header import read_projector
+from edgedec_runtimes.pictures.opening import opening
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("llama_cpp")
+ARCHITECTURES = {"gemma3": "gemma3", "gemma4v": "gemma4", "lfm2": "lfm2", "qwen3vl_merger": "qwen3vl"}
+ARCHITECTURES |= dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), "qwen2vl")
+SIZES = ((200, 150), (33, 100))
+
+
+def noise(width: int, height: int) -> Picture:
+    draw = np.random.default_rng(width)
+    return Picture(width, height, draw.integers(0, 256, width * height * 3, dtype=np.uint8).tobytes())
+
+
+def opened(path: Path, kind: str, max_tokens: int | None = None, n_threads: int = 1) -> Any:
+    from edgedec_runtimes.pictures.mtmd import Mtmd
+
+    return Mtmd(opening(read_projector(path), ARCHITECTURES.get(kind, "llama"), n_threads, max_tokens))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *M_ROPE_KINDS])
+def test_the_layout_is_known_before_a_pixel_is_and_rows_are_the_same_each_time(tmp_path: Path, kind: str) -> None:
+    encoder = opened(tiny_projector(tmp_path / "mmproj.gguf", kind), kind)
+    again = opened(tmp_path / "mmproj.gguf", kind, n_threads=2)
+    for width, height in SIZES:
+        layout, rows = encoder.encode(noise(width, height), lambda done, total: None)
+        assert layout == encoder.layout(width, height)
+        assert [len(found) for found in rows] == [block.n_rows for block in layout.blocks]
+        assert all(found.shape[1] == 64 * (2 if kind == "qwen3vl_merger" else 1) for found in rows)
+        assert all(block.n_x * block.n_y == block.n_rows for block in layout.blocks)
+        assert all((block.n_y > 1) == (kind in M_ROPE_KINDS) for block in layout.blocks if width == 200)
+        _, others = again.encode(noise(width, height), lambda done, total: None)
+        assert [found.tobytes() for found in rows] == [found.tobytes() for found in others]
+    encoder.close()
+    again.close()
+
+
+@pytest.mark.parametrize("kind", ["idefics3", "gemma3"])
+def test_rows_and_marks_are_those_of_libmtmd_with_the_text_model(tmp_path: Path, kind: str) -> None:
+    from llama_cpp import llama_cpp, mtmd_cpp
+
+    encoder = opened(tmp_path / "mmproj-tiny-f16.gguf", kind) if picture_model(tmp_path, kind) else None
+    picture = noise(150, 90)
+    layout, rows = encoder.encode(picture, lambda done, total: None)
+    params = llama_cpp.llama_model_default_params()
+    model = llama_cpp.llama_model_load_from_file(str(tmp_path / "tiny-f32.gguf").encode(), params)
+    settings = mtmd_cpp.mtmd_context_params_default()
+    settings.use_gpu, settings.warmup, settings.print_timings, settings.flash_attn_type = False, False, False, 1
+    context = mtmd_cpp.mtmd_init_from_file(str(tmp_path / "mmproj-tiny-f16.gguf").encode(), model, settings)
+    pixels = (ctypes.c_uint8 * len(picture.rgb)).from_buffer_copy(picture.rgb)
+    bitmap, chunks = mtmd_cpp.mtmd_bitmap_init(150, 90, pixels), mtmd_cpp.mtmd_input_chunks_init()
+    text = mtmd_cpp.mtmd_input_text()
+    text.text, text.text_len, text.add_special, text.parse_special = b"<__media__>", 11, False, True
+    assert not mtmd_cpp.mtmd_tokenize(context, chunks, ctypes.byref(text), (ctypes.c_void_p * 1)(bitmap), 1)
+    parts: list[str | int] = []
+    for i in range(mtmd_cpp.mtmd_input_chunks_size(chunks)):
+        chunk = mtmd_cpp.mtmd_input_chunks_get(chunks, i)
+        if mtmd_cpp.mtmd_input_chunk_get_type(chunk) == 0:
+            n = ctypes.c_size_t()
+            ids = mtmd_cpp.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n))[: n.value]
+            parts.append("".join(MARKS[k - N_VOCAB] if k >= N_VOCAB else chr(k - 4) for k in ids))
+            continue
+        assert not mtmd_cpp.mtmd_encode_chunk(context, chunk)
+        found = np.ctypeslib.as_array(mtmd_cpp.mtmd_get_output_embd(context), rows[len(parts) and _n(parts)].shape)
+        assert found.tobytes() == rows[_n(parts)].tobytes()
+        parts.append(_n(parts))
+    assert tuple(parts) == layout.parts
+    mtmd_cpp.mtmd_input_chunks_free(chunks)
+    mtmd_cpp.mtmd_bitmap_free(bitmap)
+    mtmd_cpp.mtmd_free(context)
+    llama_cpp.llama_model_free(model)
+    encoder.close()
+
+
+def _n(parts: list[str | int]) -> int:
+    return sum(isinstance(part, int) for part in parts)
+
+
+def test_the_marks_around_rows_are_the_models_own(tmp_path: Path) -> None:
+    expected = {
+        "gemma3": ("<start_of_image>", 0, "<end_of_image>"),
+        "lfm2": ("<|image_start|>", 0, "<|image_end|>"),
+        "qwen3vl_merger": ("<|vision_start|>", 0, "<|vision_end|>"),
+        "pixtral": (0, "[IMG_END]"),
+    }
+    for kind, parts in expected.items():
+        encoder = opened(tiny_projector(tmp_path / f"{kind}.gguf", kind), kind)
+        assert encoder.layout(64, 64).parts == parts
+        encoder.close()
+
+
+def test_a_limit_of_rows_makes_fewer_of_a_large_picture(tmp_path: Path) -> None:
+    path = tiny_projector(tmp_path / "mmproj.gguf", "qwen3vl_merger")
+    n_rows = [opened(path, "qwen3vl_merger", most).layout(2000, 1500).n_rows for most in (None, 64)]
+    assert 900 < n_rows[0] <= 1024
+    assert 48 < n_rows[1] <= 64
+
+
+def test_a_file_that_libmtmd_refuses_is_named(tmp_path: Path) -> None:
+    path = tiny_projector(tmp_path / "mmproj.gguf", "idefics3", without=("v.blk.1.attn_out.weight",))
+    with pytest.raises(ModelFormatError, match=r"mmproj\.gguf: libmtmd does not load"):
+        opened(path, "idefics3")

@@ -1,0 +1,102 @@
+"""Marks stand for pictures while a chat is rendered, and become marks of the model and ids of rows."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from edgedec.errors import PromptTooLongError, RequestError, TemplateError
+from edgedec.pictures import Block, PictureLayout
+from edgedec_runtimes.pictures.prompts import prompt_ids, with_marks
+
+
+class Words:
+    """A tokenizer of characters, with one special token, <mark>, which is 1000; BOS is 1."""
+
+    n_vocab = 1001
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
+    ) -> list[int]:
+        pieces = text.split("<mark>") if parse_special else [text]
+        ids = [1] if add_special else []
+        for i, piece in enumerate(pieces):
+            ids += [1000] * bool(i) + [ord(letter) for letter in piece]
+        return ids
+
+    def least_tokens(self, text: str) -> int:
+        return len(text) // 4
+
+
+LAYOUT = PictureLayout(("<mark>", 0, "<mark>"), (Block(2, 2, 1),))
+IDS = ((-5, -6),)
+
+
+def ids(text: str, markers: Sequence[str], literals: dict[str, str] | None = None, n_most: int = 100) -> list[int]:
+    spelled = [(marker, LAYOUT, IDS) for marker in markers]
+    return prompt_ids(Words(), text, spelled, literals or {}, n_most, add_special=True)  # type: ignore[arg-type]
+
+
+def test_a_mark_becomes_the_models_marks_and_the_ids_of_rows() -> None:
+    assert ids("aMb", ["M"]) == [1, 97, 1000, -5, -6, 1000, 98]
+    assert ids("MM", ["M"]) == [1, 1000, -5, -6, 1000, 1000, -5, -6, 1000]
+
+
+def test_what_a_user_writes_like_a_mark_stays_text() -> None:
+    marked, given, literals = with_marks([{"role": "user", "content": "an <image> of [IMG] and <b>", "images": [b"x"]}])
+    content = marked[0]["content"]
+    assert sorted(literals.values()) == ["<image>", "[IMG]"]
+    assert "<b>" in content
+    assert not any(word in content for word in ("<image>", "[IMG]"))
+    assert content.startswith(given[0].marker + "an ")
+    assert ids("T", ["T2"][:0], {"T": "<mark>"}) == [1, *map(ord, "<mark>")]
+
+
+def test_pictures_stand_where_their_parts_do_and_those_of_the_list_first() -> None:
+    parts = [
+        {"type": "text", "text": "a"},
+        {"type": "image", "image": b"1", "name": "one.png"},
+        {"type": "text", "text": "b"},
+    ]
+    marked, given, _ = with_marks(
+        [{"role": "user", "content": parts, "images": [b"0"]}, {"role": "assistant", "content": "c"}]
+    )
+    assert [(one.image, one.name) for one in given] == [(b"0", ""), (b"1", "one.png")]
+    assert marked[0] == {"role": "user", "content": f"{given[0].marker}a{given[1].marker}b"}
+    assert marked[1]["content"] == "c"
+
+
+def test_texts_that_follow_each_other_stay_parts() -> None:
+    texts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "image", "image": b"1"}]
+    marked, given, _ = with_marks([{"role": "user", "content": texts}])
+    assert [part["text"] for part in marked[0]["content"]] == ["a", f"b{given[0].marker}"]
+
+
+def test_marks_are_drawn_anew_for_each_request() -> None:
+    message = {"role": "user", "content": "a", "images": [b"x"]}
+    assert with_marks([message])[1][0].marker != with_marks([message])[1][0].marker
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"role": "user", "content": [{"type": "image"}]}, "needs 'image'"),
+        ({"role": "user", "content": [{"type": "audio", "audio": b""}]}, "a text or a picture"),
+        ({"role": "user", "content": [{"type": "text", "text": 3}]}, "a text or a picture"),
+        ({"role": "user", "content": "", "images": b"12"}, "a list of pictures"),
+        ({"role": "user", "content": "", "images": [b"1"] * 65}, "more than 64 pictures"),
+    ],
+)
+def test_malformed_messages_are_refused_by_their_part(message: dict[str, object], says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        with_marks([{"role": "user", "content": "", "images": [b"1"]}, message])
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_encoded() -> None:
+    assert len(ids("aMb", ["M"], n_most=7)) == 7
+    with pytest.raises(PromptTooLongError, match="at least"):
+        ids("aMb", ["M"], n_most=6)
+
+
+def test_a_template_that_leaves_a_picture_out_is_named() -> None:
+    with pytest.raises(TemplateError, match="leaves out picture 2"):
+        ids("aMb", ["M", "N"])
