@@ -72,7 +72,7 @@ def test_a_prompt_about_pictures(seeing: Path) -> None:
 
 @pytest.mark.slow
 def test_pictures_in_a_chat(seeing: Path, tmp_path: Path) -> None:
-    """/image attaches to the next message; a saved chat names the file, and goes on with it, or says that it is gone."""
+    """/image attaches to the next message; a saved chat names the file, and reads it again, or says that it is gone."""
     red = tmp_path / "red.png"
     red.write_bytes(picture("red"))
     saved = tmp_path / "chat.json"

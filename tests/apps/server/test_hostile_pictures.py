@@ -1,5 +1,6 @@
 """A hundred malformed requests with pictures through four interfaces: each a 4xx with its reason; the server lives."""
 
+import copy
 import io
 import random
 import struct
@@ -56,7 +57,13 @@ def hostile_files() -> list[bytes]:
 def urls() -> list[Any]:
     """Return what may be given as the address of a picture, and is none."""
     files = [f"data:image/png;base64,{b64encode(data).decode()}" for data in hostile_files()]
-    texts = ["file:///etc/passwd", "http://127.0.0.1/", "https://127.0.0.1/", "https://169.254.169.254/latest", "ftp://x"]
+    texts = [
+        "file:///etc/passwd",
+        "http://127.0.0.1/",
+        "https://127.0.0.1/",
+        "https://169.254.169.254/latest",
+        "ftp://x",
+    ]
     odd = ["data:", "data:,", "data:image/png;base64", f"{data_url()[:-9]}\u0000", "data:image/png;base64,\U0001f600"]
     return [*files, *texts, *odd, 5, True, [], {}, [data_url()], {"url": {}}]
 
@@ -95,3 +102,27 @@ def test_hostile_pictures(seeing: Running, path: str) -> None:
         assert "Traceback" not in message
     good = seeing.client.post(path, json=body_of(path, data_url()) | SHORT[path])
     assert good.status_code == 200, good.text
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Return all containers within a value with the keys of their entries."""
+    found: list[tuple[Any, Any]] = []
+    if isinstance(value, dict | list):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            found += [(value, key), *places(value[key])]
+    return found
+
+
+@pytest.mark.parametrize("path", SHORT)
+def test_wrong_values_around_a_picture(seeing: Running, path: str) -> None:
+    """Whatever stands in place of a picture, of its part or of what is around: an answer, or a 4xx with its reason."""
+    body = body_of(path, data_url()) | SHORT[path] | {"model": "seeing"}
+    name = "input" if "input" in body else "messages"
+    for place in range(len(places(body[name]))):
+        for value in (None, 5, "x", [], [None], {}, {"type": []}):
+            changed = copy.deepcopy(body)
+            container, key = places(changed[name])[place]
+            container[key] = copy.deepcopy(value)
+            answer = seeing.client.post(path, json=changed)
+            assert answer.status_code < 500, (changed[name], answer.text)
+            assert answer.status_code == 200 or len(answer.text) > 30, answer.text

@@ -37,7 +37,8 @@ def test_openais_chat(seeing: Running, expected: str) -> None:
 
 def test_openais_responses(seeing: Running, expected: str) -> None:
     """With input_image."""
-    parts = [{"type": "input_image", "image_url": data_url(), "detail": "auto"}, {"type": "input_text", "text": QUESTION}]
+    shown = {"type": "input_image", "image_url": data_url(), "detail": "auto"}
+    parts = [shown, {"type": "input_text", "text": QUESTION}]
     with client_of("openai", "OpenAI", base_url=f"{seeing.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.responses.create(
             model="seeing", input=[{"role": "user", "content": parts}], temperature=0, max_output_tokens=6
@@ -47,8 +48,8 @@ def test_openais_responses(seeing: Running, expected: str) -> None:
 
 def test_anthropics(seeing: Running, expected: str) -> None:
     """With a block of base64; the tokens are counted, too."""
-    source = {"type": "base64", "media_type": "image/png", "data": base64_of()}
-    asked: Any = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]}]
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64_of()}}
+    asked: Any = [{"role": "user", "content": [block, {"type": "text", "text": QUESTION}]}]
     with client_of("anthropic", "Anthropic", base_url=seeing.url, api_key="none", max_retries=0) as client:
         answer = client.messages.create(model="seeing", messages=asked, max_tokens=6, extra_body={"temperature": 0})
         counted = client.messages.count_tokens(model="seeing", messages=asked)

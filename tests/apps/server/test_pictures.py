@@ -36,7 +36,8 @@ def text_of(answer: dict[str, Any]) -> str:
 
 def test_four_interfaces_one_text(seeing: Running) -> None:
     """A picture and a question have the same text and the same count of tokens everywhere, and as Engine.chat."""
-    messages = [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": QUESTION}]}]
+    held = [{"type": "image", "image": picture()}, {"type": "text", "text": QUESTION}]
+    messages = [{"role": "user", "content": held}]
     direct = seeing.engine.chat(messages, temperature=0, max_tokens=6)
     n_prompt = direct.stats.n_prompt_tokens
     assert n_prompt == len(seeing.engine.chat_ids(messages))
@@ -119,7 +120,8 @@ def test_it_says_that_it_sees(seeing: Running) -> None:
 )
 def test_refusals(seeing: Running, parts: list[dict[str, Any]], words: str) -> None:
     """Too many pictures, addresses, and files that are no picture: a 400 that says why, and the server goes on."""
-    answer = seeing.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]} | OPTIONS)
+    body = {"messages": [{"role": "user", "content": parts}]} | OPTIONS
+    answer = seeing.client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400, answer.text
     assert re.search(words, answer.json()["error"]["message"]), answer.text
     assert seeing.client.get("/health").status_code == 200

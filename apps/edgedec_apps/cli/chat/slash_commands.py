@@ -144,7 +144,9 @@ def _attach_picture(conversation: Conversation, rest: str) -> None:
 def _take(conversation: Conversation, paths: Sequence[Path]) -> None:
     """Attach pictures to the next message, all of them or none."""
     parts = picture_parts(paths)
-    for line in pictures_lines(pictures_document(conversation.engine.mark_pictures, [{"role": "user", "content": parts}])):
+    for line in pictures_lines(
+        pictures_document(conversation.engine.mark_pictures, [{"role": "user", "content": parts}])
+    ):
         conversation.tell(f"{line}; it comes before your next message")
     conversation.pictures += parts
 
@@ -191,7 +193,7 @@ _COMMANDS = {
     "/save": Command(_save, "FILE", "write the conversation to a file"),
     "/load": Command(_load, "FILE", "go on with the conversation of such a file"),
     "/file": Command(_attach, "FILE", "put the text of a text file or a PDF before the next message"),
-    "/image": Command(_attach_picture, "FILE", "put a picture before the next message; so does dropping its file here"),
+    "/image": Command(_attach_picture, "FILE", "put a picture before the next message; or drop its file"),
     "/model": Command(_switch, "NAME", "go on with another model"),
     "/show": Command(_show, "", "the model, the settings and the system message"),
     "/stats": Command(_show_stats, "all", "what the last answer took, and what drafting did; all: every figure"),

@@ -83,7 +83,7 @@ def command(job: RunJob) -> None:
     if text is not None:
         _run_prompt(job, text)
     elif job.image:
-        raise RequestError("--image needs a prompt; give one, or pipe it in (in a chat, /image FILE attaches a picture)")
+        raise RequestError("--image needs a prompt; give one, or pipe it in (in a chat, /image attaches pictures)")
     elif job.choice != ChoiceFlags():
         raise RequestError("--texts, --choose and --search need a prompt; give one, or pipe it in")
     elif job.raw:

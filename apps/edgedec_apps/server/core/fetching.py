@@ -10,6 +10,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Timer
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -40,10 +41,8 @@ def fetch(url: str, hosts: Sequence[str], cancel: CancelToken) -> bytes:
     def end(why: str) -> None:
         over.append(why)
         for each in sockets:
-            try:
+            with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
-            except OSError:
-                pass
 
     clock = Timer(MOST_SECONDS, end, [f"it took longer than {MOST_SECONDS:g} s"])
     clock.daemon = True

@@ -133,9 +133,7 @@ class Begun:
 Event = Begun | Piece | Finished
 
 
-def events(
-    engine: Engine, request: TextRequest, prompts: Sequence[Encoded], cancel: CancelToken
-) -> Iterator[Event]:
+def events(engine: Engine, request: TextRequest, prompts: Sequence[Encoded], cancel: CancelToken) -> Iterator[Event]:
     """Generate the texts of a request in this thread; stop after the text in which `cancel` comes.
 
     `prompts` are the request's prompts.
@@ -165,9 +163,7 @@ def require_room(engine: Engine, request: TextRequest, prompts: Sequence[Encoded
             raise ApiError(f"{name}: {error.naming({'n_texts': '--texts'})}", code="no_room", param=name) from error
 
 
-def _several(
-    engine: Engine, request: TextRequest, prompt: Encoded, first: int, cancel: CancelToken
-) -> Iterator[Event]:
+def _several(engine: Engine, request: TextRequest, prompt: Encoded, first: int, cancel: CancelToken) -> Iterator[Event]:
     """Generate the n texts of a prompt together; their indices are `first` and those that follow it."""
     n_read = [0] * request.n
     open_texts = list(range(request.n))
@@ -184,9 +180,7 @@ def _several(
         yield Finished(first + k, stream.generations[k])
 
 
-def _best(
-    engine: Engine, request: TextRequest, prompt: Encoded, first: int, cancel: CancelToken
-) -> Iterator[Event]:
+def _best(engine: Engine, request: TextRequest, prompt: Encoded, first: int, cancel: CancelToken) -> Iterator[Event]:
     """Generate `best_of` texts of a prompt together, and finish the n whose tokens are the most probable on average."""
     with closing(_samples(engine, request, prompt, request.best_of, cancel)) as stream:
         for _ in stream:
@@ -202,20 +196,23 @@ def _mean_logprob(generation: Generation) -> float:
     return (generation.logprob_sum or 0.0) / n if n else -inf
 
 
-def _samples(
-    engine: Engine, request: TextRequest, prompt: Encoded, n: int, cancel: CancelToken
-) -> SampleStream:
+def _samples(engine: Engine, request: TextRequest, prompt: Encoded, n: int, cancel: CancelToken) -> SampleStream:
     options = dict(request.options)
     if request.best_of <= request.n:
         options.setdefault("logprobs", None)  # which takes time where nobody asks for it
     return engine.samples_stream(
-        prompt.token_ids, n, pictures=engine.picture_rows(prompt.pictures, cancel=cancel), reuse=request.reuse, draft=request.draft, verify=request.verify, cancel=cancel, **options
+        prompt.token_ids,
+        n,
+        pictures=engine.picture_rows(prompt.pictures, cancel=cancel),
+        reuse=request.reuse,
+        draft=request.draft,
+        verify=request.verify,
+        cancel=cancel,
+        **options,
     )
 
 
-def _one(
-    engine: Engine, request: TextRequest, prompt: Encoded, index: int, cancel: CancelToken
-) -> Iterator[Event]:
+def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, cancel: CancelToken) -> Iterator[Event]:
     stream = engine.stream(
         prompt.token_ids,
         pictures=engine.picture_rows(prompt.pictures, cancel=cancel),

@@ -134,9 +134,7 @@ class _Work:
         try:
             with self.queue.preparing():
                 engine = self.lease.loaded.engine
-                prompts = await read_prompts(
-                    engine, self.request, share, cancel, self.service.settings.image_hosts
-                )
+                prompts = await read_prompts(engine, self.request, share, cancel, self.service.settings.image_hosts)
                 await asyncio.to_thread(require_room, engine, self.request, prompts)
             async with self.queue.turn() as queued_s:
                 self.service.metrics.count_waiting(queued_s)

@@ -133,7 +133,7 @@ def test_other_sources() -> None:
     """Files that a service would keep are not known here."""
     with pytest.raises(ApiError, match="file_id is not supported"):
         of_responses({"type": "input_image", "file_id": "f"})
-    with pytest.raises(ApiError, match="source.type is 'file'"):
+    with pytest.raises(ApiError, match=r"source\.type is 'file'"):
         of_anthropic({"type": "image", "source": {"type": "file", "file_id": "f"}})
-    with pytest.raises(ApiError, match="source.type is None"):
+    with pytest.raises(ApiError, match=r"source\.type is None"):
         of_anthropic({"type": "image"})

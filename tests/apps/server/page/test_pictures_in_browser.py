@@ -15,6 +15,15 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python encodes the pictures")
 image = pytest.importorskip("PIL.Image", reason="Pillow decodes the pictures")
 pytestmark = pytest.mark.slow
 
+RECORD = """
+    const real = window.fetch;
+    window.sent = [];
+    window.fetch = (path, given) => {
+      if (path.includes("chat")) sent.push(JSON.parse(given.body));
+      return real(path, given);
+    }
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -39,11 +48,7 @@ def page(chromium: Browser, server: Running) -> Iterator[Browser]:
     chromium.resize(1200, 800)
     chromium.open(server.url)
     chromium.set(max_tokens="3", model="seeing")
-    chromium.run(
-        "const real = window.fetch; window.sent = [];"
-        "window.fetch = (path, given) => { if (path.includes('chat')) sent.push(JSON.parse(given.body));"
-        " return real(path, given); }"
-    )
+    chromium.run(RECORD)
     yield chromium
     assert chromium.problems() == []
 
@@ -99,7 +104,8 @@ def test_pictures_are_sent_small_and_kept_smaller(page: Browser, tmp_path: Path)
     first, second, text = sent_parts(page, 0)
     assert (sent_size(first), sent_size(second)) == ((1536, 768), (40, 30))
     assert text == {"type": "text", "text": "What is this?"}
-    assert [node.text for node in page.all(".message.user figcaption")] == ["wide.png (1536 × 768)", "small.png (40 × 30)"]
+    names = [node.text for node in page.all(".message.user figcaption")]
+    assert names == ["wide.png (1536 × 768)", "small.png (40 × 30)"]
     kept = page.run("return JSON.parse(localStorage['edgedec.conversations'])[0].messages[0].files")
     assert [sorted(file) for file in kept] == [["name", "note", "text", "thumbnail"]] * 2
     page.ask("And now?")
@@ -108,8 +114,7 @@ def test_pictures_are_sent_small_and_kept_smaller(page: Browser, tmp_path: Path)
     page.driver.refresh()
     page.wait(lambda: "tokens of context" in page.text("#state"), "the page says nothing")
     assert "the small copy is sent" in page.text(".message.user figcaption")
-    page.run("const real = window.fetch; window.sent = []; window.fetch = (path, given) => {"
-             " if (path.includes('chat')) sent.push(JSON.parse(given.body)); return real(path, given); }")
+    page.run(RECORD)
     page.ask("Still?")
     assert sent_size(sent_parts(page, 0)[0]) == (192, 96)
 
