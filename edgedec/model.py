@@ -6,7 +6,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -66,8 +66,7 @@ class Capabilities:
         layers: `layers` may be a subset of the layers.
         taps: Hidden states after given layers can be returned.
         hidden_input: A forward can start from hidden states instead of tokens.
-        vector_rows: A forward can start from vectors in place of tokens' embeddings, as pictures' rows are, in the ways
-            that pictures of this model need (ForwardItem.block).
+        vector_rows: A forward can start from vectors in place of embeddings, as pictures of the model need.
         final_states: The model was trained to embed texts and has no logits: each of its sessions is an EncoderSession,
             whose evaluate() refuses.
         max_rows: Most rows of logits that one forward returns for one session; means the same as in LoadOptions.
@@ -166,9 +165,8 @@ class ForwardItem:
         n_past: Cached tokens that the rows build on; what the cache holds beyond them is dropped.
         tokens: int32[n], the token of each row; None when `hidden` is given.
         hidden: f32[n, n_embd], the hidden states to resume from after layer `resume_after`, or None.
-        resume_after: The layer that `hidden` is the output of; -1 for vectors in place of tokens' embeddings, which are
-            what the model multiplies embeddings to. Each further n_embd numbers of such a row are added to the state
-            behind one layer more, from layer 0 on.
+        resume_after: The layer that `hidden` is the output of; -1 for vectors in place of embeddings. Each further
+            n_embd numbers of such a vector are added to the state behind one layer more, from layer 0 on.
         parents: int32[n], the index of each row's parent, which is below the row's own, or -1 for the cached prefix.
             None for a chain.
         layers: The layers to run; None for all.
@@ -193,20 +191,7 @@ class ForwardItem:
     @property
     def n_rows(self) -> int:
         """How many rows there are, of tokens or of vectors."""
-        given = self.tokens if self.tokens is not None else self.hidden
-        return 0 if given is None else len(given)
-
-    def split(self, n: int) -> tuple["ForwardItem", "ForwardItem"]:
-        """Return the first `n` rows of a chain, and the others; both want the rows that the chain wants by name."""
-        tokens, hidden = self.tokens, self.hidden
-        begin, end = replace(self), replace(self, n_past=self.n_past + n)
-        if tokens is not None:
-            begin.tokens, end.tokens = tokens[:n], tokens[n:]
-        if hidden is not None:
-            begin.hidden, end.hidden = hidden[:n], hidden[n:]
-        if self.block is not None:
-            end.first += n
-        return begin, end
+        return sum(len(rows) for rows in (self.tokens, self.hidden) if rows is not None)
 
 
 class Session(Protocol):

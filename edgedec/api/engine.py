@@ -76,7 +76,8 @@ class Engine(LoadedModel):
         reuse="exact" rules that out.
 
         Args:
-            messages: The chat, oldest message first.
+            messages: The chat, oldest message first. A content may have parts {"type": "image", "image": ...}, or a
+                list "images" beside it: bytes, paths or PIL.Images.
             cancel: Stops the generation, from any thread.
             think: Whether the model thinks before it answers, for models whose chat template can change that; None for
                 what the template does by itself. What was thought is part of the text, between <think> and </think>.

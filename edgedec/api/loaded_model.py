@@ -172,8 +172,7 @@ class LoadedModel(Closeable):
         """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids.
 
         Args:
-            messages: The chat, oldest message first. A picture in it becomes negative ids (edgedec.pictures), known
-                before it is encoded.
+            messages: The chat, oldest message first.
             tools: The functions that the model may call.
             cancel: Ends the rendering.
             variables: Further variables of the model's template, such as {"enable_thinking": False}.
@@ -202,7 +201,7 @@ class LoadedModel(Closeable):
 
         Args:
             text: The prompt.
-            pictures: Those of mark_pictures(), whose marks the prompt has.
+            pictures: Those of mark_pictures(), whose marks the prompt has. Their rows have negative ids.
         """
         return self._chats().ids(text, pictures)
 
@@ -214,22 +213,17 @@ class LoadedModel(Closeable):
     def mark_pictures(self, messages: Sequence[Message]) -> tuple[Sequence[Message], tuple[Any, ...]]:
         """Return messages for render(), with a mark in place of each picture, and the pictures, before any is decoded.
 
-        A picture is a part {"type": "image", "image": ...} of a content, or in the list "images" of a message, which
-        stands before its text: the bytes of a file, a path, or a PIL.Image. What is returned of it has `name`, `width`,
-        `height`, `layout` (edgedec.pictures.PictureLayout) and `n_rows`.
-
         Raises:
             RequestError: The model reads no pictures, or a picture is damaged or beyond the limits.
         """
         if not has_pictures(messages):
             return messages, ()
         if self._pictures is None:
-            left = "the memory plan left pictures out" if "pictures left out" in self.plan.given_up else ""
-            found = left or f"the model {self.card.name!r} was loaded without the encoder for them"
-            remedy = "allow more memory" if left else "put its mmproj*.gguf beside the model's file"
-            raise RequestError(
-                f"the messages have pictures, and {found}; {remedy}, or name it ({argument('projector')})"
-            )
+            why = "no mmproj*.gguf lies beside it; put it there"
+            if "pictures left out" in self.plan.given_up:
+                why = "the memory plan left pictures out; allow more"
+            remedy = f"or name it ({argument('projector')})"
+            raise RequestError(f"the model {self.card.name!r} reads no pictures: {why}, {remedy}")
         self.model.capabilities.require("vector_rows", self.card.runtime)
         return self._pictures.mark(messages)
 
@@ -239,8 +233,7 @@ class LoadedModel(Closeable):
         """Return the rows of the pictures of mark_pictures(), for stream(..., pictures=...).
 
         Raises:
-            RequestError: A picture is damaged.
-            CancelledError: `cancel` was cancelled.
+            RequestError, CancelledError: A picture is damaged; `cancel` was cancelled.
             RuntimeLostError: The process that encodes was lost; the next call starts it again.
         """
         return {} if self._pictures is None or not pictures else self._pictures.rows(pictures, cancel, on_progress)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from edgedec import plugins
 from edgedec.api.options import Application, EngineOptions, ModelName
@@ -154,7 +153,9 @@ def engine_wishes(
         skipping = plugins.load_plugin(plugins.OWN, "layer_skip")
         change = skipping(choice.path, lossy.layer_skip, force=lossy.layer_skip_force, drafters=own)
     draft_model, notes = used_draft_model(found, factories)
-    pictures = None if embeds else _picture_reader(choice.path, options)
+    pictures: PictureReader | None = None
+    if options.projector is not None and not embeds:
+        pictures = plugins.load_plugin(plugins.OWN, "picture_reader")(choice.path, options)
     setting = Setting(
         load_options,
         tuple(factories),
@@ -178,17 +179,6 @@ def engine_wishes(
     )
     notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))
     return Wishes(setting, factories, _draft_store(options), change, notes, companion, pictures)
-
-
-def _picture_reader(model: Path, options: EngineOptions) -> PictureReader | None:
-    """Return what reads pictures for a model's file: with the projector that is named, or the one beside the model."""
-    if options.projector is None:
-        return None
-    named = None if options.projector == "auto" else resolve(options.projector, options.resolving)
-    found = plugins.load_plugin(plugins.OWN, "picture_reader")(
-        model, named, n_threads=options.n_threads, max_tokens=options.image_max_tokens, cap_bytes=options.cap_bytes
-    )
-    return cast("PictureReader | None", found)
 
 
 def _draft_store(options: EngineOptions) -> Path | None:

@@ -14,6 +14,8 @@ from edgedec.pictures import placed
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request, TextState, n_common
 
+_NO_ROWS = np.empty(0, np.int32)
+
 
 def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnProgress | None) -> Forward:
     """Evaluate an item of a text by itself; where that fails, n_cached of the text counts what was evaluated.
@@ -51,52 +53,42 @@ def read(text: TextState, session: Session, n_end: int, on_progress: OnProgress 
 
 
 def _items(text: TextState, session: Session, n_end: int) -> Iterator[ForwardItem]:
-    """Yield the items that bring a text's ids up to the first `n_end` into its KV cache, each block of a picture alone.
+    """Yield what brings a text's ids up to the first `n_end` into its KV cache, each block of a picture by itself.
 
-    Behind a picture, tokens are cut where a cold start without it is cut, so that a prefix that ends there has the bits
-    of a cold start.
+    Behind a picture, tokens are cut where those of a cold start are, whatever prefix is there already.
     """
-    n_past, chunk, rows = text.n_cached, session.model.capabilities.prefill_chunk, np.empty(0, np.int32)
-    ids, pictures = text.token_ids, text.request.pictures
-    blocks = placed(text.request.prompt_ids[:n_end], pictures) if pictures else ()
-    for place in blocks:
-        if place.end <= n_past:
-            continue
-        if n_past < place.start:
-            yield ForwardItem(session, n_past, np.array(ids[n_past : place.start], np.int32), rows=rows)
-            n_past = place.start
-        block, vectors = place.picture.block, place.picture.rows[n_past - place.start :]
-        yield ForwardItem(session, n_past, None, vectors, -1, rows=rows, block=block, first=n_past - place.start)
-        n_past = place.end
-    cut = -(-n_past // chunk) * chunk
-    if pictures and n_past < cut < n_end:
-        yield ForwardItem(session, n_past, np.array(ids[n_past:cut], np.int32), rows=rows)
+    n_past, chunk, ids, none = text.n_cached, session.model.capabilities.prefill_chunk, text.token_ids, _NO_ROWS
+    pictures = text.request.pictures
+    for start, end, picture in placed(text.request.prompt_ids[:n_end], pictures) if pictures else ():
+        if n_past < start:
+            yield ForwardItem(session, n_past, np.array(ids[n_past:start], np.int32), rows=none)
+        if n_past < end:
+            first = max(n_past - start, 0)
+            yield ForwardItem(
+                session, start + first, None, picture.rows[first:], -1, rows=none, block=picture.block, first=first
+            )
+            n_past = end
+    if pictures and n_past < (cut := -(-n_past // chunk) * chunk) < n_end:
+        yield ForwardItem(session, n_past, np.array(ids[n_past:cut], np.int32), rows=none)
         n_past = cut
     if n_past < n_end:
         yield ForwardItem(session, n_past, np.array(ids[n_past:n_end], np.int32))
 
 
 def read_pictures(text: TextState, session: Session, on_progress: OnProgress | None) -> None:
-    """Evaluate a prompt up to behind its last picture, where the KV cache lacks something of that.
-
-    Raises:
-        What Session.evaluate raises; see evaluate().
-    """
+    """Evaluate a prompt up to behind its last picture, unless the KV cache holds that; raises as evaluate() does."""
     prompt, chunk, begun = text.request.prompt_ids, session.model.capabilities.prefill_chunk, perf_counter()
-    if text.n_cached >= len(prompt) or min(prompt[text.n_cached :]) >= 0:
-        return
-    last = max(place.end for place in placed(prompt, text.request.pictures))
-    read(text, session, min(-(-last // chunk) * chunk, len(prompt) - 1), on_progress)
-    text.stats.prefill_s += perf_counter() - begun
+    if min(prompt[text.n_cached :], default=0) < 0:
+        last = max(place.end for place in placed(prompt, text.request.pictures))
+        read(text, session, min(-(-last // chunk) * chunk, len(prompt) - 1), on_progress)
+        text.stats.prefill_s += perf_counter() - begun
 
 
 def require_pictures(request: Request, session: Session) -> None:
     """Raise RequestError or CapabilityError for a prompt whose pictures the session can't take."""
     if request.pictures:
         session.model.capabilities.require("vector_rows", session.model.card.runtime)
-        for _ in placed(request.prompt_ids, request.pictures):
-            pass
-        if request.prompt_ids[-1] < 0:
+        if any(place.end == len(request.prompt_ids) for place in placed(request.prompt_ids, request.pictures)):
             raise RequestError("the prompt ends with a picture; at least one token must follow it")
 
 
@@ -134,9 +126,8 @@ def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
     if text.request.reuse == "exact":
         limit, chunk = min(limit, slot.n_exact), capabilities.prefill_chunk
     n = n_common(slot.cached_ids, prompt, limit) // chunk * chunk
-    if text.request.pictures:  # a block is read again whole, or not at all
-        for place in placed(prompt, text.request.pictures):
-            n = place.start if place.start < n < place.end else n
+    for place in placed(prompt, text.request.pictures) if text.request.pictures else ():
+        n = place.start if place.start < n < place.end else n  # a block is read again whole, or not at all
     if not capabilities.rollback and n != slot.session.n_cached:
         n = 0
     text.n_cached = text.stats.n_reused_tokens = n

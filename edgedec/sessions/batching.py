@@ -17,14 +17,12 @@ from dataclasses import dataclass, replace
 from time import monotonic, perf_counter
 from typing import Any
 
-import numpy as np
-
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CancelledError, SessionError
 from edgedec.head_state import DraftCall, HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
-from edgedec.sessions.joined_work import Result, Work, evaluated, groups, kind_of, n_rows_of
+from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups, kind_of, n_rows_of
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 
 PIECE_ROWS = 32
@@ -34,7 +32,6 @@ LONE_PIECE_ROWS = 256
 
 _SHARE = 0.1  # the next one is waited for at most this part of a forward's time
 _LONGEST_S = 0.02
-_NO_ROWS = np.empty(0, np.int32)
 
 
 @dataclass(eq=False, slots=True)
@@ -345,8 +342,8 @@ class BatchedSession(OuterSession):
         n_end = item.n_past + item.n_rows
         if self._is_cut(item):
             while item.n_rows > (n_rows := self.model.piece_rows(self)):
-                piece, item = item.split(n_rows)
-                self.model.joined([replace(piece, rows=_NO_ROWS)])
+                piece, item = cut(item, n_rows)
+                self.model.joined([piece])
                 if on_progress is not None:
                     on_progress(Progress("prefill", item.n_past, n_end, "tokens"))
                 if self.cancelled:  # between two pieces: no forward was there to cancel

@@ -4,11 +4,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from threading import Condition
 
+import numpy as np
+
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CancelledError
 from edgedec.head_state import DraftCall
 from edgedec.model import Forward, ForwardItem, Model, Session
 
+_NO_ROWS = np.empty(0, np.int32)
 Work = ForwardItem | DraftCall
 Result = Forward | DraftCall | BaseException
 """The result of an item, a call that was answered, or the error of either."""
@@ -59,6 +62,18 @@ def kind_of(work: Work) -> Hashable | None:
 def n_rows_of(work: Work) -> int:
     """Return the rows of an item, or of a call that was answered."""
     return work.n_rows
+
+
+def cut(item: ForwardItem, n: int) -> tuple[ForwardItem, ForwardItem]:
+    """Return an item with the first `n` rows of a chain, none of whose logits are wanted, and one with the others."""
+    first, rest = replace(item, rows=_NO_ROWS), replace(item, n_past=item.n_past + n)
+    if item.tokens is not None:
+        first.tokens, rest.tokens = item.tokens[:n], item.tokens[n:]
+    if item.hidden is not None:
+        first.hidden, rest.hidden = item.hidden[:n], item.hidden[n:]
+    if item.block is not None:
+        rest.first += n
+    return first, rest
 
 
 def groups(items: Sequence[ForwardItem], most: int) -> list[list[ForwardItem]]:

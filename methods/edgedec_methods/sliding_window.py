@@ -116,7 +116,9 @@ class SlidingSession(UnsavedSession, OuterSession):
             ContextFullError: The window moves within a tree, or the text would have over MOST_TOKENS tokens.
         """
         if item.tokens is None or item.hidden is not None or item.resume_after is not None:
-            raise CapabilityError("a context that slides takes tokens only, no hidden states")
+            raise CapabilityError(
+                f"a context that slides takes tokens, no hidden states and no pictures; leave {argument('slide')} out"
+            )
         if not 0 <= item.n_past <= len(self._ids):
             raise SessionError(f"n_past is {item.n_past}; the session has evaluated {len(self._ids)} tokens")
         n_text = item.n_past + len(item.tokens)

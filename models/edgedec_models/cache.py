@@ -126,7 +126,8 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
             n_freed += sum(_delete(file) for file in files if not file.name.endswith(".lock"))
     for model, _ in found:
         forget_head(model.path, root.parent)
-        _prune(model.path.parent, root)
+    for folder in {model.path.parent for model, _ in found}:
+        _prune(folder, root)
     return n_freed
 
 

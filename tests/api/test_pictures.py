@@ -117,7 +117,7 @@ def test_under_a_cap_pictures_are_planned_or_left_out_by_name(model: Path) -> No
     with edgedec.load(model, runtime="cpu", n_threads=1, memory="100MB") as engine:
         assert "pictures left out" in engine.plan.given_up
         assert not engine.reads_pictures
-        with pytest.raises(RequestError, match="the memory plan left pictures out; allow more memory"):
+        with pytest.raises(RequestError, match="the memory plan left pictures out; allow more"):
             engine.chat(asked(ONE))
     with pytest.raises(MemoryCapError, match="process of pictures"):
         edgedec.load(model, runtime="cpu", memory="100MB", projector=model.with_name("mmproj-tiny-f16.gguf"))
@@ -127,7 +127,7 @@ def test_a_model_without_a_projector_says_what_is_missing(tmp_path: Path, model:
     path = tiny_llama(tmp_path / "plain.gguf", n_ctx_train=512, chat_template="{{ messages[0].content }}")
     with edgedec.load(path, runtime="cpu", n_threads=1) as engine:
         assert not engine.reads_pictures
-        with pytest.raises(RequestError, match=r"put its mmproj\*\.gguf beside the model's file"):
+        with pytest.raises(RequestError, match=r"reads no pictures: no mmproj\*\.gguf lies beside it"):
             engine.chat(asked(ONE))
     with edgedec.load(model, runtime="cpu", n_threads=1, projector=None) as engine:
         assert not engine.reads_pictures

@@ -123,8 +123,8 @@ def _sections(header: Header) -> tuple[int, ...]:
             f"{header.gguf.paths[0]}: {key} has a section after its first three, for time, height and width; "
             "use the llamacpp runtime"
         )
-    sizes = () if found is None else tuple(map(int, found.numpy()[:3]))
-    return sizes if len(sizes) == 3 and sum(sizes) else ()
+    sizes = [] if found is None else [*map(int, found.numpy()), 0, 0, 0][:3]
+    return tuple(sizes) if any(sizes) else ()
 
 
 def axes_of(rope: Rope) -> NDArray[np.uint8] | None:

@@ -193,7 +193,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_session_fork": (c_int32, (c_void_p, c_int32, POINTER(c_void_p))),
     "ec_session_move": (c_int32, (c_void_p, c_void_p, c_int32, c_int32)),
     "ec_session_saved_bytes": (c_uint64, (c_void_p, c_int32)),
-    "ec_session_save": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
+    "ec_session_save": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_uint64)),
+    "ec_session_vector_bytes": (c_uint64, (c_void_p, c_int32)),
+    "ec_session_save_vectors": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
+    "ec_session_load_vectors": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
     "ec_session_load": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
     "ec_session_close": (None, (c_void_p,)),
     "ec_forward": (c_int32, (c_void_p, POINTER(Item), c_int32, c_void_p, c_void_p, c_void_p)),
@@ -240,7 +243,7 @@ def native() -> Any:
         raise RuntimeUnavailableError(
             f"the cpu runtime's library {path} does not load ({error}); install edgedec again"
         ) from error
-    _declare(library, _SIGNATURES)
+    declare(library, _SIGNATURES)
     if library.ec_abi_version() != ABI_VERSION:
         raise RuntimeUnavailableError(
             f"{path} has interface {library.ec_abi_version()}, expected {ABI_VERSION}; install edgedec again"
@@ -248,7 +251,8 @@ def native() -> Any:
     return library
 
 
-def _declare(library: Any, signatures: dict[str, tuple[Any, tuple[Any, ...]]]) -> None:
+def declare(library: Any, signatures: dict[str, tuple[Any, tuple[Any, ...]]]) -> None:
+    """Declare functions of the library to ctypes (RuntimeUnavailableError where it lacks one)."""
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name, None)
         if function is None:

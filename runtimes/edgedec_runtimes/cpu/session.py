@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import struct
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -11,16 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import EdgedecError
+from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.logit_ops import LogitOps
 from edgedec.stats import DecodeStats
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import described, expert_reads, touched_experts
-from edgedec_runtimes.cpu.library import KERNEL_ROWS, MUTUAL_BLOCK, Item, address, check, native
+from edgedec_runtimes.cpu.library import KERNEL_ROWS, MUTUAL_BLOCK, Item, address, check, last_error, native
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
+
+_LENGTH = struct.Struct("<Q")
 
 
 class NativeRows:
@@ -138,7 +141,8 @@ class CpuSession(OwnSession):
 
     def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
         kv = np.empty(native().ec_session_saved_bytes(self._handle, n), np.uint8)
-        check(native().ec_session_save(self._handle, n, address(kv), len(kv)), "saving a session")
+        places = None if self.state.places is None else address(self.state.places)
+        check(native().ec_session_save(self._handle, n, places, address(kv), len(kv)), "saving a session")
         return self.state.written[:, :n], kv
 
     def _layout(self, n: int) -> Sequence[tuple[Any, tuple[int, ...]]]:
@@ -148,6 +152,22 @@ class CpuSession(OwnSession):
         written, kv = arrays
         check(native().ec_session_load(self._handle, n, address(kv), len(kv)), "restoring a session")
         return written
+
+    def _beside(self, n: int) -> bytes:
+        """Return the vectors that the session needs to go back, with their bytes before them, and what a head knows."""
+        vectors, of_head = np.empty(native().ec_session_vector_bytes(self._handle, n), np.uint8), super()._beside(n)
+        if not len(vectors) and not of_head:
+            return b""
+        code = native().ec_session_save_vectors(self._handle, n, address(vectors), len(vectors))
+        check(code, "saving a session")
+        return _LENGTH.pack(len(vectors)) + vectors.tobytes() + of_head
+
+    def _take_beside(self, data: bytes, n: int) -> None:
+        n_bytes = _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else 0
+        vectors = np.frombuffer(data[_LENGTH.size :][:n_bytes], np.uint8)
+        if native().ec_session_load_vectors(self._handle, n, address(vectors), len(vectors)):
+            raise ModelFormatError(f"the saved state can't be used: {last_error()}; evaluate the tokens again")
+        super()._take_beside(data[_LENGTH.size + n_bytes :], n)
 
     def _free(self) -> None:
         self._finalizer()

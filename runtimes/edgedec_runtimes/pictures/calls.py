@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.model import Session
-from edgedec.pictures import Picture, PictureLayout
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_runtimes.pictures import decoding
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout
 from edgedec_runtimes.pictures.limits import Limits
 from edgedec_runtimes.pictures.mtmd import Mtmd, encoder_version
 from edgedec_runtimes.pictures.opening import Opening

@@ -5,8 +5,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import EdgedecError, RequestError, RuntimeUnavailableError
-from edgedec.pictures import Picture
 from edgedec.plugins import install_command
+from edgedec_runtimes.pictures.contract import Picture
 from edgedec_runtimes.pictures.limits import FORMATS, Limits, halved
 
 if TYPE_CHECKING:

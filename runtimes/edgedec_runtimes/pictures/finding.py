@@ -1,13 +1,15 @@
 """The projector file that belongs to a model: the mmproj file beside it."""
 
 import re
-from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedec.errors import EdgedecError, RequestError, argument
 from edgedec.gguf.file import read_header_of
 from edgedec.gguf.metadata import get_int, get_text
-from edgedec_runtimes.pictures.header import ProjectorHeader, read_projector
+
+if TYPE_CHECKING:
+    from edgedec_runtimes.pictures.header import ProjectorHeader
 
 PATTERN = "*mmproj*.gguf"
 _QUANTIZATION = re.compile(r"(?<![a-z0-9])(i?q\d[a-z0-9_]*|bf16|f16|f32|fp16|ud|mmproj|model|gguf)(?![a-z0-9])")
@@ -51,8 +53,10 @@ def preference(path: Path | str) -> tuple[int, str]:
     return next((i for i, kind in enumerate(_PREFERENCE) if kind in re.split(r"[-.]", name)), len(_PREFERENCE)), name
 
 
-def fitting_projector(path: Path, model: Path) -> ProjectorHeader:
+def fitting_projector(path: Path, model: Path) -> "ProjectorHeader":
     """Return the facts of a projector file (RequestError unless its rows have the width of the model's embeddings)."""
+    from edgedec_runtimes.pictures.header import read_projector
+
     header = read_projector(path)
     n_embd, architecture = model_facts(model)
     if n_embd is not None and header.n_embd != n_embd:
@@ -81,6 +85,8 @@ def may_have_eyes(model: Path) -> bool:
 
 def content_hash(path: Path) -> bytes:
     """Return a hash of a projector file: of its header, and of the beginning of each of its tensors."""
+    from hashlib import sha256
+
     gguf = read_header_of(path)
     digest = sha256(f"{gguf.header_hash} {gguf.n_bytes}".encode())
     for name, tensor in gguf.tensors.items():

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError
-from edgedec.pictures import Block, Picture, PictureLayout
+from edgedec.pictures import Block
 from edgedec_runtimes.llamacpp.library import how_to_install, last_complaint, load_library, take_log
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout
 from edgedec_runtimes.pictures.opening import Opening
 from edgedec_runtimes.pictures.stub import spelled, write_stub
 

@@ -4,11 +4,12 @@ import threading
 from hashlib import sha256
 
 from edgedec.memory_plan import MemoryTerm
-from edgedec.pictures import Picture, PictureLayout, PictureRows, row_ids
+from edgedec.pictures import PictureRows
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_runtimes.child.memory import process_term
 from edgedec_runtimes.pictures.calls import Encoded
 from edgedec_runtimes.pictures.child import PictureChild
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout, row_ids
 from edgedec_runtimes.pictures.header import DYNAMIC, ProjectorHeader
 from edgedec_runtimes.pictures.limits import Limits
 from edgedec_runtimes.pictures.opening import Opening

@@ -1,56 +1,78 @@
-"""Opens what reads pictures for a model: finds its projector, and chooses the encoder."""
+"""Opens what reads pictures for a model: finds its projector, and chooses the encoder.
+
+Every load of a model imports this file, so what only pictures need is imported once a projector is there.
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from edgedec.api.options import EngineOptions
 from edgedec.errors import EdgedecError
-from edgedec_runtimes.pictures.child import PictureChild
-from edgedec_runtimes.pictures.finding import content_hash, find_projector, fitting_projector, model_facts
-from edgedec_runtimes.pictures.limits import limits_within
-from edgedec_runtimes.pictures.mtmd_encoder import MtmdEncoder
-from edgedec_runtimes.pictures.opening import Opening, opening
-from edgedec_runtimes.pictures.reader import KEPT_BYTES, Encoder, PictureReader
-from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec.loading.resolve import resolve
+from edgedec_runtimes.pictures.finding import find_projector
+
+if TYPE_CHECKING:
+    from edgedec_runtimes.pictures.child import PictureChild
+    from edgedec_runtimes.pictures.opening import Opening
+    from edgedec_runtimes.pictures.reader import Encoder, PictureReader
 
 _CAP_PART = 16  # the part of a memory cap that kept rows may take
 
 
-def picture_reader(
-    model: Path,
-    projector: Path | None,
-    *,
-    n_threads: int | None = None,
-    max_tokens: int | None = None,
-    cap_bytes: int | None = None,
-) -> PictureReader | None:
-    """Return what reads pictures for a model; None where no projector is named, and none that fits lies beside it.
+def picture_reader(model: Path, options: EngineOptions) -> "PictureReader | None":
+    """Return what reads pictures for a model's file; None where no projector is named, and none that fits is beside it.
+
+    Raises:
+        EdgedecError: The projector that is named is not found, damaged, of a kind that is not read, or another model's.
+    """
+    if options.projector is None:
+        return None
+    is_named = options.projector != "auto"
+    found = resolve(options.projector, options.resolving) if is_named else find_projector(model)
+    if found is None:
+        return None
+    try:
+        return open_reader(model, found, options.n_threads, options.image_max_tokens, options.cap_bytes)
+    except EdgedecError:
+        if is_named:
+            raise
+        return None
+
+
+def open_reader(
+    model: Path, projector: Path, n_threads: int | None, max_tokens: int | None = None, cap_bytes: int | None = None
+) -> "PictureReader":
+    """Return what reads pictures for a model with a projector file.
 
     Args:
         model: The model's file.
-        projector: The projector file that was asked for, or None for the one beside the model.
-        n_threads: Threads that encode; None for what the processor has.
+        projector: The projector file.
+        n_threads: Threads that encode; None for as many as the processor has cores.
         max_tokens: Most rows of a picture, or None.
         cap_bytes: The memory cap, which limits pixels and kept rows, or None.
 
     Raises:
-        EdgedecError: The projector that is named is damaged, of a kind that is not read, or another model's.
+        EdgedecError: The projector is damaged, of a kind that is not read, or another model's.
     """
-    found = projector or find_projector(model)
-    if found is None:
-        return None
-    try:
-        header = fitting_projector(found, model)
-        _, architecture = model_facts(model)
-        projector_hash = content_hash(found)
-    except EdgedecError:
-        if projector is not None:
-            raise
-        return None
+    from edgedec_runtimes.pictures.child import PictureChild
+    from edgedec_runtimes.pictures.finding import content_hash, fitting_projector, model_facts
+    from edgedec_runtimes.pictures.limits import limits_within
+    from edgedec_runtimes.pictures.opening import opening
+    from edgedec_runtimes.pictures.reader import KEPT_BYTES, PictureReader
+    from edgedec_runtimes.shared.cpu_count import usable_cores
+
+    header = fitting_projector(projector, model)
+    _, architecture = model_facts(model)
     child = PictureChild()
     encoder = choose_encoder(opening(header, architecture, n_threads or usable_cores(), max_tokens), child)
     most = KEPT_BYTES if cap_bytes is None else min(KEPT_BYTES, cap_bytes // _CAP_PART)
-    return PictureReader(encoder, child, projector_hash, limits_within(cap_bytes), most)
+    return PictureReader(encoder, child, content_hash(projector), limits_within(cap_bytes), most)
 
 
-def choose_encoder(opened: Opening, child: PictureChild) -> Encoder:
-    """Return the encoder for a projector: libmtmd in the child, which knows every kind."""
-    return MtmdEncoder(opened, child)
+def choose_encoder(opened: "Opening", child: "PictureChild") -> "Encoder":
+    """Return the encoder for a projector: ours, or for a kind that ours does not know libmtmd's in the child."""
+    from edgedec_runtimes.pictures.mtmd_encoder import MtmdEncoder
+    from edgedec_runtimes.pictures.native_encoder import open_native
+
+    native = open_native(opened.header.path, opened.header, opened.n_threads, opened.max_tokens)
+    return MtmdEncoder(opened, child) if native is None else native

@@ -12,8 +12,8 @@ from typing import Any
 
 from edgedec.decoding.prompt_length import require_may_fit, too_long
 from edgedec.errors import RequestError, TemplateError
-from edgedec.pictures import PictureLayout
 from edgedec.tokenizer import Tokenizer
+from edgedec_runtimes.pictures.contract import PictureLayout
 
 MOST_PICTURES = 64
 """Most pictures of a prompt; a server allows fewer."""

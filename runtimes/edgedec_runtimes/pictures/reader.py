@@ -9,16 +9,17 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from edgedec.memory_plan import MemoryTerm, format_bytes
-from edgedec.pictures import Picture, PictureEncoder, PictureLayout, PictureRows, Pictures, by_first_id, row_ids
-from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
+from edgedec.pictures import PictureRows, Pictures
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, stage
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.pictures.child import PictureChild
+from edgedec_runtimes.pictures.contract import Picture, PictureEncoder, PictureLayout, by_first_id, row_ids
 from edgedec_runtimes.pictures.limits import Limits
 from edgedec_runtimes.pictures.mtmd_encoder import MtmdEncoder
 from edgedec_runtimes.pictures.prompts import prompt_ids, with_marks
 from edgedec_runtimes.pictures.sources import Source, source_of
 
-PHASE = "picture"
+PHASE = "reading picture"
 KEPT_BYTES = 64 << 20
 DECODING_S = 60.0
 """Seconds that a picture may take to be measured or decoded, the start of a process included."""
@@ -155,16 +156,13 @@ class PictureReader:
             CancelledError: `cancel` was cancelled.
             RuntimeLostError: The process that encodes was lost; the next call starts it again.
         """
-        blocks, is_reported = list[PictureRows](), False
+        blocks = list[PictureRows]()
         for i, picture in enumerate(pictures):
             found = self._find(picture)
             if found is None:
-                is_reported = True
-                report_progress(on_progress, PHASE, i, len(pictures), "pictures", picture.name)
-                found = self._encoded(picture, cancel, on_progress)
+                with stage(on_progress, PHASE, f"{i + 1} of {len(pictures)}"):
+                    found = self._encoded(picture, cancel, on_progress)
             blocks += found
-        if is_reported:
-            report_progress(on_progress, PHASE, len(pictures), len(pictures), "pictures")
         return by_first_id(blocks)
 
     def terms(self) -> tuple[MemoryTerm, ...]:

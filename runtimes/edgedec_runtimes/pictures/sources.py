@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RequestError
-from edgedec.pictures import Picture
+from edgedec_runtimes.pictures.contract import Picture
 from edgedec_runtimes.pictures.decoding import of_image
 from edgedec_runtimes.pictures.limits import Limits
 

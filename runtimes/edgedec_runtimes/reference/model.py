@@ -1,6 +1,7 @@
 """The reference model, which evaluates forwards row by row."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -12,9 +13,9 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.architectures.architecture import Recurrence
+from edgedec_runtimes.reference.kv_cache import KVCache
 from edgedec_runtimes.reference.network import (
     Floats,
-    KVCache,
     Row,
     RowOutput,
     embeddings,
@@ -104,10 +105,9 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         result = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
         hidden = {tap: np.empty((n, self.card.n_embd), np.float32) for tap in item.taps}
         inputs, rows = self._inputs(item), _rows(item)
+        outputs: Iterable[RowOutput] = (self._evaluated(item, i, inputs[i], row) for i, row in enumerate(rows))
         if item.block is not None and item.block.mutual:
             outputs = evaluate_together(weights, session.cache, inputs, rows)
-        else:
-            outputs = (self._evaluated(item, i, inputs[i], row) for i, row in enumerate(rows))
         for i, output in enumerate(outputs):
             self.stop.check()
             for tap, tapped in output.tapped.items():

@@ -162,8 +162,8 @@ def _check_block(item: ForwardItem, n: int, limits: Limits) -> None:
         raise RequestError(f"a block of {block.n_rows} rows that see each other came in parts; evaluate it whole")
     if block.mutual and n > limits.tree_rows:
         raise CapabilityError(
-            f"{n} rows of a picture see each other; a forward of this model takes at most {limits.tree_rows} such rows: "
-            "ask for fewer tokens for a picture, or use the llamacpp runtime"
+            f"{n} rows of a picture see each other; a forward of this model takes at most {limits.tree_rows} such "
+            "rows: ask for fewer tokens for a picture, or use the llamacpp runtime"
         )
 
 

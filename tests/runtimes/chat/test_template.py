@@ -353,6 +353,15 @@ def test_parts_go_to_a_template_that_takes_them() -> None:
     assert rendered(source, PARTS) == "<Hello><there>"
 
 
+def test_strings_become_parts_for_a_template_that_takes_nothing_else() -> None:
+    """A template that loops over parts and looks at their kinds would print nothing of a string."""
+    looks = "{% if part['type'] == 'text' %}<{{ part.text }}>{% endif %}"
+    source = f"{{% for m in messages %}}{{% for part in m.content %}}{looks}{{% endfor %}}{{% endfor %}}"
+    assert rendered(source, HELLO) == "<Hello>"
+    both = "{% if m.content is string %}[{{ m.content }}]{% else %}{{ m.content[0]['type'] }}{% endif %}"
+    assert rendered(f"{{% for m in messages %}}{both}{{% endfor %}}", HELLO) == "[Hello]"
+
+
 # Templates that do not compile.
 
 

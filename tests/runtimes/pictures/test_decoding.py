@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgedec.errors import EdgedecError, RequestError
-from edgedec.pictures import Picture
+from edgedec_runtimes.pictures.contract import Picture
 from edgedec_runtimes.pictures.decoding import decode, measure, of_image
 from edgedec_runtimes.pictures.limits import MOST_PIXELS, Limits, halved, limits_within
 

@@ -11,7 +11,7 @@ from support.models.tiny_models import N_VOCAB
 from support.models.tiny_projectors import KINDS, M_ROPE_KINDS, tiny_projector
 
 from edgedec.errors import ModelFormatError
-from edgedec.pictures import Picture
+from edgedec_runtimes.pictures.contract import Picture
 from edgedec_runtimes.pictures.header import read_projector
 from edgedec_runtimes.pictures.opening import opening
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from edgedec.errors import PromptTooLongError, RequestError, TemplateError
-from edgedec.pictures import Block, PictureLayout
+from edgedec.pictures import Block
+from edgedec_runtimes.pictures.contract import PictureLayout
 from edgedec_runtimes.pictures.prompts import prompt_ids, with_marks
 
 

@@ -12,16 +12,20 @@ import pytest
 from support.models.picture_models import picture_file, picture_model
 
 from edgedec.errors import CancelledError, RequestError, RuntimeLostError
-from edgedec.pictures import by_first_id
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.pictures.child import PictureChild
-from edgedec_runtimes.pictures.opened import picture_reader
+from edgedec_runtimes.pictures.contract import by_first_id
+from edgedec_runtimes.pictures.opened import open_reader
 from edgedec_runtimes.pictures.reader import PictureReader
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("llama_cpp")
 Image = pytest.importorskip("PIL.Image")
 ONE, TWO = picture_file(), picture_file(seed=1)
+
+
+def opened(model: Path) -> PictureReader:
+    return open_reader(model, model.with_name("mmproj-tiny-f16.gguf"), 1)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(model: Path) -> Iterator[PictureReader]:
-    reader = picture_reader(model, None, n_threads=1)
-    assert reader is not None
+    reader = opened(model)
     yield reader
     reader.close()
 
@@ -40,7 +43,7 @@ def shared(model: Path) -> Iterator[PictureReader]:
 def test_a_picture_that_comes_again_is_not_encoded_again(shared: PictureReader) -> None:
     told: list[Progress] = []
     first = shared.rows([shared.measure(ONE)], on_progress=told.append)
-    assert [one.done for one in told if one.phase == "picture"] == [0, 1]
+    assert [(one.done, one.detail) for one in told if one.phase == "reading picture"] == [(0, "1 of 1"), (1, "1 of 1")]
     told.clear()
     again = shared.rows([shared.measure(ONE), shared.measure(ONE)], on_progress=told.append)
     assert not told
@@ -74,9 +77,8 @@ def test_what_is_no_picture_is_refused(shared: PictureReader, given: object) -> 
     assert shared.rows([shared.measure(ONE)])
 
 
-def test_the_child_may_end_and_the_next_call_starts_it_again(model: Path) -> None:
-    reader = picture_reader(model, None, n_threads=1)
-    assert reader is not None
+def test_the_child_may_end_and_the_next_call_starts_it_again(tmp_path: Path) -> None:
+    reader = opened(picture_model(tmp_path, "internvl"))  # a kind that libmtmd encodes, in the child
     one = reader.measure(ONE)
     os.kill(reader.processes[0], signal.SIGSTOP)
     asking = threading.Thread(target=lambda: time.sleep(0.3) or os.kill(reader.processes[0], signal.SIGKILL))
@@ -120,8 +122,7 @@ def test_the_child_ends_when_it_has_rested() -> None:
 
 
 def test_rows_beyond_the_limit_are_forgotten_the_oldest_first(model: Path) -> None:
-    reader = picture_reader(model, None, n_threads=1)
-    assert reader is not None
+    reader = opened(model)
     one, two = reader.measure(ONE), reader.measure(TWO)
     kept = PictureReader(reader._encoder, reader._child, b"", reader.limits, 64 * 4 * one.n_rows)
     first, _ = kept.rows([one]), kept.rows([two])

@@ -298,12 +298,12 @@ uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens) {
          session->columns.saved_bytes(n_tokens) + session->states.saved_bytes();
 }
 
-int32_t ec_session_save(ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes) {
+int32_t ec_session_save(ec_session *session, int32_t n_tokens, const int32_t *places, void *target, uint64_t n_bytes) {
   return guarded([&] {
     check_tokens(session, n_tokens);
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the target has another size");
     ec_item end{};
-    end.session = session, end.n_past = n_tokens;
+    end.session = session, end.n_past = n_tokens, end.places = places;
     require(renew(end, nullptr) == Outcome::done, "the session's rows could not be evaluated again");
     if (session->model->mapping != nullptr) session->model->mapping->check();
     uint8_t *notes = (uint8_t *)target + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
@@ -329,6 +329,25 @@ int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *sourc
     session->columns.load(n_tokens, columns);
     session->notes = std::move(loaded);
     session->cache.load(n_tokens, (const uint8_t *)source);
+    return EC_OK;
+  });
+}
+
+uint64_t ec_session_vector_bytes(const ec_session *session, int32_t n_tokens) {
+  return n_tokens < 0 ? 0 : session->notes.vector_bytes(n_tokens);
+}
+
+int32_t ec_session_save_vectors(const ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes) {
+  return guarded([&] {
+    require(n_bytes == ec_session_vector_bytes(session, n_tokens), "the target has another size");
+    session->notes.save_vectors(n_tokens, (uint8_t *)target);
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_load_vectors(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes) {
+  return guarded([&] {
+    session->notes.load_vectors(n_tokens, (const uint8_t *)source, n_bytes);
     return EC_OK;
   });
 }

@@ -119,7 +119,7 @@ enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
 
 /* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the
  * greater of g and 0, or the square of that. */
-enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3 };
+enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3, EC_GELU_QUICK = 4 };
 
 /* The shape of a model, and the switches by which architectures differ. */
 typedef struct ec_config {
@@ -351,8 +351,15 @@ EC_API int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session
  * target. */
 EC_API int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, int32_t start);
 EC_API uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens);
-EC_API int32_t ec_session_save(ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes);
+/* `places` are those of ec_item, of the first n_tokens slots. */
+EC_API int32_t ec_session_save(ec_session *session, int32_t n_tokens, const int32_t *places, void *target,
+                               uint64_t n_bytes);
 EC_API int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
+/* The vectors in place of embeddings that the first n_tokens began with, as far as the session needs them to go back:
+ * they are no part of what ec_session_save writes. Load them after that. */
+EC_API uint64_t ec_session_vector_bytes(const ec_session *session, int32_t n_tokens);
+EC_API int32_t ec_session_save_vectors(const ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes);
+EC_API int32_t ec_session_load_vectors(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
 EC_API void ec_session_close(ec_session *session);
 
 /* Evaluate rows of several sessions, and write logits [sum of n_wanted][n_vocab] and, unless it is NULL, best [sum of

@@ -105,4 +105,46 @@ void RowNotes::load(int32_t n_tokens, const uint8_t *source) {
   ran_.assign(source + n * sizeof(int32_t), source + n * (sizeof(int32_t) + width()));
 }
 
+uint64_t RowNotes::vector_bytes(int32_t n_tokens) const {
+  uint64_t n_bytes = 0;
+  for (int32_t slot = 0; slot < n_tokens; ++slot)
+    if (const Vector *vector = vector_of(slot)) n_bytes += 2 * sizeof(int32_t) + (*vector)->size() * sizeof(float);
+  return n_bytes;
+}
+
+void RowNotes::save_vectors(int32_t n_tokens, uint8_t *target) const {
+  for (int32_t slot = 0; slot < n_tokens; ++slot) {
+    const Vector *vector = vector_of(slot);
+    if (vector == nullptr) continue;
+    const int32_t head[2] = {slot, (int32_t)(*vector)->size()};
+    memcpy(target, head, sizeof head);
+    memcpy(target + sizeof head, (*vector)->data(), (*vector)->size() * sizeof(float));
+    target += sizeof head + (*vector)->size() * sizeof(float);
+  }
+}
+
+void RowNotes::load_vectors(int32_t n_tokens, const uint8_t *source, uint64_t n_bytes) {
+  std::vector<Vector> vectors;
+  const auto require = [](bool holds) {
+    if (!holds) throw Invalid("the saved state is damaged: it has a vector that does not fit");
+  };
+  require(n_bytes == 0 || (n_tokens >= 0 && n_tokens <= n_slots()));
+  while (n_bytes > 0) {
+    int32_t head[2];
+    require(n_bytes >= sizeof head);
+    memcpy(head, source, sizeof head);
+    source += sizeof head, n_bytes -= sizeof head;
+    require(head[0] >= (int32_t)vectors.size() && head[0] < n_tokens && head[1] > 0);
+    require(head[1] % n_embd_ == 0 && head[1] / n_embd_ <= 1 + n_layer_);
+    const size_t n = (size_t)head[1];
+    require(n_bytes >= n * sizeof(float));
+    std::vector<float> numbers(n);
+    memcpy(numbers.data(), source, n * sizeof(float));
+    source += n * sizeof(float), n_bytes -= n * sizeof(float);
+    vectors.resize((size_t)head[0] + 1);
+    vectors.back() = std::make_shared<const std::vector<float>>(std::move(numbers));
+  }
+  vectors_ = std::move(vectors);
+}
+
 }  // namespace edgedec

@@ -33,6 +33,10 @@ class RowNotes {
   uint64_t saved_bytes(int32_t n_tokens) const;
   void save(int32_t n_tokens, uint8_t *target) const;
   void load(int32_t n_tokens, const uint8_t *source);  // throws Invalid for tokens that there are not
+  // The vectors among the first n_tokens rows: of each its slot, its count of numbers, and these.
+  uint64_t vector_bytes(int32_t n_tokens) const;
+  void save_vectors(int32_t n_tokens, uint8_t *target) const;
+  void load_vectors(int32_t n_tokens, const uint8_t *source, uint64_t n_bytes);  // throws Invalid
 
  private:
   int32_t n_slots() const { return (int32_t)tokens_.size(); }
@@ -49,7 +53,7 @@ class RowNotes {
   // what stands in its place) ran, then for each layer whether its feed-forward block did.
   std::vector<int32_t> tokens_;
   std::vector<uint8_t> ran_;  // [slots][2 * n_layer]
-  // Of the slots up to the last one that began with a vector: that vector, or none. A saved state has none of them.
+  // Of the slots up to the last one that began with a vector: that vector, or none.
   std::vector<Vector> vectors_;
 };
 

@@ -95,6 +95,7 @@ inline Floats relu_of(Floats x) { return max(zero(), x); }
 inline Floats activation_of(Floats x, int32_t activation) {
   switch (activation) {
     case EC_GELU: return gelu_of(x);
+    case EC_GELU_QUICK: return mul(x, sigmoid(mul(x, set(1.702f))));
     case EC_RELU: return relu_of(x);
     case EC_RELU2: return mul(relu_of(x), relu_of(x));
     default: return silu_of(x);

@@ -54,6 +54,8 @@ using edgedec::GROUP_ROWS;
 using edgedec::hash_of;
 using edgedec::Matrix;
 using edgedec::MAX_QUERIES;
+using edgedec::PairsWork;
+using edgedec::PanelWork;
 
 constexpr bool ROWS_IN_PAIRS = EDGEDEC_SIMD == 5;  // of the activations (kernels.h)
 
@@ -62,6 +64,7 @@ constexpr bool ROWS_IN_PAIRS = EDGEDEC_SIMD == 5;  // of the activations (kernel
 #include "kernels/attention.inl"
 #include "kernels/row.inl"
 #include "kernels/state.inl"
+#include "kernels/panels.inl"
 
 #if EDGEDEC_SIMD == 4
 // Bit 4 of EAX in CPUID's leaf 7.1; not every compiler's __builtin_cpu_supports knows AVX-VNNI.
@@ -132,7 +135,8 @@ const Kernels *portable_kernels() {
   static const Kernels kernels = {
       EDGEDEC_NAME, supported, matmul,     quantize,   rms_norm,   rope,    gated,       add_rows,
       softcap,      to_halves, map,        multiply_by_sigmoid,    fold_state, step_state,  attend,
-      join_spans,   row_maxima, row_sum,   row_chances, ROWS_IN_PAIRS};
+      join_spans,   panel,      pairs,     to_pairs,   widen,   layer_norm,  exp_row,
+      row_maxima,   row_sum,    row_chances,           ROWS_IN_PAIRS};
   return &kernels;
 }
 

@@ -147,6 +147,32 @@ struct AttentionWork {
   float *unpacked;     // [(SPAN_TOKENS + PAGE_TOKENS) * head_dim], for keys and values of less than 16 bits
 };
 
+// Rows times a panel of 16 rows of weights: y[row][i] = sum over c of x[row][c] * weights[c][i], added to what is there
+// with `adds`.
+struct PanelWork {
+  const float *weights;  // [n_cols][TILE_ROWS]
+  int64_t n_cols, n_rows;
+  const float *x;
+  int64_t x_stride;
+  float *y;
+  int64_t y_stride;
+  bool adds;
+};
+
+// The same with whole numbers of 16 bits, for weights of Q8_0; n_cols is a multiple of 32.
+struct PairsWork {
+  const int16_t *weights;  // [n_cols / 2][TILE_ROWS][2]
+  const float *scales;     // [n_cols / 32][TILE_ROWS]
+  int64_t n_cols, n_rows;
+  const int16_t *x;
+  int64_t x_stride;
+  const float *x_scales;   // of row i: x_scales[i * x_scales_stride]
+  int64_t x_scales_stride;
+  float *y;
+  int64_t y_stride;
+  bool adds;
+};
+
 struct Kernels {
   const char *name;
   bool (*supported)();
@@ -183,6 +209,18 @@ struct Kernels {
   void (*attend)(const AttentionWork &work);
   // Join the spans [span_begin, span_end) of queries that calls of attend() have kept.
   void (*join_spans)(const AttentionWork &work);
+
+  // For encoder/: products of many rows with a panel; pairs and to_pairs are nullptr where whole numbers are not faster.
+  void (*panel)(const PanelWork &work);
+  void (*pairs)(const PairsWork &work);
+  // Round n numbers, a multiple of 32, to 16 bits; return what one is worth. `out` may be the beginning of x.
+  float (*to_pairs)(const float *x, int64_t n, int16_t *out);
+  // Write n numbers of a row of F32, F16, BF16 or Q8_0 as floats.
+  void (*widen)(int32_t type, const uint8_t *row, int64_t n, float *out);
+  // out = (x - mean(x)) / deviation(x) * weight + bias; `bias` may be nullptr, and out may be x
+  void (*layer_norm)(const float *x, const float *weight, const float *bias, float epsilon, int64_t n, float *out);
+  // Set *most to the greatest of itself and x, and x to exp(x - *most); return the sum.
+  float (*exp_row)(float *x, int64_t n, float *most);
 
   // For row.cpp: the greatest value of each block of ROW_BLOCK values, the last of which may be shorter.
   void (*row_maxima)(const float *x, int64_t n, float *maxima);

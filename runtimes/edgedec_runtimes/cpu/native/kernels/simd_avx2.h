@@ -141,6 +141,18 @@ inline void store_s8(int8_t *p, Floats x) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
   _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
 }
+inline void store_s16(int16_t *p, Floats x) {
+  const __m256i whole = _mm256_cvtps_epi32(x);
+  _mm_storeu_si128((__m128i *)p, _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+}
+// In each lane, sum plus the products of two numbers of 16 bits.
+inline Ints add_pairs(Ints sum, Bytes w, Ints a) {
+#if EDGEDEC_SIMD == 4
+  return _mm256_dpwssd_avx_epi32(sum, w, a);
+#else
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(w, a));
+#endif
+}
 inline Floats power_of_two(Floats x) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127)), 23));
 }

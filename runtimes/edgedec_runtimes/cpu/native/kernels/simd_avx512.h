@@ -105,6 +105,11 @@ inline Floats load_exponents(const uint8_t *p) {
   return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(bits, low, _mm512_set1_epi32(0x00200000), e));
 }
 // Round floats from -127 to 127 to int8.
+inline void store_s16(int16_t *p, Floats x) {
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+}
+// In each lane, sum plus the products of two numbers of 16 bits.
+inline Ints add_pairs(Ints sum, Bytes w, Ints a) { return _mm512_dpwssd_epi32(sum, w, a); }
 inline void store_s8(int8_t *p, Floats x) {
   _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
 }

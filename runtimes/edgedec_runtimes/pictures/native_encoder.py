@@ -1,0 +1,290 @@
+"""Our own picture encoder, for projectors of the SigLIP kind (gemma3, idefics3, lfm2), on the cpu runtime's kernels.
+
+Weights are read from the mapped file. Rows have the same bits for any number of threads.
+"""
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from contextlib import ExitStack, nullcontext
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageError
+from edgedec.gguf.file import GGUF, FileState, floats, read_gguf
+from edgedec.gguf.header import TensorInfo
+from edgedec.memory_plan import MemoryTerm
+from edgedec.pictures import PictureRows
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
+from edgedec_runtimes.cpu.library import (
+    INVALID,
+    NOT_FINITE,
+    address,
+    check,
+    declare,
+    forced_instruction_set,
+    instruction_sets,
+    last_error,
+    native,
+)
+from edgedec_runtimes.cpu.mapping import Mapping
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout, row_ids
+from edgedec_runtimes.pictures.header import ProjectorHeader
+from edgedec_runtimes.pictures.siglip_file import SiglipFile, Weight, positions, siglip_file, vector_slots
+from edgedec_runtimes.pictures.siglip_layout import layout_of, tiles_of
+from edgedec_runtimes.shared.cpu_count import usable_cores
+
+VERSION = "1"
+"""The version of what is computed, raised when a bit of a row changes."""
+
+_WHAT = "encoding a picture"
+_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_quick": 4}
+_FIRST_OF_LAYER_MATRICES, _FIRST_OF_LAYER_VECTORS = 3, 7
+
+
+class _Config(ctypes.Structure):
+    """ec_encoder_config: the shape of an encoder."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("n_patch", "n_embd", "n_ff", "n_layer", "n_head", "n_out")),
+        *((name, c_int32) for name in ("activation", "merge", "pools")),
+        *((name, c_float) for name in ("epsilon", "merged_epsilon")),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ec_encoder_create": (c_int32, (POINTER(_Config), c_int32, c_char_p, POINTER(c_void_p))),
+    "ec_encoder_set_matrix": (c_int32, (c_void_p, *(c_int32,) * 3, c_int64, c_int64, c_int32, c_void_p, c_uint64)),
+    "ec_encoder_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
+    "ec_encoder_set_mapping": (None, (c_void_p, c_void_p)),
+    "ec_encoder_finish": (c_int32, (c_void_p,)),
+    "ec_encoder_buffer_bytes": (c_uint64, (c_void_p, c_int32, c_int32)),
+    "ec_encoder_encode": (
+        c_int32,
+        (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_uint64, POINTER(c_int32)),
+    ),
+    "ec_encoder_destroy": (None, (c_void_p,)),
+}
+
+
+@cache
+def _library() -> Any:
+    library = native()
+    declare(library, _SIGNATURES)
+    return library
+
+
+def open_native(
+    path: Path, header: ProjectorHeader, n_threads: int | None = None, max_tokens: int | None = None
+) -> "NativeEncoder | None":
+    """Return our encoder for a projector file; None where the file has anything that our encoder does not run.
+
+    Args:
+        path: The file.
+        header: What its header says.
+        n_threads: Threads that encode; None for a thread on each core.
+        max_tokens: Most rows of a picture, where the kind has such a limit; None for the kind's own.
+    """
+    try:
+        gguf = read_gguf(path)
+        file = siglip_file(gguf, header.projector_type, header.n_embd, max_tokens)
+        return None if file is None else NativeEncoder(gguf, file, n_threads or usable_cores())
+    except (ModelFormatError, RuntimeUnavailableError):
+        return None
+
+
+class NativeEncoder:
+    """Implements edgedec.pictures.PictureEncoder. The weights are mapped with the first picture."""
+
+    def __init__(self, gguf: GGUF, file: SiglipFile, n_threads: int) -> None:
+        """Prepare; nothing is mapped yet (RuntimeUnavailableError where there is no native library)."""
+        isa = forced_instruction_set()
+        _library()
+        self._gguf, self._file, self._n_threads = gguf, file, n_threads
+        self._isa = isa.decode() if isa is not None else instruction_sets()[0]
+        self._lock = threading.Lock()
+        self._weights: _Weights | None = None
+
+    @property
+    def identity(self) -> str:
+        """What a bit of a row depends on, beside the pixels and the projector file."""
+        return f"edgedec {VERSION} {self._isa} {self._file.cutting.max_tokens}"
+
+    def layout(self, width: int, height: int) -> PictureLayout:
+        """Return what a picture of that size becomes; see edgedec.pictures.PictureEncoder."""
+        return layout_of(self._file.cutting, width, height)
+
+    def encode(
+        self, picture: Picture, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
+    ) -> tuple[PictureRows, ...]:
+        """Return the blocks of a picture; see edgedec.pictures.PictureEncoder.
+
+        Raises:
+            RequestError: The picture can't be cut into tiles.
+            CancelledError: `cancel` was cancelled.
+            ModelFormatError: The file makes rows that are not finite, or was changed.
+            MemoryCapError: The system refuses memory.
+        """
+        layout = self.layout(picture.width, picture.height)
+        key = sha256(f"{picture.width} {picture.height} {self.identity}".encode() + picture.rgb).digest()
+        made, first = list[PictureRows](), 0
+        with self._lock:
+            if self._weights is None:
+                self._weights = _Weights(self._gguf, self._file, self._n_threads)
+            try:
+                tiles = tiles_of(self._file.cutting, picture)
+                for i, (block, tile) in enumerate(zip(layout.blocks, tiles, strict=True)):
+                    check_cancelled(cancel, _WHAT)
+                    report_progress(on_progress, "picture", i, len(layout.blocks), "tiles")
+                    rows = self._weights.encode(tile.size, np.asarray(tile), cancel)
+                    made.append(PictureRows(block, rows, row_ids(key, block.n_rows, first)))
+                    first += block.n_rows
+            finally:
+                self._weights.let_go()
+        report_progress(on_progress, "picture", len(made), len(made), "tiles")
+        return tuple(made)
+
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """Return what is held while a picture is encoded: the mapped weights, and one tile's buffers."""
+        name = self._gguf.paths[0].name
+        return (
+            MemoryTerm("picture encoder", self._gguf.n_bytes, f"{name}, mapped while it is used", grows=True),
+            MemoryTerm("encoder's buffers", self._buffer_bytes(), "of one tile", grows=True),
+        )
+
+    def close(self) -> None:
+        """Free everything; calling it again does nothing."""
+        with self._lock:
+            if self._weights is not None:
+                self._weights.close()
+            self._weights = None
+
+    def _buffer_bytes(self) -> int:
+        """Return the bytes of the largest tile: the native buffers, and what goes in and comes out."""
+        cutting = self._file.cutting
+        side = (512 if cutting.kind == "lfm2" else cutting.image_size) // cutting.patch_size
+        n_patches = max(side**2, cutting.max_tokens * cutting.merge**2 if cutting.kind == "lfm2" else 0)
+        handle = _create(self._file, self._n_threads)
+        try:
+            n_bytes = int(_library().ec_encoder_buffer_bytes(handle, n_patches // side, side))
+        finally:
+            _library().ec_encoder_destroy(handle)
+        numbers = 3 * cutting.patch_size**2 + self._file.n_embd
+        return n_bytes + 4 * n_patches * (2 * numbers + self._file.n_out // cutting.merge**2)
+
+
+class _Weights:
+    """A mapped projector file, and the native encoder that reads it."""
+
+    def __init__(self, gguf: GGUF, file: SiglipFile, n_threads: int) -> None:
+        self._path, self._file = gguf.paths[0], file
+        with ExitStack() as opened:
+            self._map = opened.enter_context(_mapped(gguf))
+            data = np.frombuffer(self._map, np.uint8)
+            watched = Mapping(address(data), len(data), -1)
+            opened.callback(watched.close)
+            handle = _create(file, n_threads)
+            opened.callback(_library().ec_encoder_destroy, handle)
+            _library().ec_encoder_set_mapping(handle, watched.handle)
+            self._handle, start = handle, address(data)
+            del data  # the map can't be closed while an array shows its bytes
+            for i, weight in enumerate(file.once):
+                self._set_matrix(i, 0, weight, start)
+            for layer, weights in enumerate(file.layers):
+                for i, weight in enumerate(weights):
+                    self._set_matrix(_FIRST_OF_LAYER_MATRICES + i, layer, weight, start)
+            for layer in (None, *range(file.n_layer)):
+                first = 0 if layer is None else _FIRST_OF_LAYER_VECTORS
+                for i, (name, _) in enumerate(vector_slots(file, layer), first):
+                    if name is not None and name in file.vectors:
+                        values = self._floats(file.vectors[name])
+                        code = _library().ec_encoder_set_vector(handle, i, layer or 0, address(values), values.size)
+                        check(code, _WHAT)
+            code = _library().ec_encoder_finish(handle)
+            if code == INVALID:
+                raise ModelFormatError(f"{self._path}: {last_error()}; download the file again")
+            check(code, _WHAT)
+            self._table = self._floats(file.position).reshape(file.side**2, file.n_embd)
+            self._watched = watched
+            self._finalizer = weakref.finalize(self, opened.pop_all().close)
+            self._finalizer.atexit = False  # a daemon thread may be encoding then
+
+    def encode(
+        self, size: tuple[int, int], pixels: NDArray[np.uint8], cancel: CancelToken | None
+    ) -> NDArray[np.float32]:
+        """Return f32[n_rows, n_out], the rows of one tile of that size, whose pixels are u8[height, width, 3]."""
+        file, patch = self._file, self._file.cutting.patch_size
+        n_x, n_y = size[0] // patch, size[1] // patch
+        scaled = (pixels.astype(np.float32) / np.float32(255) - np.float32(file.mean)) / np.float32(file.std)
+        squares = scaled.reshape(n_y, patch, n_x, patch, 3).transpose(0, 2, 4, 1, 3)
+        patches = np.ascontiguousarray(squares).reshape(n_y * n_x, -1)
+        places = positions(self._table, file.side, n_x, n_y)
+        rows = np.empty((n_x * n_y // file.cutting.merge**2, file.n_out), np.float32)
+        flag = c_int32(0)
+
+        def stop() -> None:
+            flag.value = 1
+
+        with nullcontext() if cancel is None else cancel.calling(stop):
+            check_cancelled(cancel, _WHAT)
+            code = _library().ec_encoder_encode(
+                self._handle, address(patches), address(places), n_x, n_y, address(rows), rows.size, ctypes.byref(flag)
+            )
+        if code == NOT_FINITE:
+            raise ModelFormatError(f"{self._path}: {last_error()}; the file is damaged: download it again")
+        check(code, f"{self._path}: {_WHAT}")
+        return rows
+
+    def let_go(self) -> None:
+        """Give the pages of the file back to the system, which keeps them cached while it has memory."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        """Free the encoder and the mapping."""
+        self._finalizer()
+
+    def _floats(self, tensor: TensorInfo) -> NDArray[np.float32]:
+        data = np.frombuffer(self._map[tensor.offset : tensor.offset + tensor.n_bytes], np.uint8)
+        return np.ascontiguousarray(floats(tensor.type, data))
+
+    def _set_matrix(self, which: int, layer: int, weight: Weight, start: int) -> None:
+        tensor = weight.tensor
+        code = _library().ec_encoder_set_matrix(
+            *(self._handle, which, layer, int(tensor.type), weight.n_rows, weight.n_cols, weight.transposed),
+            *(start + tensor.offset, tensor.n_bytes),
+        )
+        check(code, _WHAT)
+
+
+def _create(file: SiglipFile, n_threads: int) -> c_void_p:
+    """Return a native encoder without weights, which the caller destroys."""
+    n_patch, pools = 3 * file.cutting.patch_size**2, file.cutting.kind == "gemma3"
+    config = _Config(
+        *(n_patch, file.n_embd, file.n_ff, file.n_layer, file.n_head, file.n_out),
+        *(_ACTIVATIONS[file.activation], file.cutting.merge, pools, file.epsilon, file.merged_epsilon),
+    )
+    handle = c_void_p()
+    code = _library().ec_encoder_create(ctypes.byref(config), n_threads, forced_instruction_set(), ctypes.byref(handle))
+    check(code, _WHAT)
+    return handle
+
+
+def _mapped(gguf: GGUF) -> mmap.mmap:
+    """Return the mapped bytes of a file that has not changed since its header was read."""
+    path = gguf.paths[0]
+    try:
+        with path.open("rb") as file:
+            if FileState.of(path, os.fstat(file.fileno())) != gguf.states[0]:
+                raise ModelFormatError(f"{path}: another file stands there since it was opened; load the model again")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error

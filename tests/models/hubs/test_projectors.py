@@ -1,0 +1,63 @@
+"""A model's picture encoder comes with it from a repository, and goes with it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.processes.servers import StubServer, add_repository, model_bytes
+
+from edgedec.load_options import ResolveOptions
+from edgedec_models.cache import list_models, remove_model
+from edgedec_models.hubs.hub_spec import choose_projector
+from edgedec_models.resolve import pull, resolve
+
+FILES = ("eye-Q8_0.gguf", "mmproj-eye-f16.gguf", "mmproj-eye-Q8_0.gguf", "mmproj-eye-f32.gguf")
+REPO = {name: model_bytes(99 + i) for i, name in enumerate(FILES)}
+
+
+@pytest.fixture(autouse=True)
+def _close_hub_session() -> Iterator[None]:
+    yield
+    from huggingface_hub import close_session
+
+    close_session()
+
+
+@pytest.mark.parametrize(
+    ("files", "model", "expected"),
+    [
+        (FILES, "eye-Q8_0.gguf", "mmproj-eye-Q8_0.gguf"),
+        (["mmproj-F16.gguf", "mmproj-BF16.gguf", "mmproj-F32.gguf"], "eye-Q4_K_M.gguf", "mmproj-F16.gguf"),
+        (["mmproj-BF16.gguf", "mmproj-F32.gguf"], "eye-Q4_K_M.gguf", "mmproj-BF16.gguf"),
+        (["mmproj-a-Q8_0.gguf", "mmproj-eye-f16.gguf"], "eye-Q4_K_M.gguf", "mmproj-eye-f16.gguf"),
+        (["eye-Q4_K_M.gguf", "../mmproj.gguf"], "eye-Q4_K_M.gguf", None),
+    ],
+)
+def test_the_models_own_encoder_of_8_bits_is_preferred(files: list[str], model: str, expected: str | None) -> None:
+    """By the name first, then by the size."""
+    assert choose_projector(files, model) == expected
+
+
+def test_it_is_fetched_listed_with_no_model_and_removed_with_the_last_one(server: StubServer, root: Path) -> None:
+    """`list` shows the model alone; `rm` of the model takes the encoder along."""
+    add_repository(server, "someone/eye-GGUF", REPO)
+    path = resolve("hf:someone/eye-GGUF", ResolveOptions())
+    assert path is not None
+    assert sorted(file.name for file in path.parent.glob("*.gguf")) == ["eye-Q8_0.gguf", "mmproj-eye-Q8_0.gguf"]
+    assert [model.path for model in list_models()] == [path]
+    freed = remove_model("hf:someone/eye-GGUF:eye-Q8_0.gguf")
+    assert freed >= len(REPO["eye-Q8_0.gguf"]) + len(REPO["mmproj-eye-Q8_0.gguf"])
+    assert not path.parent.exists()
+
+
+def test_pull_completes_a_model_that_was_fetched_without_it(server: StubServer, root: Path) -> None:
+    """As one that an earlier release fetched; a load does not ask the network for it."""
+    add_repository(server, "someone/eye-GGUF", REPO)
+    path = pull("hf:someone/eye-GGUF", ResolveOptions())
+    projector = path.with_name("mmproj-eye-Q8_0.gguf")
+    projector.unlink()
+    assert resolve("hf:someone/eye-GGUF", ResolveOptions()) == path
+    assert not projector.exists()
+    assert pull("hf:someone/eye-GGUF", ResolveOptions()) == path
+    assert projector.read_bytes() == REPO["mmproj-eye-Q8_0.gguf"]
+    assert pull("hf:someone/eye-GGUF:mmproj-eye-f32.gguf", ResolveOptions()).name == "mmproj-eye-f32.gguf"

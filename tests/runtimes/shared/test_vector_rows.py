@@ -1,0 +1,198 @@
+"""Rows that are vectors in place of tokens: the runtimes agree on them, and a row has its bits however it is asked for.
+
+Bounds are those of tests/runtimes/cpu/test_logits.py. The models are tiny ones of each family whose pictures differ:
+in causal rows (llama, lfm2), in what multiplies vectors (granite, minicpm), in rows that see each other (gemma3), and
+in places by height and width, with additions behind layers (qwen2vl, qwen3vl, qwen35).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_runs import bits
+
+from edgedec.errors import CapabilityError, RequestError
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, Model, Session
+from edgedec.pictures import Block
+from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
+from edgedec_runtimes.reference.runtime import Reference
+
+pytestmark = pytest.mark.slow
+
+BEFORE, AFTER = 7, 9
+TOKENS = np.random.default_rng(1).integers(4, 260, BEFORE + AFTER).astype(np.int32)
+BLOCK = Block(12, 4, 3)
+N_ALL = BEFORE + BLOCK.n_rows + AFTER
+FAMILIES = ("llama", "lfm2", "granite", "minicpm", "gemma3", "qwen2vl", "qwen3vl", "qwen35")
+REFERENCE_BOUND, LLAMACPP_BOUND = 2.5e-4, 2.5e-3
+N_ADDED = {"qwen3vl": 3}
+
+
+def block_of(name: str) -> Block:
+    """Return the block of a family's picture."""
+    return replace(BLOCK, mutual=name == "gemma3")
+
+
+def vectors_of(name: str, n_embd: int, seed: int = 2) -> NDArray[np.float32]:
+    """Return rows of a picture: f32[12, n_embd], for models with additions behind layers more numbers."""
+    width = n_embd * (1 + N_ADDED.get(name, 0))
+    return np.random.default_rng(seed).standard_normal((BLOCK.n_rows, width)).astype(np.float32)
+
+
+def read(session: Session, name: str, sizes: tuple[int, ...] = ()) -> NDArray[np.float32]:
+    """Read tokens, a picture and tokens on an empty session; return the logits of all rows behind the picture.
+
+    `sizes` are the rows of the forwards that the picture's rows are read in.
+    """
+    block, vectors = block_of(name), vectors_of(name, session.model.card.n_embd)
+    session.forward(TOKENS[:BEFORE], n_past=0)
+    first = 0
+    for n in (*sizes, BLOCK.n_rows - sum(sizes)):
+        rows = vectors[first : first + n]
+        session.forward(hidden=rows, resume_after=-1, n_past=BEFORE + first, block=block, first=first)
+        first += n
+    return session.forward(TOKENS[BEFORE:], n_past=BEFORE + BLOCK.n_rows, rows="all").logits.copy()
+
+
+def distance(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Return the root mean square of the differences over that of the expected values around their mean."""
+    exact = expected.astype(np.float64)
+    return float(np.sqrt(np.square(found - exact).mean() / exact.var()))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A family's model on the cpu runtime, and what the reference says."""
+
+    name: str
+    path: Path
+    model: Model
+    exact: NDArray[np.float32]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    """A tiny model with F16 matrices."""
+    name: str = request.param
+    path = write_tiny(tmp_path_factory.mktemp("tiny") / "m.gguf", replace(ARCHITECTURES[name], types=("F16",)))
+    with Reference().load(path, LoadOptions(n_ctx=64, max_rows=64)) as reference:
+        exact = read(reference.session(64), name)
+    with Cpu().load(path, LoadOptions(n_ctx=64, n_threads=2, max_rows=64, n_parallel=4)) as model:
+        yield Case(name, path, model, exact)
+
+
+def test_cpu_agrees_with_the_reference(case: Case) -> None:
+    """Up to rounding."""
+    assert distance(read(case.model.session(64), case.name), case.exact) < REFERENCE_BOUND
+
+
+def test_llamacpp_agrees_with_the_reference(case: Case) -> None:
+    """It computes attention in float16. Going back to before the picture and reading it again changes nothing."""
+    with LlamaCpp().load(case.path, LoadOptions(n_ctx=64, n_threads=1, max_rows=64)) as model:
+        session = model.session(64)
+        found = read(session, case.name)
+        assert distance(found, case.exact) < LLAMACPP_BOUND
+        np.testing.assert_array_equal(bits(read(session, case.name)), bits(found))
+
+
+def test_any_split_has_the_same_bits(case: Case) -> None:
+    """Rows of a picture one by one, in pieces, and together; a mutual block is refused in pieces."""
+    expected = bits(read(case.model.session(64), case.name))
+    for sizes in ((1,) * (BLOCK.n_rows - 1), (5, 1)):
+        if block_of(case.name).mutual:
+            with pytest.raises(RequestError, match="evaluate it whole"):
+                read(case.model.session(64), case.name, sizes)
+        else:
+            np.testing.assert_array_equal(bits(read(case.model.session(64), case.name, sizes)), expected)
+
+
+def test_beside_other_sessions(case: Case) -> None:
+    """A picture in a joint forward with a picture and with tokens of other sessions."""
+    expected = bits(read(case.model.session(64), case.name))
+    block, vectors = block_of(case.name), vectors_of(case.name, case.model.card.n_embd)
+    other = vectors_of(case.name, case.model.card.n_embd, seed=3)
+    sessions = [case.model.session(64) for _ in range(3)]
+    for session in sessions:
+        session.forward(TOKENS[:BEFORE], n_past=0)
+    pairs = zip(sessions[:2], (vectors, other), strict=True)
+    items = [ForwardItem(each, BEFORE, None, rows, -1, block=block) for each, rows in pairs]
+    case.model.forward([ForwardItem(sessions[2], BEFORE, TOKENS[:5]), *items])
+    found = case.model.forward([ForwardItem(each, each.n_cached, TOKENS[BEFORE:], rows="all") for each in sessions])
+    np.testing.assert_array_equal(bits(found[0].logits), expected)
+    assert (bits(found[1].logits) != expected).any()
+
+
+def test_what_follows_goes_on_alike(case: Case) -> None:
+    """Steps, a tree, a fork, a saved and restored session, and going back behind a picture, into text and before it."""
+    session = case.model.session(64)
+    expected = bits(read(session, case.name))
+    n_past = BEFORE + BLOCK.n_rows
+
+    def check(each: Session, n: int) -> None:
+        found = each.forward(TOKENS[BEFORE + n :], n_past=n_past + n, rows="all").logits
+        np.testing.assert_array_equal(bits(found), expected[n:])
+
+    check(session, 3)
+    fork = session.fork()
+    data, n_held = session.save(), session.n_cached
+    check(fork, 5)
+    session.forward(TOKENS[:3], n_past=2)  # before the picture
+    check(fork, 0)
+    np.testing.assert_array_equal(bits(read(session, case.name)), expected)
+    restored = case.model.session(64)
+    restored.load(data, n_held)
+    check(restored, AFTER - 1)
+    parents = np.array([-1, 0, 0, 1], np.int32)
+    tree = np.array([TOKENS[BEFORE], 9, TOKENS[BEFORE + 1], 11], np.int32)
+    rows = bits(session.forward(tree, n_past=n_past, parents=parents, rows="all").logits)
+    np.testing.assert_array_equal(rows[[0, 2]], expected[:2])
+    session.keep(np.array([0, 2], np.int32))
+    check(session, 2)
+
+
+def test_embeddings_as_vectors_are_tokens(tmp_path: Path) -> None:
+    """Token embeddings given as rows, without a block, have the bits of the tokens."""
+    path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES["llama"], types=("F32",)))
+    from edgedec.gguf.file import read_gguf
+
+    gguf = read_gguf(path)
+    for runtime in (Cpu(), Reference()):
+        with runtime.load(path, LoadOptions(n_ctx=64, max_rows=64)) as model:
+            table = np.frombuffer(gguf.read_tensor_bytes("token_embd.weight"), "<f4").reshape(-1, model.card.n_embd)
+            expected = bits(model.session(64).forward(TOKENS, n_past=0, rows="all").logits)
+            found = model.session(64).forward(hidden=table[TOKENS], resume_after=-1, n_past=0, rows="all").logits
+            np.testing.assert_array_equal(bits(found), expected)
+
+
+def with_nan(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the rows with an element that is no number."""
+    found = rows.copy()
+    found[3, 5] = np.nan
+    return found
+
+
+def test_what_is_refused(case: Case) -> None:
+    """Nothing is evaluated, and the session can be used."""
+    session, block, rows = case.model.session(64), block_of(case.name), vectors_of(case.name, case.model.card.n_embd)
+    session.forward(TOKENS[:BEFORE], n_past=0)
+    for vectors, more in (
+        (with_nan(rows), {"block": block}),
+        (rows[:, :-1], {"block": block}),
+        (rows, {"block": replace(block, n_rows=11)}),
+        (rows, {"block": block, "first": 1}),
+        (rows, {"block": replace(block, n_x=0)}),
+        (rows, {"first": 1}),
+        (rows, {"block": block, "parents": np.arange(-1, 11, dtype=np.int32)}),
+    ):
+        with pytest.raises(RequestError):
+            session.forward(hidden=vectors, resume_after=-1, n_past=BEFORE, **more)
+    tall, long = np.zeros((300, rows.shape[1]), np.float32), case.model.session(512)
+    with pytest.raises(CapabilityError, match="at most 256 such rows"):
+        long.forward(hidden=tall, resume_after=-1, n_past=0, block=Block(300, 20, 15, mutual=True))
+    assert session.n_cached == BEFORE

@@ -1,0 +1,99 @@
+"""The rows of pictures in float64: a plain form of the encoders of the SigLIP kind, from formulas alone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.gguf.file import GGUF, floats, read_gguf
+from edgedec.gguf.tensor_types import GGMLType
+
+Numbers = NDArray[np.float64]
+
+
+def true_rows(path: Path, kind: str, pixels: NDArray[np.uint8], *, merge: int, n_head: int) -> Numbers:
+    """Return f64[n_rows, n_embd of the text model] of one tile, u8[height, width, 3].
+
+    The encoder has the tanh form of GELU, a mean and a deviation of 0.5, and an epsilon of 1e-6.
+    """
+    w = _tensors(read_gguf(path))
+    kernel = w["v.patch_embd.weight"]
+    n_embd, patch = kernel.shape[0], kernel.shape[-1]
+    n_y, n_x = pixels.shape[0] // patch, pixels.shape[1] // patch
+    scaled = (pixels.astype(np.float64) / 255 - 0.5) / 0.5
+    squares = scaled.reshape(n_y, patch, n_x, patch, 3).transpose(0, 2, 4, 1, 3).reshape(n_y * n_x, -1)
+    x = squares @ kernel.reshape(n_embd, -1).T + w["v.patch_embd.bias"]
+    x += _places(w["v.position_embd.weight"], n_x, n_y)
+    for i in range(sum(name.endswith("attn_q.weight") for name in w)):
+        block = {name.removeprefix(f"v.blk.{i}."): tensor for name, tensor in w.items()}
+        x = x + _attention(_norm(x, block, "ln1", 1e-6), block, n_head)
+        hidden = _gelu(_linear(_norm(x, block, "ln2", 1e-6), block, "ffn_up"))
+        x = x + _linear(hidden, block, "ffn_down")
+    x = _norm(x, w, "v.post_ln", 1e-6)
+    squares = x.reshape(n_y // merge, merge, n_x // merge, merge, n_embd).transpose(0, 2, 1, 3, 4)
+    squares = squares.reshape(n_y * n_x // merge**2, merge**2, n_embd)
+    if kind == "gemma3":
+        mean = squares.mean(1)
+        root = np.sqrt((mean**2).mean(-1, keepdims=True) + 1e-6)
+        return np.asarray(mean / root * w["mm.soft_emb_norm.weight"] @ w["mm.input_projection.weight"])
+    merged = squares.reshape(len(squares), -1)
+    if kind == "idefics3":
+        return np.asarray(merged @ w["mm.model.fc.weight"].T)
+    return _linear(_gelu(_linear(_norm(merged, w, "mm.input_norm", 1e-5), w, "mm.1")), w, "mm.2")
+
+
+def _tensors(gguf: GGUF) -> dict[str, Numbers]:
+    found = {}
+    for name, tensor in gguf.tensors.items():
+        data = np.frombuffer(gguf.read_tensor_bytes(name), np.uint8)
+        if tensor.type is GGMLType.Q8_0:
+            blocks = data.reshape(-1, 34)
+            values: Any = blocks[:, :2].copy().view("<f2").astype(np.float64) * blocks[:, 2:].copy().view(np.int8)
+        else:
+            values = floats(tensor.type, data).astype(np.float64)
+        found[name] = values.reshape(tensor.shape[::-1])
+    return found
+
+
+def _linear(x: Numbers, w: dict[str, Numbers], name: str) -> Numbers:
+    return np.asarray(x @ w[f"{name}.weight"].T + w[f"{name}.bias"])
+
+
+def _norm(x: Numbers, w: dict[str, Numbers], name: str, epsilon: float) -> Numbers:
+    middle = x - x.mean(-1, keepdims=True)
+    deviation = np.sqrt((middle**2).mean(-1, keepdims=True) + epsilon)
+    return np.asarray(middle / deviation * w[f"{name}.weight"] + w[f"{name}.bias"])
+
+
+def _gelu(x: Numbers) -> Numbers:
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+
+
+def _attention(x: Numbers, w: dict[str, Numbers], n_head: int) -> Numbers:
+    q, k, v = (
+        _linear(x, w, f"attn_{name}").reshape(len(x), n_head, -1).transpose(1, 0, 2) for name in ("q", "k", "v")
+    )
+    scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    out = weights / weights.sum(-1, keepdims=True) @ v
+    return _linear(out.transpose(1, 0, 2).reshape(len(x), -1), w, "attn_out")
+
+
+def _places(table: Numbers, n_x: int, n_y: int) -> Numbers:
+    """Return the table, or its bilinear form with antialiasing at another size, computed place by place."""
+    side = round(len(table) ** 0.5)
+    if (n_x, n_y) == (side, side):
+        return table
+    grid, places = table.reshape(side, side, -1), np.zeros((n_y, n_x, table.shape[1]))
+    for y in range(n_y):
+        for x in range(n_x):
+            total = 0.0
+            for t in range(side):
+                for s in range(side):
+                    down = max(0.0, 1 - abs(t + 0.5 - (y + 0.5) * side / n_y) / max(1.0, side / n_y))
+                    right = max(0.0, 1 - abs(s + 0.5 - (x + 0.5) * side / n_x) / max(1.0, side / n_x))
+                    places[y, x] += down * right * grid[t, s]
+                    total += down * right
+            places[y, x] /= total
+    return places.reshape(n_x * n_y, -1)
