@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def dropped(text: str) -> tuple[list[Path], str]:
     """
     paths, rest = list[Path](), text.strip()
     while rest:
-        lexer = shlex.shlex(rest, posix=True)
+        stream = StringIO(rest)
+        lexer = shlex.shlex(stream, posix=True)
         lexer.whitespace_split, lexer.commenters = True, ""
         try:
             word = (lexer.get_token() or "").removeprefix("file://")
@@ -84,5 +86,5 @@ def dropped(text: str) -> tuple[list[Path], str]:
         if path is None or not path.is_absolute() or not path.is_file():
             break
         paths.append(path)
-        rest = rest[lexer.instream.tell() :].strip()
+        rest = rest[stream.tell() :].strip()
     return paths, rest

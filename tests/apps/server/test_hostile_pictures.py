@@ -118,8 +118,9 @@ def test_wrong_values_around_a_picture(seeing: Running, path: str) -> None:
     """Whatever stands in place of a picture, of its part or of what is around: an answer, or a 4xx with its reason."""
     body = body_of(path, data_url()) | SHORT[path] | {"model": "seeing"}
     name = "input" if "input" in body else "messages"
+    values: tuple[Any, ...] = (None, 5, "x", [], [None], {}, {"type": []})
     for place in range(len(places(body[name]))):
-        for value in (None, 5, "x", [], [None], {}, {"type": []}):
+        for value in values:
             changed = copy.deepcopy(body)
             container, key = places(changed[name])[place]
             container[key] = copy.deepcopy(value)

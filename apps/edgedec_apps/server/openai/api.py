@@ -84,8 +84,9 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
         "ready": loaded is not None,
     }
     card |= {"type": "model", "display_name": named.name, "created_at": timestamp(service.created)}  # Anthropic's
-    if file is not None or loaded is not None:
-        card["capabilities"] = capabilities(file if loaded is None or file is not None else loaded.file, loaded)
+    file = file if loaded is None else loaded.file
+    if file is not None:
+        card["capabilities"] = capabilities(file, loaded)
     if loaded is None:
         return card | {"meta": _meta_of_file(file)}
     engine = loaded.engine

@@ -86,7 +86,7 @@ def reached(port: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]
         return [(0, 0, 0, "", (address, 443)) for address in addresses[host]]
 
     monkeypatch.setattr(fetching, "_connected", connected)
-    monkeypatch.setattr(fetching.socket, "getaddrinfo", looked_up)
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
     return found
 
 
