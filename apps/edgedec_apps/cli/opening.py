@@ -111,6 +111,7 @@ def engine_options(
     drafting = {field: getattr(flags, name) for name, field in _DRAFTING.items()}
     given["drafting"] = DraftOptions(**drafting, max_rows=1 if flags.draft == "off" else None)
     given["runtime_options"] = _own_options(flags.runtime_option or [])
+    given["projector"] = None if flags.mmproj == "off" else flags.mmproj
     given["chat_template"] = None if flags.chat_template is None else read_text(flags.chat_template)
     given |= {"n_parallel": n_parallel, "n_texts": n_texts, "lora": tuple(map(adapter, flags.lora or []))}
     return EngineOptions(**given, grammars=grammars, on_progress=on_progress, cancel=cancel)

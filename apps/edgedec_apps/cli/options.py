@@ -288,6 +288,24 @@ class LoadFlags:
             metavar="NAME=VALUE",
         ),
     ] = None
+    mmproj: Annotated[
+        str,
+        model_option(
+            "--mmproj",
+            help="The projector file with which the model reads pictures; auto: the one beside the model; off: none.",
+            metavar="FILE",
+            further=True,
+        ),
+    ] = "auto"
+    image_max_tokens: Annotated[
+        int | None,
+        model_option(
+            "--image-max-tokens",
+            help="Most tokens of a picture, for models that can choose: fewer are faster, and show less.",
+            metavar="N",
+            further=True,
+        ),
+    ] = None
     chat_template: Annotated[
         Path | None,
         model_option(

@@ -12,6 +12,7 @@ KEYWORDS: Mapping[str, str] = {
     "document_tokens": "max_document_tokens",
     "draft_max": "n_draft_max",
     "gpu_layers": "n_gpu_layers",
+    "mmproj": "projector",
     "parallel": "n_parallel",
     "runtime_option": "runtime_options",
     "texts": "n_texts",

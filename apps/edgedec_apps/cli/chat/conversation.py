@@ -10,6 +10,7 @@ from edgedec.errors import CancelledError, PromptTooLongError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.chat.tool_calls import MOST_ROUNDS, ChatTools
 from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.pictures import with_pictures
 from edgedec_apps.cli.shown.explain import Detail, sampling_line
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print_stream, say_summary
@@ -42,6 +43,7 @@ class Conversation:
         last: The last answer.
         attached: Texts of files, which come before the next message.
         tools: The tools that the model may call.
+        pictures: Pictures, as parts of a message, which come before these.
     """
 
     engine: "Engine"
@@ -57,10 +59,11 @@ class Conversation:
     last: "Generation | None" = None
     attached: list[str] = field(default_factory=list)
     tools: ChatTools = field(default_factory=ChatTools)
+    pictures: list[dict[str, Any]] = field(default_factory=list)
 
     def reset(self, system: str | None) -> None:
         """Forget all messages, and begin with a system message unless it is None."""
-        self.messages, self.attached = [], []
+        self.messages, self.attached, self.pictures = [], [], []
         self.last = None
         self.instruct(system)
 
@@ -82,15 +85,15 @@ class Conversation:
 
 
 def ask(conversation: Conversation, text: str) -> None:
-    """Answer a message, behind the texts that are attached. One that can't be answered is removed again.
+    """Answer a message, behind the pictures and texts that are attached. One without an answer is removed again.
 
     Raises:
         EdgedecError: As Engine.chat_stream.
         CancelledError: Ctrl-C stopped the answer to a message from a pipe.
     """
-    _send(conversation, "\n\n".join([*conversation.attached, text]))
+    _send(conversation, with_pictures(conversation.pictures, "\n\n".join([*conversation.attached, text])))
     if conversation.messages and conversation.messages[-1]["role"] == "assistant":  # else Ctrl-C came before a word
-        conversation.attached = []
+        conversation.attached, conversation.pictures = [], []
 
 
 def regenerate(conversation: Conversation) -> None:
@@ -98,12 +101,12 @@ def regenerate(conversation: Conversation) -> None:
     while conversation.messages and conversation.messages[-1]["role"] in ("assistant", "tool"):
         conversation.messages.pop()
     if conversation.messages and conversation.messages[-1]["role"] == "user":
-        _send(conversation, str(conversation.messages.pop()["content"]))
+        _send(conversation, conversation.messages.pop()["content"])
     else:
         say("(nothing to answer again)")
 
 
-def _send(conversation: Conversation, content: str) -> None:
+def _send(conversation: Conversation, content: str | list[dict[str, Any]]) -> None:
     """Answer a message; where that fails the messages are as before."""
     before = list(conversation.messages)
     conversation.messages.append({"role": "user", "content": content})

@@ -28,7 +28,7 @@ SUMMARIES = {
     "list": "List the models on this machine, and those that the catalogue can download.",
     "search": "Search the catalogue and the Hugging Face hub for models in GGUF files, by words of their names.",
     "rm": "Delete a model and its tiles from the cache, or a preset; files elsewhere are never deleted.",
-    "info": "Show a model's architecture, quantization, context, memory, defaults, runtimes; or a draft head's card.",
+    "info": "Show a model's architecture, quantization, context, memory, runtimes; or a head's or projector's card.",
     "doctor": "Show what this machine has, and which runtimes work; --all shows devices, plug-ins and versions, too.",
     "cache": "List, check and delete the files of the tile cache.",
     "uninstall": "Show what edgedec keeps on this machine, delete it if asked to, and say how to remove the program.",

@@ -23,7 +23,7 @@ _ALWAYS_SHOWN = ("temperature", "top_p")
 
 
 def command(model: ModelName, *, as_json: AsJson = False) -> None:
-    """Show a model's architecture, quantization, context, memory, defaults, runtimes; or a head's or projector's card.
+    """Show a model's architecture, quantization, context, memory, runtimes; or a head's or projector's card.
 
     Only the file's header is read (of a draft head, all), and downloaded where the model is not on this machine.
     """

@@ -32,7 +32,7 @@ _ON_DEMAND = {
     name: getattr(_OF_NAMED, name)
     for name in (
         *("layer_skip", "layer_skip_force", "draft_model", "draft_head", "lora", "draft_overlap", "draft_store"),
-        *("small_model", "entropy", "entropy_force", "chat_template"),
+        *("small_model", "entropy", "entropy_force", "mmproj", "chat_template"),
     )
 } | {"offline": True}
 
@@ -79,6 +79,15 @@ class ServeFlags:
         list[str] | None,
         option(
             "--alias", help="A further name of the first MODEL in requests. Repeatable.", metavar="NAME", panel=_SERVER
+        ),
+    ] = None
+    image_hosts: Annotated[
+        str | None,
+        option(
+            "--image-hosts",
+            help="Hosts from which pictures of requests may be fetched, by https (default: none).",
+            metavar="A.B,C.D",
+            panel=_SERVER,
         ),
     ] = None
     keep_alive: Annotated[
@@ -258,6 +267,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
         offline=load.offline,
         keep_s=keep_seconds(flags.keep_alive, "--keep-alive"),
         tls=server_context(flags.tls_cert, flags.tls_key),
+        image_hosts=tuple(name.strip() for name in flags.image_hosts.split(",")) if flags.image_hosts else (),
     )
 
 

@@ -1,8 +1,11 @@
 // What a conversation is, and how it is sent and exported.
 //
-// A message of the user is {role, content, files: [{name, text}]}; one of the assistant {role, answers, chosen}, whose
-// answers, {content, reasoning, calls, meta, error}, stand side by side; the chosen one is what the conversation goes on
-// with. A call of a tool is {id, name, arguments, result, failed, note}; behind calls another answer follows.
+// A message of the user is {role, content, files: [{name, text, picture, thumbnail}]}, the last two of a picture; one of
+// the assistant {role, answers, chosen}, whose answers, {content, reasoning, calls, meta, error}, stand side by side;
+// the chosen one is what the conversation goes on with. A call of a tool is {id, name, arguments, result, failed, note};
+// behind calls another answer follows.
+
+import { sentUrl } from "/static/pictures.js";
 
 const MOST_TITLE = 60;
 
@@ -25,11 +28,14 @@ export function upgraded(message) {
   return { role: "assistant", answers: [{ content, reasoning: "", meta, ...(error && { error }) }], chosen: 0 };
 }
 
-// What the model is given of a message: files first, each under its name, then what was typed.
+// What the model is given of a message: pictures first, then files, each under its name, then what was typed.
 export function contentOf(message) {
   if (message.role === "assistant") return chosenOf(message).content;
-  const files = (message.files ?? []).map(({ name, text }) => `File ${name}:\n\n${text.trimEnd()}`);
-  return [...files, message.content].filter((part) => part).join("\n\n");
+  const all = message.files ?? [];
+  const files = all.filter(({ text }) => text).map(({ name, text }) => `File ${name}:\n\n${text.trimEnd()}`);
+  const text = [...files, message.content].filter((part) => part).join("\n\n");
+  const pictures = all.filter(sentUrl).map((file) => ({ type: "image_url", image_url: { url: sentUrl(file) } }));
+  return pictures.length ? [...pictures, ...(text ? [{ type: "text", text }] : [])] : text;
 }
 
 export function sentMessages(messages) {
@@ -57,6 +63,11 @@ function fence(text) {
   return "`".repeat(longest + 1);
 }
 
+function fileAsMarkdown({ name, text, note, thumbnail }) {
+  if (thumbnail) return `Picture ${name} (${note})`;
+  return `File ${name}:\n\n${fence(text)}\n${text.trimEnd()}\n${fence(text)}`;
+}
+
 function answerAsMarkdown(answer, heading) {
   const thoughts = answer.reasoning.trim();
   const quoted = thoughts ? `> ${thoughts.replaceAll("\n", "\n> ")}\n\n` : "";
@@ -71,7 +82,7 @@ export function asMarkdown(conversation) {
   const parts = [`# ${titleOf(conversation).replaceAll("\n", " ")}\n`];
   for (const message of conversation.messages) {
     if (message.role === "user") {
-      const files = (message.files ?? []).map(({ name, text }) => `File ${name}:\n\n${fence(text)}\n${text.trimEnd()}\n${fence(text)}`);
+      const files = (message.files ?? []).map(fileAsMarkdown);
       parts.push(`## You\n\n${[...files, message.content.trim()].join("\n\n")}\n`);
     } else {
       const several = message.answers.length > 1;

@@ -1,7 +1,7 @@
 // One message of a conversation as DOM nodes: what was asked with its files, or answers side by side.
 
 import { chosenOf } from "/static/conversation.js";
-import { button, copy, element, patch } from "/static/dom.js";
+import { button, copy, element, patch, thumbnailNode } from "/static/dom.js";
 import { graph, whatDraftingDid } from "/static/drafting.js";
 import { render } from "/static/markdown.js";
 import { visible } from "/static/tools.js";
@@ -48,7 +48,12 @@ function copyButton(text) {
   return node;
 }
 
-function fileNode({ name, text, note }) {
+function fileNode(file) {
+  const { name, text, note, thumbnail } = file;
+  if (thumbnail) {
+    const small = file.picture ? "" : "; the page was opened again: the small copy is sent";
+    return element("figure", "picture", thumbnailNode(file), element("figcaption", "", `${name} (${note}${small})`));
+  }
   const content = element("pre", "", text);
   content.tabIndex = 0;
   return element("details", "file", element("summary", "", note ? `${name} (${note})` : name), content);
