@@ -236,7 +236,7 @@ def test_models_that_take_no_vectors_say_so(tmp_path: Path) -> None:
 def test_models_that_draft(tmp_path: Path, draft: str) -> None:
     """A trained head follows the text behind the pictures; a draft model sees other tokens in their place."""
     tiny = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
-    sizes: dict[str, int] = {"n_embd": 48, "n_embd_target": 48, "n_ff": 80, "n_head": 3, "n_head_kv": 1, "head_dim": 16}
+    sizes: dict[str, Any] = {"n_embd": 48, "n_embd_target": 48, "n_ff": 80, "n_head": 3, "n_head_kv": 1, "head_dim": 16}
     path, names = write_tiny(tmp_path / "m.gguf", tiny), {"head": "draft_head", "model": "draft_model"}
     write_head(tmp_path / "head", TinyHead(**sizes, taps=(2, 3, 4), n_vocab_target=N_VOCAB))
     given: Any = {names[draft]: tmp_path / "head" if draft == "head" else path}
