@@ -109,7 +109,8 @@ def _matrix(tensor: Tensor) -> Floats:
         raise ModelFormatError(f"{tensor.path}: tensor {tensor.name[:100]!r} is {found}, expected a matrix of floats")
     data = tensor.read()
     values: Floats = data.view("<f2") if tensor.dtype == "F16" else floats(GGMLType[tensor.dtype], data)
-    return values.reshape(tensor.shape)
+    matrix: Floats = values.reshape(tensor.shape)
+    return matrix
 
 
 def _alike(a: Floats, b: Floats) -> tuple[Floats, Floats]:
