@@ -61,7 +61,7 @@ def command(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make a preset: a name for a model with its own system message, template, options, adapters or draft head.
+    """Make a preset: a name for a model with its own system message, template, options, adapters or head.
 
     It is a small TOML file, which edgedec rm deletes. Requests to edgedec serve can name it at once.
     """
