@@ -36,9 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(folder: Path) -> Iterator[Model]:
     """The model with both adapters, for four sessions."""
     adapters = ((folder / "a.gguf", 1.0), (folder / "b.gguf", 1.0))
-    with LlamaCpp().load(
-        folder / "base.gguf", LoadOptions(n_ctx=64, n_parallel=4, n_threads=1, adapters=adapters)
-    ) as found:
+    options = LoadOptions(n_ctx=64, n_parallel=4, n_threads=1, adapters=adapters)
+    with LlamaCpp().load(folder / "base.gguf", options) as found:
         yield found
 
 
