@@ -127,7 +127,8 @@ def test_a_cancelled_text_leaves_nothing_to_other_adapters(folder: Path, plain: 
 
 def test_a_context_that_slides(folder: Path) -> None:
     """A prompt longer than the context, with A, B and A again: the texts of engines with these adapters alone."""
-    wish, prompt = {"max_tokens": 30, "temperature": 0.0, "ignore_end": True}, PROMPT * 2
+    wish: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0, "ignore_end": True}
+    prompt = PROMPT * 2
     slide: dict[str, Any] = {"n_ctx": 96, "lossy": edgedec.Lossy(slide=True), "draft": "off"}
     expected = {}
     for scales in ((1.0, 0.0), (0.0, 1.0)):

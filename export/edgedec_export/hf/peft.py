@@ -129,4 +129,5 @@ def _reordered(b: Floats, gguf: GGUF, architecture: str, path: Path, name: str) 
             f"{path}: the other tensor of {name[:100]!r} has {len(b)} rows, expected heads of {head_dim}; take an "
             "adapter of this model"
         )
-    return to_neighbours(b.astype(np.float32), head_dim).astype(b.dtype)
+    rows = to_neighbours(b.astype(np.float32), head_dim)
+    return rows.astype(np.float16) if b.dtype == np.float16 else rows

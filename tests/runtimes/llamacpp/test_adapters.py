@@ -50,7 +50,8 @@ def opened(model: Model, scales: tuple[float, ...]) -> Session:
 
 def last(session: Session, n: int = 30) -> NDArray[np.float32]:
     """Return the logits behind the first `n` tokens, read at once."""
-    return session.forward(IDS[:n], n_past=0).logits[0].copy()
+    found: NDArray[np.float32] = session.forward(IDS[:n], n_past=0).logits[0].copy()
+    return found
 
 
 def test_our_kernels_have_the_logits_of_llama_cpp(folder: Path, model: Model) -> None:
@@ -113,7 +114,7 @@ def test_texts_with_and_without_drafts(folder: Path) -> None:
     small: dict[str, Any] = {"n_ctx": 64, "n_threads": 1}
     found = []
     for draft in ("off", "suffix"):
-        lora = [folder / "a.gguf", (folder / "b.gguf", 0.5)]
+        lora: list[Any] = [folder / "a.gguf", (folder / "b.gguf", 0.5)]
         with edgedec.load(folder / "base.gguf", runtime="llamacpp", draft=draft, lora=lora, **small) as engine:
             texts = [engine.generate("one, two, one", lora=scales, **wish).token_ids for scales in (*SETS, *SETS)]
             assert engine.generate("one, two, one", **wish).token_ids == texts[3]
