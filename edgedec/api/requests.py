@@ -124,7 +124,7 @@ def adapter_scales(given: Sequence[float], n: int) -> tuple[float, ...]:
     """Return the scales of `n` adapters, each as a float32 (OptionError unless they are so many finite numbers)."""
     try:
         with np.errstate(over="ignore"):
-            scales = tuple(map(float, np.float32(given).tolist()))
+            scales = tuple(map(float, np.array(given, np.float32).tolist()))
         if len(scales) == n and all(map(math.isfinite, scales)):
             return scales
     except (TypeError, ValueError):

@@ -244,6 +244,7 @@ def _require_alone(what: str, options: EngineOptions, application: Application) 
         f"the drafter {options.draft!r} ({argument('draft')})": options.draft not in ("auto", "off", None),
         f"a shape of drafts ({argument('draft_tree')})": options.drafting.tree is not None,
         f"a draft store ({argument('draft_store')})": options.drafting.store is not None,
+        f"adapters ({argument('lora')})": bool(options.lora),
         f"a context that slides ({argument('slide')})": options.lossy.slide,
         f"a prompt cache ({argument('prompt_cache')})": application.prompt_cache,
     }

@@ -97,6 +97,11 @@ class PaddedSession(OuterSession):
         """Tokens in the KV cache, without those that padded the latest forward."""
         return self._n_cached
 
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Let the session inside have other scales of adapters; it holds no token then."""
+        super().adapt(scales)
+        self._n_cached = 0
+
     def exact_rows(self, n_past: int) -> int | None:
         """Return how many rows may be bit-equal to padded steps; see edgedec.model.Session."""
         limit = self.model.exact.limit(n_past)

@@ -104,6 +104,11 @@ class SlidingSession(UnsavedSession, OuterSession):
         n_held = _n_held(n_past, self._begin)
         return n_held if _begin(n_past, self.n_ctx) == self._begin and n_held <= self._n_valid else -1
 
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Let the session inside have other scales of adapters; nothing of the window is held then."""
+        super().adapt(scales)
+        self._ids, self._begin, self._n_valid, self._branched = [], 0, 0, None
+
     def room(self, n_tokens: int) -> int:
         """Return how many rows after a text of `n_tokens` tokens see the same window as the text's last token."""
         return _next_move(n_tokens - 1, self.n_ctx) - n_tokens

@@ -32,13 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(folder: Path, **options: Any) -> edgedec.Engine:
     """Return an engine with both adapters."""
     lora = [folder / "a.gguf", (folder / "b.gguf", 0.5)]
-    return edgedec.load(folder / "base.gguf", runtime="cpu", n_threads=1, n_ctx=256, **{"lora": lora, **options})
+    usual: dict[str, Any] = {"lora": lora, "n_threads": 1, "n_ctx": 256}
+    return edgedec.load(folder / "base.gguf", runtime="cpu", **usual | options)
 
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> dict[tuple[tuple[float, ...], float], tuple[int, ...]]:
     """The tokens of PROMPT by scales and temperature, from engines that were loaded with these adapters alone."""
-    found = {}
+    found: dict[tuple[tuple[float, ...], float], tuple[int, ...]] = {}
     for scales in set(SETS):
         lora = [(folder / f"{name}.gguf", scale) for name, scale in zip("ab", scales, strict=True) if scale]
         with opened(folder, lora=lora, draft="off") as engine:
@@ -66,7 +67,9 @@ def test_one_after_another(folder: Path, plain: Plain) -> None:
                 generation = engine.generate(PROMPT, lora=scales, temperature=temperature, **WISH)
                 assert generation.token_ids == plain[scales, temperature]
             assert generation.stats.n_reused_tokens == len(engine.prompt_ids(PROMPT)) - 1  # of the same adapters
-        assert engine.generate(PROMPT, temperature=0.0, **WISH).token_ids == plain[(1.0, 0.5), 0.0]  # those of load
+        generation = engine.generate(PROMPT, temperature=0.0, **WISH)
+        assert generation.token_ids == plain[(1.0, 0.5), 0.0]  # those of load
+        assert "with a.gguf × 1, b.gguf × 0.5" in generation.stats.reasons
         engine.lora = (0.0, 0.0)
         assert engine.generate(PROMPT, temperature=0.0, **WISH).token_ids == plain[(0.0, 0.0), 0.0]
 
@@ -120,6 +123,32 @@ def test_a_cancelled_text_leaves_nothing_to_other_adapters(folder: Path, plain: 
         stream.close()
         for scales in ((0.0, 0.5), (1.0, 0.0)):
             assert engine.generate(PROMPT, lora=scales, temperature=0.0, **WISH).token_ids == plain[scales, 0.0]
+
+
+def test_a_context_that_slides(folder: Path) -> None:
+    """A prompt longer than the context, with A, B and A again: the texts of engines with these adapters alone."""
+    wish: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0, "ignore_end": True}
+    prompt = PROMPT * 2
+    slide: dict[str, Any] = {"n_ctx": 96, "lossy": edgedec.Lossy(slide=True), "draft": "off"}
+    expected = {}
+    for scales in ((1.0, 0.0), (0.0, 1.0)):
+        with opened(folder, lora=[folder / ("a.gguf" if scales[0] else "b.gguf")], **slide) as engine:
+            expected[scales] = engine.generate(prompt, **wish).token_ids
+    assert len(set(expected.values())) == 2
+    with opened(folder, **slide) as engine:
+        for scales in ((1.0, 0.0), (0.0, 1.0), (0.0, 1.0), (1.0, 0.0)):
+            assert engine.generate(prompt, lora=scales, **wish).token_ids == expected[scales]
+
+
+def test_what_does_not_go_with_adapters(folder: Path, plain: Plain) -> None:
+    """A further model that writes the text is refused; a draft model has no adapters, and changes no text."""
+    small = edgedec.Lossy(methods={"switching": {"small_model": str(folder / "base.gguf"), "entropy": 1.0}})
+    with pytest.raises(RequestError, match="adapters"):
+        opened(folder, lossy=small)
+    with opened(folder, draft="model", draft_model=folder / "base.gguf") as engine:
+        for scales in SETS:
+            generation = engine.generate(PROMPT, lora=scales, temperature=0.0, **WISH)
+            assert generation.token_ids == plain[scales, 0.0]
 
 
 def test_embeddings_and_branches_have_the_adapters_of_the_engine(folder: Path) -> None:

@@ -82,6 +82,14 @@ RuntimeName = Annotated[
 Threads = Annotated[
     int | None, model_option("--threads", help="Number of threads (default: the usable cores).", metavar="N")
 ]
+Adapters = Annotated[
+    list[str] | None,
+    model_option(
+        "--lora",
+        help="A LoRA adapter of the model, a GGUF or a folder of PEFT, perhaps with its scale. Repeatable.",
+        metavar="FILE[=SCALE]",
+    ),
+]
 System = Annotated[str | None, prompt_option("--system", help="The system message.", metavar="TEXT")]
 SystemFile = Annotated[
     Path | None, prompt_option("--system-file", help="File with the system message.", metavar="FILE", further=True)
@@ -194,14 +202,7 @@ class LoadFlags:
             further=True,
         ),
     ] = None
-    lora: Annotated[
-        list[str] | None,
-        model_option(
-            "--lora",
-            help="A LoRA adapter of the model, a GGUF or a folder of PEFT, perhaps with its scale. Repeatable.",
-            metavar="FILE[=SCALE]",
-        ),
-    ] = None
+    lora: Adapters = None
     draft_overlap: Annotated[
         bool,
         model_option(

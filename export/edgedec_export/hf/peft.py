@@ -109,7 +109,8 @@ def _matrix(tensor: Tensor) -> Floats:
         raise ModelFormatError(f"{tensor.path}: tensor {tensor.name[:100]!r} is {found}, expected a matrix of floats")
     data = tensor.read()
     values: Floats = data.view("<f2") if tensor.dtype == "F16" else floats(GGMLType[tensor.dtype], data)
-    return values.reshape(tensor.shape)
+    matrix: Floats = values.reshape(tensor.shape)
+    return matrix
 
 
 def _alike(a: Floats, b: Floats) -> tuple[Floats, Floats]:
@@ -128,4 +129,5 @@ def _reordered(b: Floats, gguf: GGUF, architecture: str, path: Path, name: str) 
             f"{path}: the other tensor of {name[:100]!r} has {len(b)} rows, expected heads of {head_dim}; take an "
             "adapter of this model"
         )
-    return to_neighbours(b.astype(np.float32), head_dim).astype(b.dtype)
+    rows = to_neighbours(b.astype(np.float32), head_dim)
+    return rows.astype(np.float16) if b.dtype == np.float16 else rows

@@ -15,6 +15,7 @@ from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 from edgedec.errors import RequestError
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, Model, Session
+from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference
 
@@ -115,8 +116,9 @@ def test_no_bit_depends_on_where_the_weights_are(tmp_path: Path) -> None:
     for resident_bytes in (None, weights - 1_000_000):
         with Cpu().load(base, replace(options, resident_bytes=resident_bytes)) as streamed:
             found.append(logits(opened(streamed, (1.0,))))
-            assert (streamed.streamed_bytes() > 0) == (resident_bytes is not None)  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(*found)
+            assert isinstance(streamed, CpuModel)
+            assert (streamed.streamed_bytes() > 0) == (resident_bytes is not None)
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_the_plan_has_a_line_for_adapters(folder: Path, model: Model) -> None:
@@ -125,7 +127,8 @@ def test_the_plan_has_a_line_for_adapters(folder: Path, model: Model) -> None:
     plans = Cpu().plan(folder / "base.gguf", options), model.memory(128, 16)
     before, after = ([term for term in plan if term.name == "adapters"] for plan in plans)
     assert before == after
-    tiles = sum(len(found) for found in model.adapters.tiles)  # type: ignore[attr-defined]
+    assert isinstance(model, CpuModel)
+    tiles = sum(map(len, model.adapters.tiles))
     assert tiles <= before[0].n_bytes < tiles + 1_000_000
     assert all(term.name != "adapters" for term in Cpu().plan(folder / "base.gguf", replace(options, adapters=())))
 

@@ -112,10 +112,10 @@ def test_damaged_files(base: Path, tmp_path: Path) -> None:
     header = raw.index(b"blk.1.ffn_down.weight.lora_b") + 60
     mutants = [raw[:size] for size in (*range(0, header, 97), len(raw) - 1, len(raw) // 2)]
     for _ in range(300):
-        mutant = bytearray(raw)
+        changed = bytearray(raw)
         for place in rng.integers(0, header, rng.integers(1, 4)):
-            mutant[place] = rng.integers(256)
-        mutants.append(bytes(mutant))
+            changed[place] = rng.integers(256)
+        mutants.append(bytes(changed))
     n_loaded = 0
     for mutant in mutants:
         path.write_bytes(mutant)

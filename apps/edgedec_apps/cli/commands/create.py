@@ -10,7 +10,7 @@ from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec_apps.adapter_names import adapter
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.options import Quiet, System, SystemFile, model_option, parsed
+from edgedec_apps.cli.options import Adapters, Quiet, System, SystemFile, model_option, parsed
 from edgedec_apps.cli.prompt import system_text
 from edgedec_apps.cli.shown.terminal import say
 from edgedec_apps.texts import read_text
@@ -43,14 +43,7 @@ def command(
             complete=completion.draft_head,
         ),
     ] = None,
-    lora: Annotated[
-        list[str] | None,
-        model_option(
-            "--lora",
-            help="A LoRA adapter of the model, a GGUF or a folder of PEFT, perhaps with its scale. Repeatable.",
-            metavar="FILE[=SCALE]",
-        ),
-    ] = None,
+    lora: Adapters = None,
     option: Annotated[
         list[str] | None,
         model_option(
@@ -61,7 +54,7 @@ def command(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make a preset: a name for a model with its own system message, template, options, adapters or draft head.
+    """Make a preset: a name for a model with its own system message, template, options, adapters or head.
 
     It is a small TOML file, which edgedec rm deletes. Requests to edgedec serve can name it at once.
     """

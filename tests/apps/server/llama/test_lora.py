@@ -60,7 +60,7 @@ def text(running: Running, path: str, scales: tuple[float, ...] | None = None) -
 @pytest.fixture(scope="module")
 def plain(chat_path: Path, adapters: list[Path]) -> dict[tuple[float, ...], str]:
     """The completion with each set of adapters, of an engine that has loaded these alone."""
-    found = {}
+    found: dict[tuple[float, ...], str] = {}
     for scales in SETS:
         lora = [(path, scale) for path, scale in zip(adapters, scales, strict=True) if scale]
         with edgedec.load(chat_path, runtime="cpu", n_ctx=512, draft="off", lora=lora) as engine:
