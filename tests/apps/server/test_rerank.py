@@ -21,7 +21,7 @@ ASKED = {"query": QUERY, "documents": DOCUMENTS}
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server of a tiny cross-encoder."""
     path = tiny_cross_encoder(tmp_path_factory.mktemp("rerank") / "bert.gguf", dense=False)
-    with started(path, load_options={"n_threads": 1}) as running:
+    with started(path, load_options={"runtime": "llamacpp", "n_threads": 1}) as running:
         yield running
 
 
