@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgedec.errors import CancelledError, EdgedecError, RequestError, RuntimeUnavailableError
+from edgedec.plugins import install_command
 from edgedec.progress import CancelToken
 from edgedec_apps.tools.configuration import Server
 from edgedec_apps.tools.offered import Listed, Tool, offered
@@ -39,9 +40,7 @@ class ToolServers:
 
     def __init__(self, servers: Sequence[Server]) -> None:
         if servers and find_spec("mcp") is None:
-            raise RuntimeUnavailableError(
-                "tool servers (MCP) need a package that is not installed: pip install 'edgedec-llm[mcp]'"
-            )
+            raise RuntimeUnavailableError(f"tool servers need MCP's SDK, which is missing: {install_command('mcp')}")
         self.tools: tuple[Tool, ...] = ()
         self.notes: list[str] = []
         """A sentence for each server that can't be used, and each tool that is left out."""

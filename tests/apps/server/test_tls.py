@@ -87,9 +87,9 @@ def test_files_that_are_no_certificate_are_refused(files: Certificates, tmp_path
         server_context(files.cert, files.locked_key)
     rubbish = tmp_path / "rubbish"
     rubbish.write_bytes(b"\0rubbish")
-    for pair in ((rubbish, files.key), (files.cert, rubbish), (files.key, files.cert)):
+    for cert, key in ((rubbish, files.key), (files.cert, rubbish), (files.key, files.cert)):
         with pytest.raises(RequestError, match="no certificate and key in PEM"):
-            server_context(*pair)
+            server_context(cert, key)
     with pytest.raises(RequestError, match="holds no certificate"):
         client_context(rubbish)
 

@@ -101,7 +101,7 @@ def test_the_sdks_server_at_both_transports(tmp_path: Path, monkeypatch: pytest.
 def test_a_server_that_can_not_be_used_is_named_and_the_others_work() -> None:
     """No such program, one that ends with a word, one that floods, one that talks, and an address without a server."""
     modes = [plain(mode, mode) for mode in ("end", "flood", "talk")]
-    others = [Program("none", "/no/such/program"), Address("web", "http://127.0.0.1:9/mcp"), plain()]
+    others: list[Server] = [Program("none", "/no/such/program"), Address("web", "http://127.0.0.1:9/mcp"), plain()]
     with connected(*modes, *others) as servers:
         assert [tool.name for tool in servers.tools] == list(plain_tool_server.TOOLS)
         notes = sorted(servers.notes)

@@ -69,7 +69,7 @@ def test_a_tool_runs_and_the_model_goes_on(tmp_path: Path, servers: Path) -> Non
 
 def test_nothing_runs_from_a_pipe_that_is_not_allowed(tmp_path: Path, servers: Path) -> None:
     """It is said, and the model is told; a tool that there is not is no question."""
-    path = caller(tmp_path / "m.gguf", OPEN, call("die"), CLOSE, OPEN, call("rm", path="/"), CLOSE)
+    path = caller(tmp_path / "m.gguf", OPEN, f"[{call('die')}, {call('rm', path='/')}]", CLOSE)
     result = run_here("chat", path, "--mcp", servers, "-q", stdin=b"hi\n")
     assert (result.code, result.text) == (0, "Done.\n")
     assert result.err == (
@@ -81,11 +81,11 @@ def test_nothing_runs_from_a_pipe_that_is_not_allowed(tmp_path: Path, servers: P
 @pytest.mark.parametrize(
     ("pieces", "options", "shown", "words"),
     [
-        (("<think>", "so", OPEN, call("echo"), CLOSE, "</think>", "x"), (), "<think>\nso\nDone.\n", "(echo answered"),
+        (("<think>", "so", OPEN, call("echo"), CLOSE, "</think>", "x"), (), "<think>\nso\nx\nDone.\n", "(echo answered"),
         ((OPEN, call("die"), CLOSE), (), "Done.\n", "(die failed: The call failed: the tool server plain"),
         ((OPEN, call("escape"), CLOSE), (), "Done.\n", "(escape answered: \\x1b[2Ja\\u202eb)"),
         ((OPEN, '{"name": "ec', 'ho"}', CLOSE), ("--stop", 'ho"}'), f'{OPEN}{{"name": "ec\n', ""),
-        ((OPEN, call("echo"), CLOSE, " and", " more"), ("-n", "4"), "and\n", "(the answer was cut, so its calls"),
+        ((OPEN, call("echo"), CLOSE, " and", " more"), ("-n", "4"), " and\n", "(the answer was cut, so its calls"),
     ],
     ids=["in-a-thought", "a-server-that-ends", "escape-sequences", "a-stop-string", "cut"],
 )
@@ -124,7 +124,7 @@ def test_a_person_is_asked_before_a_call(tmp_path: Path, servers: Path) -> None:
     pytest.importorskip("termios", reason="no terminals of POSIX here")
     path = caller(tmp_path / "m.gguf", "Well", OPEN, call("echo", text="a\u202eb" + "x" * 900 + "end"), CLOSE)
     with Terminal("chat", path, "--mcp", servers, "--no-history") as person:
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("hi\r")
         person.expect("echo of the tool server plain wants to run:\r\n")
         assert b'text: "a\\u202ebxxx' in person.expect("characters left out")
@@ -136,15 +136,15 @@ def test_a_person_is_asked_before_a_call(tmp_path: Path, servers: Path) -> None:
         person.send("n\n")
         person.expect("(echo did not run)")
         person.expect("Done.")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("hi\r")
         person.expect("Run it? ")
         person.send("a\n")
         person.expect("(echo answered: ")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("hi\r")
         person.expect("(echo answered: ")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("\x04")
         assert person.end() == 0
         assert person.settings() == person.before
@@ -155,18 +155,20 @@ def test_ctrl_c_stops_the_question_and_the_call(tmp_path: Path, servers: Path) -
     pytest.importorskip("termios", reason="no terminals of POSIX here")
     path = caller(tmp_path / "m.gguf", OPEN, call("hang"), CLOSE)
     with Terminal("chat", path, "--mcp", servers, "--no-history") as person:
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("hi\r")
         person.expect("Run it? ")
         person.send("\x03")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("hi\r")
         person.expect("Run it? ")
         person.send("y\n")
-        while not (tmp_path / "s").exists():
+        for _ in range(200):
+            if (tmp_path / "s").exists():
+                break
             person.settle()
         person.send("\x03")
         person.expect("(hang was stopped)")
-        person.expect(">>> ")
+        person.expect(">>>")
         person.send("/bye\r")
         assert person.end() == 0

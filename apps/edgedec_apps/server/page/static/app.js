@@ -287,7 +287,7 @@ find("new").addEventListener("click", () => open(newConversation()));
 find("open-settings").addEventListener("click", openSettings);
 find("open-keys").addEventListener("click", () => keysDialog.showModal());
 settingsDialog.addEventListener("close", closeSettings);
-for (const dialog of [settingsDialog, keysDialog]) {
+for (const dialog of [settingsDialog, keysDialog, find("tool")]) {
   dialog.addEventListener("close", () => {
     if (document.activeElement !== prompt) return;
     prompt.blur(); // Chromium gives the focus back without a caret where a dialog was closed by the mouse
