@@ -35,7 +35,7 @@ N_BYTES, N_PARAMS = 1_117_000_000, 1_777_000_000
 WITH_GRAPHS = [name for name, device in DEVICES.items() if device.launch_s]
 Text: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 Texts: TypeAlias = dict[str, Text]
-N_TOKENS, N_VOCAB = 64, 49_152
+N_TOKENS, N_VOCAB = 96, 49_152
 
 
 @dataclass(slots=True)
