@@ -3,6 +3,7 @@
 `pytest -m "not slow"` imports no file whose `pytestmark` says slow: that would take time, and packages.
 """
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,11 @@ from support.models.real_models import real_model
 from support.models.tiny_models import tiny_llama
 
 import edgedec
+
+# The threads of llama.cpp wait in a loop that counts as work, and takes the processor from what they wait for where
+# tests run side by side: 400 steps of a tiny model took 5 to 12 s of two busy cores, and 0.2 s with threads that sleep.
+# libgomp reads this when it is loaded, in further processes too.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # What an example may take depends on the machine, and on what else it does; the number of examples is bounded.
 hypothesis.settings.register_profile("patient", deadline=None)

@@ -36,7 +36,7 @@ from edgedec_runtimes.reference.runtime import Reference
 
 pytestmark = pytest.mark.slow
 
-N_TOKENS = 150
+N_TOKENS = 100
 PROMPT = (1, *byte_ids("the cat sat on the mat, the dog sat on the log, the cat sat on "))
 ORDER = ["the suffix store", "the table of recycling", "the table of trigram", "the table of stand"]
 ORDER += ["the common text", "the drafter other", "most of the draft model's KV cache", "the draft model"]
