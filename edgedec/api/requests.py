@@ -71,7 +71,7 @@ class RequestOptions(SamplingOptions, total=False):
             `edgedec.text_methods` (edgedec.text_method.TextMethod).
         resume: The token ids of an interrupted text of the same prompt, options and seed (RuntimeLostError.token_ids):
             the text goes on behind them, and is the one that it would have been. They come first in a stream.
-        pictures: The rows that negative ids of the prompt stand for (edgedec.pictures.by_first_id).
+        pictures: The rows that negative ids of the prompt stand for, by the first id of each block.
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
     """
 

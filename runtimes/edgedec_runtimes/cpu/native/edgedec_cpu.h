@@ -230,9 +230,9 @@ typedef struct ec_item {
                              ec_model_set_rope says which; NULL: all are its position */
 } ec_item;
 
-/* Whether an item's rows are a block: none; a block in which a row sees the rows before it, or in which all rows see one
- * another, whose windows are counted from its first row; or one in which all rows see one another, whose windows are
- * counted from each row (in models without states). A block has no parents. */
+/* Whether an item's rows are a block: none; a block in which a row sees the rows before it, or in which all rows see
+ * one another, whose windows are counted from its first row; or one in which all rows see one another, whose windows
+ * are counted from each row (in models without states). A block has no parents. */
 enum { EC_BLOCK_NONE, EC_BLOCK_CAUSAL, EC_BLOCK_WHOLE, EC_BLOCK_MUTUAL };
 
 EC_API int32_t ec_abi_version(void);
@@ -306,8 +306,9 @@ EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer
 /* Set the shapes of the layers, [n_layer]. */
 EC_API int32_t ec_model_set_layers(ec_model *model, const ec_layer *layers);
 /* Set the rotation of queries and keys: the radians per position of each of n pairs, 2 * n at most the length of a
- * head, and what rotated elements are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. axes, [n],
- * says which of a row's three places each pair turns to, 0 to 2; NULL where all turn to its position. */
+ * head, and what rotated elements are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for
+ * that of all others. axes, [n], says which of a row's three places each pair turns to, 0 to 2; NULL where all turn to
+ * its position. */
 EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, const uint8_t *axes,
                                  int64_t n, double magnitude);
 /* Set how far ahead of what is multiplied weights of a type are fetched in products with n_rows rows: l1_bytes into the
