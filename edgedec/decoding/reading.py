@@ -190,7 +190,7 @@ def prompt_read(
         What Session.evaluate raises.
     """
     text, prompt_ids = TextState(request, list(request.prompt_ids)), request.prompt_ids
-    with session_for(pool, prompt_ids, cancel, None) as slot:
+    with session_for(pool, request, cancel, None) as slot:
         if slot is None:
             raise CancelledError("the reading of a prompt was cancelled before it began")
         if not prompt_ids:

@@ -324,6 +324,13 @@ EC_API int32_t ec_model_set_ahead(ec_model *model, int32_t type, int32_t n_rows,
  * not in memory all the time are not counted. The model must be finished. */
 EC_API int32_t ec_model_time_products(ec_model *model, int32_t type, int32_t n_rows, uint64_t first_byte,
                                       uint64_t n_bytes, double *seconds);
+/* Have an adapter change a matrix that is set or placed, before ec_model_finish: W x becomes W x + scale * factor *
+ * B (A x), where scale is the session's (ec_session_adapt). A is [rank][columns of W], B is [rows of W][rank]; both are
+ * tiles of F32, F16 or BF16, borrowed. Adapters are numbered from 0 on, and what they add is added in that order.
+ * EC_TOKEN_EMBD, EC_OUTPUT, EC_PER_LAYER_ROWS and the matrices of experts can't be changed. */
+EC_API int32_t ec_model_adapt(ec_model *model, int32_t adapter, int32_t which, int32_t layer, int32_t type,
+                              int64_t rank, float factor, const void *a, uint64_t a_bytes, const void *b,
+                              uint64_t b_bytes);
 /* Check that all matrices and vectors are set, and allocate the memory of forwards. */
 EC_API int32_t ec_model_finish(ec_model *model);
 /* Write the embeddings of n tokens: that of token i to out + i * stride, n_embd floats. Return EC_OK, or
@@ -356,6 +363,9 @@ EC_API uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_toke
 EC_API int32_t ec_session_save(ec_session *session, int32_t n_tokens, const int32_t *places, void *target,
                                uint64_t n_bytes);
 EC_API int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
+/* Set what the session multiplies each adapter's part by: n numbers, by adapter; 0 leaves an adapter out. The rows that
+ * the session holds belong to the numbers before, so that the next forward begins with n_past 0. Forks have the same. */
+EC_API int32_t ec_session_adapt(ec_session *session, const float *scales, int32_t n);
 /* The vectors in place of embeddings that the first n_tokens began with, as far as the session needs them to go back:
  * they are no part of what ec_session_save writes. Load them after that. */
 EC_API uint64_t ec_session_vector_bytes(const ec_session *session, int32_t n_tokens);
