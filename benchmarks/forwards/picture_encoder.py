@@ -86,7 +86,8 @@ def compare(kind: str, type_name: str, n_threads: int, n_runs: int, folder: Path
     def their_way() -> None:
         made["theirs"] = their_encoder.encode(picture, lambda done, total: None)[1]
 
-    our_way(), their_way()
+    our_way()
+    their_way()
     n_tiles, scale = len(made["ours"]), float(np.sqrt(np.mean(made["theirs"][0] ** 2)))
     far = max(float(np.abs(a - b).max()) / scale for a, b in zip(made["ours"], made["theirs"], strict=True))
     if far > _CLOSE:

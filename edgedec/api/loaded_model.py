@@ -214,9 +214,7 @@ class LoadedModel(Closeable):
     def rendered_ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
         """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context).
 
-        Args:
-            text: The prompt.
-            pictures: Those of mark_pictures(), whose marks the prompt has. Their rows have negative ids.
+        Where the prompt has marks of mark_pictures(), `pictures` are that function's; their rows have negative ids.
         """
         return self._chats().ids(text, pictures)
 
@@ -248,8 +246,8 @@ class LoadedModel(Closeable):
         """Return the rows of the pictures of mark_pictures(), for stream(..., pictures=...).
 
         Raises:
-            RequestError, CancelledError: A picture is damaged; `cancel` was cancelled.
-            RuntimeLostError: The process that encodes was lost; the next call starts it again.
+            RequestError, CancelledError, RuntimeLostError: A picture is damaged; or its decoder was lost, which is
+                started again by the next call.
         """
         return {} if self._pictures is None or not pictures else self._pictures.rows(pictures, cancel, on_progress)
 

@@ -23,7 +23,6 @@ from edgedec.progress import CancelToken, Progress
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation
 from edgedec.sessions import batching
-from edgedec_runtimes.pictures.contract import by_first_id, row_ids
 
 pytestmark = pytest.mark.slow
 

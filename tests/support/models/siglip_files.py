@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.gguf.tensor_types import GGMLType
-from support.models.gguf_writer import RawTensor, Typed, ValueType, write_gguf
+from edgedec.gguf.values import ValueType
+from support.models.gguf_writer import RawTensor, Typed, write_gguf
 
 
 def siglip_projector(path: Path, kind: str, type_name: str = "F32", **shape: Any) -> Path:

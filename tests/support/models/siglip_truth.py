@@ -35,13 +35,13 @@ def true_rows(
         hidden = _ACTIVATIONS[activation](_linear(_norm(x, block, "ln2", 1e-6), block, "ffn_up"))
         x = x + _linear(hidden, block, "ffn_down")
     x = _norm(x, w, "v.post_ln", 1e-6)
-    squares = x.reshape(n_y // merge, merge, n_x // merge, merge, n_embd).transpose(0, 2, 1, 3, 4)
-    squares = squares.reshape(n_y * n_x // merge**2, merge**2, n_embd)
+    merged: Any = x.reshape(n_y // merge, merge, n_x // merge, merge, n_embd).transpose(0, 2, 1, 3, 4)
+    merged = merged.reshape(n_y * n_x // merge**2, merge**2, n_embd)
     if kind == "gemma3":
-        mean = squares.mean(1)
+        mean = merged.mean(1)
         root = np.sqrt((mean**2).mean(-1, keepdims=True) + 1e-6)
         return np.asarray(mean / root * w["mm.soft_emb_norm.weight"] @ w["mm.input_projection.weight"])
-    merged = squares.reshape(len(squares), -1)
+    merged = merged.reshape(len(merged), -1)
     if kind == "idefics3":
         return np.asarray(merged @ w["mm.model.fc.weight"].T)
     return _linear(_gelu(_linear(_norm(merged, w, "mm.input_norm", 1e-5), w, "mm.1")), w, "mm.2")
