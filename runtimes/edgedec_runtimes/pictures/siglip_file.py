@@ -114,10 +114,9 @@ def siglip_file(gguf: GGUF, kind: str, n_out: int, max_tokens: int | None) -> Si
     once, layers = _once(gguf, cutting, n_embd, n_out), _layers(gguf, kind, n_embd, n_ff, n_layer)
     position = gguf.tensors.get("v.position_embd.weight")
     is_table = position is not None and len(position.shape) == 2 and position.type in FLOATS
-    side = math.isqrt(position.shape[1]) if position is not None and is_table else 0
+    side = math.isqrt(position.shape[1]) if position is not None and is_table else 0  # 0 is no table's
     gelu, silu = (get_bool(gguf, f"clip.use_{name}") for name in ("gelu", "silu"))
-    if once is None or layers is None or position is None or not is_table
-        or position.shape != (n_embd, side**2) or (gelu and silu):
+    if once is None or layers is None or position is None or position.shape != (n_embd, side**2) or (gelu and silu):
         return None
     used = {weight.tensor.name for weights in (once, *layers) for weight in weights} | {position.name}
     vectors = _vectors(gguf, used)
