@@ -104,7 +104,7 @@ def siglip_file(gguf: GGUF, kind: str, n_out: int, max_tokens: int | None) -> Si
         or n_layer > 1024
         or any(_VISION + key in gguf.metadata for key in _OTHER_ATTENTION)
         or epsilon is None
-        or epsilon < 0
+        or not 0 <= epsilon <= 1
         or not mean
         or not std
         or 0.0 in std
