@@ -118,12 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--types", nargs="+", default=["F16", "Q8_0"])
     parser.add_argument("--gemma3", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for type_name in ("F16", "Q8_0"):
+        for type_name in args.types:
             kind = "gemma3" if args.gemma3 else "idefics3"
             found = compare(kind, type_name, args.threads, args.runs, Path(folder))
             results.append(found)

@@ -40,7 +40,7 @@ from edgedec_runtimes.cpu.mapping import Mapping
 from edgedec_runtimes.pictures.contract import Picture, PictureLayout, row_ids
 from edgedec_runtimes.pictures.header import ProjectorHeader
 from edgedec_runtimes.pictures.siglip_file import SiglipFile, Weight, positions, siglip_file, vector_slots
-from edgedec_runtimes.pictures.siglip_layout import layout_of, tiles_of
+from edgedec_runtimes.pictures.siglip_layout import largest_tile, layout_of, resized_bytes, tiles_of
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 VERSION = "1"
@@ -170,17 +170,17 @@ class NativeEncoder:
             self._weights = None
 
     def _buffer_bytes(self) -> int:
-        """Return the bytes of the largest tile: the native buffers, and what goes in and comes out."""
+        """Return the bytes of the largest tile: native buffers, what goes in and comes out, and the resized picture."""
         cutting = self._file.cutting
-        side = (512 if cutting.kind == "lfm2" else cutting.image_size) // cutting.patch_size
+        side = largest_tile(cutting) // cutting.patch_size
         n_patches = max(side**2, cutting.max_tokens * cutting.merge**2 if cutting.kind == "lfm2" else 0)
         handle = _create(self._file, self._n_threads)
         try:
-            n_bytes = int(_library().ec_encoder_buffer_bytes(handle, n_patches // side, side))
+            n_bytes = int(_library().ec_encoder_buffer_bytes(handle, -(-n_patches // side), side))
         finally:
             _library().ec_encoder_destroy(handle)
         numbers = 3 * cutting.patch_size**2 + self._file.n_embd
-        return n_bytes + 4 * n_patches * (2 * numbers + self._file.n_out // cutting.merge**2)
+        return n_bytes + 4 * n_patches * (2 * numbers + self._file.n_out // cutting.merge**2) + resized_bytes(cutting)
 
 
 class _Weights:

@@ -104,7 +104,7 @@ def siglip_file(gguf: GGUF, kind: str, n_out: int, max_tokens: int | None) -> Si
         or n_layer > 1024
         or any(_VISION + key in gguf.metadata for key in _OTHER_ATTENTION)
         or epsilon is None
-        or epsilon < 0
+        or not 0 <= epsilon <= 1
         or not mean
         or not std
         or 0.0 in std
@@ -113,7 +113,8 @@ def siglip_file(gguf: GGUF, kind: str, n_out: int, max_tokens: int | None) -> Si
     cutting = Cutting(kind, image_size, patch_size, merge, edge if kind == "idefics3" else 0, max_tokens or 0)
     once, layers = _once(gguf, cutting, n_embd, n_out), _layers(gguf, kind, n_embd, n_ff, n_layer)
     position = gguf.tensors.get("v.position_embd.weight")
-    side = math.isqrt(position.shape[1]) if position is not None and len(position.shape) == 2 else 0
+    is_table = position is not None and len(position.shape) == 2 and position.type in FLOATS
+    side = math.isqrt(position.shape[1]) if position is not None and is_table else 0  # 0 is no table's
     gelu, silu = (get_bool(gguf, f"clip.use_{name}") for name in ("gelu", "silu"))
     if once is None or layers is None or position is None or position.shape != (n_embd, side**2) or (gelu and silu):
         return None

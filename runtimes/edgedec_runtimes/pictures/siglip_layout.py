@@ -22,6 +22,7 @@ KINDS = ("gemma3", "idefics3", "lfm2")
 Size = tuple[int, int]
 """Width and height."""
 
+_PILLOW_BYTES = 4  # of a pixel
 _LFM2_TILE, _LFM2_MOST_TILES, _LFM2_TOLERANCE = 512, 10, 2.0
 _LFM2_ROWS = (64, 256)  # least and most of a picture that is not cut
 _MOST_PATCHES = 1 << 16  # of one tile
@@ -146,6 +147,23 @@ def layout_of(cutting: Cutting, width: int, height: int) -> PictureLayout:
     return PictureLayout(tuple(parts), tuple(blocks))
 
 
+def largest_tile(cutting: Cutting) -> int:
+    """Return the side of the tiles that pictures are cut into, in pixels."""
+    return _LFM2_TILE if cutting.kind == "lfm2" else cutting.image_size
+
+
+def resized_bytes(cutting: Cutting) -> int:
+    """Return the bytes of the largest picture that tiles are cut from, beside the one that it is made of."""
+    tile = largest_tile(cutting)
+    if cutting.kind == "lfm2":
+        n_tiles = _LFM2_MOST_TILES
+    elif cutting.max_tokens or not cutting.longest_edge:
+        n_tiles = -(-cutting.max_tokens * cutting.factor**2 // tile**2) or 1
+    else:
+        n_tiles = math.ceil(cutting.longest_edge / tile) ** 2
+    return 2 * _PILLOW_BYTES * n_tiles * tile**2
+
+
 def tiles_of(cutting: Cutting, picture: Picture) -> Iterator["Image.Image"]:
     """Yield the pictures that are encoded, in the order of the blocks of layout_of() (raises as cut_of)."""
     from PIL import Image
@@ -158,17 +176,17 @@ def tiles_of(cutting: Cutting, picture: Picture) -> Iterator["Image.Image"]:
         "lanczos": Image.Resampling.LANCZOS,
     }
     how = filters[cut.resampling]
-    whole = image
+    refined = None
     if cut.refined is not None:
         resized = image if cut.first is None else _resized(image, cut.first, how)
         refined = _padded(resized, cut.refined, how) if cut.is_padded else _resized(resized, cut.refined, how)
+        del resized
         n_columns, n_lines = cut.grid
         for i in range(n_columns * n_lines):
             left, top = i % n_columns * cut.tile, i // n_columns * cut.tile
             yield refined.crop((left, top, left + cut.tile, top + cut.tile))
-        if cut.first is not None:
-            whole = refined
-    is_padded = cut.is_padded and cut.refined is None
+    whole = refined if refined is not None and cut.first is not None else image
+    is_padded = cut.is_padded and refined is None
     yield _padded(whole, cut.whole, how) if is_padded else _resized(whole, cut.whole, how)
 
 
