@@ -106,10 +106,10 @@ def _eight_bits(image: "Image.Image") -> "Image.Image":
         high = 255.0 if (scaled.getextrema()[1] or 0) <= 255 else 65535.0
         return scaled.point(lambda value: value * (255.0 / high) + 0.0).convert("L").convert("RGB")
     if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
-        layers = image.convert("RGBA")
-        white = _pillow().new("RGBA", layers.size, (255, 255, 255, 255))
-        white.alpha_composite(layers)
-        return white.convert("RGB")
+        layers = image if image.mode == "RGBA" else image.convert("RGBA")
+        white: Image.Image = _pillow().new("RGB", layers.size, (255, 255, 255))
+        white.paste(layers, mask=layers.getchannel("A"))
+        return white
     return image.convert("RGB")
 
 
