@@ -29,6 +29,9 @@ void check_attention(const edgedec::Kernels &kernels);
 // state_checks.cpp
 void check_states(const edgedec::Kernels &kernels);
 
+// panel_checks.cpp
+void check_panels(const edgedec::Kernels &kernels);
+
 // group_checks.cpp
 void check_groups();
 

@@ -440,6 +440,7 @@ int main(int argc, char **argv) {
     check_halves(kernels);
     check_attention(kernels);
     check_states(kernels);
+    check_panels(kernels);
     printf("%-12s %d checks\n", kernels.name, n_checked - before);
   }
   if (!only_names) check_groups(), check_recurrence();

@@ -13,7 +13,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_voi
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_pr
 from edgedec_runtimes.cpu.library import (
     INVALID,
     NOT_FINITE,
+    UNREADABLE,
     address,
     check,
     declare,
@@ -46,6 +47,7 @@ VERSION = "1"
 """The version of what is computed, raised when a bit of a row changes."""
 
 _WHAT = "encoding a picture"
+_PHASE = "encoding"
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_quick": 4}
 _FIRST_OF_LAYER_MATRICES, _FIRST_OF_LAYER_VECTORS = 3, 7
 
@@ -143,13 +145,13 @@ class NativeEncoder:
                 tiles = tiles_of(self._file.cutting, picture)
                 for i, (block, tile) in enumerate(zip(layout.blocks, tiles, strict=True)):
                     check_cancelled(cancel, _WHAT)
-                    report_progress(on_progress, "picture", i, len(layout.blocks), "tiles")
-                    rows = self._weights.encode(tile.size, np.asarray(tile), cancel)
+                    report_progress(on_progress, _PHASE, i, len(layout.blocks), "parts")
+                    rows = self._weights.encode(np.asarray(tile), cancel)
                     made.append(PictureRows(block, rows, row_ids(key, block.n_rows, first)))
                     first += block.n_rows
             finally:
                 self._weights.let_go()
-        report_progress(on_progress, "picture", len(made), len(made), "tiles")
+        report_progress(on_progress, _PHASE, len(made), len(made), "parts")
         return tuple(made)
 
     def terms(self) -> tuple[MemoryTerm, ...]:
@@ -187,9 +189,10 @@ class _Weights:
     def __init__(self, gguf: GGUF, file: SiglipFile, n_threads: int) -> None:
         self._path, self._file = gguf.paths[0], file
         with ExitStack() as opened:
-            self._map = opened.enter_context(_mapped(gguf))
+            opened_file = opened.enter_context(_opened(gguf))
+            self._map = opened.enter_context(mmap.mmap(opened_file.fileno(), 0, access=mmap.ACCESS_READ))
             data = np.frombuffer(self._map, np.uint8)
-            watched = Mapping(address(data), len(data), -1)
+            watched = Mapping(address(data), len(data), opened_file.fileno())
             opened.callback(watched.close)
             handle = _create(file, n_threads)
             opened.callback(_library().ec_encoder_destroy, handle)
@@ -213,17 +216,16 @@ class _Weights:
                 raise ModelFormatError(f"{self._path}: {last_error()}; download the file again")
             check(code, _WHAT)
             self._table = self._floats(file.position).reshape(file.side**2, file.n_embd)
-            self._watched = watched
             self._finalizer = weakref.finalize(self, opened.pop_all().close)
             self._finalizer.atexit = False  # a daemon thread may be encoding then
 
-    def encode(
-        self, size: tuple[int, int], pixels: NDArray[np.uint8], cancel: CancelToken | None
-    ) -> NDArray[np.float32]:
-        """Return f32[n_rows, n_out], the rows of one tile of that size, whose pixels are u8[height, width, 3]."""
+    def encode(self, pixels: NDArray[np.uint8], cancel: CancelToken | None) -> NDArray[np.float32]:
+        """Return f32[n_rows, n_out], the rows of one tile, whose pixels are u8[height, width, 3]."""
         file, patch = self._file, self._file.cutting.patch_size
-        n_x, n_y = size[0] // patch, size[1] // patch
-        scaled = (pixels.astype(np.float32) / np.float32(255) - np.float32(file.mean)) / np.float32(file.std)
+        n_x, n_y = pixels.shape[1] // patch, pixels.shape[0] // patch
+        scaled = (pixels.astype(np.float32) / np.float32(255) - np.array(file.mean, np.float32)) / np.array(
+            file.std, np.float32
+        )
         squares = scaled.reshape(n_y, patch, n_x, patch, 3).transpose(0, 2, 4, 1, 3)
         patches = np.ascontiguousarray(squares).reshape(n_y * n_x, -1)
         places = positions(self._table, file.side, n_x, n_y)
@@ -240,6 +242,11 @@ class _Weights:
             )
         if code == NOT_FINITE:
             raise ModelFormatError(f"{self._path}: {last_error()}; the file is damaged: download it again")
+        if code == UNREADABLE:
+            raise StorageError(
+                f"{self._path}: {last_error()}; the picture encoder is mapped from there: check the disk and the file, "
+                "and load the model again"
+            )
         check(code, f"{self._path}: {_WHAT}")
         return rows
 
@@ -278,13 +285,14 @@ def _create(file: SiglipFile, n_threads: int) -> c_void_p:
     return handle
 
 
-def _mapped(gguf: GGUF) -> mmap.mmap:
-    """Return the mapped bytes of a file that has not changed since its header was read."""
+def _opened(gguf: GGUF) -> BinaryIO:
+    """Return a file, opened, that has not changed since its header was read."""
     path = gguf.paths[0]
     try:
-        with path.open("rb") as file:
-            if FileState.of(path, os.fstat(file.fileno())) != gguf.states[0]:
-                raise ModelFormatError(f"{path}: another file stands there since it was opened; load the model again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file = path.open("rb")
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
+    if FileState.of(path, os.fstat(file.fileno())) != gguf.states[0]:
+        file.close()
+        raise ModelFormatError(f"{path}: another file stands there since it was opened; load the model again")
+    return file

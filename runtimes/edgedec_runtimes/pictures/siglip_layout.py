@@ -24,8 +24,9 @@ Size = tuple[int, int]
 
 _LFM2_TILE, _LFM2_MOST_TILES, _LFM2_TOLERANCE = 512, 10, 2.0
 _LFM2_ROWS = (64, 256)  # least and most of a picture that is not cut
-_MOST_PATCHES = 1 << 16
-_MOST_SIDE = 1 << 16
+_MOST_PATCHES = 1 << 16  # of one tile
+_MOST_TILES = 1024
+_MOST_SIDE, _MOST_PIXELS = 1 << 16, 1 << 26  # of what tiles are cut from
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Cut:
         refined: The size that tiles are cut from, or None where there are none.
         tile: The side of a tile.
         whole: The size at which the whole picture is encoded, behind the tiles.
-        is_padded: Whether `refined` keeps the ratio, with black beside the picture; without tiles, whether `whole` is.
+        is_padded: Whether `refined` keeps the ratio, with black beside the picture; where there are no tiles, `whole`.
         resampling: "bilinear", "bicubic" or "lanczos".
     """
 
@@ -92,9 +93,16 @@ def cut_of(cutting: Cutting, width: int, height: int) -> Cut:
         cut = _cut_lfm2(cutting, width, height)
     else:
         cut = _cut_idefics3(cutting, width, height)
-    sides = [side for found in (cut.first, cut.refined, cut.whole) if found for side in found]
-    n_patches = cut.whole[0] * cut.whole[1] // cutting.patch_size**2
-    if not 1 <= min(sides) <= max(sides) <= _MOST_SIDE or n_patches > _MOST_PATCHES:
+    sizes = [found for found in (cut.first, cut.refined, cut.whole) if found]
+    sides = [side for found in sizes for side in found]
+    n_patches = max(cut.whole[0] * cut.whole[1], cut.tile**2 if cut.refined else 0) // cutting.patch_size**2
+    n_columns, n_lines = cut.grid
+    if (
+        not 1 <= min(sides) <= max(sides) <= _MOST_SIDE
+        or max(found[0] * found[1] for found in sizes) > _MOST_PIXELS
+        or n_columns * n_lines > _MOST_TILES
+        or n_patches > _MOST_PATCHES
+    ):
         raise RequestError(
             f"a picture of {width} x {height} pixels can't be cut into tiles; give one that is less narrow, or smaller"
         )

@@ -1,5 +1,6 @@
 """The rows of pictures in float64: a plain form of the encoders of the SigLIP kind, from formulas alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from edgedec.gguf.tensor_types import GGMLType
 Numbers = NDArray[np.float64]
 
 
-def true_rows(path: Path, kind: str, pixels: NDArray[np.uint8], *, merge: int, n_head: int) -> Numbers:
+def true_rows(
+    path: Path, kind: str, pixels: NDArray[np.uint8], *, merge: int, n_head: int, activation: str = "gelu"
+) -> Numbers:
     """Return f64[n_rows, n_embd of the text model] of one tile, u8[height, width, 3].
 
-    The encoder has the tanh form of GELU, a mean and a deviation of 0.5, and an epsilon of 1e-6.
+    The encoder has the tanh form of GELU, or another activation of its layers ("silu", "gelu_quick"); a mean and a
+    deviation of 0.5, and an epsilon of 1e-6.
     """
     w = _tensors(read_gguf(path))
     kernel = w["v.patch_embd.weight"]
@@ -28,16 +32,16 @@ def true_rows(path: Path, kind: str, pixels: NDArray[np.uint8], *, merge: int, n
     for i in range(sum(name.endswith("attn_q.weight") for name in w)):
         block = {name.removeprefix(f"v.blk.{i}."): tensor for name, tensor in w.items()}
         x = x + _attention(_norm(x, block, "ln1", 1e-6), block, n_head)
-        hidden = _gelu(_linear(_norm(x, block, "ln2", 1e-6), block, "ffn_up"))
+        hidden = _ACTIVATIONS[activation](_linear(_norm(x, block, "ln2", 1e-6), block, "ffn_up"))
         x = x + _linear(hidden, block, "ffn_down")
     x = _norm(x, w, "v.post_ln", 1e-6)
-    squares = x.reshape(n_y // merge, merge, n_x // merge, merge, n_embd).transpose(0, 2, 1, 3, 4)
-    squares = squares.reshape(n_y * n_x // merge**2, merge**2, n_embd)
+    merged: Any = x.reshape(n_y // merge, merge, n_x // merge, merge, n_embd).transpose(0, 2, 1, 3, 4)
+    merged = merged.reshape(n_y * n_x // merge**2, merge**2, n_embd)
     if kind == "gemma3":
-        mean = squares.mean(1)
+        mean = merged.mean(1)
         root = np.sqrt((mean**2).mean(-1, keepdims=True) + 1e-6)
         return np.asarray(mean / root * w["mm.soft_emb_norm.weight"] @ w["mm.input_projection.weight"])
-    merged = squares.reshape(len(squares), -1)
+    merged = merged.reshape(len(merged), -1)
     if kind == "idefics3":
         return np.asarray(merged @ w["mm.model.fc.weight"].T)
     return _linear(_gelu(_linear(_norm(merged, w, "mm.input_norm", 1e-5), w, "mm.1")), w, "mm.2")
@@ -70,10 +74,15 @@ def _gelu(x: Numbers) -> Numbers:
     return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
 
 
+_ACTIVATIONS: dict[str, Callable[[Numbers], Numbers]] = {
+    "gelu": _gelu,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_quick": lambda x: x / (1 + np.exp(-1.702 * x)),
+}
+
+
 def _attention(x: Numbers, w: dict[str, Numbers], n_head: int) -> Numbers:
-    q, k, v = (
-        _linear(x, w, f"attn_{name}").reshape(len(x), n_head, -1).transpose(1, 0, 2) for name in ("q", "k", "v")
-    )
+    q, k, v = (_linear(x, w, f"attn_{name}").reshape(len(x), n_head, -1).transpose(1, 0, 2) for name in ("q", "k", "v"))
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     out = weights / weights.sum(-1, keepdims=True) @ v
@@ -85,15 +94,14 @@ def _places(table: Numbers, n_x: int, n_y: int) -> Numbers:
     side = round(len(table) ** 0.5)
     if (n_x, n_y) == (side, side):
         return table
-    grid, places = table.reshape(side, side, -1), np.zeros((n_y, n_x, table.shape[1]))
+    grid, places = table.reshape(side, side, -1), np.empty((n_y, n_x, table.shape[1]))
+    middles = np.arange(side) + 0.5
     for y in range(n_y):
         for x in range(n_x):
-            total = 0.0
-            for t in range(side):
-                for s in range(side):
-                    down = max(0.0, 1 - abs(t + 0.5 - (y + 0.5) * side / n_y) / max(1.0, side / n_y))
-                    right = max(0.0, 1 - abs(s + 0.5 - (x + 0.5) * side / n_x) / max(1.0, side / n_x))
-                    places[y, x] += down * right * grid[t, s]
-                    total += down * right
-            places[y, x] /= total
+            down, right = (
+                np.maximum(0, 1 - np.abs(middles - (i + 0.5) * side / n) / max(1.0, side / n))
+                for i, n in ((y, n_y), (x, n_x))
+            )
+            weights = np.outer(down, right)
+            places[y, x] = np.tensordot(weights, grid, 2) / weights.sum()
     return places.reshape(n_x * n_y, -1)

@@ -16,7 +16,8 @@ _PDF = b"%PDF-"
 _HEAD_BYTES = 1024  # in which a PDF says that it is one
 _MOST_PDF_BYTES = 64_000_000
 _FORMAT = "edgedec chat 1"
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "user", "assistant", "tool")
+_TEXTS = ("role", "content", "reasoning_content", "name", "tool_call_id")
 
 
 def save_messages(path: Path, model: str, messages: Sequence[Message]) -> None:
@@ -59,7 +60,10 @@ def load_messages(path: Path) -> list[Message]:
     messages = document.get("messages")
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise ModelFormatError(f"{path} is damaged: its messages must have a role, {', '.join(_ROLES)}, and a content")
-    return [{"role": each["role"], "content": _read(each["content"])} for each in messages]
+    return [
+        {key: each[key] for key in (*_TEXTS, "tool_calls") if key in each} | {"content": _read(each["content"])}
+        for each in messages
+    ]
 
 
 def _named(message: Message) -> Message:
@@ -122,12 +126,27 @@ def _pdf_text(path: Path, size: int, cancel: CancelToken) -> str:
 
 
 def _is_message(value: Any) -> bool:
-    if not isinstance(value, dict) or value.get("role") not in _ROLES:
+    if not isinstance(value, dict) or value.get("role") not in _ROLES or "content" not in value:
         return False
-    content = value.get("content")
-    return isinstance(content, str) or (isinstance(content, list) and bool(content) and all(map(_is_part, content)))
+    content, calls = value["content"], value.get("tool_calls", [])
+    has_parts = isinstance(content, list) and bool(content) and all(map(_is_part, content))
+    return (
+        (has_parts or isinstance(content, str))
+        and all(isinstance(value.get(key, ""), str) for key in _TEXTS if key != "content")
+        and isinstance(calls, list)
+        and all(map(_is_call, calls))
+    )
 
 
 def _is_part(value: Any) -> bool:
     kind = value.get("type") if isinstance(value, dict) else None
     return kind in ("text", "image") and set(value) == {"type", kind} and isinstance(value[kind], str)
+
+
+def _is_call(value: Any) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), dict)
+    )

@@ -164,6 +164,14 @@ def _show(conversation: Conversation, _: str) -> None:
         say(f"{name:{_COLUMN}}  {one_line(value)}")
 
 
+def _list_tools(conversation: Conversation, _: str) -> None:
+    tools = conversation.tools
+    for name, value in tools.rows():
+        say(f"{name:{_COLUMN}}  {value}")
+    for note in tools.notes(conversation.engine):
+        conversation.tell(one_line(note))
+
+
 def _show_stats(conversation: Conversation, rest: str) -> None:
     if rest not in ("", "all"):
         raise RequestError(f"/stats is followed by all, or nothing, not by {rest!r:.100}")
@@ -196,6 +204,7 @@ _COMMANDS = {
     "/file": Command(_attach, "FILE", "put the text of a text file or a PDF before the next message"),
     "/image": Command(_attach_picture, "FILE", "put a picture before the next message; or drop its file"),
     "/model": Command(_switch, "NAME", "go on with another model"),
+    "/tools": Command(_list_tools, "", "the tools that the model may call (--mcp)"),
     "/show": Command(_show, "", "the model, the settings and the system message"),
     "/stats": Command(_show_stats, "all", "what the last answer took, and what drafting did; all: every figure"),
     "/regen": Command(_regenerate, "", "answer the last message again"),

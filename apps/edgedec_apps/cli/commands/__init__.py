@@ -10,6 +10,7 @@ SUMMARIES = {
     "run": "Run a model on a prompt: text goes to standard output, all else to standard error.",
     "chat": "Talk with a model. From a pipe, each line is a message.",
     "embed": "Make a vector of length 1 of each text; standard output gets a JSON array of numbers a line.",
+    "rank": "Rank documents by how well they match a query, the best first: a score and a document a line.",
     "serve": "Serve models over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.",
     "ps": "List the models that a running server has loaded.",
     "stop": "Unload a model from a running server, after its requests have ended.",

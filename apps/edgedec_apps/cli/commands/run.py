@@ -10,7 +10,16 @@ from edgedec.errors import CancelledError, RequestError, RuntimeLostError, Score
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.commands.chat import ChatJob, converse
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, System, SystemFile, prompt_option
+from edgedec_apps.cli.options import (
+    KeepHistory,
+    LoadFlags,
+    ModelName,
+    OutputFlags,
+    System,
+    SystemFile,
+    ToolFlags,
+    prompt_option,
+)
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines, with_pictures
 from edgedec_apps.cli.preset_options import with_preset
@@ -89,7 +98,7 @@ def command(job: RunJob) -> None:
     elif job.raw:
         raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
     else:
-        converse(ChatJob(job.model, job.system, job.load, job.sampling, job.output, job.history))
+        converse(ChatJob(job.model, job.system, job.load, job.sampling, job.output, job.history, ToolFlags()))
 
 
 def _run_prompt(job: RunJob, prompt: str) -> None:

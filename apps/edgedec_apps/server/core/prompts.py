@@ -72,9 +72,13 @@ async def encode(texts: Sequence[str], share: Share, to_ids: Callable[[], Sequen
         ApiError: There is no memory for that.
         EdgedecError: As `to_ids`.
     """
-    longest = await asyncio.to_thread(lambda: max(map(_longest_word_bytes, texts), default=0))
-    async with share.more(_TOKENIZER_BYTES * longest):
+    async with share.more(await tokenizer_bytes(texts)):
         return tuple(await asyncio.to_thread(to_ids))
+
+
+async def tokenizer_bytes(texts: Sequence[str]) -> int:
+    """Return the bytes of memory that a tokenizer takes at the most while it encodes texts one after another."""
+    return _TOKENIZER_BYTES * await asyncio.to_thread(lambda: max(map(_longest_word_bytes, texts), default=0))
 
 
 def _longest_word_bytes(text: str) -> int:

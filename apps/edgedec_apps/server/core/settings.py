@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import ssl
 from dataclasses import dataclass, field
 
 from edgedec.errors import RequestError
@@ -34,6 +35,7 @@ class Settings:
         n_per_address: Most connections of one address.
         room_bytes: Most memory for all requests together, from their bodies to their answers.
         offline: Never download a model.
+        tls: The certificate and the key with which the server speaks TLS; None for plain HTTP.
         keep_s: Seconds for which a model that a request loaded stays loaded without requests; infinite for ever.
         image_hosts: Hosts from which pictures may be fetched by https; from others, and by http, none are.
     """
@@ -56,6 +58,7 @@ class Settings:
     room_bytes: int = ROOM_BYTES
     offline: bool = False
     keep_s: float = 300.0
+    tls: ssl.SSLContext | None = None
     image_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -99,6 +99,7 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
         "architecture": facts.architecture,
         "runtime": facts.runtime,
         "chat": engine.can_chat,
+        "tools": engine.can_chat and "tools" in engine.template.source,
     }
     if facts.lossy:
         card["meta"]["lossy"] = facts.lossy
@@ -111,4 +112,8 @@ def _meta_of_file(file: ModelFile | None) -> dict[str, Any]:
         return {}
     info = file.info
     facts = {"n_ctx_train": info.n_ctx_train, "n_vocab": info.n_vocab, "n_embd": info.n_embd}
-    return facts | {"architecture": info.architecture, "chat": file.template is not None}
+    return facts | {
+        "architecture": info.architecture,
+        "chat": file.template is not None,
+        "tools": "tools" in (file.template or ""),
+    }

@@ -1,7 +1,9 @@
 // What a conversation is, and how it is sent and exported.
 //
-// A message of the user is {role, content, files: [{name, text, picture, thumbnail}]}, the last two of a picture; one of the assistant {role, answers, chosen}, whose
-// answers, {content, reasoning, meta, error}, stand side by side; the chosen one is what the conversation goes on with.
+// A message of the user is {role, content, files: [{name, text, picture, thumbnail}]}, the last two of a picture; one of
+// the assistant {role, answers, chosen}, whose answers, {content, reasoning, calls, meta, error}, stand side by side;
+// the chosen one is what the conversation goes on with. A call of a tool is {id, name, arguments, result, failed, note};
+// behind calls another answer follows.
 
 import { sentUrl } from "/static/pictures.js";
 
@@ -12,7 +14,7 @@ export function newConversation() {
 }
 
 export function newAnswer(model) {
-  return { content: "", reasoning: "", meta: { model } };
+  return { content: "", reasoning: "", calls: [], meta: { model } };
 }
 
 export function chosenOf(message) {
@@ -37,10 +39,15 @@ export function contentOf(message) {
 }
 
 export function sentMessages(messages) {
-  return messages.map((message) => {
+  return messages.flatMap((message) => {
     const sent = { role: message.role, content: contentOf(message) };
-    const reasoning = message.role === "assistant" && chosenOf(message).reasoning;
-    return reasoning ? { ...sent, reasoning_content: reasoning } : sent;
+    if (message.role !== "assistant") return [sent];
+    const { reasoning, calls = [] } = chosenOf(message);
+    if (reasoning) sent.reasoning_content = reasoning;
+    if (calls.length) {
+      sent.tool_calls = calls.map(({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } }));
+    }
+    return [sent, ...calls.map(({ id, name, result = "Not run." }) => ({ role: "tool", tool_call_id: id, name, content: result }))];
   });
 }
 
@@ -64,7 +71,11 @@ function fileAsMarkdown({ name, text, note, thumbnail }) {
 function answerAsMarkdown(answer, heading) {
   const thoughts = answer.reasoning.trim();
   const quoted = thoughts ? `> ${thoughts.replaceAll("\n", "\n> ")}\n\n` : "";
-  return `## ${heading}\n\n${quoted}${answer.content.trim()}\n`;
+  const calls = (answer.calls ?? []).map(({ name, arguments: given, result = "Not run." }) => {
+    const text = `${given}\n\n${result}`;
+    return `\n\nTool ${name}:\n\n${fence(text)}\n${text}\n${fence(text)}`;
+  });
+  return `## ${heading}\n\n${quoted}${answer.content.trim()}${calls.join("")}\n`;
 }
 
 export function asMarkdown(conversation) {

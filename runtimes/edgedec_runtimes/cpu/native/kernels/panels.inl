@@ -2,8 +2,8 @@
 // once per instruction set. Lane i of a vector is weight row i of the panel: every sum runs over the columns in order.
 
 constexpr int PANEL_PARTS = edgedec::TILE_ROWS / LANES;  // vectors for the 16 weight rows of a panel
-// Rows that a kernel takes at once: as many as leave registers for the weights.
-constexpr int PANEL_AT_ONCE = LANES == 16 ? 12 : 6;
+// Rows that a kernel takes at once: as many as leave registers for the weights (plain C++ has none to plan with).
+constexpr int PANEL_AT_ONCE = LANES == 16 ? 12 : EDGEDEC_SIMD == 0 ? 2 : 6;
 
 template <int N>
 void panel_rows(const PanelWork &w, int64_t row) {

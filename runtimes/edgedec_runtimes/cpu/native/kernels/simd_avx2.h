@@ -150,7 +150,11 @@ inline Ints add_pairs(Ints sum, Bytes w, Ints a) {
 #if EDGEDEC_SIMD == 4
   return _mm256_dpwssd_avx_epi32(sum, w, a);
 #else
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(w, a));
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, a));
+#if defined(__GNUC__)
+  __asm__ volatile("" : "+x"(sum));  // one after another: GCC makes all products first, and then keeps sums in memory
+#endif
+  return sum;
 #endif
 }
 inline Floats power_of_two(Floats x) {
