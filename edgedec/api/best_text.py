@@ -150,7 +150,7 @@ def _written(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: Reques
 
 
 def prompt_text(prompt: str | Sequence[int] | Sequence[Message]) -> str:
-    """Return a prompt as a scorer gets it: a text as it is, a chat's last message, and nothing of token ids.
+    """Return a prompt as a scorer gets it: a text as it is, the texts of a chat's last message, nothing of token ids.
 
     >>> prompt_text("2 + 2?"), prompt_text([{"role": "user", "content": "2 + 2?"}]), prompt_text([1, 2])
     ('2 + 2?', '2 + 2?', '')
@@ -158,4 +158,5 @@ def prompt_text(prompt: str | Sequence[int] | Sequence[Message]) -> str:
     if isinstance(prompt, str):
         return prompt
     last = prompt[-1] if len(prompt) else None
-    return str(last.get("content", "")) if isinstance(last, Mapping) else ""
+    content = last.get("content", "") if isinstance(last, Mapping) else ""
+    return "\n".join(part["text"] for part in content if "text" in part) if isinstance(content, list) else str(content)

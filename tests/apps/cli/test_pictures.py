@@ -76,7 +76,7 @@ def test_pictures_in_a_chat(seeing: Path, tmp_path: Path) -> None:
     red = tmp_path / "red.png"
     red.write_bytes(picture("red"))
     saved = tmp_path / "chat.json"
-    lines = [f"/image {red}", "What?", "And?", f"/save {saved}"]
+    lines = [f"/image '{red}'", "What?", "And?", f"/save {saved}"]
     result = run_here("chat", seeing, *SHORT, stdin="\n".join(lines).encode())
     assert result.code == 0, result
     assert f"(picture {red}: 48 x 40, " in result.err

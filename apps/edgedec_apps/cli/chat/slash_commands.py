@@ -138,7 +138,8 @@ def _attach(conversation: Conversation, rest: str) -> None:
 
 
 def _attach_picture(conversation: Conversation, rest: str) -> None:
-    _take(conversation, [_path("/image", rest)])
+    paths, more = dropped(rest)
+    _take(conversation, paths if paths and not more else [_path("/image", rest)])
 
 
 def _take(conversation: Conversation, paths: Sequence[Path]) -> None:
