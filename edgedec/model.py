@@ -3,17 +3,16 @@
 `n_past` is the number of tokens in a session's KV cache that a forward builds on; a *row* is one new token of it.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.closeable import Closeable
 from edgedec.cost_curve import Cost, SharedForward
 from edgedec.errors import CapabilityError, argument
 from edgedec.head_state import DraftCall, HeadState
@@ -355,22 +354,6 @@ class EncoderSession(Session, Protocol):
             SessionError: The session is closed.
             CancelledError: cancel() was called.
         """
-
-
-class Closeable(Protocol):
-    """What holds memory, files or threads until it is closed; `with` closes it at the end of the block."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of everything; calling it again does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Model(Closeable, Protocol):

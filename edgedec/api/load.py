@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from edgedec import plugins
 from edgedec.api.engine import Engine
-from edgedec.api.loaded_model import EngineParts
 from edgedec.api.open_drafters import Drafts, open_drafters
+from edgedec.api.open_model import EngineParts
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, open_template

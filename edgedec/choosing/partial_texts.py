@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.chat import Message
+from edgedec.closeable import Closeable
 from edgedec.decoding.branches import Branches
-from edgedec.model import Closeable, Model
+from edgedec.model import Model
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.sampling import log_probs
 from edgedec.tokenizer import Tokenizer

@@ -13,11 +13,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.closeable import Closeable
 from edgedec.decoding.reading import PromptRead, prompt_read
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.decoding.text_room import tokens_behind
 from edgedec.errors import ContextFullError, RequestError, counted
-from edgedec.model import Closeable, ForwardItem, Session
+from edgedec.model import ForwardItem, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request
 from edgedec.sessions.forks import ForkedSession, SessionForks, require_forks

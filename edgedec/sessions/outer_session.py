@@ -8,11 +8,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.closeable import Closeable
 from edgedec.cost_curve import Cost, SharedForward
 from edgedec.errors import CapabilityError, ModelFormatError, argument
 from edgedec.head_state import DraftCall, HeadState
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Closeable, Forward, ForwardItem, Model, ModelCard, Session
+from edgedec.model import Capabilities, Forward, ForwardItem, Model, ModelCard, Session
 from edgedec.progress import OnProgress
 from edgedec.runtime import processes_of
 from edgedec.stats import DecodeStats
