@@ -134,7 +134,7 @@ VALUES: tuple[Any, ...] = (
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server of a model that can do all of it."""
     path = saying_model(tmp_path_factory.mktemp("fuzz") / "says.gguf", SAYS, chat_template=TEMPLATE)
-    with started(path, load_options={"n_ctx": 256}) as running:
+    with started(path, load_options={"n_ctx": 768}) as running:
         yield running
 
 
