@@ -122,8 +122,8 @@ def test_a_model_that_knows_no_tools_gets_none(model: Path, servers: Path) -> No
 def test_a_person_is_asked_before_a_call(tmp_path: Path, servers: Path) -> None:
     """What was typed before the question is no answer; the arguments are shown, "a" is for the rest of the chat."""
     pytest.importorskip("termios", reason="no terminals of POSIX here")
-    path = caller(tmp_path / "m.gguf", "Well", OPEN, call("echo", text="a\u202eb" + "x" * 900 + "end"), CLOSE)
-    with Terminal("chat", path, "--mcp", servers, "--no-history") as person:
+    path = caller(tmp_path / "m.gguf", "Well", OPEN, call("echo", text="a\u202eb" + "x" * 450 + "end"), CLOSE)
+    with Terminal("chat", path, "--mcp", servers, "--no-history", "--runtime", "cpu") as person:
         person.expect(">>>")
         person.send("hi\r")
         person.expect("echo of the tool server plain wants to run:\r\n")
@@ -154,7 +154,7 @@ def test_ctrl_c_stops_the_question_and_the_call(tmp_path: Path, servers: Path) -
     """The chat goes on, and the next message is answered; the program behind the tool is gone at the end."""
     pytest.importorskip("termios", reason="no terminals of POSIX here")
     path = caller(tmp_path / "m.gguf", OPEN, call("hang"), CLOSE)
-    with Terminal("chat", path, "--mcp", servers, "--no-history") as person:
+    with Terminal("chat", path, "--mcp", servers, "--no-history", "--runtime", "cpu") as person:
         person.expect(">>>")
         person.send("hi\r")
         person.expect("Run it? ")
