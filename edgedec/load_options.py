@@ -53,6 +53,7 @@ class LoadOptions:
         planning_bytes: Most bytes that making the memory plan may take for a while, or None; a runtime that would take
             more returns only the terms that it knows without (MemoryTerm.partial).
         draft_head: A trained draft head that follows each session's text, or None.
+        adapters: Low-rank adapters of the model, each a GGUF or a folder of PEFT with the scale that texts begin with.
         n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
         device: Name of the device (`edgedec doctor` lists the names), or None.
         layer_split: How many layers each device takes, by its name, in the order of the layers; the host keeps the
@@ -74,6 +75,7 @@ class LoadOptions:
     resident_bytes: int | None = None
     planning_bytes: int | None = None
     draft_head: Path | None = None
+    adapters: tuple[tuple[Path, float], ...] = ()
     n_gpu_layers: int | None = None
     device: str | None = None
     layer_split: tuple[tuple[str, int], ...] | None = None

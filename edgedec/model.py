@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import Cost, SharedForward
-from edgedec.errors import CapabilityError
+from edgedec.errors import CapabilityError, argument
 from edgedec.head_state import DraftCall, HeadState
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
@@ -117,6 +117,7 @@ class ModelCard:
         lossy: A note for a person on what the model lacks; empty for a whole model.
         pooling: How the model was trained to make one vector of a text ("mean", "cls", "last"); None for a model that
             writes texts.
+        adapters: The paths of the low-rank adapters that were loaded with the model.
     """
 
     name: str
@@ -128,12 +129,13 @@ class ModelCard:
     n_ctx_train: int
     fingerprint: str
     chat_template: str | None = None
-    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[tuple[int, int], ...] = ()
     share: float = 1.0
     variant: str = ""
     lossy: str = ""
     pooling: str | None = None
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -227,6 +229,15 @@ class Session(Protocol):
     def draft_head(self) -> HeadState | None:
         """The trained draft head that follows the session's text; None where none was loaded."""
         return None
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """What the part of each of ModelCard.adapters is multiplied by; 0 leaves an adapter out."""
+        return ()
+
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Set other scales of the adapters; the session holds no token then."""
+        raise CapabilityError(f"no adapters can be used here; leave {argument('lora')} out")
 
     def room(self, n_tokens: int) -> int:
         """Return how many rows one forward may add to a text of `n_tokens` tokens."""

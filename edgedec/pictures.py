@@ -97,10 +97,6 @@ class PictureReader(Protocol):
     Between its calls a picture is a value with `marker`, `name`, `width`, `height`, `layout` and `n_rows`.
     """
 
-    @property
-    def processes(self) -> tuple[int, ...]:
-        """The processes that read pictures now."""
-
     def mark(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], tuple[Any, ...]]:
         """Return messages with a mark in place of each picture, and the pictures, of which nothing is decoded yet."""
 

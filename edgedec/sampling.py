@@ -26,7 +26,7 @@ MAX_STOP_CHARS = 16_384
 
 _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 _SLACK = 1e-3  # of a logit, more than a sum's rounding
-_LARGEST_BIAS = 1e30  # what a row of float32 takes, and a penalty on top of it
+LARGEST_BIAS = 1e30  # what a row of float32 takes, and a penalty on top of it
 
 # Of each number: its type, whether None may stand for it, what holds for it (NaN fails every comparison), in words.
 _NUMBERS: Mapping[str, tuple[type, bool, Callable[[Any], bool], str]] = {
@@ -107,7 +107,7 @@ class SamplingParams:
         bias = self.logit_bias
         known = isinstance(bias, Mapping) and all(_is_a(Integral, i) and _is_a(Real, b) for i, b in bias.items())
         _require("logit_bias", bias, known, "a mapping of token ids to numbers")
-        if not all(abs(value) <= _LARGEST_BIAS or value == -np.inf for value in bias.values()):
+        if not all(abs(value) <= LARGEST_BIAS or value == -np.inf for value in bias.values()):
             name = argument("logit_bias")
             raise RequestError(f"{name} must hold numbers from -1e30 to 1e30, or -inf (which rules a token out)")
 

@@ -39,6 +39,7 @@ class Request:
         begun_ids: Tokens that the text was begun with in an earlier request, which was interrupted; the text goes on
             behind them as it would have then.
         methods: The values of the options that methods bring (edgedec.text_method.TextMethod), by the methods' names.
+        scales: What the part of each of the model's adapters is multiplied by (ModelCard.adapters).
         pictures: The rows that the prompt's negative ids stand for.
     """
 
@@ -52,6 +53,7 @@ class Request:
     predicted_ids: tuple[int, ...] = ()
     begun_ids: tuple[int, ...] = ()
     methods: Mapping[str, object] = field(default_factory=dict)
+    scales: tuple[float, ...] = ()
     pictures: Pictures = field(default_factory=dict)
 
     def text(self, k: int) -> "Request":

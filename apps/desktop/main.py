@@ -5,6 +5,8 @@
 import argparse
 import sys
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 from PySide6 import QtWidgets
 from PySide6.QtCore import QObject, Qt, QThread, Signal, Slot
@@ -14,7 +16,8 @@ import edgedec
 
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 MAX_TOKENS = 512  # of an answer
-Messages = list[dict[str, str]]
+PICTURES = "Pictures (*.png *.jpg *.jpeg *.webp *.gif *.bmp)"
+Messages = list[dict[str, Any]]
 
 
 class Worker(QObject):
@@ -93,6 +96,7 @@ class Pane(QtWidgets.QWidget):
     def __init__(self, name: str, memory: QtWidgets.QLineEdit, offline: bool) -> None:
         super().__init__()
         self.messages: Messages = []
+        self.images: list[str] = []  # files of pictures that go with the next message
         self._memory = memory
         self._cancel = edgedec.CancelToken()
         self._lay_out(name)
@@ -119,6 +123,8 @@ class Pane(QtWidgets.QWidget):
         self.prompt = QtWidgets.QLineEdit(placeholderText="Message")
         self.prompt.returnPressed.connect(self.send)
         self.load_button, self.send_button, self.stop_button = map(QtWidgets.QPushButton, ("Load", "Send", "Stop"))
+        self.picture_button = QtWidgets.QPushButton("Picture")
+        self.picture_button.clicked.connect(self.choose_picture)
         self.load_button.clicked.connect(self.load)
         self.send_button.clicked.connect(self.send)
         self.stop_button.clicked.connect(self.stop)
@@ -131,11 +137,23 @@ class Pane(QtWidgets.QWidget):
         layout.addWidget(self.prompt, 3, 0)
         layout.addWidget(self.send_button, 3, 1)
         layout.addWidget(self.stop_button, 3, 2)
-        layout.addWidget(self.status, 4, 0, 1, 3)
+        layout.addWidget(self.status, 4, 0, 1, 2)
+        layout.addWidget(self.picture_button, 4, 2)
+
+    def choose_picture(self) -> None:
+        """Let the user choose a picture that goes with the next message."""
+        path, _ = QtWidgets.QFileDialog.getOpenFileName(self, "A picture for the next message", "", PICTURES)
+        if path:
+            self.attach(path)
+
+    def attach(self, path: str) -> None:
+        """Attach a picture's file to the next message."""
+        self.images.append(path)
+        self.status.setText(f"{len(self.images)} pictures for the next message; the last one is {Path(path).name}")
 
     def load(self) -> None:
         """Order the worker to load the model that was entered."""
-        self.messages = []
+        self.messages, self.images = [], []
         self.transcript.clear()
         self._begin(f"loading {self.model.currentText()}")
         self.load_asked.emit(self.model.currentText(), self._memory.text().strip(), self._cancel)
@@ -145,8 +163,10 @@ class Pane(QtWidgets.QWidget):
         text = self.prompt.text().strip()
         if text and self.send_button.isEnabled():
             self.prompt.clear()
-            self.messages.append({"role": "user", "content": text})
-            self._write(f"> {text}\n")
+            images, self.images = self.images, []
+            self.messages.append({"role": "user", "content": text} | ({"images": images} if images else {}))
+            shown = "".join(f"[{Path(path).name}] " for path in images)
+            self._write(f"> {shown}{text}\n")
             self._begin("answering")
             self.answer_asked.emit(self.messages, self._cancel)
 

@@ -33,6 +33,7 @@ class Embedder:
         card: The facts of the model.
         path: The model's file, or None where there is none.
         prompt_ids: `(text or ids)` -> token ids.
+        scales: `()` -> the scales of the model's adapters.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class Embedder:
         card: ModelCard,
         path: Path | None,
         prompt_ids: Callable[[str | Sequence[int]], tuple[int, ...]],
+        scales: Callable[[], tuple[float, ...]] = tuple,
     ) -> None:
         self._pool = pool
         self._prompt_ids = prompt_ids
         self._card = card
+        self._scales = scales
         self._path = path
         self._norm: FinalNorm | None = None
 
@@ -67,6 +70,7 @@ class Embedder:
         vectors = np.zeros((len(all_ids), self._card.n_embd), np.float32)
         with self._pool.turn(cancel) as slot:
             if slot is not None:
+                slot.adapt(self._scales())
                 with cancel.calling(slot.session.cancel):
                     for i, ids in enumerate(all_ids):
                         if not cancel.cancelled:

@@ -16,7 +16,7 @@ def new_preset(name: str, base: str, texts: Mapping[str, str | None], options: M
     Args:
         name: The preset's name.
         base: The name of a model, or of a preset, whose settings are taken over.
-        texts: The `system`, `template` and `draft_head` that replace those of the base; None keeps the base's.
+        texts: The `system`, `template`, `draft_head` and `lora` that replace those of the base; None keeps the base's.
         options: Options that replace or join those of the base.
 
     Raises:

@@ -52,6 +52,7 @@ def load_prompt_cache(engine: LoadedModel, path: Path) -> int:
     """Restore the KV cache from a file; return how many tokens it holds (as LoadedModel.load_prompt_cache)."""
     cache = read_prompt_cache(path, engine.card.fingerprint)
     with engine.pool.all():
+        engine.pool.last.adapt(engine.lora)
         restore_cache(engine.pool.last, cache)
     return len(cache.token_ids)
 

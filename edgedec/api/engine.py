@@ -1,4 +1,4 @@
-"""The engine that an application holds: a loaded model that generates, streams, chats and embeds."""
+"""The engine that an application holds: a loaded model that generates, streams, chats, embeds and ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec import plugins
-from edgedec.api.loaded_model import LoadedModel
+from edgedec.api.ranking import RankingModel
 from edgedec.api.requests import Prompt, RequestOptions, SamplingOptions
 from edgedec.chat import Message, thinking_variables
 from edgedec.decoding.generate import TokenStream, finished
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.sequence import Extraction
 
 
-class Engine(LoadedModel):
+class Engine(RankingModel):
     """A loaded model that writes texts, as edgedec.load returns it: whole or token by token, several, or the best."""
 
     def generate(
@@ -65,6 +65,7 @@ class Engine(LoadedModel):
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
@@ -78,6 +79,7 @@ class Engine(LoadedModel):
         Args:
             messages: The chat, oldest message first. A content may have parts {"type": "image", "image": ...}, or a
                 list "images" beside it: bytes, paths or PIL.Images.
+            tools: The functions that the model may call, in OpenAI's form; a call is part of the text.
             cancel: Stops the generation, from any thread.
             think: Whether the model thinks before it answers, for models whose chat template can change that; None for
                 what the template does by itself. What was thought is part of the text, between <think> and </think>.
@@ -88,29 +90,36 @@ class Engine(LoadedModel):
             PromptTooLongError: The conversation does not fit the context; see fit_messages.
             RequestError: The template can't do what `think` says; or as stream().
         """
-        return finished(self.chat_stream(messages, cancel=cancel, think=think, **options))
+        return finished(self.chat_stream(messages, tools=tools, cancel=cancel, think=think, **options))
 
     def chat_stream(
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
     ) -> TokenStream:
         """Answer the last of `messages` token by token; as chat()."""
-        token_ids, chosen = self._chat_prompt(messages, cancel, think, options)
+        token_ids, chosen = self._chat_prompt(messages, cancel, think, options, tools)
         return self.stream(token_ids, cancel=cancel, **chosen)
 
     def _chat_prompt(
-        self, messages: Sequence[Message], cancel: CancelToken | None, think: bool | None, options: RequestOptions
+        self,
+        messages: Sequence[Message],
+        cancel: CancelToken | None,
+        think: bool | None,
+        options: RequestOptions,
+        tools: Sequence[Mapping[str, object]] | None = None,
     ) -> tuple[list[int], RequestOptions]:
         """Return the prompt of a chat, and its options with their defaults; no token where `cancel` was cancelled."""
         chosen: RequestOptions = {"reuse": "longest", **options}
         try:
             variables = thinking_variables(self.template, think)
             marked, pictures = self.mark_pictures(messages)
-            token_ids = self.rendered_ids(self.render(marked, cancel=cancel, variables=variables), pictures)
+            text = self.render(marked, tools=tools, cancel=cancel, variables=variables)
+            token_ids = self.rendered_ids(text, pictures)
             if pictures:
                 chosen["pictures"] = self.picture_rows(pictures, cancel=cancel, on_progress=options.get("on_progress"))
         except CancelledError:
@@ -276,7 +285,9 @@ class Engine(LoadedModel):
 
     @cached_property
     def _embedder(self) -> Any:
-        return plugins.load_plugin(plugins.OWN, "embedder")(self.pool, self.card, self._path, self.prompt_ids)
+        return plugins.load_plugin(plugins.OWN, "embedder")(
+            self.pool, self.card, self._path, self.prompt_ids, lambda: self.lora
+        )
 
     def embed(
         self,

@@ -10,7 +10,7 @@ from edgedec import plugins
 from edgedec.api.engine import Engine
 from edgedec.api.loaded_model import EngineParts
 from edgedec.api.open_drafters import Drafts, open_drafters
-from edgedec.api.options import LIBRARY, Application, DraftOptions, EngineOptions, Lossy, ModelName
+from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
 from edgedec.chat import ChatTemplate, open_template
 from edgedec.companion import Companion, companion_of
@@ -49,6 +49,7 @@ def load(
     draft: str | DrafterFactory | None = "auto",
     draft_model: ModelName | None = None,
     draft_head: str | os.PathLike[str] | None = None,
+    lora: Sequence[AdapterName] = (),
     n_draft_max: int = N_DRAFT_MAX,
     drafting: DraftOptions = DraftOptions(),  # noqa: B008  # it is frozen
     chat_template: str | None = None,
@@ -127,6 +128,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
                 planned.plan,
                 choice.path,
                 companion,
+                sessions[0].scales,
                 planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
                 held.own_bytes,
                 max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
@@ -253,6 +255,9 @@ def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -
 
         batcher = Batcher(model)
         sessions = [batcher.session(n_ctx) for _ in range(options.n_parallel)]
+    if any(scales := tuple(scale for _, scale in options.adapters)):
+        for session in sessions:
+            session.adapt(scales)
     for method in around:
         sessions = [method.session(session, None) for session in sessions]
     if len(sessions) == options.n_parallel:

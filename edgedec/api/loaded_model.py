@@ -13,6 +13,7 @@ from edgedec.api.requests import (
     Prompt,
     Requests,
     SamplingOptions,
+    adapter_scales,
 )
 from edgedec.chat import ChatTemplate, Message
 from edgedec.constraint import OpenConstraint
@@ -48,6 +49,7 @@ class EngineParts:
         plan: The memory plan that the model was loaded under; without terms where nothing was planned.
         path: The model's file.
         companion: A further model that writes with this one, or None.
+        scales: Those of the model's adapters, for requests that name none.
         grammar_bytes: Most bytes that compiled grammars take.
         held_bytes: Bytes that count against the caps of models loaded later.
         gpu_held_bytes: The same of the device that holds most.
@@ -60,6 +62,7 @@ class EngineParts:
     plan: MemoryPlan
     path: Path
     companion: Model | None
+    scales: tuple[float, ...]
     grammar_bytes: int
     held_bytes: int
     gpu_held_bytes: int
@@ -93,12 +96,21 @@ class LoadedModel(Closeable):
         self.pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
         self._grammars = Grammars(self.tokenizer, parts.grammar_bytes, self.card.fingerprint)
-        self._requests = Requests(self.model, self._slot, self._grammars)
+        self._requests = Requests(self.model, self._slot, self._grammars, parts.scales)
 
     @property
     def processes(self) -> tuple[int, ...]:
         """The further processes that run its models now, whose memory counts as this process's; mostly none."""
         return processes_of(self.model, self._companion, self._pictures)
+
+    @property
+    def lora(self) -> tuple[float, ...]:
+        """The scale of each adapter (ModelCard.adapters) in requests that name none; it may be set at any time."""
+        return self._requests.scales
+
+    @lora.setter
+    def lora(self, scales: Sequence[float]) -> None:
+        self._requests.scales = adapter_scales(scales, len(self.card.adapters))
 
     @property
     def n_ctx(self) -> int:
@@ -128,7 +140,10 @@ class LoadedModel(Closeable):
 
     def session(self, n_ctx: int | None = None) -> Session:
         """Open a session of `n_ctx` tokens, the engine's by default, for forwards without sampling; you close it."""
-        return self._slot.session.model.session(n_ctx or self.n_ctx)
+        session = self._slot.session.model.session(n_ctx or self.n_ctx)
+        if any(self.lora):
+            session.adapt(self.lora)
+        return session
 
     def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
@@ -199,9 +214,7 @@ class LoadedModel(Closeable):
     def rendered_ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
         """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context).
 
-        Args:
-            text: The prompt.
-            pictures: Those of mark_pictures(), whose marks the prompt has. Their rows have negative ids.
+        Where the prompt has marks of mark_pictures(), `pictures` are that function's; their rows have negative ids.
         """
         return self._chats().ids(text, pictures)
 
@@ -233,18 +246,20 @@ class LoadedModel(Closeable):
         """Return the rows of the pictures of mark_pictures(), for stream(..., pictures=...).
 
         Raises:
-            RequestError, CancelledError: A picture is damaged; `cancel` was cancelled.
-            RuntimeLostError: The process that encodes was lost; the next call starts it again.
+            RequestError, CancelledError, RuntimeLostError: A picture is damaged; or its decoder was lost, which is
+                started again by the next call.
         """
         return {} if self._pictures is None or not pictures else self._pictures.rows(pictures, cancel, on_progress)
 
-    def fit_messages(self, messages: Sequence[Message], n_reserved: int) -> tuple[list[Message], int]:
+    def fit_messages(
+        self, messages: Sequence[Message], n_reserved: int, tools: Sequence[Mapping[str, object]] | None = None
+    ) -> tuple[list[Message], int]:
         """Return the messages without the oldest turns, so that `n_reserved` tokens are free for the answer.
 
-        Also return how many messages are left out.
+        Also return how many messages are left out. `tools`, in OpenAI's form, are part of the prompt.
         """
         marked, pictures = self.mark_pictures(messages)
-        kept, n_left_out = self._chats().fit(marked, self.n_ctx - 1 - n_reserved, pictures)
+        kept, n_left_out = self._chats().fit(marked, self.n_ctx - 1 - n_reserved, tools, pictures)
         given = {id(mark): message for mark, message in zip(marked, messages, strict=True)}
         return [given[id(mark)] for mark in kept], n_left_out
 

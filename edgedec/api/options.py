@@ -1,24 +1,30 @@
 """The options of edgedec.load, and what it must know of the application that loads a model."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
+
+import numpy as np
 
 from edgedec.companion import companion_of
 from edgedec.drafter import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
+from edgedec.loading.resolve import resolve
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.storage.probe_cache import cache_folder
 
 ModelName = str | os.PathLike[str]
 """A path, a name of the catalogue, hf:owner/repo[:quantization or file][@revision], or ollama:name."""
+AdapterName = ModelName | tuple[ModelName, float]
+"""A low-rank adapter: a GGUF or a folder of PEFT, perhaps with its scale."""
 Numerics = Literal["strict", "padded", "loose"]
 
 _MOST_DRAFTED = (1 << 16) - 1
+_LARGEST_SCALE = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +139,8 @@ class EngineOptions:
             the folder of a checkpoint. It reads the model's hidden states, and needs a runtime that gives them (cpu).
             None for the head that lies beside the model, was trained here, is shipped, or is a nextn layer in the
             model's file (edgedec.head_kinds), where there is one; "off" for none.
+        lora: Low-rank adapters (LoRA) to load with the model: each a GGUF or a folder of PEFT, or a pair of that and
+            its scale, which is 1 otherwise. What they add is added in this order. A request may name other scales.
         n_draft_max: The most nodes of a draft, 1 to 65,535.
         drafting: Further options of drafting.
         chat_template: Jinja source to use instead of the model's own chat template.
@@ -172,6 +180,7 @@ class EngineOptions:
     draft: str | DrafterFactory | None = "auto"
     draft_model: ModelName | None = None
     draft_head: str | os.PathLike[str] | None = None
+    lora: Sequence[AdapterName] = ()
     n_draft_max: int = N_DRAFT_MAX
     drafting: DraftOptions = DraftOptions()
     chat_template: str | None = None
@@ -215,6 +224,13 @@ class EngineOptions:
     def _cache_root(self) -> Path:
         return cache_folder(None if self.cache_dir is None else Path(self.cache_dir))
 
+    def _adapter(self, given: AdapterName) -> tuple[Path, float]:
+        """Return the file of an adapter and its scale as a float32, which must be finite (OptionError)."""
+        name, scale = given if isinstance(given, tuple) else (given, 1.0)
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < _LARGEST_SCALE:
+            raise OptionError("lora", given, "an adapter's scale must be a number")
+        return resolve(name, self.resolving), float(np.float32(scale))
+
     def load_options(self, planning_bytes: int | None = None) -> LoadOptions:
         """Return the runtime's options, without a draft head: edgedec.api.wishes finds it.
 
@@ -231,6 +247,7 @@ class EngineOptions:
             n_threads=self.n_threads,
             kv_type=self.kv_type,
             tiles_only=True,
+            adapters=tuple(map(self._adapter, self.lora)),
             planning_bytes=planning_bytes,
             n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,
             device=self.device,

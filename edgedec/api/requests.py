@@ -1,17 +1,20 @@
 """From what a caller gives, a prompt or a chat with options, to a request that can be generated."""
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Literal, TypedDict, cast
 
+import numpy as np
+
 from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
 from edgedec.constraint import OpenConstraint
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.prompt_length import count_tokens, encode_prompt, require_messages
 from edgedec.decoding.session_pool import SessionSlot
-from edgedec.errors import OptionError, PromptTooLongError, RequestError
+from edgedec.errors import OptionError, PromptTooLongError, RequestError, counted
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.model import Model
 from edgedec.pictures import PictureReader, Pictures
@@ -50,6 +53,8 @@ class RequestOptions(SamplingOptions, total=False):
     """The options of a request, those of sampling included.
 
     Attributes:
+        lora: The scale of each adapter that the model was loaded with, in their order; 0 leaves one out. The default is
+            what LoadedModel.lora says.
         reuse: How much of the KV cache of earlier requests is used: "exact" (the default) only what has the bits of a
             cold start, "longest" all that the prompts share. A chat's default is "longest".
         draft: Whether drafts may be verified (the default); the text is the same either way.
@@ -71,10 +76,11 @@ class RequestOptions(SamplingOptions, total=False):
             `edgedec.text_methods` (edgedec.text_method.TextMethod).
         resume: The token ids of an interrupted text of the same prompt, options and seed (RuntimeLostError.token_ids):
             the text goes on behind them, and is the one that it would have been. They come first in a stream.
-        pictures: The rows that negative ids of the prompt stand for (edgedec.pictures.by_first_id).
+        pictures: The rows that negative ids of the prompt stand for, by the first id of each block.
         on_progress: Called while the prompt is read; by samples() and best() also while texts are written.
     """
 
+    lora: Sequence[float] | None
     reuse: Reuse
     draft: bool
     verify: str
@@ -112,6 +118,18 @@ def predicted_ids(tokenizer: Tokenizer, prediction: Prompt | None, most: int) ->
     if not all(0 <= token_id < tokenizer.n_vocab for token_id in ids):
         raise RequestError(f"the prediction holds a token id outside the vocabulary of {tokenizer.n_vocab}")
     return ids
+
+
+def adapter_scales(given: Sequence[float], n: int) -> tuple[float, ...]:
+    """Return the scales of `n` adapters, each as a float32 (OptionError unless they are so many finite numbers)."""
+    try:
+        with np.errstate(over="ignore"):
+            scales = tuple(map(float, np.float32(given).tolist()))
+        if len(scales) == n and all(map(math.isfinite, scales)):
+            return scales
+    except (TypeError, ValueError):
+        pass
+    raise OptionError("lora", given, f"it must be {counted(n, 'number')}, one for each adapter of the model")
 
 
 def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
@@ -166,14 +184,20 @@ class ChatPrompts:
             return self.pictures.ids(self.tokenizer, text, pictures, self.n_most, add_special=add_special)
         return encode_prompt(self.tokenizer, text, self.n_most, add_special=add_special, parse_special=True)
 
-    def fit(self, messages: Sequence[Message], n_most: int, pictures: Sequence[Any] = ()) -> tuple[list[Message], int]:
+    def fit(
+        self,
+        messages: Sequence[Message],
+        n_most: int,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        pictures: Sequence[Any] = (),
+    ) -> tuple[list[Message], int]:
         """Return the messages without the oldest turns, so that the prompt has at most `n_most` tokens.
 
         Also return how many messages are left out.
         """
 
         def count(kept: Sequence[Message]) -> int:
-            text = self.template.render(kept, add_generation_prompt=True)
+            text = self.template.render(kept, add_generation_prompt=True, tools=tools)
             if pictures:
                 try:
                     there = [picture for picture in pictures if picture.marker in text]
@@ -196,13 +220,15 @@ class Requests:
         model: The model.
         slot: One of its sessions, which says how long a text may be.
         grammars: The grammars that were compiled for it.
+        scales: Those of the model's adapters, for requests that name none.
     """
 
-    def __init__(self, model: Model, slot: SessionSlot, grammars: Grammars) -> None:
+    def __init__(self, model: Model, slot: SessionSlot, grammars: Grammars, scales: tuple[float, ...] = ()) -> None:
         self._model = model
         self._tokenizer = model.tokenizer
         self._slot = slot
         self._grammars = grammars
+        self.scales = scales
 
     @property
     def _n_prompt_max(self) -> int:
@@ -220,7 +246,10 @@ class Requests:
                 f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SamplingParams.names())}; of a "
                 f"request also {', '.join(sorted(set(RequestOptions.__annotations__) - set(SamplingParams.names())))}"
             )
-        return replace(replace(SamplingParams(), **self._model.card.sampling_defaults), **options)  # type: ignore[arg-type]
+        own = SamplingParams(**self._model.card.sampling_defaults)
+        if "logit_bias" in options and own.logit_bias:  # what the model never writes, unless a caller says otherwise
+            options = {**options, "logit_bias": {**own.logit_bias, **options["logit_bias"]}}
+        return replace(own, **options)
 
     def wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
         """Return the request that options stand for, and what opens the grammar of a text of it."""
@@ -232,12 +261,14 @@ class Requests:
             defaults |= self._grammars.method(name).draw(value)
         predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.n_ctx)
         begun_ids, pictures = as_token_ids(options.pop("resume", ())), options.pop("pictures", {})
+        lora = options.pop("lora", None)
         request = self.plain(prompt, cast(SamplingOptions, {**defaults, **options}))
         require_rule(rule)
         request = replace(
             request, reuse=reuse, draft=draft, rule=rule, predicted_ids=predicted, begun_ids=begun_ids, methods=methods
         )
-        request = replace(request, pictures=pictures)
+        scales = () if lora is None else adapter_scales(lora, len(self._model.card.adapters))
+        request = replace(request, pictures=pictures, scales=scales or request.scales)
         return request, lambda: self._grammars.open(grammar, request)
 
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
@@ -245,10 +276,11 @@ class Requests:
         card = self._model.card
         if card.pooling is not None or self._model.capabilities.final_states:
             raise RequestError(
-                f"{card.name!r} is an embedding model: use embed() (edgedec embed), or load one that writes texts"
+                f"{card.name!r} is an embedding model or reranker: use embed() or rank(), or load one that writes texts"
             )
         token_ids, sampling = self.prompt_ids(prompt), self.sampling(options)
-        return Request(token_ids, sampling, secrets.randbits(63) if sampling.seed is None else sampling.seed)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        return Request(token_ids, sampling, seed, scales=self.scales)
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""

@@ -4,6 +4,7 @@ import logging
 import math
 import weakref
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
 from edgedec.constraint import Constraint
@@ -82,7 +83,9 @@ def begun(request: Request, slot: SessionSlot, constraint: Constraint | None) ->
     card = slot.session.model.card
     stats = DecodeStats(card.runtime, slot.runtime_reason, request.seed, card.lossy)
     stats.n_prompt_tokens = len(request.prompt_ids)
-    for note in (stats.lossy, *slot.notes):
+    adapters = zip(card.adapters, request.scales, strict=False)
+    used = [f"{Path(name).name} × {scale:g}" for name, scale in adapters if scale]
+    for note in (stats.lossy, f"with {', '.join(used)}" if used else "", *slot.notes):
         if note:
             stats.add_reason(note)
     is_whole = None if constraint is None else False
@@ -120,7 +123,7 @@ def _run(
 ) -> Generator[TokenOutput]:
     """Wait for a session, the one that holds most of the prompt, and yield tokens until something ends the text."""
     started = perf_counter()
-    with session_for(pool, text.request.prompt_ids, cancel, stream) as slot:
+    with session_for(pool, text.request, cancel, stream) as slot:
         if slot is None:
             text.finish_reason = "cancelled"
             text.stats.total_s = perf_counter() - started

@@ -11,7 +11,7 @@ from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.errors import CancelledError, RequestError
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.pictures import placed
-from edgedec.progress import CancelToken, OnProgress
+from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sequence import Request, TextState, n_common
 
 _NO_ROWS = np.empty(0, np.int32)
@@ -49,6 +49,8 @@ def read(text: TextState, session: Session, n_end: int, on_progress: OnProgress 
         end = item.n_past + item.n_rows
         forward = evaluate(text, item, end, on_progress)
         text.n_cached = end
+        if end < n_end:
+            report_progress(on_progress, "prefill", end, n_end, "tokens")
     return forward
 
 
@@ -188,7 +190,7 @@ def prompt_read(
         What Session.evaluate raises.
     """
     text, prompt_ids = TextState(request, list(request.prompt_ids)), request.prompt_ids
-    with session_for(pool, prompt_ids, cancel, None) as slot:
+    with session_for(pool, request, cancel, None) as slot:
         if slot is None:
             raise CancelledError("the reading of a prompt was cancelled before it began")
         if not prompt_ids:

@@ -244,7 +244,7 @@ def _written(
 ) -> Generator[SampleOutput]:
     """Wait for a session and yield the tokens of a stream's texts."""
     request, stop, started = writing.request, writing.stop, perf_counter()
-    with session_for(pool, request.prompt_ids, stop, stream) as slot:
+    with session_for(pool, request, stop, stream) as slot:
         if slot is None:
             return
         batch = TextBatch(slot, request, writing.open_constraint, started)

@@ -20,7 +20,7 @@ from edgedec.memory.shedding import Watch
 from edgedec.model import Session
 from edgedec.progress import CancelToken
 from edgedec.scheduler.drafter_set import Drafting
-from edgedec.sequence import n_common
+from edgedec.sequence import Request, n_common
 
 if TYPE_CHECKING:
     from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -214,15 +214,21 @@ class SessionSlot:
         if self.prefixes is not None:
             self.prefixes.join(self)
 
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Let the session have these scales of adapters; what it holds with others counts as dropped."""
+        if scales != self.session.scales:
+            self.cached_ids, self.n_exact = [], 0  # first, as other slots may look at them
+            self.session.adapt(scales)
+
 
 @contextmanager
 def session_for(
-    pool: SessionPool[SessionSlot], prompt: tuple[int, ...], cancel: CancelToken, stream: "weakref.ref[Any] | None"
+    pool: SessionPool[SessionSlot], request: Request, cancel: CancelToken, stream: "weakref.ref[Any] | None"
 ) -> Iterator[SessionSlot | None]:
     """Wait for a session and hold it inside the block; None where `cancel` ended the waiting.
 
-    Of the sessions that are free, it is the one that holds most of the prompt. `stream` refers to the stream that
-    reads, which close() of the model ends; None where none does.
+    Of the sessions that are free, it is the one that holds most of the request's prompt; it has the request's adapters
+    then. `stream` refers to the stream that reads, which close() of the model ends; None where none does.
 
     Raises:
         SessionError: The model is closed, or was loaded before a fork().
@@ -230,7 +236,7 @@ def session_for(
     """
     if os.getpid() != pool.slots[0].pid:
         raise SessionError("the model was loaded before fork(); a child process must load its own")
-    with pool.turn(cancel, lambda slot: _n_shared(slot, prompt)) as slot:
+    with pool.turn(cancel, lambda slot: _n_shared(slot, request)) as slot:
         if slot is None:
             yield None
             return
@@ -238,13 +244,15 @@ def session_for(
             slot.stream = stream  # first: whoever closes the model sets `closing`, then looks for streams
             if slot.closing:
                 raise SessionError("the model is closed; load it again")
+            slot.adapt(request.scales)
             with cancel.calling(slot.session.cancel):
                 yield slot
         finally:
             slot.stream = None
 
 
-def _n_shared(slot: SessionSlot, prompt: tuple[int, ...]) -> float:
+def _n_shared(slot: SessionSlot, request: Request) -> float:
     """Return how many tokens of a prompt a session holds already; of equals the emptier counts as more."""
     held = slot.cached_ids
-    return n_common(held, prompt, len(held)) - len(held) / (len(held) + 1)
+    n_same = n_common(held, request.prompt_ids, len(held)) if slot.session.scales == request.scales else 0
+    return n_same - len(held) / (len(held) + 1)

@@ -72,7 +72,7 @@ class SharedPrefixes:
     def _unread(self, own: PrefixHolder, prompt: Sequence[int]) -> int:
         """Return how many tokens of a prompt others are about to read; 0 where that is not worth waiting for."""
         limit = len(prompt) - 1
-        held = max(n_common(holder.cached_ids, prompt, limit) for holder in self._holders)
+        held = max(n_common(holder.cached_ids, prompt, limit) for holder in (own, *self._others(own)))
         coming = max((n_common(holder.reading, prompt, limit) for holder in self._others(own)), default=0)
         return coming - held if coming - held >= _LEAST else 0
 
@@ -119,7 +119,9 @@ class SharedPrefixes:
             own.cached_ids, own.n_exact = ids[:n], n_exact
 
     def _others(self, own: PrefixHolder) -> list[PrefixHolder]:
-        return [holder for holder in self._holders if holder is not own]
+        """Return the other holders whose sessions have the same adapters: only their keys and values are the same."""
+        scales = own.session.scales
+        return [holder for holder in self._holders if holder is not own and holder.session.scales == scales]
 
 
 def _taken(session: Session, other: Session, n_tokens: int) -> bool:

@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.file import GGUF, ValueType, read_header_of
-from edgedec.gguf.metadata import get_array, get_float, get_int, get_per_layer, get_text, refuse_missing
+from edgedec.gguf.metadata import WHOLE, get_array, get_float, get_int, get_per_layer, get_text, refuse_missing
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.gguf.tensor_types import FILE_TYPE_GUESSED, FILE_TYPE_NAMES, GGMLType
+from edgedec.sampling import LARGEST_BIAS
 
 # llama.cpp stops at 512 layers; the other bounds are far above any model and keep sums exact.
 _MAX_LAYERS = 1024
@@ -279,6 +280,8 @@ _OPTIONS = {
 def read_sampling_defaults(gguf: GGUF) -> dict[str, Any]:
     """Return the options that the file recommends, by their names in SamplingParams and within their ranges there.
 
+    The tokens that a file suppresses (Gemma 4 12B) are a `logit_bias` of -LARGEST_BIAS each.
+
     Raises:
         ModelFormatError: A value is no finite number, or is out of its option's range.
     """
@@ -295,4 +298,14 @@ def read_sampling_defaults(gguf: GGUF) -> dict[str, Any]:
                 "download another GGUF of the model"
             )
         defaults[option.name] = value
+    suppressed = get_array(gguf, "tokenizer.ggml.suppress_tokens", WHOLE)
+    tokens = get_array(gguf, "tokenizer.ggml.tokens", frozenset({ValueType.STRING}))
+    if suppressed is not None and tokens is not None:
+        ids = suppressed.numpy()
+        if len(ids) and not 0 <= ids.min() <= ids.max() < len(tokens):
+            raise ModelFormatError(
+                f"{gguf.paths[0]}: 'tokenizer.ggml.suppress_tokens' names a token outside the vocabulary of "
+                f"{len(tokens)}; download another GGUF of the model"
+            )
+        defaults["logit_bias"] = dict.fromkeys(map(int, ids), -LARGEST_BIAS)
     return defaults

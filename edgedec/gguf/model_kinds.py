@@ -72,7 +72,7 @@ _NO_TOKENIZER = frozenset({"none", "no_vocab"})
 
 
 def is_embedder(gguf: GGUF) -> bool:
-    """Return whether a file holds a model that was trained to embed texts, not to write them."""
+    """Return whether a file holds a model that was trained to embed or compare texts, not to write them."""
     architecture = get_text(gguf, "general.architecture")
     if architecture is None:
         return False
@@ -80,8 +80,15 @@ def is_embedder(gguf: GGUF) -> bool:
     return _is_encoder(architecture) or is_causal is False or read_pooling(gguf, architecture) is not None
 
 
+def is_ranker(gguf: GGUF) -> bool:
+    """Return whether a file says that its model was trained to rank documents."""
+    architecture = get_text(gguf, "general.architecture")
+    keys = (f"{architecture}.classifier.output_labels", "tokenizer.chat_template.rerank")
+    return gguf.metadata.get(f"{architecture}.pooling_type") == _POOLING_RANK or any(k in gguf.metadata for k in keys)
+
+
 def embeds_only(path: Path) -> bool:
-    """Return whether a model's file holds a model that was trained to embed texts, not to write them."""
+    """Return whether a model's file holds a model that was trained to embed or compare texts, not to write them."""
     try:
         return is_embedder(read_header_of(path))
     except EdgedecError:  # the runtime says what is wrong, or needs no such header
@@ -110,7 +117,7 @@ def require_text_decoder(gguf: GGUF, *, may_embed: bool = False, may_encode: boo
     Args:
         gguf: The file.
         may_embed: Whether it may be one that was trained to embed texts, not to write them.
-        may_encode: Whether it may also be an encoder, which was trained to embed texts and sees each at once.
+        may_encode: Whether it may also be an encoder, which sees each text at once and embeds it or ranks it.
 
     Raises:
         UnsupportedModelError: The file holds something else, which the message names.
@@ -120,7 +127,7 @@ def require_text_decoder(gguf: GGUF, *, may_embed: bool = False, may_encode: boo
     if kind is not None:
         remedy = "edgedec runs text decoders: pass the GGUF of a language model"
         if kind.startswith(_ENCODER):
-            remedy = "the llamacpp runtime embeds texts with it, unless it is a reranker: use that"
+            remedy = "the llamacpp runtime embeds texts or ranks documents with it: use that"
         raise UnsupportedModelError(f"{gguf.paths[0]}: this is {kind}; {remedy}")
 
 
@@ -150,9 +157,7 @@ def _other_kind(gguf: GGUF, *, may_embed: bool, may_encode: bool) -> str | None:
 
 def _encoder_by_metadata(gguf: GGUF, architecture: str, *, may_embed: bool, may_encode: bool) -> str | None:
     pooling = get_int(gguf, f"{architecture}.pooling_type", at_least=-1, at_most=2**31 - 1)
-    if pooling == _POOLING_RANK or f"{architecture}.classifier.output_labels" in gguf.metadata:
-        return f"a reranker or classifier (architecture {architecture[:60]!r})"
-    if pooling is not None and pooling > 0 and not (may_embed and pooling < _POOLING_RANK):
+    if pooling is not None and pooling > 0 and not (may_embed and pooling < _POOLING_RANK) and pooling != _POOLING_RANK:
         return f"an embedding model (architecture {architecture[:60]!r} with pooling type {pooling})"
     if get_bool(gguf, f"{architecture}.attention.causal") is False and not may_encode:
         return f"an encoder (architecture {architecture[:60]!r} without causal attention)"

@@ -125,10 +125,11 @@ def companion_options(options: LoadOptions) -> LoadOptions:
 
 
 def _of_this_machine(options: LoadOptions) -> LoadOptions:
-    """Return the options of a model that is on this machine, from those of a target that other machines may hold.
+    """Return the options of a second model, which is on this machine, from those of a target with its adapters.
 
     A number of layers is then one of the target's, on all machines together, and says nothing of another model.
     """
+    options = replace(options, adapters=())
     if not options.machines:
         return options
     counts = options.n_gpu_layers is not None and options.n_gpu_layers > 0

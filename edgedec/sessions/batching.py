@@ -367,11 +367,14 @@ class BatchedSession(OuterSession):
         """Hold the first `n_tokens` cached tokens of another session in place of what this one holds, by a fork of it.
 
         Any thread may be using the other session, which stays as it is. Returns whether it was done: only sessions of
-        the same model can. Raises what other.fork() raises; nothing has changed then.
+        the same model with the same adapters can. Raises what other.fork() raises; nothing has changed then.
         """
         if not isinstance(other, BatchedSession) or other.inner.model is not self.inner.model:
             return False
         fork, before = other.inner.fork(), self.inner
+        if fork.scales != before.scales:
+            fork.close()
+            return False
         with self.model.lock:  # as cancel() looks at the session inside
             self.inner, self.n_valid = fork, n_tokens
         before.close()

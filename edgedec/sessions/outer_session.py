@@ -68,6 +68,15 @@ class OuterSession(Session):
         inner = [(session.inner if isinstance(session, OuterSession) else session, call) for session, call in calls]
         return self.inner.answer(inner)
 
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The scales of adapters of the session inside."""
+        return self.inner.scales
+
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Let the session inside have other scales of adapters."""
+        self.inner.adapt(scales)
+
     def exact_rows(self, n_past: int) -> int | None:
         """Return what the session inside says."""
         return self.inner.exact_rows(n_past)

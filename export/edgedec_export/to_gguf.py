@@ -14,6 +14,7 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.from_hf import TYPES as CHECKPOINT_TYPES
 from edgedec_export.from_hf import convert
 from edgedec_export.gguf_writer import check_out
+from edgedec_export.merging import merge_adapters
 from edgedec_export.requantize import TYPES, requantize
 from edgedec_export.subset import keep_layers, parse_layers
 from edgedec_export.temporary import temporary_path
@@ -21,12 +22,13 @@ from edgedec_export.temporary import temporary_path
 __all__ = ["TYPES", "convert", "export_gguf", "keep_layers", "requantize"]
 
 
-def export_gguf(  # eight parameters: the source, the result, and one for each option of `edgedec export --to gguf`
+def export_gguf(  # nine parameters: the source, the result, and one for each option of `edgedec export --to gguf`
     source: str | Path,
     out: str | Path,
     *,
     type_name: str | None = None,
     layers: str | int | Sequence[int] | None = None,
+    lora: Sequence[tuple[Path, float]] = (),
     allow_requantize: bool = False,
     force: bool = False,
     on_progress: OnProgress | None = None,
@@ -34,19 +36,20 @@ def export_gguf(  # eight parameters: the source, the result, and one for each o
 ) -> Path:
     """Write a GGUF made from another GGUF or from a checkpoint, and return its path.
 
-    The steps are, in this order: convert the checkpoint, keep the layers, convert to the type. Where there are several,
-    the files between them are written beside `out` and deleted.
+    The steps are, in this order: convert the checkpoint, merge adapters, keep the layers, convert to the type. Where
+    there are several, the files between them are written beside `out` and deleted.
 
     Args:
         source: A GGUF, the first part of a split one, or a folder with config.json, tokenizer.json and safetensors.
         out: The file to write; it appears when it is complete.
         type_name: A name of `TYPES`, in any case; None keeps the types of the source.
         layers: The layers to keep, as `keep_layers` takes them, or a text as `parse_layers` reads it; None keeps all.
+        lora: Low-rank adapters that are merged into the weights, each with its scale (edgedec_export.merging).
         allow_requantize: Allow matrices to be quantized that are quantized already, which loses more.
         force: Replace `out` where it exists.
 
     Raises:
-        RequestError: Neither a type nor layers were given for a GGUF, or a value is not a valid one.
+        RequestError: Neither a type nor layers nor adapters were given for a GGUF, or a value is not a valid one.
         ModelError: The source is damaged, missing, or of a kind that is not supported.
         RuntimeUnavailableError: The type needs llama-cpp-python, which is absent.
         StorageError: The source cannot be read, or the result cannot be written.
@@ -64,14 +67,14 @@ def export_gguf(  # eight parameters: the source, the result, and one for each o
         by_us = name if name in CHECKPOINT_TYPES else None
         steps.append(partial(convert, type_name=by_us or "KEEP"))
         name = None if by_us else name
+    if lora:
+        steps.append(partial(merge_adapters, adapters=lora))
     if kept is not None:
         steps.append(partial(keep_layers, layers=kept))
     if name is not None:
         steps.append(partial(requantize, type_name=name, allow_requantize=allow_requantize))
     if not steps:
-        raise RequestError(
-            f"{source}: nothing to do, expected a type, layers, or a folder with a checkpoint; give one of them"
-        )
+        raise RequestError(f"{source}: nothing to do, expected a type, layers, adapters, or a folder with a checkpoint")
     return _chain(steps, source, out, force, on_progress, cancel)
 
 

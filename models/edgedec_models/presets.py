@@ -43,6 +43,7 @@ class Preset:
         system: The system message of a chat that has none.
         template: Jinja source of the chat template.
         draft_head: The draft head, by name, or "off".
+        lora: Adapters, one a line: the path of each, perhaps with its scale ("/models/tone.gguf=0.5").
         options: Options of sampling by the names of SamplingParams, and `n_ctx`, the tokens of the context.
 
     Raises:
@@ -54,6 +55,7 @@ class Preset:
     system: str = ""
     template: str = ""
     draft_head: str = ""
+    lora: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

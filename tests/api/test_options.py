@@ -4,14 +4,18 @@ import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from support.models.gguf_writer import Typed
 from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.options import DraftOptions, EngineOptions, Lossy
 from edgedec.api.requests import RequestOptions
 from edgedec.errors import RequestError
+from edgedec.gguf.file import ValueType
 from edgedec.sampling import SamplingParams
 
 PAGE = Path(__file__).parents[2] / "docs" / "embedding.md"
@@ -21,7 +25,7 @@ def test_the_keywords_of_load_are_the_fields() -> None:
     """Names, defaults and types, in their order, after the model; so help() and editors show them."""
     model, *keywords = inspect.signature(edgedec.load).parameters.values()
     assert model.name == "model"
-    assert len(keywords) <= 23  # with the model's name, 24
+    assert len(keywords) <= 26  # with the model's name, 27
     assert all(keyword.kind is inspect.Parameter.KEYWORD_ONLY for keyword in keywords)
     assert [(keyword.name, keyword.default, keyword.annotation) for keyword in keywords] == [
         (field.name, field.default, field.type) for field in fields(EngineOptions)
@@ -57,3 +61,21 @@ def test_an_unknown_keyword_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="the method slide is asked for by slide"):
         Lossy(methods={"slide": {}})
     edgedec.load(model=tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu").close()
+
+
+def test_what_a_model_suppresses_is_never_written_unless_asked_for(tmp_path: Path) -> None:
+    """A suppressed token is left out, beside a caller's bias too; a bias for that token replaces the rule."""
+    path = tiny_llama(tmp_path / "plain.gguf")
+    with edgedec.load(path, runtime="cpu", n_threads=1) as engine:
+        first = engine.generate("ab", temperature=0, max_tokens=1).token_ids[0]
+    more = {"tokenizer.ggml.suppress_tokens": Typed(ValueType.ARRAY, [first], ValueType.INT32)}
+    suppressing = tiny_llama(tmp_path / "suppressing.gguf", more=more)
+    with edgedec.load(suppressing, runtime="cpu", n_threads=1) as engine:
+
+        def written(**options: Any) -> int:
+            return engine.generate("ab", temperature=0, max_tokens=1, **options).token_ids[0]
+
+        other = written()
+        assert other != first
+        assert written(logit_bias={other: -np.inf}) not in (first, other)
+        assert written(logit_bias={first: 0.0}) == first

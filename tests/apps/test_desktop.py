@@ -176,3 +176,19 @@ def test_closing_the_window_ends_the_application(app: Any, window: Any, doing: s
     assert app.exec() == 0
     guard.stop()
     assert all(pane.worker_thread.isFinished() for pane in window.panes)
+
+
+def test_a_picture_goes_with_the_next_message(window: Any, tmp_path: Path) -> None:
+    """Its file stands in the message; a model that reads no pictures says so, and the next message is answered."""
+    pane = window.panes[0]
+    load(pane)
+    asked: list[Any] = []
+    pane.answer_asked.connect(lambda messages, _: asked.append([dict(message) for message in messages]))
+    pane.attach(str(tmp_path / "a.png"))
+    assert "a.png" in pane.status.text()
+    say(pane, "What is this?")
+    assert "mmproj" in finish(pane)
+    assert asked == [[{"role": "user", "content": "What is this?", "images": [str(tmp_path / "a.png")]}]]
+    assert "> [a.png] What is this?" in pane.transcript.toPlainText()
+    say(pane, "Hello")
+    assert "tokens/s" in finish(pane)

@@ -20,6 +20,7 @@ from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import OptionError, RuntimeLostError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions, read_options
+from edgedec.pictures import Block, PictureRows
 from edgedec.progress import CancelToken, Progress
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
@@ -137,6 +138,27 @@ def test_a_loss_while_a_branch_is_kept(machine: Machine, monkeypatch: pytest.Mon
     list(stream)
     assert n_kept > 3
     assert stream.generation.token_ids == undisturbed.generation.token_ids
+
+
+@pytest.mark.slow
+def test_pictures_are_read_again(machine: Machine) -> None:
+    """Lost while the prompt is read and behind it: the rows of its pictures are sent to the next process again."""
+    assert machine.model is not None
+    rows = np.random.default_rng(0).standard_normal((12, 32)).astype(np.float32)
+    picture = PictureRows(Block(12, 4, 3), rows, tuple(range(-99, -87)))
+    params = SamplingParams(temperature=0.9, max_tokens=20, ignore_end=True)
+    request = Request((*PROMPT, *picture.ids, *PROMPT), params, 7, pictures={picture.ids[0]: picture})
+    found = list[tuple[int, ...]]()
+    for n in (0, 1, 10):
+        slot = SessionSlot(machine.model.session(N_CTX), drafting=DRAFTERS["suffix"], wait_s=60.0)
+        stream = TokenStream(SessionPool([slot]), request)
+        list(islice(stream, n))
+        if n:
+            machine.kill()
+        list(stream)
+        found.append(stream.generation.token_ids)
+    assert len(found[0]) == 20
+    assert len(set(found)) == 1
 
 
 @pytest.mark.slow

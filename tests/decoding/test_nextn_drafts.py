@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.heads.tiny_nextn import write_nextn
+from support.models.code_paths import each_architecture
 from support.models.tiny_quantized import ARCHITECTURES
 
 import edgedec
@@ -14,7 +15,7 @@ from edgedec.verification.rules import rule_names
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("qwen35", "qwen35moe", "qwen3next", "qwen3")
+NAMES = each_architecture(("qwen35", "qwen35moe", "qwen3next", "qwen3"), short=("qwen35moe", "qwen3"))
 PROMPT = "the cat and the dog and the cat and the dog and "
 WAYS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.0, "seed": 6}]
 N_TOKENS = 80

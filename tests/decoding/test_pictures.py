@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decoding.decoding_loop import plugin, two_paths
-from support.models.tiny_quantized import ARCHITECTURES, write_tiny
+from support.heads.tiny_heads import TinyHead, write_head
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
 import edgedec
 from edgedec.api.engine import Engine
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CapabilityError, RequestError
+from edgedec.grammar import Grammar
 from edgedec.pictures import Block, PictureRows, Pictures
 from edgedec.progress import CancelToken, Progress
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation
-from edgedec_runtimes.pictures.contract import by_first_id, row_ids
+from edgedec.sessions import batching
 
 pytestmark = pytest.mark.slow
 
@@ -27,10 +30,10 @@ FAMILIES = {"llama": Block(80, 10, 8), "gemma3": Block(80, 10, 8, mutual=True), 
 BEFORE, BETWEEN, AFTER = (2, 60, 61, 62, 60, 61, 62, 63), (70, 71), (60, 61, 62, 60, 61, 62, 60, 61)
 
 
-def encoded(key: bytes, block: Block, n_embd: int) -> PictureRows:
-    """Return made-up rows of a picture."""
-    rows = np.random.default_rng(list(key)).standard_normal((block.n_rows, n_embd)).astype(np.float32)
-    return PictureRows(block, rows, row_ids(key, block.n_rows))
+def encoded(number: int, block: Block, n_embd: int) -> PictureRows:
+    """Return made-up rows of a picture, with ids as large as those of hashes are."""
+    rows = 4 * np.random.default_rng(number).standard_normal((block.n_rows, n_embd)).astype(np.float32)
+    return PictureRows(block, rows, tuple(-(2**61) - 1000 * number - i for i in range(block.n_rows)))
 
 
 def prompt_of(*pictures: PictureRows) -> tuple[tuple[int, ...], Pictures]:
@@ -38,7 +41,7 @@ def prompt_of(*pictures: PictureRows) -> tuple[tuple[int, ...], Pictures]:
     ids = [*BEFORE]
     for picture in pictures:
         ids += [*picture.ids, *BETWEEN]
-    return (*ids, *AFTER), by_first_id(pictures)
+    return (*ids, *AFTER), {picture.ids[0]: picture for picture in pictures}
 
 
 class Case:
@@ -46,7 +49,7 @@ class Case:
 
     def __init__(self, path: Path, engine: Engine, block: Block) -> None:
         self.path, self.engine = path, engine
-        self.first, self.second = (encoded(key, block, engine.card.n_embd) for key in (b"a", b"b"))
+        self.first, self.second = (encoded(key, block, engine.card.n_embd) for key in (1, 2))
 
     def text(self, *pictures: PictureRows, **options: Any) -> Generation:
         """Return what is written behind pictures."""
@@ -63,6 +66,7 @@ class Case:
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_end": True}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24, "ignore_end": True}
 PENALIZED = SAMPLED | {"repetition_penalty": 1.2, "penalty_last_n": -1, "momentum": 0.1}
+SPELLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24, "grammar": Grammar.regex("[8-\\]]+")}
 DRAFTERS = {
     "suffix": Drafting({"suffix": SuffixDrafter}, 4, always=True),
     "tree": Drafting({"tree": plugin(range(60, 100), two_paths)}, 6, always=True),
@@ -84,7 +88,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Case(path, engine, FAMILIES[request.param])
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
+@pytest.mark.parametrize("options", [GREEDY, PENALIZED, SPELLED], ids=["greedy", "penalized", "grammar"])
 def test_drafts_change_nothing(case: Case, options: dict[str, Any]) -> None:
     """Of any drafter, chain or tree; rows of pictures count as tokens of the prompt."""
     plain = case.cold(case.first, case.second, **options)
@@ -100,19 +104,20 @@ def test_drafts_change_nothing(case: Case, options: dict[str, Any]) -> None:
 
 def test_pictures_of_one_size_are_told_apart(case: Case) -> None:
     """A prompt with another picture shares what stands before; one with the same shares all but its last token."""
-    texts = [case.cold(picture, **GREEDY).token_ids for picture in (case.first, case.second)]
-    assert texts[0] != texts[1]
+    cold = [case.cold(picture, logprobs=0, **SAMPLED) for picture in (case.first, case.second)]
+    texts = [text.token_ids for text in cold]
+    assert cold[0].logprob_sum != cold[1].logprob_sum
     n_prompt = len(prompt_of(case.first)[0])
     for picture, expected, n_shared in (
         (case.second, texts[1], n_prompt - 1),
         (case.first, texts[0], len(BEFORE)),
         (case.first, texts[0], n_prompt - 1),
     ):
-        found = case.text(picture, **GREEDY)
+        found = case.text(picture, **SAMPLED)
         assert (found.token_ids, found.stats.n_reused_tokens >= n_shared) == (expected, True)
-    both = case.cold(case.first, case.second, **GREEDY).token_ids
-    case.text(case.first, **GREEDY)
-    found = case.text(case.first, case.second, **GREEDY)
+    both = case.cold(case.first, case.second, **SAMPLED).token_ids
+    case.text(case.first, **SAMPLED)
+    found = case.text(case.first, case.second, **SAMPLED)
     assert (found.token_ids, found.stats.n_reused_tokens) == (both, len(BEFORE) + 80 + len(BETWEEN))
 
 
@@ -158,24 +163,23 @@ def test_a_saved_prompt_goes_on(case: Case, tmp_path: Path) -> None:
             assert (found.token_ids, found.stats.n_reused_tokens) == (text, n_shared)
 
 
-def test_cancelled_within_a_picture(case: Case) -> None:
+def test_cancelled_within_a_picture(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is empty; the next one is as it would have been."""
     expected = case.cold(case.first, case.second, **GREEDY).token_ids
     for slot in case.engine.pool.slots:
         slot.cached_ids, slot.n_exact = [], 0
-    cancel, seen = CancelToken(), list[int]()
+    cancel, seen, after = CancelToken(), list[int](), 80 if case.first.block.mutual else 100
 
     def stop(progress: Progress) -> None:
         seen.append(progress.done)
-        if progress.done > 100:
+        if progress.done > after:
             cancel.cancel()
 
     ids, rows = prompt_of(case.first, case.second)
-    other: Any = case.engine.pool.slots[1].session
-    with other.model.taking_part(other):  # pieces are small then
-        cut = case.engine.generate(ids, pictures=rows, cancel=cancel, on_progress=stop, **GREEDY)
-    assert seen[-1] > 100
-    assert (cut.token_ids, cut.finish_reason) == ((), "cancelled")
+    monkeypatch.setattr(batching, "LONE_PIECE_ROWS", 32)
+    cut = case.engine.generate(ids, pictures=rows, cancel=cancel, on_progress=stop, **GREEDY)
+    assert (seen[-1] > after, cut.finish_reason) == (True, "cancelled")
+    assert cut.token_ids == () or case.first.block.mutual  # between two pictures; the prompt may be read to its end
     assert case.text(case.first, case.second, **GREEDY).token_ids == expected
 
 
@@ -208,6 +212,16 @@ def test_what_is_refused(case: Case) -> None:
     assert case.text(case.first, **GREEDY).token_ids == case.cold(case.first, **GREEDY).token_ids
 
 
+def test_a_context_that_slides_takes_no_picture(case: Case) -> None:
+    """The error names the option."""
+    with edgedec.load(
+        case.path, runtime="cpu", n_ctx=320, n_threads=1, draft="off", lossy=edgedec.Lossy(slide=True)
+    ) as engine:
+        sliding = Case(case.path, engine, case.first.block)
+        with pytest.raises(CapabilityError, match="no pictures; leave slide out"):
+            sliding.text(case.first, **GREEDY)
+
+
 def test_models_that_take_no_vectors_say_so(tmp_path: Path) -> None:
     """Here one whose layers read the tokens themselves."""
     tiny = replace(ARCHITECTURES["gemma4"], types=("Q8_0",))
@@ -215,3 +229,23 @@ def test_models_that_take_no_vectors_say_so(tmp_path: Path) -> None:
         case = Case(tmp_path, engine, Block(4, 2, 2))
         with pytest.raises(CapabilityError, match="vector_rows"):
             case.text(case.first, **GREEDY)
+
+
+@pytest.mark.parametrize("draft", ["head", "model"])
+def test_models_that_draft(tmp_path: Path, draft: str) -> None:
+    """A trained head follows the text behind the pictures; a draft model sees other tokens in their place."""
+    tiny = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
+    sizes: dict[str, int] = {"n_embd": 48, "n_embd_target": 48, "n_ff": 80, "n_head": 3, "n_head_kv": 1, "head_dim": 16}
+    path, names = write_tiny(tmp_path / "m.gguf", tiny), {"head": "draft_head", "model": "draft_model"}
+    write_head(tmp_path / "head", TinyHead(**sizes, taps=(2, 3, 4), n_vocab_target=N_VOCAB))
+    given: Any = {names[draft]: tmp_path / "head" if draft == "head" else path}
+    with edgedec.load(path, runtime="cpu", n_ctx=320, n_threads=1, draft=draft, **given) as engine:
+        (slot,) = engine.pool.slots
+        assert slot.drafting is not None
+        slot.drafting.always = True
+        case = Case(path, engine, FAMILIES["llama"])
+        for options in (GREEDY, SAMPLED):
+            plain = case.cold(case.first, case.second, **options)
+            drafted = case.text(case.first, case.second, **options)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.stats.n_draft_tokens > 0

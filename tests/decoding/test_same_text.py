@@ -36,7 +36,7 @@ def generated(draft: str, n_draft_max: int, **options: Any) -> list[tuple[int, .
     """Return the tokens of each way to draw them, and note that something was drafted."""
     model = real_model("smollm2-135m.gguf")
     with edgedec.load(model, draft=draft, n_draft_max=n_draft_max, runtime="cpu", offline=True, **options) as engine:
-        results = [engine.generate(PROMPT, max_tokens=48, ignore_end=True, **way) for way in WAYS]
+        results = [engine.generate(PROMPT, max_tokens=32, ignore_end=True, **way) for way in WAYS]
     assert draft == "off" or any(result.stats.n_drafts for result in results)
     return [result.token_ids for result in results]
 
@@ -98,6 +98,7 @@ def test_a_trained_head_changes_nothing(tmp_path: Path) -> None:
     write_block(tmp_path / "selecting", tiny_block(block_card({"size": 8} | selecting, **sizes)))
     if not _plain:
         _plain.extend(generated("off", 15))
-    for draft, n_draft_max in (("head", 6), ("suffix+head", 9), ("auto", 15)):
-        for head in ("pairs", "block", "selecting"):
-            assert generated(draft, n_draft_max, draft_head=tmp_path / head) == _plain
+    for head in ("pairs", "block", "selecting"):
+        assert generated("head", 6, draft_head=tmp_path / head) == _plain
+    assert generated("suffix+head", 9, draft_head=tmp_path / "pairs") == _plain
+    assert generated("auto", 15, draft_head=tmp_path / "block") == _plain

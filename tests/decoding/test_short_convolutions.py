@@ -14,6 +14,11 @@ from edgedec.api.options import Lossy
 from edgedec.cost_curve import CostCurve
 
 PROMPT = "the cat and the dog and the cat and the dog and "
+N_TOKENS = 120
+DRAFTS = [
+    *("suffix", "suffix+recycling+stand", "skip", "auto"),  # chains, trees, fewer layers, and what the policy takes
+    *(pytest.param(draft, marks=pytest.mark.long) for draft in ("recycling", "trigram", "stand")),
+]
 WAYS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}]
 
 
@@ -44,18 +49,18 @@ def load(path: Path, **options: Any) -> edgedec.Engine:
 
 def texts(engine: edgedec.Engine) -> list[tuple[int, ...]]:
     """Return the tokens of each way to draw them; the second prompt goes back to the middle of the first text."""
-    found = [engine.generate(PROMPT, max_tokens=200, ignore_end=True, **way) for way in WAYS]
+    found = [engine.generate(PROMPT, max_tokens=N_TOKENS, ignore_end=True, **way) for way in WAYS]
     assert found[1].stats.n_reused_tokens > 0
     return [result.token_ids for result in found]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft", ["suffix", "recycling", "trigram", "stand", "suffix+recycling+stand", "skip", "auto"])
+@pytest.mark.parametrize("draft", DRAFTS)
 def test_drafts_change_no_text(path: Path, plain: list[tuple[int, ...]], draft: str) -> None:
     """Chains and trees of every length, accepted and rejected ones."""
     with load(path, draft=draft, n_draft_max=9) as engine:
         assert texts(engine) == plain
-        report = engine.generate(PROMPT, max_tokens=100, ignore_end=True, temperature=0.0).stats
+        report = engine.generate(PROMPT, max_tokens=60, ignore_end=True, temperature=0.0).stats
     assert report.n_drafts > 0 or draft == "auto"  # which rests where asking takes longer than a tiny model's step
 
 
@@ -65,7 +70,7 @@ def test_texts_that_share_forwards(path: Path, plain: list[tuple[int, ...]]) -> 
     from concurrent.futures import ThreadPoolExecutor
 
     def one(engine: edgedec.Engine, way: dict[str, Any]) -> tuple[int, ...]:
-        return engine.generate(PROMPT, max_tokens=200, ignore_end=True, **way).token_ids
+        return engine.generate(PROMPT, max_tokens=N_TOKENS, ignore_end=True, **way).token_ids
 
     with load(path, draft="suffix", n_draft_max=5, n_parallel=4) as engine, ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda way: one(engine, way), WAYS * 2)) == plain * 2
@@ -85,8 +90,8 @@ def test_a_window_that_slides(path: Path) -> None:
 def test_a_saved_prompt(path: Path, plain: list[tuple[int, ...]], tmp_path: Path) -> None:
     """Another engine goes on from it, and back in it, to the same text."""
     with load(path, draft="off") as engine:
-        engine.generate(PROMPT, max_tokens=150, ignore_end=True, temperature=0.0)
+        engine.generate(PROMPT, max_tokens=80, ignore_end=True, temperature=0.0)
         engine.save_prompt_cache(tmp_path / "prompt")
     with load(path, draft="suffix", n_draft_max=5) as engine:
-        assert engine.load_prompt_cache(tmp_path / "prompt") > 150
+        assert engine.load_prompt_cache(tmp_path / "prompt") > 80
         assert texts(engine) == plain

@@ -50,13 +50,19 @@ def alone(plain: edgedec.Engine, k: int, **options: Any) -> tuple[tuple[int, ...
     return text.token_ids, text.finish_reason
 
 
+@pytest.fixture(scope="module")
+def eight(plain: edgedec.Engine) -> list[tuple[tuple[int, ...], str]]:
+    """The first eight texts, each alone."""
+    return [alone(plain, k) for k in range(8)]
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_planned_texts_fill_the_context(tiny_path: Path, plain: edgedec.Engine, way: str) -> None:
+def test_planned_texts_fill_the_context(tiny_path: Path, eight: list[tuple[tuple[int, ...], str]], way: str) -> None:
     """Eight texts that were planned are those of their seeds alone, up to a context that is no number of pages."""
     with edgedec.load(tiny_path, runtime="cpu", n_ctx=N_CTX, n_texts=8, memory="2GB", **WAYS[way]) as engine:
         for _ in range(2):
             found = engine.samples(PROMPT, 8, **OPTIONS)
-            assert [(text.token_ids, text.finish_reason) for text in found] == [alone(plain, k) for k in range(8)]
+            assert [(text.token_ids, text.finish_reason) for text in found] == eight
 
 
 def test_more_texts_than_planned_are_refused_before_they_begin(capped: edgedec.Engine, plain: edgedec.Engine) -> None:

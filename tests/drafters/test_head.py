@@ -350,14 +350,15 @@ def test_other_rules_verify_what_was_drawn(rule: str, files: tuple[Path, Path]) 
 
 
 @pytest.mark.parametrize(
-    ("rule", "shape", "n_max"),
+    ("rule", "shape", "n_max", "files"),
     [
-        ("recursive", "siblings:3-2", 8),
-        ("recursive", "beam:3", 8),
-        ("recursive", "grow", 8),
-        ("kseq", "paths:3", 6),
-        ("multipath", "paths:2", 6),
+        ("recursive", "siblings:3-2", 8, "pairs"),
+        ("recursive", "beam:3", 8, "nextn"),
+        ("recursive", "grow", 8, "block"),
+        ("kseq", "paths:3", 6, "block"),
+        ("multipath", "paths:2", 6, "pairs"),
     ],
+    indirect=["files"],
 )
 def test_drawn_trees_keep_the_distribution(rule: str, shape: str, n_max: int, files: tuple[Path, Path]) -> None:
     """Texts of two tokens fit plain sampling's exact law, while the head's trees are accepted and rejected."""

@@ -21,9 +21,15 @@ TEXTS = ["a", "some words of a text", "longer " * 15]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("type_name", "least"), [(None, 0.99999), ("F32", 0.99999), ("F16", 0.9999), ("Q8_0", 0.999), ("Q4_0", 0.9)]
+    ("type_name", "least", "pooling"),
+    [
+        (None, 0.99999, "mean_tokens"),
+        (None, 0.99999, "cls_token"),
+        ("F16", 0.9999, "mean_tokens"),
+        ("Q8_0", 0.999, "mean_tokens"),
+        ("Q4_0", 0.9, "cls_token"),
+    ],
 )
-@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token"])
 def test_the_vectors_are_the_checkpoints(type_name: str | None, least: float, pooling: str, tmp_path: Path) -> None:
     """For the types of weights; the last of them is made by llama.cpp's quantizer."""
     pytest.importorskip("llama_cpp")

@@ -94,6 +94,7 @@ def test_what_another_release_left_is_pruned(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_can_not_be_fetched_leaves_nothing(wheels: Path, tmp_path: Path) -> None:
     """The error has pip's last line, and the next attempt starts from nothing."""
     (wheels / "tinyoptimum-2.0-py3-none-any.whl").unlink()

@@ -144,6 +144,19 @@ def test_recommended_sampling_has_our_names(tmp_path: Path) -> None:
     assert SamplingParams(**info.sampling_defaults).top_p == 0.95
 
 
+def test_what_a_model_never_writes(tmp_path: Path) -> None:
+    """The tokens that a file suppresses have the least bias; one outside the vocabulary is a refusal."""
+    texts = Typed(ValueType.ARRAY, ["a", "b", "c"], ValueType.STRING)
+    outside = Typed(ValueType.ARRAY, [3], ValueType.INT32)
+    keys = {
+        "tokenizer__ggml__tokens": texts,
+        "tokenizer__ggml__suppress_tokens": Typed(ValueType.ARRAY, [0, 2], ValueType.INT32),
+    }
+    assert describe(model(tmp_path, **keys)).sampling_defaults == {"logit_bias": {0: -1e30, 2: -1e30}}
+    with pytest.raises(ModelFormatError, match="outside the vocabulary of 3"):
+        describe(model(tmp_path, tokenizer__ggml__tokens=texts, tokenizer__ggml__suppress_tokens=outside))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "name", "expected"),
     [
@@ -204,8 +217,9 @@ def test_a_value_of_the_wrong_type_is_refused(tmp_path: Path, key: str, value: A
 
 
 def test_the_tiny_model_is_a_text_decoder(tmp_path: Path) -> None:
-    """A decoder with token embeddings, tokens and a tokenizer passes; so does one that says pooling is none."""
+    """A decoder with token embeddings, tokens and a tokenizer passes; pooling may be none, or that of a reranker."""
     require_text_decoder(model(tmp_path, llama__pooling_type=0, llama__attention__causal=True))
+    require_text_decoder(model(tmp_path, llama__pooling_type=4, llama__classifier__output_labels=["yes", "no"]))
     require_text_decoder(model(tmp_path, general__type=None))
 
 
@@ -229,8 +243,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"general__architecture": "whisper"}, "a speech model"),
     ({"general__architecture": "flux"}, "an image or video generation model"),
     ({"llama__pooling_type": 3}, "an embedding model .* with pooling type 3"),
-    ({"llama__pooling_type": 4}, "a reranker or classifier"),
-    ({"llama__classifier__output_labels": ["yes", "no"]}, "a reranker or classifier"),
+    ({"llama__pooling_type": 5}, "an embedding model .* with pooling type 5"),
     ({"llama__attention__causal": False}, "an encoder .* without causal attention"),
     ({"tokenizer__ggml__model": None}, "without a tokenizer"),
     ({"tokenizer__ggml__model": "none"}, "without a tokenizer"),

@@ -18,6 +18,7 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED
+from edgedec_apps.adapter_names import adapter
 from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.preset_options import loading, preset_of
@@ -110,8 +111,9 @@ def engine_options(
     drafting = {field: getattr(flags, name) for name, field in _DRAFTING.items()}
     given["drafting"] = DraftOptions(**drafting, max_rows=1 if flags.draft == "off" else None)
     given["runtime_options"] = _own_options(flags.runtime_option or [])
+    given["projector"] = None if flags.mmproj == "off" else flags.mmproj
     given["chat_template"] = None if flags.chat_template is None else read_text(flags.chat_template)
-    given |= {"n_parallel": n_parallel, "n_texts": n_texts}
+    given |= {"n_parallel": n_parallel, "n_texts": n_texts, "lora": tuple(map(adapter, flags.lora or []))}
     return EngineOptions(**given, grammars=grammars, on_progress=on_progress, cancel=cancel)
 
 

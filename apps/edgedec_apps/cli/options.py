@@ -12,7 +12,7 @@ from edgedec_apps.cli import completion
 from edgedec_apps.cli.help_text import FURTHER
 
 _MODEL, _PROMPT, _OUTPUT = "Model and memory", "Prompt", "Output"
-_TILES = "Tiles"
+_TILES, _TOOLS = "Tiles", "Tools"
 
 _WITH_VARIABLE = (
     *("--runtime", "--draft", "--context", "--memory", "--threads", "--offline"),
@@ -95,6 +95,30 @@ KeepHistory = Annotated[
 
 
 @dataclass(frozen=True)
+class ToolFlags:
+    """The options of tools of other programs."""
+
+    mcp: Annotated[
+        str | None,
+        option(
+            "--mcp",
+            help="File of tool servers (MCP) that the model may use, or off (default: mcp.json beside catalogue.toml).",
+            metavar="FILE",
+            panel=_TOOLS,
+        ),
+    ] = None
+    allow_tools: Annotated[
+        str | None,
+        option(
+            "--allow-tools",
+            help="Tools that run without a question, by name, with commas; read_* stands for all that begin so.",
+            metavar="NAMES",
+            panel=_TOOLS,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
 class LoadFlags:
     """The options of loading a model."""
 
@@ -168,6 +192,14 @@ class LoadFlags:
             metavar="HEAD",
             complete=completion.draft_head,
             further=True,
+        ),
+    ] = None
+    lora: Annotated[
+        list[str] | None,
+        model_option(
+            "--lora",
+            help="A LoRA adapter of the model, a GGUF or a folder of PEFT, perhaps with its scale. Repeatable.",
+            metavar="FILE[=SCALE]",
         ),
     ] = None
     draft_overlap: Annotated[
@@ -254,6 +286,24 @@ class LoadFlags:
             "--runtime-option",
             help="An option that only the runtime has, such as mmap=no or huge_pages=off. Repeatable.",
             metavar="NAME=VALUE",
+        ),
+    ] = None
+    mmproj: Annotated[
+        str,
+        model_option(
+            "--mmproj",
+            help="The projector file with which the model reads pictures; auto: the one beside the model; off: none.",
+            metavar="FILE",
+            further=True,
+        ),
+    ] = "auto"
+    image_max_tokens: Annotated[
+        int | None,
+        model_option(
+            "--image-max-tokens",
+            help="Most tokens of a picture, for models that can choose: fewer are faster, and show less.",
+            metavar="N",
+            further=True,
         ),
     ] = None
     chat_template: Annotated[

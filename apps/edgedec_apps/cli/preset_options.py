@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from edgedec_apps.adapter_names import adapter
 from edgedec_apps.cli.sampling_options import SamplingFlags
 
 if TYPE_CHECKING:
@@ -42,4 +43,5 @@ def loading(preset: "Preset", options: "EngineOptions") -> "EngineOptions":
         n_ctx=preset.n_ctx if options.n_ctx is None else options.n_ctx,
         chat_template=options.chat_template or preset.template or None,
         draft_head=options.draft_head or preset.draft_head or None,
+        lora=options.lora or tuple(map(adapter, preset.lora.splitlines())),
     )

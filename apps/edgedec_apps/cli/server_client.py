@@ -1,6 +1,8 @@
 """Asks a running server: what `edgedec ps` and `edgedec stop` share."""
 
 import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from edgedec.errors import EdgedecError, ModelNotFoundError, RequestError
@@ -13,31 +15,53 @@ ServerUrl = Annotated[str, option("--server", help="The address of the server.",
 ServerKey = Annotated[
     str | None, option("--api-key", help="The key of the server, if it has one.", metavar="KEY", panel=_PANEL)
 ]
+ServerCa = Annotated[
+    Path | None,
+    option(
+        "--tls-ca",
+        help="File of the certificate (PEM) that signed the server's, for https (default: the system's).",
+        metavar="FILE",
+        panel=_PANEL,
+    ),
+]
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 
-def ask(method: str, url: str, path: str, api_key: str | None, body: dict[str, Any] | None = None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is: its URL, its key or None, and the file of the certificate that signed its own or None."""
+
+    url: str
+    api_key: str | None = None
+    ca: Path | None = None
+
+
+def ask(method: str, server: Address, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the JSON object that a server answers with; waits for it as long as the server takes.
 
     Args:
         method: The HTTP method.
-        url: The address of the server, such as DEFAULT_URL.
+        server: Where the server is.
         path: The path below it.
-        api_key: The server's key, or None.
         body: The object to send, or None.
 
     Raises:
-        RequestError: No server answers there, or what answers is no edgedec.
+        RequestError: No server answers there, its certificate is not trusted, or what answers is no edgedec.
+        StorageError: The file of the certificate can't be read.
         ModelNotFoundError: The server has no such model.
         PullError: What answers sends more than an edgedec server would.
         EdgedecError: The server refused; the message is its own.
     """
     import httpx
 
+    from edgedec_apps.tls import client_context
     from edgedec_models.fetching.documents import MOST_JSON_BYTES, read_content
 
-    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    address = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
+    headers = {} if server.api_key is None else {"authorization": f"Bearer {server.api_key}"}
+    url = server.url.rstrip("/")
+    address = url if "://" in url else f"http://{url}"
+    if server.ca is not None and not address.startswith("https://"):
+        raise RequestError(f"--tls-ca is for a server at https://, and this one is at {address}")
     try:
         with httpx.stream(
             method,
@@ -46,9 +70,15 @@ def ask(method: str, url: str, path: str, api_key: str | None, body: dict[str, A
             headers=headers | {"accept-encoding": "identity"},
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
             trust_env=False,
+            verify=client_context(server.ca) if address.startswith("https://") else True,
         ) as reply:
             content = read_content(reply, MOST_JSON_BYTES, f"ask {address}")
     except (httpx.TransportError, httpx.InvalidURL) as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise RequestError(
+                f"the certificate of {address} is not trusted ({error}); give --tls-ca FILE, the certificate that "
+                "signed it"
+            ) from error
         raise RequestError(
             f"no server answers at {address} ({error}); start one with edgedec serve, or give its address with --server"
         ) from error

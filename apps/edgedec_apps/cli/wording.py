@@ -9,14 +9,16 @@ from edgedec_apps.cli.sampling_options import ChoiceFlags, SamplingFlags
 
 KEYWORDS: Mapping[str, str] = {
     "context": "n_ctx",
+    "document_tokens": "max_document_tokens",
     "draft_max": "n_draft_max",
     "gpu_layers": "n_gpu_layers",
+    "mmproj": "projector",
     "parallel": "n_parallel",
     "runtime_option": "runtime_options",
     "texts": "n_texts",
     "threads": "n_threads",
 }
-"""The keyword of edgedec.load for each option of the command line that has another name; both without dashes."""
+"""The keyword in Python for each option of the command line that has another name; both without dashes."""
 
 TRAINING: Mapping[str, str] = {
     "block": "--block",
@@ -40,7 +42,7 @@ _FLAGS = [field.name for flags in (LoadFlags, SamplingFlags) for field in fields
 
 OPTIONS: Mapping[str, str] = {
     KEYWORDS.get(name, name): "--" + name.replace("_", "-")
-    for name in (*_FLAGS, *_CHOICE, "parallel", "allow_requantize", "pooling")
+    for name in (*_FLAGS, *_CHOICE, "parallel", "allow_requantize", "pooling", "document_tokens")
 } | {**TRAINING}
 """The command line's option for each argument of edgedec.load, of a generation and of a training, by its name."""
 

@@ -202,6 +202,7 @@ def undeclared_capabilities_raise(subject: Subject) -> None:
         ("layers", lambda: session.forward(one, n_past=N_PREFIX, layers=subset)),
         ("taps", lambda: session.forward(one, n_past=N_PREFIX, taps=(0,))),
         ("hidden_input", lambda: session.forward(hidden=state, resume_after=0, n_past=N_PREFIX)),
+        ("vector_rows", lambda: session.forward(hidden=state, resume_after=-1, n_past=N_PREFIX)),
     )
     undeclared = [(name, call) for name, call in calls if not getattr(capabilities, name)]
     if not undeclared:

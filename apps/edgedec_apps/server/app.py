@@ -12,22 +12,22 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from edgedec_apps.server import extract_api
+from edgedec_apps.server import extract_api, rerank_api
 from edgedec_apps.server.anthropic import api as anthropic_api
 from edgedec_apps.server.core import metrics
 from edgedec_apps.server.core.errors import Problem
 from edgedec_apps.server.core.service import Service, endpoint, refusal
 from edgedec_apps.server.guard import Guard
-from edgedec_apps.server.llama import infill_api, token_api
+from edgedec_apps.server.llama import infill_api, lora_api, token_api
 from edgedec_apps.server.ollama import api as ollama_api
 from edgedec_apps.server.openai import api as openai_api
 from edgedec_apps.server.openai import embeddings_api, responses_api
-from edgedec_apps.server.page import uploads
+from edgedec_apps.server.page import tools, uploads
 
 STATIC = Path(__file__).parent / "page" / "static"
 
 _PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
@@ -42,11 +42,14 @@ def build_app(service: Service) -> Starlette:
         *responses_api.routes(),
         *anthropic_api.routes(),
         *token_api.routes(),
+        *lora_api.routes(),
         *embeddings_api.routes(),
         *extract_api.routes(),
+        *rerank_api.routes(),
         *infill_api.routes(),
         *ollama_api.routes(),
         *uploads.routes(),
+        *tools.routes(),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     paths = [route.path for route in routes if isinstance(route, Route)]

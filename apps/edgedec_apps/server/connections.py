@@ -80,6 +80,8 @@ class Connection(H11Protocol):
         waits = self.cycle is not None and not self.cycle.response_complete
         if not waits or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
             return False
+        if self.transport.get_extra_info("ssl_object") is not None:  # TLS ends in both directions together
+            return False
         self._half_closed = True
         if not self.cycle.response_started and self.scope["http_version"] == "1.1":  # 1.0 knows no interim answers
             interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")

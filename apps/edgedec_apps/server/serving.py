@@ -15,7 +15,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.base_memory import keep_heap_small
 from edgedec_apps.server.app import build_app
 from edgedec_apps.server.connections import Connection
-from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.core.service import OfferedTools, Service
 from edgedec_apps.server.core.settings import Settings
 from edgedec_apps.server.shelf.models import Prepare
 
@@ -56,11 +56,11 @@ def _unusable(settings: Settings, error: OSError) -> RequestError:
     )
 
 
-def address_of(listener: socket.socket) -> str:
-    """Return the URL of a listening socket, for a browser."""
+def address_of(listener: socket.socket, *, tls: bool = False) -> str:
+    """Return the URL of a listening socket, for a browser; with `tls` it is one of https."""
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+    return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
 def serve(
@@ -69,6 +69,7 @@ def serve(
     prepare: Prepare,
     cancel: CancelToken,
     on_ready: Callable[[Service], None],
+    tools: OfferedTools | None = None,
 ) -> None:
     """Serve until `cancel`; then cancel the requests that run, and close the sockets and the models.
 
@@ -78,12 +79,14 @@ def serve(
         prepare: Plans how a model is loaded; called in threads.
         cancel: Ends the server; may be cancelled from any thread.
         on_ready: Called by the event loop's thread once the models of the settings are loaded, for which requests wait.
+        tools: The tools of the web chat; None for none.
 
     Raises:
         EdgedecError: A model of the settings could not be loaded.
     """
     keep_heap_small()  # before threads begin
-    service = Service(settings, prepare)
+    service = Service(settings, prepare, tools)
+    tls = settings.tls
     server = uvicorn.Server(
         uvicorn.Config(
             build_app(service),
@@ -96,6 +99,7 @@ def serve(
             proxy_headers=False,
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=_GRACE_S,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
         )
     )
     try:
@@ -116,6 +120,10 @@ async def _run(
     on_ready: Callable[[Service], None],
 ) -> None:
     """Run uvicorn until the cancel, or until loading the first models fails."""
+    if service.settings.tls is not None:  # uvicorn has no limit of its own for a client that says nothing
+        loop = asyncio.get_running_loop()
+        create = partial(loop.create_server, ssl_handshake_timeout=service.settings.header_timeout_s)
+        loop.create_server = create  # type: ignore[method-assign]
     running = asyncio.create_task(server.serve(sockets=[listener]))
     beside = [asyncio.create_task(_start(service, on_ready)), asyncio.create_task(service.shelf.expire())]
     while not cancel.cancelled and service.failure is None and not running.done():

@@ -143,6 +143,24 @@ def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[tupl
     return placed
 
 
+def gguf_name(architecture: str, name: str) -> str | None:
+    """Return the name in a GGUF of a checkpoint's tensor, not of a single expert; None where there is none.
+
+    >>> gguf_name("llama", "model.layers.3.self_attn.q_proj.weight")
+    'blk.3.attn_q.weight'
+    """
+    prefix = next((prefix for prefix in _TEXT_PREFIXES if name.startswith(prefix)), "")
+    rest = name[len(prefix) :]
+    layer = _LAYER_NAME.fullmatch(rest)
+    ours = LAYER_NAMES.get(architecture, {}).get(layer[2]) if layer else None
+    return _OUTER.get(rest) if ours is None or layer is None else f"blk.{layer[1]}.{ours}"
+
+
+def in_neighbours(architecture: str, name: str) -> bool:
+    """Return whether the rows of a GGUF's tensor are reordered: those of queries and keys, to pairs of neighbours."""
+    return architecture in _IN_NEIGHBOURS and name.split(".", 2)[-1].startswith(("attn_q.", "attn_k."))
+
+
 def _names(config: Config) -> Iterator[str]:
     """Yield the names in the GGUF, in the order of a forward."""
     yield "token_embd.weight"

@@ -9,11 +9,12 @@ import os
 import re
 from pathlib import Path
 
-from edgedec.errors import ModelFormatError, ModelNotFoundError
+from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError, argument
 from edgedec_models.names import did_you_mean
 from edgedec_models.storage import storage_errors
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
+ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
 _MOST_BYTES = 1 << 20  # of a manifest; usual ones have less than 2 kB
 _HOST = "registry.ollama.ai"
 _SERVICE_FOLDER = Path("/usr/share/ollama/.ollama/models")  # where Ollama's own service on Linux keeps them
@@ -33,6 +34,7 @@ def find_ollama(name: str) -> Path:
     Raises:
         ModelNotFoundError: The name does not have this form, or Ollama does not have the model.
         ModelFormatError: The manifest names no usable weights.
+        UnsupportedModelError: The model is another one with an adapter.
     """
     match = _SPEC.fullmatch(name)
     if match is None:
@@ -59,13 +61,20 @@ def _weights(name: str, manifest: Path, blobs: Path) -> Path:
     try:
         if len(text) > _MOST_BYTES:
             raise ValueError(f"more than {_MOST_BYTES} bytes")
-        layers = [layer for layer in json.loads(text)["layers"] if layer["mediaType"] == MODEL_LAYER]
-        found = [(str(layer["digest"]), layer.get("size")) for layer in layers]
+        layers = json.loads(text)["layers"]
+        found = [(str(layer["digest"]), layer.get("size")) for layer in layers if layer["mediaType"] == MODEL_LAYER]
+        adapters = [str(layer["digest"]) for layer in layers if layer["mediaType"] == ADAPTER_LAYER]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFormatError(
             f"{name}: the manifest {manifest} is not one of Ollama's: {error!r}; pull the model again with `ollama "
             "pull`"
         ) from error
+    if adapters and found:
+        weights, adapter = (str(blobs / digest.replace(":", "-")) for digest in (found[0][0], adapters[0]))
+        raise UnsupportedModelError(
+            f"{name}: a model with an adapter (ADAPTER), without which its text would be another one: use the file "
+            f"{weights!r} with {argument('lora')} {adapter!r}"
+        )
     if len(found) != 1:
         raise ModelFormatError(
             f"{name}: the manifest {manifest} names {len(found)} files of weights, expected one; edgedec runs only "

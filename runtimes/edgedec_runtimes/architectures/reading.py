@@ -90,8 +90,8 @@ def _check_layers(gguf: GGUF, hyper: Hyperparameters, switches: Switches) -> Non
 def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     """Return a header in which the tensors of the layers have their usual names, and fused ones are their parts.
 
-    What no layer reads is left out: layers that only predict further tokens (nextn), tensors of other parts of the
-    file, and keys and values of layers that read those of another one.
+    What no layer reads is left out: layers that only predict further tokens (nextn), a head for ranking, tensors of
+    other parts of the file, and keys and values of layers that read those of another one.
     """
     architecture: Architecture = load_plugin(ARCHITECTURES, hyper.architecture)
     found = unfused(_with_ffn_norms(_renamed(without_nextn(gguf), architecture.renamed), hyper), hyper)
@@ -100,7 +100,7 @@ def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     kept = {
         name: tensor
         for name, tensor in found.tensors.items()
-        if name not in unread and not name.startswith(architecture.ignored)
+        if name not in unread and not name.startswith((*architecture.ignored, "cls."))
     }
     return found if len(kept) == len(found.tensors) else replace(found, tensors=MappingProxyType(kept))
 

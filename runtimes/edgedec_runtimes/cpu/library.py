@@ -181,6 +181,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_model_set_rope": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_int64, c_double)),
     "ec_model_set_ahead": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)),
     "ec_model_time_products": (c_int32, (c_void_p, c_int32, c_int32, c_uint64, c_uint64, POINTER(c_double))),
+    "ec_model_adapt": (
+        c_int32,
+        (c_void_p, *(c_int32,) * 4, c_int64, c_float, c_void_p, c_uint64, c_void_p, c_uint64),
+    ),
     "ec_model_finish": (c_int32, (c_void_p,)),
     "ec_model_finish_elsewhere": (c_int32, (c_void_p, LOOK_UP)),
     "ec_model_instruction_set": (c_char_p, (c_void_p,)),
@@ -198,6 +202,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_session_save_vectors": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
     "ec_session_load_vectors": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
     "ec_session_load": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
+    "ec_session_adapt": (c_int32, (c_void_p, c_void_p, c_int32)),
     "ec_session_close": (None, (c_void_p,)),
     "ec_forward": (c_int32, (c_void_p, POINTER(Item), c_int32, c_void_p, c_void_p, c_void_p)),
     "ec_find_kernels": (c_void_p, (c_char_p,)),

@@ -13,6 +13,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
+from edgedec_runtimes.cpu.adapters import NO_ADAPTERS
 from edgedec_runtimes.cpu.damage import explain
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import ExpertReads, expert_reads, touched_experts
@@ -52,7 +53,14 @@ Piece = tuple[CheckedItem, Forward, int, int, int]
 
 
 class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
-    """Implements edgedec.model.Model."""
+    """Implements edgedec.model.Model.
+
+    Attributes:
+        tiles: The weights.
+        adapters: What the native model borrows of its adapters.
+    """
+
+    adapters = NO_ADAPTERS
 
     def __init__(  # more than 7 parameters: one for each part that the runtime makes of a model
         self,

@@ -23,11 +23,13 @@ from edgedec.storage.probe_cache import cache_folder
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.cpu import kv_types, prefetch, weights
+from edgedec_runtimes.cpu.adapters import adapter_terms, attach_adapters
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead, borrowed_rows, output_bytes, output_type
 from edgedec_runtimes.cpu.library import (
     ARITHMETIC,
     KERNEL_ROWS,
     KV_TYPES,
+    check,
     forced_instruction_set,
     instruction_sets,
     native,
@@ -107,7 +109,9 @@ class Cpu:
             tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed)
             undo.callback(tiles.close)
             n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
-            weights.attach(handle, gguf, network, tiles, n_ctx)
+            weights.set_weights(handle, gguf, network, tiles, n_ctx)
+            adapters = attach_adapters(handle, read_gguf(path), network, options)
+            check(native().ec_model_finish(handle), str(path))
             isa = native().ec_model_instruction_set(handle).decode()
             in_memory = {} if streamed is not None else weights.bytes_by_type(network)
             n_threads = options.n_threads or usable_cores()
@@ -118,7 +122,9 @@ class Cpu:
             if options.cancel is not None:
                 options.cancel.check(f"loading {path.name}")
             rope = divisor_tensor(gguf, network.switches.rope, n_ctx) or ""
-            card = _card(gguf, network, tiles.header.model_sha256, " ".join(filter(None, (isa, options.kv_type, rope))))
+            numerics = (isa, options.kv_type, rope, *adapters.sha256)
+            card = _card(gguf, network, tiles.header.model_sha256, " ".join(filter(None, numerics)))
+            card = replace(card, adapters=adapters.names)
             held = _held_weights(job, streamed, tiles, options.n_threads)
 
             @lru_cache(maxsize=8)
@@ -128,6 +134,7 @@ class Cpu:
             reads = not network.n_per_layer  # else layers also read the tokens
             can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads)
             model = CpuModel(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms, options.max_rows)
+            model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)
             if head is not None:
                 model.follow_with(head)
@@ -224,6 +231,7 @@ def _terms(
         ),
         *_column_terms(network, n_ctx, options.n_parallel),
         *state_terms(network, options.n_parallel, n_rows),
+        *adapter_terms(options, network),
         MemoryTerm("logits", n_rows * n.n_vocab * 4, counted(n_rows, "row")),
         MemoryTerm("activations", _scratch_bytes(n), f"{KERNEL_ROWS} rows"),
     )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.logit_ops import LogitOps
 from edgedec.stats import DecodeStats
+from edgedec_runtimes.cpu.adapters import set_scales
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import described, expert_reads, touched_experts
@@ -120,6 +121,9 @@ class CpuSession(OwnSession):
         with suppress(EdgedecError), self.using():  # of a closed session nothing is told
             stats.explanation += described(touched_experts(self._model.handle))
             stats.explanation += expert_reads(self._model.handle).described()
+
+    def _adapt(self) -> None:
+        set_scales(self._handle, self._scales)
 
     def _move(self, slots: NDArray[np.int32]) -> None:
         if slots[-1] == self.n_cached + len(slots) - 1:  # they ascend, so each is in its place already

@@ -225,12 +225,6 @@ def _native_shape(network: Network, layer: int) -> LayerShape:
     return LayerShape(flags, MIXERS[shape.mixer], *sizes)
 
 
-def attach(handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles, n_ctx: int) -> None:
-    """Give a native model its weights, and rotations for contexts of n_ctx tokens. The tiles must outlive the model."""
-    set_weights(handle, gguf, network, tiles, n_ctx)
-    check(native().ec_model_finish(handle), str(gguf.paths[0]))
-
-
 def set_weights(
     handle: ctypes.c_void_p, gguf: GGUF, network: Network, tiles: Tiles | StreamedTiles, n_ctx: int
 ) -> None:

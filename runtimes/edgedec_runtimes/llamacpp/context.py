@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, MemoryCapError, RuntimeUnavailableError
+from edgedec_runtimes.llamacpp.adapters import set_adapters
 from edgedec_runtimes.llamacpp.library import last_complaint, llama
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.stop import Stop
@@ -36,6 +37,7 @@ class ContextOptions:
         embeds: Whether it returns the final states of tokens in place of logits; a text is then one micro-batch.
         around: Returns a block that each forward of so many rows runs in; None for forwards on this machine. With it,
             one token is evaluated first.
+        adapters: The adapters of the model, as llama.cpp has loaded them.
     """
 
     n_cells: int
@@ -47,6 +49,7 @@ class ContextOptions:
     flash_attention: bool | None
     embeds: bool = False
     around: Callable[[int], AbstractContextManager[None]] | None = None
+    adapters: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class Context:
         self._api = llama()
         self.options = options
         self._n_vocab = n_vocab
+        self._scales = (0.0,) * len(options.adapters)
         self._files = files
         self._stop = stop  # its flag is read at its address
         params = context_params(options)
@@ -155,6 +159,12 @@ class Context:
             seq_id=ctypes.cast(self._id_rows.ctypes.data, ctypes.POINTER(id_row)),
             logits=_pointer(self._wanted, ctypes.c_int8),
         )
+
+    def use(self, scales: tuple[float, ...]) -> None:
+        """Let later decodes have adapters at these scales."""
+        if scales != self._scales:
+            set_adapters(self._handle, self.options.adapters, scales)
+            self._scales = scales
 
     def decode(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
         """Evaluate parts together.

@@ -177,6 +177,7 @@ def _decode(group: list[Rows], *, is_last: bool) -> None:
         wanted[item.wanted[(item.wanted >= start) & (item.wanted < stop)] - start] = True
         parts.append(item.session.part(item, start, stop, wanted))
     try:
+        group[0][0].session.use_adapters()
         results = group[0][0].session.pool.context.decode(parts)
         for (item, found, start, stop), logits in zip(group, results, strict=True):
             found.append(logits if is_last else logits.copy())
@@ -188,9 +189,9 @@ def _decode(group: list[Rows], *, is_last: bool) -> None:
 
 
 def _groups(checked: list[CheckedItem], logits: list[list[NDArray[np.float32]]]) -> list[list[Rows]]:
-    """Arrange rows in decodes: long prefills by themselves, all but their ends; then the ends together."""
+    """Arrange rows in decodes: long prefills by themselves, all but their ends; then the ends of equal adapters."""
     groups: list[list[Rows]] = []
-    ends: dict[int, list[list[Rows]]] = {}
+    ends: dict[tuple[int, tuple[float, ...]], list[list[Rows]]] = {}
     for item, found in zip(checked, logits, strict=True):
         start, context = 0, item.session.pool.context
         for stop in prefill_chunks(item.n_rows)[:-1]:
@@ -199,7 +200,7 @@ def _groups(checked: list[CheckedItem], logits: list[list[NDArray[np.float32]]])
         if item.hidden is not None:  # a decode has tokens or vectors
             groups.append([(item, found, start, item.n_rows)])
             continue
-        batches = ends.setdefault(id(context), [[]])
+        batches = ends.setdefault((id(context), item.session.scales), [[]])
         if _n_rows(batches[-1]) + item.n_rows - start > context.n_batch:
             batches.append([])
         batches[-1].append((item, found, start, item.n_rows))

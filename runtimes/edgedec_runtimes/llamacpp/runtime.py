@@ -23,6 +23,7 @@ from edgedec.runtime import RuntimeReport
 from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel
+from edgedec_runtimes.llamacpp.adapters import open_adapters
 from edgedec_runtimes.llamacpp.device_terms import (
     HostRun,
     compute_bytes,
@@ -47,11 +48,13 @@ from edgedec_runtimes.llamacpp.trial import complaint, repack_complaint
 from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
+from edgedec_runtimes.shared.draft_heads import refuse_adapters
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.invariance import will_probe
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tile_files.keeping import header_file, make_whole
+from edgedec_runtimes.weights.adapters import adapter_bytes, content_hash
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
@@ -165,6 +168,9 @@ def _load(
     options = _placed(options, gguf)
     before = resident_bytes() or 0
     handle, mapped = with_mappings(gguf.paths, lambda: load(path, options))
+    if is_embedder(gguf):
+        refuse_adapters(options, "llamacpp runtime, for an embedding model,")
+    adapters = open_adapters(handle, gguf, [path for path, _ in options.adapters])
     card = _card(handle, gguf, options)
     n_ctx = options.n_ctx or default_n_ctx(card.n_ctx_train)
 
@@ -178,7 +184,7 @@ def _load(
     if is_embedder(gguf):
         embedding = context_options(handle, options, _embedding_context(gguf, n_ctx), embeds=True)
         return LlamaCppEncoder(handle, files, card, replace(embedding, around=around), terms)
-    chosen = replace(context_options(handle, options, n_ctx), around=around)
+    chosen = replace(context_options(handle, options, n_ctx), around=around, adapters=adapters)
     return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, _kept_in(options))
 
 
@@ -223,6 +229,7 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
         chat_template=template.decode("utf-8", errors="replace") if template else None,
         sampling_defaults=info.sampling_defaults,
         pooling=read_pooling(gguf, info.architecture),
+        adapters=tuple(str(path) for path, _ in options.adapters),
     )
 
 
@@ -241,6 +248,7 @@ def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
     split = "" if options.layer_split is None else f"{options.layer_split} "
     split = f"{split}{own(options).machines} " if own(options).machines else split
     device = f"{split}{options.n_gpu_layers} {options.device} {platform.machine()} {cpu_name()}"
+    device += "".join(f" {content_hash((path,))}" for path, _ in options.adapters)
     return hashlib.sha256(f"{_identity(gguf)} {numerics} {device}".encode()).hexdigest()
 
 
@@ -278,6 +286,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         *later,
         MemoryTerm("activations", _GRAPH_BYTES, "graph"),
         *server_terms(split),
+        MemoryTerm("adapters", sum(adapter_bytes(path) for path, _ in options.adapters), "float32 or float16"),
     ]
     if own(options).machines:
         terms += [process_term(), MemoryTerm("llama.cpp", _LIBRARY_BYTES, "in the process that plans")]

@@ -12,6 +12,8 @@ from edgedec_runtimes.llamacpp.context import Part, Pool
 from edgedec_runtimes.shared.measured_model import MeasuredModel, MeasuredSession
 from edgedec_runtimes.shared.session_state import CheckedItem
 
+_ADAPTED = b"edgedec: adapters "
+
 
 @dataclass(frozen=True, slots=True)
 class Branch:
@@ -43,6 +45,14 @@ class LlamaCppSession(MeasuredSession):
         self.sequence = sequence
         self._n_reserved = n_reserved
         self._branch: Branch | None = None
+
+    def use_adapters(self) -> None:
+        """Let the context have the session's adapters."""
+        self.pool.context.use(self.scales)
+
+    def _adapt(self) -> None:
+        self._drop_branch()
+        self.pool.context.remove(self.sequence, -1)
 
     def begin(self, item: CheckedItem) -> None:
         """Begin a forward: drop everything beyond its n_past, the branches of a tree included."""
@@ -122,6 +132,7 @@ class LlamaCppSession(MeasuredSession):
         self._drop_branch()
         no_row = np.zeros(1, dtype=np.bool_)
         try:
+            self.use_adapters()
             for i in range(n_ordered, len(path)):
                 token = branch.tokens[path[i] : path[i] + 1]
                 self.pool.context.decode([self._chain_part(token, first + i, no_row)])
@@ -151,7 +162,7 @@ class LlamaCppSession(MeasuredSession):
         with self._model.lock:
             self.state.check_settled("saved")
             places = b"".join(array.tobytes() for array in self._places_kept(self.n_cached))
-            return places + self.pool.context.save(self.sequence)
+            return self._mark + places + self.pool.context.save(self.sequence)
 
     def load(self, data: bytes, n_tokens: int) -> None:
         """Restore what save() returned; the session is empty after a ModelFormatError that names the release."""
@@ -162,17 +173,26 @@ class LlamaCppSession(MeasuredSession):
             self._drop_branch()
             context.remove(self.sequence, 0)
             self.state.restore(0, True)
-            places, last = None, n_tokens - 1
+            mark, places, last = self._mark, None, n_tokens - 1
+            is_ours = data.startswith(mark) if mark else not data.startswith(_ADAPTED)
+            data = data[len(mark) :]
             if self._model.has_places and n_tokens and len(data) >= 12 * n_tokens:
                 places = np.frombuffer(data, np.int32, 3 * n_tokens).reshape(n_tokens, 3)
                 data, last = data[places.nbytes :], int(places[:, 0].max())
-            if n_tokens and not (context.load(self.sequence, data) and context.last_position(self.sequence) == last):
+            if n_tokens and not (
+                is_ours and context.load(self.sequence, data) and context.last_position(self.sequence) == last
+            ):
                 context.remove(self.sequence, -1)
                 raise ModelFormatError(
                     "the saved state does not fit this model, its options or this release of llama.cpp; evaluate the "
                     "tokens again"
                 )
             self.state.restore(n_tokens, True, places)
+
+    @property
+    def _mark(self) -> bytes:
+        """What a saved state begins with where it was made with adapters: other scales can't go on from it."""
+        return _ADAPTED + self._head(0) if any(self.scales) else b""
 
     def _arrays(self, n: int) -> NoReturn:
         raise NotImplementedError("llama.cpp writes saved states itself")

@@ -32,7 +32,7 @@ from edgedec_runtimes.onnx.exported import verify_files
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.draft_heads import refuse_draft_head
+from edgedec_runtimes.shared.draft_heads import refuse_adapters, refuse_draft_head
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
@@ -122,6 +122,7 @@ def _check_options(facts: Facts, options: LoadOptions) -> None:
         raise RequestError(f"the npu runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out")
     _own(options)
     refuse_draft_head(options, "npu")
+    refuse_adapters(options, "npu runtime")
     if options.resident_bytes is not None:
         raise RequestError(f"the npu runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
     most = facts.contexts[-1]

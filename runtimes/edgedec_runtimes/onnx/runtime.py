@@ -26,6 +26,7 @@ from edgedec_runtimes.onnx.model import OnnxModel
 from edgedec_runtimes.onnx.providers import choose_provider, devices
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.draft_heads import refuse_adapters
 from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
@@ -119,6 +120,7 @@ def _check_options(export: Export, options: LoadOptions) -> None:
         )
     read_options(NoOptions, options.runtime_options, "the onnx runtime")
     require_head(export, options)
+    refuse_adapters(options, "onnx runtime")
     if options.resident_bytes is not None:
         raise RequestError(f"the onnx runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
     for name, most in (("n_ctx", 1 << 24), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):

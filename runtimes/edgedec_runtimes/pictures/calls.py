@@ -13,7 +13,7 @@ from edgedec_runtimes.pictures.limits import Limits
 from edgedec_runtimes.pictures.mtmd import Mtmd, encoder_version
 from edgedec_runtimes.pictures.opening import Opening
 
-PHASE = "encoding"
+PHASE = "picture"
 Encoded = tuple[PictureLayout, list[NDArray[np.float32]]]
 
 
@@ -51,7 +51,7 @@ class PictureCalls:
     def encode(self, opening: Opening, picture: Picture, on_progress: OnProgress | None) -> Encoded:
         """Return a picture's layout and rows."""
         return self._opened(opening).encode(
-            picture, lambda done, total: report_progress(on_progress, PHASE, done, total, "parts")
+            picture, lambda done, total: report_progress(on_progress, PHASE, done, total, "tiles")
         )
 
     def encode_file(

@@ -55,7 +55,8 @@ def decode(data: bytes, limits: Limits, name: str) -> Picture:
 
 def of_image(image: Any, limits: Limits, name: str) -> Picture:
     """Return the pixels of a PIL.Image that the application made (RequestError beyond the limits)."""
-    limits.require_size(*image.size, name)
+    width, height = image.size
+    limits.require_size(width, height, name)
     orientation = image.getexif().get(_ORIENTATION, 1)
     found = upright(_eight_bits(image), orientation if isinstance(orientation, int) else 1)
     return Picture(*found.size, found.tobytes())
@@ -76,7 +77,8 @@ def _opened(data: bytes, limits: Limits, name: str) -> tuple["Image.Image", int]
     pillow.MAX_IMAGE_PIXELS = None  # the limits are checked below, before a pixel is decoded
     try:
         image = pillow.open(io.BytesIO(data), formats=FORMATS)
-        limits.require_size(*image.size, name, is_jpeg=image.format == "JPEG")
+        width, height = image.size
+        limits.require_size(width, height, name, is_jpeg=image.format == "JPEG")
         exif = pillow.Exif()
         found = image.info.get("exif")
         if isinstance(found, bytes):
@@ -103,13 +105,14 @@ def _eight_bits(image: "Image.Image") -> "Image.Image":
         return image
     if image.mode.startswith("I") or image.mode == "F":  # grey in 16 or 32 bits
         scaled = image.convert("F") if image.mode != "F" else image
-        high = 255.0 if (scaled.getextrema()[1] or 0) <= 255 else 65535.0
+        extremes: Any = scaled.getextrema()
+        high = 255.0 if extremes[1] <= 255 else 65535.0
         return scaled.point(lambda value: value * (255.0 / high) + 0.0).convert("L").convert("RGB")
     if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
-        layers = image.convert("RGBA")
-        white = _pillow().new("RGBA", layers.size, (255, 255, 255, 255))
-        white.alpha_composite(layers)
-        return white.convert("RGB")
+        layers = image if image.mode == "RGBA" else image.convert("RGBA")
+        white: Image.Image = _pillow().new("RGB", layers.size, (255, 255, 255))
+        white.paste(layers, mask=layers.getchannel("A"))
+        return white
     return image.convert("RGB")
 
 

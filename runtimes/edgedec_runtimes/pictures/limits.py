@@ -11,8 +11,9 @@ LEAST_MOST_PIXELS = 4_200_000
 """The pixels that a picture may have however little memory is allowed: more than an encoder looks at."""
 
 _HALVED_FROM = 4 * LEAST_MOST_PIXELS
-_PIXEL_BYTES = 10  # a decoded pixel: 4 in Pillow, 3 as bytes, 3 where another process has them too
-_CAP_PART = 8  # the part of a memory cap that pixels may take
+_PIXEL_BYTES = 14  # of a picture that is worked on as it is: in Pillow, as bytes, joined, and in the encoder
+_LARGE_PIXEL_BYTES = 10  # of one that is halved: in Pillow, on white, and what is transparent
+_CAP_PART = 5  # the part of a memory cap that pixels may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,11 @@ class Limits:
     @property
     def memory_bytes(self) -> int:
         """The bytes that the largest picture takes while it is decoded and handed on."""
-        return _PIXEL_BYTES * self.pixels
+        return max(_PIXEL_BYTES * min(self.pixels, _HALVED_FROM), _LARGE_PIXEL_BYTES * self.pixels)
 
 
 def limits_within(cap_bytes: int | None) -> Limits:
-    """Return the limits under a memory cap, or without one: under a cap pixels take at most an eighth of it."""
+    """Return the limits under a memory cap, or without one: under a cap pixels take a fifth of it at most."""
     if cap_bytes is None:
         return Limits()
     most = cap_bytes // _CAP_PART // _PIXEL_BYTES

@@ -99,7 +99,7 @@ class Mtmd:
     def _chunks(self, width: int, height: int, rgb: bytes | None) -> Iterator[list[Any]]:
         """Yield the chunks of a prompt that is one picture; without pixels they can only be counted."""
         api = self._api
-        pixels = None if rgb is None else (ctypes.c_uint8 * len(rgb)).from_buffer_copy(rgb)
+        pixels = None if rgb is None else np.frombuffer(rgb, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         bitmap = api.mtmd_bitmap_init(width, height, pixels)
         chunks = api.mtmd_input_chunks_init()
         try:

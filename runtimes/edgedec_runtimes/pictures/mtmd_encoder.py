@@ -6,7 +6,6 @@ from hashlib import sha256
 from edgedec.memory_plan import MemoryTerm
 from edgedec.pictures import PictureRows
 from edgedec.progress import CancelToken, OnProgress
-from edgedec_runtimes.child.memory import process_term
 from edgedec_runtimes.pictures.calls import Encoded
 from edgedec_runtimes.pictures.child import PictureChild
 from edgedec_runtimes.pictures.contract import Picture, PictureLayout, row_ids
@@ -68,11 +67,10 @@ class MtmdEncoder:
         return _blocks(made, sha256(self.identity.encode() + data).digest())
 
     def terms(self) -> tuple[MemoryTerm, ...]:
-        """Return what the child holds for the encoder."""
+        """Return what the child holds for the encoder, beside what it is without."""
         header = self._opening.header
-        base = process_term()
         return (
-            MemoryTerm("process of pictures", base.n_bytes + _LIBRARY_BYTES, base.detail, grows=True),
+            MemoryTerm("encoder's library", _LIBRARY_BYTES, "libmtmd and llama.cpp", grows=True),
             MemoryTerm("picture encoder", header.n_bytes, f"{header.path.name}, while it is used", grows=True),
             MemoryTerm("encoder's buffers", _buffer_bytes(header, self._opening.max_tokens), grows=True),
         )

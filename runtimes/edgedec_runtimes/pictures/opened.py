@@ -3,11 +3,12 @@
 Every load of a model imports this file, so what only pictures need is imported once a projector is there.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedec.api.options import EngineOptions
-from edgedec.errors import EdgedecError
+from edgedec.errors import EdgedecError, RuntimeUnavailableError
 from edgedec.loading.resolve import resolve
 from edgedec_runtimes.pictures.finding import find_projector
 
@@ -74,5 +75,7 @@ def choose_encoder(opened: "Opening", child: "PictureChild") -> "Encoder":
     from edgedec_runtimes.pictures.mtmd_encoder import MtmdEncoder
     from edgedec_runtimes.pictures.native_encoder import open_native
 
-    native = open_native(opened.header.path, opened.header, opened.n_threads, opened.max_tokens)
+    native = None
+    with suppress(RuntimeUnavailableError):  # our library is not built for this machine
+        native = open_native(opened.header.path, opened.header, opened.n_threads, opened.max_tokens)
     return MtmdEncoder(opened, child) if native is None else native

@@ -12,6 +12,7 @@ from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.pictures import PictureRows, Pictures
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, stage
 from edgedec.tokenizer import Tokenizer
+from edgedec_runtimes.child.memory import process_term
 from edgedec_runtimes.pictures.child import PictureChild
 from edgedec_runtimes.pictures.contract import Picture, PictureEncoder, PictureLayout, by_first_id, row_ids
 from edgedec_runtimes.pictures.limits import Limits
@@ -167,8 +168,10 @@ class PictureReader:
 
     def terms(self) -> tuple[MemoryTerm, ...]:
         """Return what reading pictures takes, in all processes."""
+        process = process_term()
         kept = f"of pictures that may come again, at most {format_bytes(self._most_bytes)}"
         return (
+            MemoryTerm("process of pictures", process.n_bytes, process.detail, grows=True),
             *self._encoder.terms(),
             MemoryTerm("pixels", self.limits.memory_bytes, "of the largest picture, while it is decoded", grows=True),
             MemoryTerm("rows of pictures", self._most_bytes, kept, grows=True),

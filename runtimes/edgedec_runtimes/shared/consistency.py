@@ -17,6 +17,7 @@ from edgedec.gguf.file import GGUF, GGUFArray, ValueType
 from edgedec.gguf.metadata import WHOLE, get_array, get_bool, get_float, get_int, get_per_layer, get_text
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec_runtimes.shared.encoders import encoder_fault
 
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # llama.cpp's
 _MAX_WIDTH = 2**24  # far above any model; llama.cpp allocates by windows and lengths
@@ -105,6 +106,8 @@ def require_consistent(gguf: GGUF) -> None:
     info = describe(gguf)
     _check_layers(gguf, info)
     _check_heads(gguf, info)
+    if (fault := encoder_fault(gguf, info)) is not None:
+        _refuse(gguf, *fault)
     _check_experts(gguf, info)
     _check_numbers(gguf, info.architecture)
     _check_types(gguf)

@@ -1,4 +1,4 @@
-"""What runtimes without trained draft heads say when one is given."""
+"""What runtimes without trained draft heads, or without adapters, say when one is given."""
 
 from edgedec.errors import RequestError, argument
 from edgedec.load_options import LoadOptions
@@ -17,4 +17,13 @@ def refuse_draft_head(options: LoadOptions, runtime: str) -> None:
         raise RequestError(
             f"the {runtime} runtime does not run draft heads: {_WHY.get(runtime, _NO_STATE)}; use the cpu runtime, or "
             f"leave {argument('draft_head')} out"
+        )
+
+
+def refuse_adapters(options: LoadOptions, runtime: str) -> None:
+    """Raise RequestError where the options name low-rank adapters, which this runtime can't use."""
+    if options.adapters:
+        raise RequestError(
+            f"the {runtime} does not take adapters; use the cpu or the llamacpp runtime, merge the adapter into "
+            f"the model (edgedec export --lora), or leave {argument('lora')} out"
         )

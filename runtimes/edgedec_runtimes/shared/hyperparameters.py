@@ -15,6 +15,7 @@ _KEYS = frozenset(
         "attention.layer_norm_rms_epsilon",
         "attention.value_length",
         "block_count",
+        "classifier.output_labels",
         "context_length",
         "embedding_length",
         "feed_forward_length",

@@ -49,6 +49,8 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
     tokens = _some_tokens(model, n_tokens)
     session = model.session(n_tokens + n_room)
     try:
+        if model.card.adapters:  # a forward with adapters has what one without them has, and more
+            session.adapt((1.0,) * len(model.card.adapters))
         session.forward(tokens[:n_prefix], n_past=0)
         result = _largest_equal(session, n_prefix, tokens[n_prefix:], range(2, n_max + 1))
     finally:

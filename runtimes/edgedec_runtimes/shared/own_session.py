@@ -5,12 +5,13 @@ import struct
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError
+from edgedec.errors import ModelFormatError, RequestError, counted
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
 from edgedec_runtimes.shared.follower import Follower
@@ -56,6 +57,7 @@ class OwnSession(Session):
         n_counted = model.card.n_layer if n_layer is None else n_layer
         self.state = SessionState(n_ctx, n_counted, has_places=model.has_places)
         self._lock = SessionLock(model.lock, self.state)
+        self._scales = (0.0,) * len(model.card.adapters)
 
     def using(self) -> "SessionLock":
         """Hold the model's lock inside the block (SessionError where the session is closed)."""
@@ -70,6 +72,24 @@ class OwnSession(Session):
     def draft_head(self) -> Follower | None:
         """The trained draft head that follows the session's text, or None."""
         return self.follower
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """What the part of each of the model's adapters is multiplied by."""
+        return self._scales
+
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Set other scales of the adapters; the session holds no token then."""
+        with self._model.lock:
+            self.state.check_open()
+            if len(scales) != len(self._scales):
+                raise RequestError(f"there are {len(scales)} scales of {counted(len(self._scales), 'adapter')}")
+            self.state.restore(0, True)
+            self._scales = scales
+            self._adapt()
+
+    def _adapt(self) -> None:
+        """Begin to use the scales, where the runtime doesn't look at them in each forward."""
 
     @property
     def n_ctx(self) -> int:
@@ -102,6 +122,7 @@ class OwnSession(Session):
             self.state.check_settled("forked")
             twin, n = self._fork(), self.n_cached
             twin.state.restore(n, self.state.written[:, :n], self.state.held_places(n))
+            twin._scales = self._scales
             return twin
 
     @abstractmethod
@@ -197,5 +218,8 @@ class OwnSession(Session):
         """Free the keys and values."""
 
     def _head(self, n_tokens: int) -> bytes:
-        """Return what a saved state begins with: the model's fingerprint, and how many tokens follow."""
-        return _HEAD.pack(self._model.card.fingerprint.encode(), n_tokens)
+        """Return what a saved state begins with: model and scales of adapters, and how many tokens follow."""
+        mark = self._model.card.fingerprint.encode()
+        if any(self._scales):
+            mark = sha256(mark + np.array(self._scales, "<f4").tobytes()).hexdigest().encode()
+        return _HEAD.pack(mark, n_tokens)

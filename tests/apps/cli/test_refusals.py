@@ -81,7 +81,7 @@ def test_files_that_may_not_be_read(model: Path, tmp_path: Path) -> None:
         ({"general.architecture": "clip"}, "mmproj"),
         ({"general.architecture": "nomic-bert"}, "embedding"),
         ({"general.type": "adapter"}, "LoRA adapter"),
-        ({"llama.pooling_type": 4}, "reranker"),
+        ({"general.architecture": "modern-bert"}, "reranker"),
     ],
 )
 def test_what_is_no_text_decoder_is_refused_by_name(metadata: dict[str, object], kind: str, tmp_path: Path) -> None:

@@ -30,7 +30,14 @@ from edgedec_runtimes.shared.stop import Stop
 
 RUNTIME = {check.__name__: check for check in RUNTIME_CHECKS}
 EVERYTHING = Capabilities(
-    trees=True, fork=True, layers=True, taps=True, hidden_input=True, max_rows=256, prefill_chunk=1
+    trees=True,
+    fork=True,
+    layers=True,
+    taps=True,
+    hidden_input=True,
+    vector_rows=True,
+    max_rows=256,
+    prefill_chunk=1,
 )
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.models.seeing_model import seeing_model
 from support.models.tiny_models import tiny_llama
 from support.processes.running_server import CHAT, Running, started
 
@@ -25,4 +26,15 @@ def server(chat_path: Path) -> Iterator[Running]:
 def endless(chat_path: Path) -> Iterator[Running]:
     """A server of so long a context that only a limit or a disconnect ends a text; one runs, one may wait."""
     with started(chat_path, load_options={"n_ctx": 100_000}, n_queue=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of a model that reads pictures, two requests at once, with drafts; skipped where none can be read."""
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python encodes the pictures")
+    pytest.importorskip("PIL", reason="Pillow decodes the pictures")
+    path = seeing_model(tmp_path_factory.mktemp("seeing"))
+    options = {"n_ctx": 1024, "draft": "suffix", "projector": path.parent / "mmproj-seeing.gguf"}
+    with started(path, n_parallel=2, load_options=options) as running:
         yield running

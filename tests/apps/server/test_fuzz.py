@@ -20,7 +20,7 @@ TEMPLATE = (
     "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
 )
 PRE, SUF, MID = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
-SAYS = {"": ["<think>", "so", "</think>", "yes"], MID: ["a"], PRE: [], SUF: []}
+SAYS = {"": ["<think>", "so", "</think>", "yes"], MID: ["a"], PRE: [], SUF: [], "no": []}
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SAMPLING = {"temperature": 0.5, "top_p": 0.9, "stop": ["x"], "seed": 3, "stream": False, "logit_bias": {"5": 1}}
@@ -93,6 +93,15 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream": False,
     },
     "/extract": {"question": "x?", "passage": "y x", "n": 2, "max_tokens": 3},
+    "/v1/rerank": {
+        "query": "x",
+        "documents": ["y", {"text": "z"}],
+        "top_n": 1,
+        "return_documents": True,
+        "max_tokens_per_doc": 5,
+        "normalize": True,
+    },
+    "/rerank": {"query": "x", "texts": ["y", "z"], "raw_scores": True, "return_text": True, "truncate": True},
     "/tokenize": {"content": "x", "add_special": True, "parse_special": True, "with_pieces": True},
     "/detokenize": {"tokens": [5, 6]},
     "/v1/embeddings": {"model": "says#mean", "input": ["x"], "dimensions": 4, "encoding_format": "float"},

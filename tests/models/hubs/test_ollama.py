@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from support.processes.servers import model_bytes, sha256
 
-from edgedec.errors import ModelFormatError, ModelNotFoundError
+from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.load_options import ResolveOptions
-from edgedec_models.hubs.ollama import MODEL_LAYER
+from edgedec_models.hubs.ollama import ADAPTER_LAYER, MODEL_LAYER
 from edgedec_models.resolve import resolve
 
 DATA = model_bytes(5_000)
@@ -101,6 +101,16 @@ def test_odd_manifests_are_reported(folder: Path, layers: object, words: str) ->
     """The error for a manifest without exactly one file of weights says what it has."""
     add_manifest(folder, "registry.ollama.ai/library/x/latest", layers)
     with pytest.raises(ModelFormatError, match=words):
+        resolve("ollama:x", ResolveOptions())
+
+
+def test_a_model_with_an_adapter_names_both_files(folder: Path) -> None:
+    """Without the adapter the text would be another one, so that the model is refused."""
+    digests = [f"sha256:{digit * 64}" for digit in "ab"]
+    kinds = zip((MODEL_LAYER, ADAPTER_LAYER), digests, strict=True)
+    layers = [{"mediaType": kind, "digest": digest} for kind, digest in kinds]
+    add_manifest(folder, "registry.ollama.ai/library/x/latest", layers)
+    with pytest.raises(UnsupportedModelError, match=r"blobs/sha256-a{64}' with lora '.*blobs/sha256-b{64}'"):
         resolve("ollama:x", ResolveOptions())
 
 

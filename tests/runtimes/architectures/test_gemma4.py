@@ -57,7 +57,7 @@ def distance(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @pytest.mark.parametrize("name", KINDS)
 def test_it_is_nearer_to_float64_than_llamacpp(tmp_path: Path, name: str, seed: int) -> None:
     """Both keep keys and values as float16; llama.cpp also rounds GELU to it. With float32 for both, little is left."""

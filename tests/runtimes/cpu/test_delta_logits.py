@@ -41,7 +41,7 @@ def distance(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float
     return float(np.sqrt(np.square(found - expected).mean() / expected.var()))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @pytest.mark.parametrize("name", SHAPES)
 def test_as_near_to_float64_as_llamacpp(tmp_path: Path, name: str, seed: int) -> None:
     """Random models of several shapes; the distance to llama.cpp itself is of the same size."""

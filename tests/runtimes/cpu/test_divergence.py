@@ -1,4 +1,4 @@
-"""On quantized models of every architecture the cpu runtime is as close to the floats as llama.cpp is, or closer.
+"""On quantized models the cpu runtime is as close to the floats as llama.cpp is, or closer.
 
 The models are random, with logits as sharp as a chat model's. Their weights as floats, evaluated by the reference
 runtime, give p; of a runtime's q the tests take the Kullback-Leibler divergence of p, and the most probable token.
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.models.code_paths import each_architecture
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
 
@@ -90,7 +91,7 @@ def resized(tiny: Tiny) -> Tiny:
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", each_architecture())
 def test_it_is_as_close_to_the_floats_as_llamacpp(tmp_path: Path, name: str, large: bool) -> None:
     """The divergence is llama.cpp's at most, but for chance; near-ties apart, the most probable token is the same."""
     tiny = replace(ARCHITECTURES[name], types=EXPORTED_TYPES)

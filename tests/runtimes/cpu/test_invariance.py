@@ -1,18 +1,19 @@
 """A row's logits are the same bits however they are asked for: by tokens, chunks, trees, forks, sessions and threads.
 
-Every way is compared with single steps on one thread, on a tiny model of each architecture whose matrices have all
-the tensor types, for each instruction set of this machine, and with less effort on SmolLM2 135M.
+Every way is compared with single steps on one thread, on tiny models whose matrices have all the tensor types, for
+each instruction set of this machine, and with less effort on SmolLM2 135M.
 """
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.models.code_paths import CODE_PATHS, each_architecture
 from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
 from support.models.tiny_runs import Bits, Tokens, bits, extend, one_by_one, paths
 
@@ -57,18 +58,20 @@ class Kind:
         return f"{self.architecture}-{self.instruction_set}-{self.kv_type}"
 
 
-def kinds() -> list[Kind]:
-    """Return architectures with instruction sets and KV types in turn; then those with biases with every KV type.
+def kinds() -> list[Any]:
+    """Return parameters: every architecture with every instruction set, with KV types in turn.
 
-    The first six architectures, which have every kernel but the soft cap, come with all instruction sets; each of the
-    others comes with two.
+    The lane `long` has most of them. The others are llama with every instruction set, each member of CODE_PATHS with
+    one of them in turn, and an architecture with biases of its keys with every KV type that rounds.
     """
-    isas, names = instruction_sets(), list(ARCHITECTURES)
-    pairs = list(itertools.product(names[:6], isas))
-    for i, name in enumerate(names[6:]):
-        pairs += [(name, isa) for isa in dict.fromkeys((isas[i % len(isas)], isas[(i + 2) % len(isas)]))]
-    kinds = [Kind(name, isa, tuple(KV_TYPES)[i % len(KV_TYPES)]) for i, (name, isa) in enumerate(pairs)]
-    return kinds + [Kind("qwen2", isas[0], kv_type) for kv_type in ("q8_0", "q4_0", "gear")]
+    isas, kv_types = instruction_sets(), tuple(KV_TYPES)
+    found: list[Any] = [Kind("qwen2", isas[0], kv_type) for kv_type in kv_types if kv_type != "f16"]
+    for i, name in enumerate([*CODE_PATHS, *(name for name in ARCHITECTURES if name not in CODE_PATHS)]):
+        for j, isa in enumerate(isas):
+            is_short = name == "llama" or (name in CODE_PATHS and j == i % len(isas))
+            kind = Kind(name, isa, kv_types[(i // len(isas) + j) % len(kv_types)])
+            found.append(pytest.param(kind, marks=() if is_short else pytest.mark.long))
+    return found
 
 
 def load(path: Path, kind: Kind, n_threads: int) -> Model:
@@ -235,13 +238,17 @@ def test_saved_sessions_go_on(case: Case) -> None:
     np.testing.assert_array_equal(extend(other, case.text[17:]), case.expected[17:])
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", each_architecture())
 def test_prefill_in_several_chunks(tmp_path: Path, name: str) -> None:
-    """Over two borders of chunks, at their rows and beside a second session, the bits are those of single steps."""
+    """Over two borders of chunks, at their rows and beside a second session, the bits are those of single steps.
+
+    With keys and values as float16, and as one of the other types.
+    """
     tiny = replace(ARCHITECTURES[name], types=TILE_TYPES, seed=4)
     path, n = write_tiny(tmp_path / "m.gguf", tiny), 2 * CHUNK + 70
     wanted = np.array([0, 63, 64, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, n - 1], np.int32)
-    for kv_type in KV_TYPES:
+    plain, *rounded = KV_TYPES
+    for kv_type in (plain, rounded[list(ARCHITECTURES).index(name) % len(rounded)]):
         with load(path, Kind(name, instruction_sets()[0], kv_type), 2) as model:
             text = tokens(n, 260, 5)
             expected = one_by_one(model.session(n), text)
@@ -260,7 +267,9 @@ def test_prefill_in_several_chunks(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q4_0"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma4", "gemma4-moe"])
+@pytest.mark.parametrize(
+    "name", each_architecture(("llama", "gemma3", "gemma4", "gemma4-moe"), short=("llama", "gemma4"))
+)
 def test_long_contexts_on_any_number_of_threads(tmp_path: Path, name: str, kv_type: str) -> None:
     """Threads share one query's attention over a long context; a step, a chain and a tree have a prefill's bits."""
     tiny = replace(ARCHITECTURES[name], types=TILE_TYPES, seed=6)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.models.code_paths import each_architecture
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
 
@@ -55,21 +56,23 @@ def with_key_bias(path: Path, architecture: str, size: float) -> Path:
     return write_gguf(path, tiny_metadata(tiny), tensors)
 
 
+KEYS = [name for name in ARCHITECTURES if name != "mamba2"]
+"""Those of which any layer has keys."""
 KEYS_ALONE = [name for name, tiny in ARCHITECTURES.items() if not (tiny.convolutions or tiny.recurrent or tiny.parts)]
 """Those of which a saved session holds keys and values only."""
 
 
-@pytest.mark.parametrize("name", KEYS_ALONE)
-@pytest.mark.parametrize("kv_type", KV_TYPES)
-def test_the_plan_is_what_pages_take(tmp_path: Path, name: str, kv_type: str) -> None:
+@pytest.mark.parametrize("name", each_architecture(KEYS_ALONE))
+def test_the_plan_is_what_pages_take(tmp_path: Path, name: str) -> None:
     """The term of the plan, the count by token and the native library agree, in whole pages of 64 tokens."""
     path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name])
-    options = LoadOptions(n_ctx=100, n_parallel=2, kv_type=kv_type, n_threads=1)
-    planned = {term.name: term.n_bytes for term in Cpu().plan(path, options)}["KV cache"]
-    assert planned == 2 * 128 * token_bytes(read_network(read_gguf(path)), kv_type)
-    with Cpu().load(path, options) as model:
-        assert isinstance(model, CpuModel)
-        assert native().ec_session_saved_bytes(model.session(128)._handle, 128) == planned // 2
+    for kv_type in KV_TYPES:
+        options = LoadOptions(n_ctx=100, n_parallel=2, kv_type=kv_type, n_threads=1)
+        planned = {term.name: term.n_bytes for term in Cpu().plan(path, options)}["KV cache"]
+        assert planned == 2 * 128 * token_bytes(read_network(read_gguf(path)), kv_type)
+        with Cpu().load(path, options) as model:
+            assert isinstance(model, CpuModel)
+            assert native().ec_session_saved_bytes(model.session(128)._handle, 128) == planned // 2
 
 
 def test_bytes_of_a_token(tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ def test_bytes_of_a_token(tmp_path: Path) -> None:
     assert [token_bytes(biased, kv_type) - expected[kv_type] for kv_type in expected] == [0, 256, 256, 256]
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "mamba2"])  # it has no keys
+@pytest.mark.parametrize("name", each_architecture(KEYS))
 def test_more_bits_are_closer(tmp_path: Path, name: str) -> None:
     """All stay near what f16 gives, q8_0 nearest, q4_0 least near, and all do round."""
     q8_0, gear, q4_0 = distances(write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name]))

@@ -54,11 +54,10 @@ def odd_rows(tiny: Tiny) -> int:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_floats_agree_with_llamacpp(tmp_path: Path, name: str) -> None:
-    """F32 and F16 models of every architecture."""
-    for kind in ("F32", "F16"):
-        tiny = replace(ARCHITECTURES[name], types=(kind,))
-        path = write_tiny(tmp_path / f"{kind}.gguf", tiny)
-        assert distance(logits(Cpu(), path), logits(LlamaCpp(), path), odd_rows(tiny)) < BOUNDS[kind]
+    """Models of every architecture whose matrices are F32 and F16 in turn."""
+    tiny = replace(ARCHITECTURES[name], types=("F32", "F16"), dealt=True)
+    path = write_tiny(tmp_path / "m.gguf", tiny)
+    assert distance(logits(Cpu(), path), logits(LlamaCpp(), path), odd_rows(tiny)) < BOUNDS["F32"]
 
 
 def test_exaone4_with_windows_agrees_with_llamacpp(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.models.code_paths import each_architecture
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
 from support.models.tiny_runs import Bits, Tokens, bits, extend, one_by_one, paths
@@ -27,11 +28,13 @@ from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2")
+NAMES = each_architecture(
+    ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2")
+)
 N_TEXT = 640
 TEXT: Tokens = np.random.default_rng(5).integers(0, 260, N_TEXT + 16).astype(np.int32)
 PLACES = st.integers(1, N_TEXT) | st.sampled_from([1, 2, 3, 4, 31, 32, 33, 200, 400, 568, 600, 608, 609, N_TEXT])
-OFTEN = settings(max_examples=40, deadline=None)
+OFTEN = settings(max_examples=12, deadline=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ def test_trees_behind_any_place(case: Case, data: st.DataObject, n_past: int, n_
         np.testing.assert_array_equal(bits(session.forward(TEXT[:2], n_past=n_back, rows="all").logits), expected)
 
 
-@settings(max_examples=20, deadline=None)
+@OFTEN
 @given(places=st.lists(PLACES, min_size=2, max_size=3), n_row=st.integers(1, 80))
 def test_sessions_that_go_back_in_one_forward(case: Case, places: list[int], n_row: int) -> None:
     """Each as if it were alone."""

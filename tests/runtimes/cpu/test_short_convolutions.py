@@ -33,7 +33,7 @@ TINY = replace(ARCHITECTURES["lfm2"], n_ctx_train=4096)
 N_TEXT = 640
 TEXT: Tokens = np.random.default_rng(5).integers(0, 260, N_TEXT + 16).astype(np.int32)
 PLACES = st.integers(1, N_TEXT) | st.sampled_from([1, 2, 63, 64, 65, 66, 127, 128, 129, 191, 192, 193, N_TEXT])
-OFTEN = settings(max_examples=60, deadline=None)
+OFTEN = settings(max_examples=20, deadline=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def test_trees_behind_any_place(case: Case, data: st.DataObject, n_past: int, n_
         np.testing.assert_array_equal(bits(session.forward(TEXT[:2], n_past=n_back, rows="all").logits), expected)
 
 
-@settings(max_examples=20, deadline=None)
+@OFTEN
 @given(places=st.lists(PLACES, min_size=2, max_size=3))
 def test_sessions_that_go_back_in_one_forward(case: Case, places: list[int]) -> None:
     """Each as if it were alone."""

@@ -139,7 +139,7 @@ def test_the_plan_holds_what_the_longest_text_takes(model: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "error", "word"),
     [
-        ({"bert.pooling_type": 4}, UnsupportedModelError, "reranker"),
+        ({"bert.attention.key_length": 32}, ModelFormatError, "a value 16"),
         ({"bert.attention.layer_norm_epsilon": 2.0}, ModelFormatError, "layer_norm_epsilon"),
         ({"bert.context_length": 512}, UnsupportedModelError, "does not load"),
         ({"bert.block_count": 3}, UnsupportedModelError, "does not load"),

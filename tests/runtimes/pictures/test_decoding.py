@@ -108,10 +108,10 @@ def test_a_size_beyond_the_limits_is_refused_by_the_header(size: tuple[int, int]
 
 def test_a_memory_cap_limits_the_pixels_and_not_the_text() -> None:
     assert limits_within(None).pixels == limits_within(8 << 30).pixels == MOST_PIXELS
-    small = limits_within(400_000_000)
-    assert small.pixels == 5_000_000
-    assert small.memory_bytes == 50_000_000
-    with pytest.raises(RequestError, match=r"12\.0 million; at most 5\.0 million"):
+    small = limits_within(420_000_000)
+    assert small.pixels == 6_000_000
+    assert small.memory_bytes == 84_000_000
+    with pytest.raises(RequestError, match=r"12\.0 million; at most 6\.0 million"):
         small.require_size(4000, 3000, "a.png")
     assert halved(4000, 3000) == (4000, 3000)  # never by the cap
 

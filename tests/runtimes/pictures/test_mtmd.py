@@ -54,7 +54,8 @@ def test_the_layout_is_known_before_a_pixel_is_and_rows_are_the_same_each_time(t
 def test_rows_and_marks_are_those_of_libmtmd_with_the_text_model(tmp_path: Path, kind: str) -> None:
     from llama_cpp import llama_cpp, mtmd_cpp
 
-    encoder = opened(tmp_path / "mmproj-tiny-f16.gguf", kind) if picture_model(tmp_path, kind) else None
+    picture_model(tmp_path, kind)
+    encoder = opened(tmp_path / "mmproj-tiny-f16.gguf", kind)
     picture = noise(150, 90)
     layout, rows = encoder.encode(picture, lambda done, total: None)
     params = llama_cpp.llama_model_default_params()

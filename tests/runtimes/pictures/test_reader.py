@@ -16,7 +16,7 @@ from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.pictures.child import PictureChild
 from edgedec_runtimes.pictures.contract import by_first_id
 from edgedec_runtimes.pictures.opened import open_reader
-from edgedec_runtimes.pictures.reader import PictureReader
+from edgedec_runtimes.pictures.reader import MarkedPicture, PictureReader
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("llama_cpp")
@@ -81,7 +81,7 @@ def test_the_child_may_end_and_the_next_call_starts_it_again(tmp_path: Path) -> 
     reader = opened(picture_model(tmp_path, "internvl"))  # a kind that libmtmd encodes, in the child
     one = reader.measure(ONE)
     os.kill(reader.processes[0], signal.SIGSTOP)
-    asking = threading.Thread(target=lambda: time.sleep(0.3) or os.kill(reader.processes[0], signal.SIGKILL))
+    asking = threading.Timer(0.3, os.kill, (reader.processes[0], signal.SIGKILL))
     asking.start()
     with pytest.raises(RuntimeLostError, match="the process that reads pictures was lost"):
         reader.rows([one])
@@ -99,14 +99,14 @@ def test_the_child_may_end_and_the_next_call_starts_it_again(tmp_path: Path) -> 
         reader.measure(picture_file(seed=3))
 
 
-def replaced(reader: PictureReader, data: bytes, like: object) -> object:
+def replaced(reader: PictureReader, data: bytes, like: MarkedPicture) -> MarkedPicture:
     """A picture of another file, without asking the child, which is stopped."""
     from dataclasses import replace
 
     from edgedec_runtimes.pictures.sources import source_of
 
-    ids = tuple(tuple(i - 1 for i in block) for block in like.ids)  # type: ignore[attr-defined]
-    return replace(like, source=source_of(data, "two", reader.limits), ids=ids)  # type: ignore[type-var]
+    ids = tuple(tuple(i - 1 for i in block) for block in like.ids)
+    return replace(like, source=source_of(data, "two", reader.limits), ids=ids)
 
 
 def test_the_child_ends_when_it_has_rested() -> None:

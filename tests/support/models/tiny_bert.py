@@ -86,8 +86,18 @@ class TinyBert:
             found[f"{norm}.weight"], found[f"{norm}.bias"] = vector(e, 1.0), vector(e)
         return found
 
-    def write_gguf(self, path: Path, *, pooling_type: int | None = 1, more: Mapping[str, Any] | None = None) -> Path:
-        """Write a GGUF as llama.cpp's converter does and return its path; `more` is further metadata."""
+    def write_gguf(
+        self,
+        path: Path,
+        *,
+        pooling_type: int | None = 1,
+        more: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, NDArray[Any]] | None = None,
+    ) -> Path:
+        """Write a GGUF as llama.cpp's converter does and return its path.
+
+        `more` is further metadata, `tensors` are further tensors by their names in the GGUF.
+        """
         tokens = [*SPECIAL, *(f"\u2581{letter}" for letter in string.ascii_lowercase), *string.ascii_lowercase]
         metadata: dict[str, Any] = {
             "general.architecture": "bert",
@@ -112,8 +122,8 @@ class TinyBert:
         }
         if pooling_type is not None:
             metadata["bert.pooling_type"] = pooling_type
-        tensors = {_gguf_name(name): tensor for name, tensor in self.weights().items()}
-        return write_gguf(path, metadata | dict(more or {}), tensors)
+        own = {_gguf_name(name): tensor for name, tensor in self.weights().items()}
+        return write_gguf(path, metadata | dict(more or {}), own | dict(tensors or {}))
 
     def write_folder(self, folder: Path, pooling: str = "mean_tokens", **config: Any) -> Path:
         """Write a checkpoint with the files of sentence-transformers and return its folder.

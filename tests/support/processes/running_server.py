@@ -13,7 +13,7 @@ import httpx
 import edgedec
 from edgedec.api.options import EngineOptions
 from edgedec.progress import CancelToken
-from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.core.service import OfferedTools, Service
 from edgedec_apps.server.core.settings import Settings
 from edgedec_apps.server.serving import address_of, open_socket, serve
 from edgedec_apps.server.shelf.models import Prepare
@@ -71,6 +71,7 @@ def started(
     load_options: dict[str, Any] | None = None,
     adapt: Callable[[Prepare], Prepare] = lambda prepare: prepare,
     prompt_cache: Path | None = None,
+    tools: OfferedTools | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve models in this process until the end of the block, and end as Ctrl-C does; `adapt` wraps the loading."""
@@ -88,7 +89,7 @@ def started(
 
     def run() -> None:
         try:
-            serve(chosen, listener, adapt(opener.prepare), cancel, on_ready)
+            serve(chosen, listener, adapt(opener.prepare), cancel, on_ready, tools)
         except BaseException as error:
             failures.append(error)
 

@@ -1,6 +1,6 @@
 """A chat with a loaded model: its messages so far, and how the last of them is answered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING, Any
 from edgedec.chat import Message
 from edgedec.errors import CancelledError, PromptTooLongError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.chat.tool_calls import MOST_ROUNDS, ChatTools
 from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.pictures import with_pictures
 from edgedec_apps.cli.shown.explain import Detail, sampling_line
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print_stream, say_summary
 from edgedec_apps.cli.shown.terminal import say
 from edgedec_apps.cli.shown.thoughts import OwnMarks, answer_message, own_marks, with_thoughts
 from edgedec_apps.cli.wording import in_options
+from edgedec_apps.reply_marks import marks_of, opened_mark, schemas_of
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
     from edgedec.sequence import Generation
+    from edgedec_apps.call_bodies import ToolCall
+    from edgedec_apps.cli.chat.tool_calls import Tools
 
 
 @dataclass(slots=True)
@@ -37,6 +42,8 @@ class Conversation:
         messages: The messages that the next answer follows.
         last: The last answer.
         attached: Texts of files, which come before the next message.
+        tools: The tools that the model may call.
+        pictures: Pictures, as parts of a message, which come before these.
     """
 
     engine: "Engine"
@@ -51,10 +58,12 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     last: "Generation | None" = None
     attached: list[str] = field(default_factory=list)
+    tools: ChatTools = field(default_factory=ChatTools)
+    pictures: list[dict[str, Any]] = field(default_factory=list)
 
     def reset(self, system: str | None) -> None:
         """Forget all messages, and begin with a system message unless it is None."""
-        self.messages, self.attached = [], []
+        self.messages, self.attached, self.pictures = [], [], []
         self.last = None
         self.instruct(system)
 
@@ -76,28 +85,28 @@ class Conversation:
 
 
 def ask(conversation: Conversation, text: str) -> None:
-    """Answer a message, behind the texts that are attached. One that can't be answered is removed again.
+    """Answer a message, behind the pictures and texts that are attached. One without an answer is removed again.
 
     Raises:
         EdgedecError: As Engine.chat_stream.
         CancelledError: Ctrl-C stopped the answer to a message from a pipe.
     """
-    _send(conversation, "\n\n".join([*conversation.attached, text]))
+    _send(conversation, with_pictures(conversation.pictures, "\n\n".join([*conversation.attached, text])))
     if conversation.messages and conversation.messages[-1]["role"] == "assistant":  # else Ctrl-C came before a word
-        conversation.attached = []
+        conversation.attached, conversation.pictures = [], []
 
 
 def regenerate(conversation: Conversation) -> None:
     """Answer the last message of the user again."""
-    if conversation.messages and conversation.messages[-1]["role"] == "assistant":
+    while conversation.messages and conversation.messages[-1]["role"] in ("assistant", "tool"):
         conversation.messages.pop()
     if conversation.messages and conversation.messages[-1]["role"] == "user":
-        _send(conversation, str(conversation.messages.pop()["content"]))
+        _send(conversation, conversation.messages.pop()["content"])
     else:
         say("(nothing to answer again)")
 
 
-def _send(conversation: Conversation, content: str) -> None:
+def _send(conversation: Conversation, content: str | list[dict[str, Any]]) -> None:
     """Answer a message; where that fails the messages are as before."""
     before = list(conversation.messages)
     conversation.messages.append({"role": "user", "content": content})
@@ -109,31 +118,63 @@ def _send(conversation: Conversation, content: str) -> None:
 
 
 def _answer(conversation: Conversation) -> None:
-    """Answer the last message, and append the answer."""
-    _make_room(conversation)
-    own = own_marks(conversation.engine)
+    """Answer the last message; where the model calls tools, it goes on with what they answered."""
+    for n_round in range(1, MOST_ROUNDS + 1):
+        calls = _reply(conversation)
+        if not calls:
+            return
+        messages, goes_on = conversation.tools.run(calls, conversation.engine, quiet=conversation.quiet)
+        conversation.messages += messages
+        if not goes_on:
+            if not conversation.typed:
+                raise CancelledError("interrupted")
+            return
+        if n_round == MOST_ROUNDS:
+            say(f"(the model called tools {MOST_ROUNDS} times in a row; write a message to let it go on)")
+
+
+def _reply(conversation: Conversation) -> "Sequence[ToolCall]":
+    """Let the model write its next message, and append it; return the calls in it that are to be run."""
+    engine, tools = conversation.engine, conversation.tools.definitions(conversation.engine)
+    _make_room(conversation, tools)
+    own = _own_marks(conversation, tools)
     progress = ProgressLine(quiet=conversation.quiet)
 
     def work(cancel: CancelToken) -> "Generation":
         with progress as on_progress:
-            stream = conversation.engine.chat_stream(
-                conversation.messages, cancel=cancel, on_progress=on_progress, **conversation.options
+            stream = engine.chat_stream(
+                conversation.messages, tools=tools, cancel=cancel, on_progress=on_progress, **conversation.options
             )
             print_stream(stream, progress, show=_shown(conversation, own), hidden=own.hidden)
         return stream.generation
 
     generation = conversation.last = interruptible(work)
     if not conversation.quiet:
-        say_summary(generation, conversation.detail, [sampling_line(conversation.engine, conversation.options)])
+        say_summary(generation, conversation.detail, [sampling_line(engine, conversation.options)])
     if generation.finish_reason == "cancelled":
         if not conversation.typed:
             raise CancelledError("interrupted")
         if not generation.text:
-            conversation.messages.pop()
-            return
+            if conversation.messages[-1]["role"] == "user":  # what a tool answered stands beside its call
+                conversation.messages.pop()
+            return ()
     if error := cut_text(generation):
         say(f"edgedec: {in_options(error)}")
-    conversation.messages.append(answer_message(generation, own))
+    message, calls = answer_message(generation, own)
+    if calls and generation.finish_reason != "stop":
+        say("(the answer was cut, so its calls of tools are not run)")
+        message, calls = {"role": "assistant", "content": generation.text}, ()
+    conversation.messages.append(message)
+    return calls
+
+
+def _own_marks(conversation: Conversation, tools: "Tools | None") -> OwnMarks:
+    """Return the marks by which the next answer is split."""
+    engine = conversation.engine
+    if tools is None:
+        return own_marks(engine)
+    rendered = engine.render(conversation.messages, tools=tools)
+    return own_marks(engine, schemas_of(tools), opened_mark(rendered, marks_of(engine.template.source)))
 
 
 def _shown(conversation: Conversation, own: OwnMarks) -> ShownText:
@@ -146,17 +187,25 @@ def _shown(conversation: Conversation, own: OwnMarks) -> ShownText:
     return with_thoughts(show, own)
 
 
-def _make_room(conversation: Conversation) -> None:
+def _make_room(conversation: Conversation, tools: "Tools | None") -> None:
     """Drop the oldest turns where the context is full, and so many that the next turns fit too.
 
     After each drop the rest must be prefilled again, so several turns are dropped at once.
+
+    Raises:
+        PromptTooLongError: What is left would not begin with what the user asked.
     """
     engine = conversation.engine
     n_answer = conversation.options.get("max_tokens") or engine.n_ctx // 4
-    messages, n_dropped = engine.fit_messages(conversation.messages, min(n_answer, engine.n_ctx // 2))
+    messages, n_dropped = engine.fit_messages(conversation.messages, min(n_answer, engine.n_ctx // 2), tools)
     if n_dropped:
         with suppress(PromptTooLongError):  # the last message alone takes more than half
-            messages, n_dropped = engine.fit_messages(conversation.messages, engine.n_ctx // 2)
+            messages, n_dropped = engine.fit_messages(conversation.messages, engine.n_ctx // 2, tools)
+        if not any(message["role"] == "user" for message in messages):
+            raise PromptTooLongError(
+                f"the context of {engine.n_ctx} tokens has no room for what the tools answered; ask for less, or load "
+                "the model with a longer context (--context)"
+            )
         gone = "message" if n_dropped == 1 else f"{n_dropped} messages"
         say(f"(the context of {engine.n_ctx} tokens is full: the oldest {gone} left out)")
     conversation.messages = messages

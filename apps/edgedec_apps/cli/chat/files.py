@@ -9,19 +9,21 @@ from edgedec.chat import Message
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, StorageError
 from edgedec.progress import CancelToken
 from edgedec.storage.whole_file import write_atomically
+from edgedec_apps.cli.pictures import picture_part
 from edgedec_apps.texts import read_text
 
 _PDF = b"%PDF-"
 _HEAD_BYTES = 1024  # in which a PDF says that it is one
 _MOST_PDF_BYTES = 64_000_000
 _FORMAT = "edgedec chat 1"
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "user", "assistant", "tool")
+_TEXTS = ("role", "content", "reasoning_content", "name", "tool_call_id")
 
 
 def save_messages(path: Path, model: str, messages: Sequence[Message]) -> None:
     """Write a chat as JSON, whole or not at all, to a file that only its owner can read.
 
-    A file that is no chat is never replaced.
+    Of a picture, the name of its file is kept. A file that is no chat is never replaced.
 
     Raises:
         RequestError: The file exists, and is no chat.
@@ -32,7 +34,7 @@ def save_messages(path: Path, model: str, messages: Sequence[Message]) -> None:
             load_messages(path)
         except (ModelFormatError, RequestError) as error:
             raise RequestError(f"{path} exists and is no saved chat; give another name") from error
-    document = {"format": _FORMAT, "model": model, "messages": list(messages)}
+    document = {"format": _FORMAT, "model": model, "messages": [_named(message) for message in messages]}
     text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
     try:
         write_atomically(path, text.encode("utf-8", "replace"), private=True)
@@ -41,12 +43,12 @@ def save_messages(path: Path, model: str, messages: Sequence[Message]) -> None:
 
 
 def load_messages(path: Path) -> list[Message]:
-    """Return the messages of a saved chat.
+    """Return the messages of a saved chat, with its pictures, which are read again from their files.
 
     Raises:
         ModelFormatError: The file is no saved chat.
         RequestError: The file is not UTF-8, or too long.
-        StorageError: The file can't be read.
+        StorageError: The file, or that of a picture, can't be read.
     """
     text = read_text(path)
     try:
@@ -58,7 +60,25 @@ def load_messages(path: Path) -> list[Message]:
     messages = document.get("messages")
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise ModelFormatError(f"{path} is damaged: its messages must have a role, {', '.join(_ROLES)}, and a content")
-    return [{"role": each["role"], "content": each["content"]} for each in messages]
+    return [
+        {key: each[key] for key in (*_TEXTS, "tool_calls") if key in each} | {"content": _read(each["content"])}
+        for each in messages
+    ]
+
+
+def _named(message: Message) -> Message:
+    """Return a message with the names of the files of its pictures in place of their bytes."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    parts = [{"type": "image", "image": part["name"]} if part["type"] == "image" else part for part in content]
+    return {**message, "content": parts}
+
+
+def _read(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    return [picture_part(Path(part["image"])) if part["type"] == "image" else part for part in content]
 
 
 def file_text(path: Path, most_bytes: int, cancel: CancelToken) -> str:
@@ -106,4 +126,27 @@ def _pdf_text(path: Path, size: int, cancel: CancelToken) -> str:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("role") in _ROLES and isinstance(value.get("content"), str)
+    if not isinstance(value, dict) or value.get("role") not in _ROLES or "content" not in value:
+        return False
+    content, calls = value["content"], value.get("tool_calls", [])
+    has_parts = isinstance(content, list) and bool(content) and all(map(_is_part, content))
+    return (
+        (has_parts or isinstance(content, str))
+        and all(isinstance(value.get(key, ""), str) for key in _TEXTS if key != "content")
+        and isinstance(calls, list)
+        and all(map(_is_call, calls))
+    )
+
+
+def _is_part(value: Any) -> bool:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return kind in ("text", "image") and set(value) == {"type", kind} and isinstance(value[kind], str)
+
+
+def _is_call(value: Any) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), dict)
+    )

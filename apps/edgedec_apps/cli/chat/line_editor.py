@@ -73,7 +73,7 @@ class _Commands(Completer):
             yield from _beginning(command, beginnings() if command.startswith("/") else [])
         elif command == "/set" and " " not in rest:
             yield from _beginning(rest, [f"{name} " for name in setting_names()])
-        elif command in ("/save", "/load", "/file"):
+        elif command in ("/save", "/load", "/file", "/image"):
             yield from self._paths.get_completions(Document(rest), complete_event)
         elif command == "/model":
             yield from _beginning(rest, any_model(rest))

@@ -46,6 +46,7 @@ def facts(conversation: Conversation) -> Iterator[tuple[str, str]]:
     yield "memory", planned_range(plan) if plan.terms else format_bytes(engine.held_bytes)
     yield "messages", str(len(conversation.messages))
     yield "files", f"{len(conversation.attached)} before the next message"
+    yield "pictures", f"{len(conversation.pictures)} before the next message"
     yield "sampling", sampling_line(engine, options).removeprefix("sampling: ")
     yield "other settings", ", ".join(others) or "none"
     yield "system", conversation.system or "none"

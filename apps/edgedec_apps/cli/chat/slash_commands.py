@@ -1,6 +1,6 @@
 """The commands of a chat: the lines that begin with a slash, typed or from a pipe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from edgedec_apps.cli.chat.files import file_text, load_messages, save_messages
 from edgedec_apps.cli.chat.models import facts, switch
 from edgedec_apps.cli.chat.settings import set_option, settings
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
+from edgedec_apps.cli.pictures import dropped, picture_parts, pictures_document, pictures_lines
 from edgedec_apps.cli.shown.explain import explained, sampling_line
 from edgedec_apps.cli.shown.replies import summary
 from edgedec_apps.cli.shown.terminal import one_line, say
@@ -61,6 +62,10 @@ def _handle(conversation: Conversation, text: str) -> None:
     name, _, rest = text.strip().partition(" ")
     if (command := _COMMANDS.get(name)) is not None:
         command.run(conversation, rest.strip())
+    elif conversation.typed and (found := dropped(text))[0]:
+        _take(conversation, found[0])
+        if found[1]:
+            ask(conversation, found[1])
     elif name.startswith("/") and not name.startswith("//"):
         _refuse(conversation, name)
     else:
@@ -132,6 +137,20 @@ def _attach(conversation: Conversation, rest: str) -> None:
     conversation.tell(f"{one_line(rest)}: {counted(n_tokens, 'token')}; its text comes before your next message")
 
 
+def _attach_picture(conversation: Conversation, rest: str) -> None:
+    _take(conversation, [_path("/image", rest)])
+
+
+def _take(conversation: Conversation, paths: Sequence[Path]) -> None:
+    """Attach pictures to the next message, all of them or none."""
+    parts = picture_parts(paths)
+    for line in pictures_lines(
+        pictures_document(conversation.engine.mark_pictures, [{"role": "user", "content": parts}])
+    ):
+        conversation.tell(f"{line}; it comes before your next message")
+    conversation.pictures += parts
+
+
 def _switch(conversation: Conversation, rest: str) -> None:
     if not rest:
         raise RequestError("/model needs the name of a model; edgedec list shows them")
@@ -142,6 +161,14 @@ def _switch(conversation: Conversation, rest: str) -> None:
 def _show(conversation: Conversation, _: str) -> None:
     for name, value in facts(conversation):
         say(f"{name:{_COLUMN}}  {one_line(value)}")
+
+
+def _list_tools(conversation: Conversation, _: str) -> None:
+    tools = conversation.tools
+    for name, value in tools.rows():
+        say(f"{name:{_COLUMN}}  {value}")
+    for note in tools.notes(conversation.engine):
+        conversation.tell(one_line(note))
 
 
 def _show_stats(conversation: Conversation, rest: str) -> None:
@@ -174,7 +201,9 @@ _COMMANDS = {
     "/save": Command(_save, "FILE", "write the conversation to a file"),
     "/load": Command(_load, "FILE", "go on with the conversation of such a file"),
     "/file": Command(_attach, "FILE", "put the text of a text file or a PDF before the next message"),
+    "/image": Command(_attach_picture, "FILE", "put a picture before the next message; or drop its file"),
     "/model": Command(_switch, "NAME", "go on with another model"),
+    "/tools": Command(_list_tools, "", "the tools that the model may call (--mcp)"),
     "/show": Command(_show, "", "the model, the settings and the system message"),
     "/stats": Command(_show_stats, "all", "what the last answer took, and what drafting did; all: every figure"),
     "/regen": Command(_regenerate, "", "answer the last message again"),

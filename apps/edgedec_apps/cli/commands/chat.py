@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, System, SystemFile
+from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, System, SystemFile, ToolFlags
 from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.prompt import piped_lines, system_text
 from edgedec_apps.cli.sampling_options import SamplingFlags
@@ -32,6 +33,7 @@ class ChatJob:
     sampling: SamplingFlags
     output: OutputFlags
     keep_history: bool
+    tools: ToolFlags
 
 
 def command(
@@ -43,10 +45,15 @@ def command(
     load: LoadFlags,
     sampling: SamplingFlags,
     output: OutputFlags,
+    tools: ToolFlags,
 ) -> None:
-    """Talk with a model. From a pipe, each line is a message."""
+    """Talk with a model. From a pipe, each line is a message.
+
+    With --mcp the model may call tools of other programs; each call is shown and asked about before it runs. From a
+    pipe, where nobody can be asked, only the tools of --allow-tools run.
+    """
     sampling, system = with_preset(model, sampling, system_text(system, system_file))
-    converse(ChatJob(model, system, load, sampling, output, history))
+    converse(ChatJob(model, system, load, sampling, output, history, tools))
 
 
 def converse(job: ChatJob) -> None:
@@ -61,6 +68,7 @@ def converse(job: ChatJob) -> None:
     from edgedec_apps.cli.chat.keyboard import is_screen
     from edgedec_apps.cli.chat.slash_commands import handle
     from edgedec_apps.cli.chat.templates import require_template
+    from edgedec_apps.cli.chat.tool_servers import chat_tools, connect
     from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
     from edgedec_apps.cli.sampling_options import grammar_options
 
@@ -86,19 +94,21 @@ def converse(job: ChatJob) -> None:
     def check(name: str) -> None:
         interruptible(lambda cancel: require_template(name, job.load, cancel, quiet=output.quiet))
 
-    check(job.model)
     typed = sys.stdin.isatty()
-    markdown = typed and is_screen() and not grammar
-    chat = Conversation(
-        opened(job.model), job.model, opened, check, options, typed, markdown, output.quiet, output.detail
-    )
-    try:
+    with ExitStack() as stack:
+        tools = chat_tools(job.tools, stack, typed=typed)
+        check(job.model)
+        markdown = typed and is_screen() and not grammar
+        chat = Conversation(
+            opened(job.model), job.model, opened, check, options, typed, markdown, output.quiet, output.detail
+        )
+        stack.callback(lambda: chat.engine.close())  # another model may answer by then
+        chat.tools = tools
+        connect(tools, chat.engine, quiet=output.quiet)
         chat.reset(job.system)
         for message in _messages(chat, keep_history=job.keep_history):
             handle(chat, message)
         store_prompt_cache(chat.engine, job.load.prompt_cache if chat.model == job.model else None)
-    finally:
-        chat.engine.close()
 
 
 def _messages(conversation: "Conversation", *, keep_history: bool) -> Iterator[str]:

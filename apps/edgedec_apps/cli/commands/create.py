@@ -1,12 +1,14 @@
 """edgedec create: make a preset."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from edgedec.errors import RequestError
+from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.load_options import ResolveOptions
+from edgedec_apps.adapter_names import adapter
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.options import Quiet, System, SystemFile, model_option, parsed
 from edgedec_apps.cli.prompt import system_text
@@ -41,6 +43,14 @@ def command(
             complete=completion.draft_head,
         ),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        model_option(
+            "--lora",
+            help="A LoRA adapter of the model, a GGUF or a folder of PEFT, perhaps with its scale. Repeatable.",
+            metavar="FILE[=SCALE]",
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         model_option(
@@ -51,7 +61,7 @@ def command(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make a preset: a name for a model with its own system message, template, options or draft head.
+    """Make a preset: a name for a model with its own system message, template, options, adapters or draft head.
 
     It is a small TOML file, which edgedec rm deletes. Requests to edgedec serve can name it at once.
     """
@@ -61,13 +71,27 @@ def command(
 
     system = system_text(system, system_file)
     template = None if chat_template is None else read_text(chat_template)
-    texts = {"system": system, "template": template, "draft_head": draft_head}
+    texts = {"system": system, "template": template, "draft_head": draft_head, "lora": _adapters(lora)}
     preset = new_preset(name, model, texts, _options(option or []))
     if not has_preset(model):
         resolve(model, ResolveOptions(offline=True))
     path = save_preset(preset)
     if not quiet:
         say(f"{name}: {path}")
+
+
+def _adapters(given: list[str] | None) -> str | None:
+    """Return adapters as a preset has them, with absolute paths; None where none are given.
+
+    Raises:
+        ModelNotFoundError: There is no such file or folder.
+    """
+    if given is None:
+        return None
+    for path, _ in map(adapter, given):
+        if not Path(path).exists() or "\n" in path:
+            raise ModelNotFoundError(f"--lora is {path!r:.200}; there is no such file or folder")
+    return "\n".join(os.path.abspath(text) for text in given)  # the scale stays at the end
 
 
 def _options(given: list[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from edgedec.load_options import ResolveOptions
 from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec_apps.adapter_names import adapter
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, option
@@ -131,6 +132,15 @@ class ExportJob:
         str | None,
         option("--layers", help="gguf: keep so many layers, or a list (0-13,20-27).", metavar="LIST", panel=_EXPORT),
     ] = None
+    lora: Annotated[
+        list[str] | None,
+        option(
+            "--lora",
+            help="gguf: a LoRA adapter to merge into the weights, perhaps with its scale. Repeatable.",
+            metavar="FILE[=SCALE]",
+            panel=_EXPORT,
+        ),
+    ] = None
     allow_requantize: Annotated[
         bool, option("--allow-requantize", help="gguf: also quantize weights that are quantized.", panel=_EXPORT)
     ] = False
@@ -178,24 +188,29 @@ def _check(job: ExportJob) -> None:
         raise RequestError("--quant, --kv and --target are for --to onnx; give the type of a GGUF with --type")
     if job.target == "npu" and not as_default:
         raise RequestError("--quant and --kv are for --target cpu; an export for an NPU has one form, leave them out")
-    if not to_gguf and (job.type_name or job.layers or job.allow_requantize or job.draft_for):
+    if not to_gguf and (job.type_name or job.layers or job.lora or job.allow_requantize or job.draft_for):
         raise RequestError(
-            "--type, --layers, --allow-requantize and --for are for --to gguf: add it, or leave them out"
+            "--type, --layers, --lora, --allow-requantize and --for are for --to gguf: add it, or leave them out"
         )
     if (job.own_output or job.vocabulary is not None) and not job.draft_for:
         raise RequestError("--own-output and --vocabulary are for a draft head; name its model with --for")
     if job.vocabulary is not None and job.vocabulary < 1:
         raise RequestError(f"--vocabulary is {job.vocabulary}; it must be 1 or more")
-    if job.draft_for and (job.layers or job.allow_requantize):
-        raise RequestError("--layers and --allow-requantize are for models; leave them out for a draft head")
+    if job.draft_for and (job.layers or job.lora or job.allow_requantize):
+        raise RequestError("--layers, --lora and --allow-requantize are for models; leave them out for a draft head")
 
 
 def _resolve(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> Path:
     """Return the path of the model, which is downloaded where need be."""
     from edgedec.loading.resolve import resolve
 
-    options = ResolveOptions(cache_folder(), job.offline, on_progress, cancel, draft_head=job.draft_for is not None)
-    return resolve(job.model, options)
+    return resolve(job.model, _resolving(job, on_progress, cancel, draft_head=job.draft_for is not None))
+
+
+def _resolving(
+    job: ExportJob, on_progress: OnProgress, cancel: CancelToken, *, draft_head: bool = False
+) -> ResolveOptions:
+    return ResolveOptions(cache_folder(), job.offline, on_progress, cancel, draft_head=draft_head)
 
 
 def _make_onnx(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> dict[str, Any]:
@@ -252,10 +267,11 @@ def _make_gguf(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> 
     from edgedec.gguf.file import read_gguf
     from edgedec.gguf.model_kinds import is_embedder
     from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
+    from edgedec.loading.resolve import resolve
     from edgedec_export.to_gguf import export_gguf
     from edgedec_runtimes.trained_heads.load import is_head_path
 
-    source = _resolve(job, on_progress, cancel)
+    source, resolving = _resolve(job, on_progress, cancel), _resolving(job, on_progress, cancel)
     if job.draft_for is not None or is_head_path(source):
         return _make_head(job, source, on_progress, cancel)
     path = export_gguf(
@@ -263,6 +279,7 @@ def _make_gguf(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> 
         job.out or _default_gguf(_default_name(job.model, source), job.layers, job.type_name),
         type_name=job.type_name,
         layers=job.layers,
+        lora=[(resolve(name, resolving), scale) for name, scale in map(adapter, job.lora or [])],
         allow_requantize=job.allow_requantize,
         force=job.force,
         on_progress=on_progress,
@@ -289,7 +306,7 @@ def _make_head(job: ExportJob, source: Path, on_progress: OnProgress, cancel: Ca
 
     if job.draft_for is None:
         raise RequestError(f"{job.model} is a draft head; name the model that it drafts for with --for")
-    target = resolve(job.draft_for, ResolveOptions(cache_folder(), job.offline, on_progress, cancel))
+    target = resolve(job.draft_for, _resolving(job, on_progress, cancel))
     folder = source.parent if source.name == "config.json" else source
     head = load_head(source)
     path = write_head_gguf(

@@ -23,7 +23,7 @@ _ALWAYS_SHOWN = ("temperature", "top_p")
 
 
 def command(model: ModelName, *, as_json: AsJson = False) -> None:
-    """Show a model's architecture, quantization, context, memory, defaults, runtimes; or a head's or projector's card.
+    """Show a model's architecture, quantization, context, memory, runtimes; or a head's or projector's card.
 
     Only the file's header is read (of a draft head, all), and downloaded where the model is not on this machine.
     """
@@ -121,7 +121,9 @@ def _head_of(path: Path) -> str | None:
 
 
 def _use(document: dict[str, Any]) -> Facts:
-    """Return what a model is for: vectors, or texts with these defaults of sampling."""
+    """Return what a model is for: ranking, vectors, or texts with these defaults of sampling."""
+    if document["ranks"]:
+        return [("made for", "ranking documents by a query (edgedec rank)")]
     if document["embeds"]:
         return [("made for", "vectors of texts (edgedec embed)")]
     return [
@@ -259,7 +261,8 @@ def _sampling(params: dict[str, Any]) -> str:
 
     off = asdict(SamplingParams())
     shown = [name for name in params if name in _ALWAYS_SHOWN or params[name] != off[name]]
-    return ", ".join(f"{name} {params[name]}" for name in shown)
+    words = {"logit_bias": f"of {len(params['logit_bias'])} tokens"}
+    return ", ".join(f"{name} {words.get(name, params[name])}" for name in shown)
 
 
 def _count(n: int) -> str:

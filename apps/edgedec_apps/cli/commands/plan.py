@@ -33,6 +33,12 @@ def command(
             complete=completion.machine,
         ),
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        model_option(
+            "--image", "-i", help="Also show how many tokens this picture becomes. Repeatable.", metavar="FILE"
+        ),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -43,4 +49,5 @@ def command(
     """
     from edgedec_apps.cli.reports.plan import PlannedUse, print_plan
 
-    print_plan(model, PlannedUse(load, parallel, machine, texts), plot=plot, as_json=as_json, quiet=quiet)
+    wanted = PlannedUse(load, parallel, machine, texts, tuple(image or ()))
+    print_plan(model, wanted, plot=plot, as_json=as_json, quiet=quiet)

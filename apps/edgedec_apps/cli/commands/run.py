@@ -10,8 +10,18 @@ from edgedec.errors import CancelledError, RequestError, RuntimeLostError, Score
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.commands.chat import ChatJob, converse
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, System, SystemFile, prompt_option
+from edgedec_apps.cli.options import (
+    KeepHistory,
+    LoadFlags,
+    ModelName,
+    OutputFlags,
+    System,
+    SystemFile,
+    ToolFlags,
+    prompt_option,
+)
 from edgedec_apps.cli.output_files import require_writable, write_json_file
+from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines, with_pictures
 from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.prompt import find_prompt, system_text
 from edgedec_apps.cli.reports.memory_report import Held, held_by, held_document, held_line
@@ -55,6 +65,10 @@ class RunJob:
             metavar="FILE",
         ),
     ] = None
+    image: Annotated[
+        list[Path] | None,
+        prompt_option("--image", "-i", help="A picture that the prompt is about. Repeatable.", metavar="FILE"),
+    ] = None
     raw: Annotated[bool, prompt_option("--raw", help="Continue the text, without the chat template.")] = False
     system: System = None
     system_file: SystemFile = None
@@ -77,12 +91,14 @@ def command(job: RunJob) -> None:
     job = replace(job, sampling=sampling, system=None if job.raw and given is None else system)
     if text is not None:
         _run_prompt(job, text)
+    elif job.image:
+        raise RequestError("--image needs a prompt; give one, or pipe it in (in a chat, /image attaches pictures)")
     elif job.choice != ChoiceFlags():
         raise RequestError("--texts, --choose and --search need a prompt; give one, or pipe it in")
     elif job.raw:
         raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
     else:
-        converse(ChatJob(job.model, job.system, job.load, job.sampling, job.output, job.history))
+        converse(ChatJob(job.model, job.system, job.load, job.sampling, job.output, job.history, ToolFlags()))
 
 
 def _run_prompt(job: RunJob, prompt: str) -> None:
@@ -98,6 +114,8 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
 
     if job.raw and job.system is not None:
         raise RequestError("--system needs the chat template; leave out --raw")
+    if job.raw and job.image:
+        raise RequestError("--image needs the chat template; leave out --raw")
     if not job.raw and not prompt.strip():
         raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
     require_writable(job.output.json_out)
@@ -109,26 +127,29 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
         n_texts = n_texts_of(way, job.choice)
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
+    pictures = picture_parts(job.image or [])
 
-    def work(cancel: CancelToken) -> "tuple[Written, Held, str, bool]":
+    def work(cancel: CancelToken) -> "tuple[Written, _About, bool]":
         with open_model(
             job.model, job.load, job.output, cancel, one_request=True, n_texts=n_texts, grammars=bool(grammar)
         ) as engine:
             restore_prompt_cache(engine, job.load.prompt_cache)
             progress = ProgressLine(quiet=job.output.quiet)
+            given = _prompt(engine, job, prompt, pictures)
+            seen = [] if isinstance(given, str) or not pictures else pictures_document(engine.mark_pictures, given)
             with progress as on_progress:
                 started = options | {"cancel": cancel, "on_progress": on_progress}
-                found = _written(engine, job, _prompt(engine, job, prompt), way, n_texts, started, progress)
+                found = _written(engine, job, given, way, n_texts, started, progress)
             store_prompt_cache(engine, job.load.prompt_cache)
-            return found, held_by(engine), sampling_line(engine, options), cancel.cancelled
+            return found, _About(job.model, held_by(engine), sampling_line(engine, options), seen), cancel.cancelled
 
     try:
-        found, held, sampled, interrupted = interruptible(work)
+        found, about, interrupted = interruptible(work)
     except ScorerError as failed:
         if not job.output.as_json:
             print_texts(failed.texts)  # they were written; only their scores are missing
         raise
-    _report(found, held, job.model, job.output, sampled)
+    _report(found, about, job.output)
     texts, unscored = (found, False) if isinstance(found, tuple) else ((found.generation,), interrupted)
     if unscored or any(text.finish_reason == "cancelled" for text in texts):
         raise CancelledError("interrupted")
@@ -177,11 +198,13 @@ def _written(
     return (one.generation,)
 
 
-def _prompt(engine: "Engine", job: RunJob, prompt: str) -> "str | list[Message]":
+def _prompt(engine: "Engine", job: RunJob, prompt: str, pictures: list[dict[str, Any]]) -> "str | list[Message]":
     """Return the messages for the chat template, or the text to continue: with --raw, or for a model that has none."""
     if not job.raw and engine.can_chat:
         messages = [{"role": "system", "content": job.system}] if job.system is not None else []
-        return [*messages, {"role": "user", "content": prompt}]
+        return [*messages, {"role": "user", "content": with_pictures(pictures, prompt)}]
+    if pictures:
+        raise RequestError("the model has no chat template, which --image needs; leave --image out")
     if job.system is not None:
         raise RequestError("the model has no chat template, which --system needs; leave --system out")
     if not job.raw and not job.output.quiet:
@@ -189,25 +212,43 @@ def _prompt(engine: "Engine", job: RunJob, prompt: str) -> "str | list[Message]"
     return prompt
 
 
-def _report(found: "Written", held: Held, model: str, output: OutputFlags, sampled: str) -> None:
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What is reported beside the texts.
+
+    Attributes:
+        model: The model's name.
+        held: The memory that was held.
+        sampled: A line on the options of sampling.
+        pictures: The pictures of the prompt, with their sizes and tokens.
+    """
+
+    model: str
+    held: Held
+    sampled: str
+    pictures: list[dict[str, Any]]
+
+
+def _report(found: "Written", about: _About, output: OutputFlags) -> None:
     texts = found if isinstance(found, tuple) else found.texts
     if not output.quiet:
         shown = texts if isinstance(found, tuple) else (found.generation,)
         for number, text in enumerate(shown, 1):
-            say_summary(text, output.detail, [sampled, held_line(held)] if number == len(shown) else [])
+            lines = [about.sampled, *pictures_lines(about.pictures), held_line(about.held)]
+            say_summary(text, output.detail, lines if number == len(shown) else [])
         if not isinstance(found, tuple):
             from edgedec_apps.cli.choice import say_choice
 
             say_choice(found, others=output.detail != "none" or output.verbose)
     if not output.as_json and output.json_out is None:
         return
-    documents = [_document(text, model) for text in texts]
-    document = documents[0] if len(texts) == 1 else {"model": model, "texts": documents}
+    documents = [_document(text, about.model) for text in texts]
+    document = documents[0] if len(texts) == 1 else {"model": about.model, "texts": documents}
     if not isinstance(found, tuple):
         from edgedec_apps.cli.choice import choice_document
 
         document = documents[found.place] | {"choice": choice_document(found), "texts": documents}
-    document |= {"memory": held_document(held)}
+    document |= ({"pictures": about.pictures} if about.pictures else {}) | {"memory": held_document(about.held)}
     if output.as_json:
         write_json(document)
     if output.json_out is not None:

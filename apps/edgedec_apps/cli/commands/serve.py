@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,15 +14,16 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
-from edgedec_apps.cli.options import LoadFlags, Quiet, option, output_option
+from edgedec_apps.cli.options import LoadFlags, Quiet, ToolFlags, option, output_option
 from edgedec_apps.cli.shown.log import show_log, telling_of_losses, warnings_of
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say
 
 if TYPE_CHECKING:
-    from edgedec_apps.server.core.service import Service
+    from edgedec_apps.server.core.service import OfferedTools, Service
     from edgedec_apps.server.core.settings import Settings
     from edgedec_apps.server.shelf.opener import Opener
+    from edgedec_apps.tools.configuration import Server
 
 _SERVER = "Server"
 # The options that are for one model: models that are loaded on demand don't have them.
@@ -29,8 +31,8 @@ _OF_NAMED = LoadFlags()
 _ON_DEMAND = {
     name: getattr(_OF_NAMED, name)
     for name in (
-        *("layer_skip", "layer_skip_force", "draft_model", "draft_head", "draft_overlap", "draft_store"),
-        *("small_model", "entropy", "entropy_force", "chat_template"),
+        *("layer_skip", "layer_skip_force", "draft_model", "draft_head", "lora", "draft_overlap", "draft_store"),
+        *("small_model", "entropy", "entropy_force", "mmproj", "chat_template"),
     )
 } | {"offline": True}
 
@@ -52,6 +54,18 @@ class ServeFlags:
             panel=_SERVER,
         ),
     ] = None
+    tls_cert: Annotated[
+        Path | None,
+        option(
+            "--tls-cert",
+            help="File of the certificate (PEM, with what signed it) to serve HTTPS with; needs --tls-key.",
+            metavar="FILE",
+            panel=_SERVER,
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, option("--tls-key", help="File of the certificate's key (PEM).", metavar="FILE", panel=_SERVER)
+    ] = None
     no_auth: Annotated[
         bool, option("--no-auth", help="Allow other machines to use the server without a key.", panel=_SERVER)
     ] = False
@@ -65,6 +79,15 @@ class ServeFlags:
         list[str] | None,
         option(
             "--alias", help="A further name of the first MODEL in requests. Repeatable.", metavar="NAME", panel=_SERVER
+        ),
+    ] = None
+    image_hosts: Annotated[
+        str | None,
+        option(
+            "--image-hosts",
+            help="Hosts from which pictures of requests may be fetched, by https (default: none).",
+            metavar="A.B,C.D",
+            panel=_SERVER,
         ),
     ] = None
     keep_alive: Annotated[
@@ -142,22 +165,26 @@ ModelNames = Annotated[
 ]
 
 
-def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags) -> None:
+def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags, tools: ToolFlags) -> None:
     """Serve models over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.
 
     A request may name any model on this machine. It is loaded then, and where memory is short the least recently used
     one is unloaded; --memory is for all of them together. Options of drafts, layers and templates, and a prompt cache
     that is a file, are for the models of the command line.
 
+    With --mcp the web chat may use tools of other programs: they run here, and the page asks before each call. Who may
+    use the server may run them.
+
     Only this machine can reach the server unless --host says otherwise. Ctrl-C ends it with exit code 130, SIGTERM with
     0.
     """
     from edgedec_apps.server.serving import address_of, open_socket, serve
 
+    found = _tool_servers(server, tools)
     settings = _settings(tuple(models or ()), load, server)
     opener = _opener(settings, load, server)
     listener = open_socket(settings)
-    address = address_of(listener)
+    address = address_of(listener, tls=settings.tls is not None)
 
     def ready(service: "Service") -> None:
         if not server.quiet:
@@ -166,7 +193,8 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags) -
             say(f"edgedec: the server is ready at {address} (chat: /, OpenAI: /v1, ollama: /api){loaded}")
 
     def work(cancel: CancelToken) -> bool:
-        serve(settings, listener, opener.prepare, cancel, ready)
+        with _offered(found, tools) as offer:
+            serve(settings, listener, opener.prepare, cancel, ready, offer)
         return cancel.cancelled
 
     if not server.quiet:
@@ -180,11 +208,40 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags) -
         raise CancelledError("interrupted")
 
 
+def _tool_servers(server: ServeFlags, tools: ToolFlags) -> "tuple[Server, ...]":
+    """Return the tool servers of the web chat: those of --mcp (RequestError where anybody might use them)."""
+    from edgedec_apps.tools.configuration import configured
+
+    found = () if tools.mcp is None else configured(tools.mcp)
+    if found and server.no_auth:
+        raise RequestError("--mcp lets whoever may use the server run its tools: give --api-key KEY, not --no-auth")
+    return found
+
+
+@contextmanager
+def _offered(found: "tuple[Server, ...]", flags: ToolFlags) -> "Iterator[OfferedTools | None]":
+    """Yield the tools of tool servers, which connect meanwhile; say which can't be used. None for no servers."""
+    if not found:
+        yield None
+        return
+    from edgedec_apps.server.core.service import OfferedTools
+    from edgedec_apps.tools.offered import patterns_of
+    from edgedec_apps.tools.servers import ToolServers
+
+    servers = ToolServers(found)
+    servers.when_listed(lambda notes: say("\n".join(f"edgedec: {one_line(note)}" for note in notes)) if notes else None)
+    try:
+        yield OfferedTools(servers, patterns_of(flags.allow_tools))
+    finally:
+        servers.close()
+
+
 def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "Settings":
     """Return the server's settings (RequestError where one is out of range, or is for one model and there are more)."""
     from edgedec_apps.cli.opening import room_bytes_of
     from edgedec_apps.server.core.settings import Settings
     from edgedec_apps.server.shelf.keep_alive import keep_seconds
+    from edgedec_apps.tls import server_context
 
     if len(set(models)) != len(models):
         raise RequestError("a model is named twice; name each once")
@@ -209,6 +266,8 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
         room_bytes=room_bytes_of(load),
         offline=load.offline,
         keep_s=keep_seconds(flags.keep_alive, "--keep-alive"),
+        tls=server_context(flags.tls_cert, flags.tls_key),
+        image_hosts=tuple(name.strip() for name in flags.image_hosts.split(",")) if flags.image_hosts else (),
     )
 
 

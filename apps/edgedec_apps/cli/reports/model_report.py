@@ -9,7 +9,7 @@ from edgedec.api.wishes import choose, engine_wishes
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.file import GGUF, is_onnx, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe
-from edgedec.gguf.model_kinds import is_embedder
+from edgedec.gguf.model_kinds import is_embedder, is_ranker
 from edgedec.load_options import default_n_ctx
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import plan_wishes
@@ -51,7 +51,8 @@ def model_document(path: Path, cap: Cap) -> dict[str, Any]:
         "sampling_defaults": asdict(SamplingParams(**found.sampling_defaults)),
         "sampling_defaults_from": "the model file" if found.sampling_defaults else "edgedec",
         "has_chat_template": found.has_chat_template,
-        "embeds": is_embedder(gguf),
+        "embeds": is_embedder(gguf) and not is_ranker(gguf),
+        "ranks": is_ranker(gguf),
         "license": found.license,
         "runtimes": _refusals(path, gguf),
         "runtime_chosen": None if choice is None else choice.runtime.name,

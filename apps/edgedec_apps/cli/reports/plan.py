@@ -1,5 +1,6 @@
 """edgedec plan: the memory that a model would hold, what is given up to fit, and what else would fit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from edgedec.memory.planner import best_of, plan_settings, with_peak
 from edgedec.memory.setting import Cap, Planned
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
+from edgedec.pictures import PictureReader
 from edgedec.progress import CancelToken, stage
 from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.opening import application_of, engine_options, room_bytes_of, serves_grammars
 from edgedec_apps.cli.options import LoadFlags
+from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines
 from edgedec_apps.cli.reports.machines import RuntimeThere, machine_of
 from edgedec_apps.cli.reports.memory_report import plan_document, planned_range
 from edgedec_apps.cli.reports.plan_plot import write_plot
@@ -37,12 +40,14 @@ class PlannedUse:
         n_parallel: Requests at the same time, as of `edgedec serve`; None for the one prompt of `edgedec run`.
         machine: Name of the machine that is planned for; None for this one.
         n_texts: Texts of one prompt that a request writes at the same time.
+        images: Pictures whose tokens are to be told.
     """
 
     flags: LoadFlags
     n_parallel: int | None = None
     machine: str | None = None
     n_texts: int = 1
+    images: tuple[Path, ...] = ()
 
 
 def print_plan(model: str, wanted: PlannedUse, *, plot: Path | None, as_json: bool, quiet: bool) -> None:
@@ -60,9 +65,10 @@ def print_plan(model: str, wanted: PlannedUse, *, plot: Path | None, as_json: bo
     cap = _cap(wanted)
     with stand_ins(model, wanted.flags, quiet=quiet or as_json) as (file, flags, note):
         here = replace(wanted, flags=flags)
-        planned = interruptible(lambda cancel: _settings(file, here, cap, cancel, quiet=quiet or as_json))
+        planned, pictures = interruptible(lambda cancel: _settings(file, here, cap, cancel, quiet=quiet or as_json))
         document, chosen, planned = _chosen(model, here, planned, cap)
     document["notes"] += [note] * bool(note)
+    document |= {"pictures": pictures} if pictures else {}
     if as_json:
         write_json(document)
     else:
@@ -117,8 +123,10 @@ def _shortage(plan: MemoryPlan) -> str:
     return f"{'; '.join(parts)}{advice} take a smaller model"
 
 
-def _settings(model: str, wanted: PlannedUse, cap: Cap, cancel: CancelToken, *, quiet: bool) -> list[Planned]:
-    """Return the settings for a model, with their plans, from the wishes downwards."""
+def _settings(
+    model: str, wanted: PlannedUse, cap: Cap, cancel: CancelToken, *, quiet: bool
+) -> tuple[list[Planned], list[dict[str, Any]]]:
+    """Return the settings for a model, with their plans, from the wishes downwards; and what its pictures become."""
     flags, n_parallel = wanted.flags, wanted.n_parallel
     room = available_bytes()  # planning may take more than the cap, so that it is known what would fit
     served = n_parallel is not None
@@ -132,7 +140,19 @@ def _settings(model: str, wanted: PlannedUse, cap: Cap, cancel: CancelToken, *, 
         choice = _choice(model, options, room, wanted.machine)
         wishes = engine_wishes(choice, options, application, room)
         with stage(on_progress, "planning the memory"):
-            return plan_settings(choice, wishes.setting, cap)
+            return plan_settings(choice, wishes.setting, cap), _pictures(wishes.pictures, wanted.images)
+
+
+def _pictures(reader: PictureReader | None, images: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return name, size and tokens of pictures (RequestError where the model reads none, or not these)."""
+    if reader is None:
+        if images:
+            raise RequestError("the model reads no pictures: no mmproj*.gguf lies beside it; name it with --mmproj")
+        return []
+    try:
+        return pictures_document(reader.mark, [{"role": "user", "content": picture_parts(images)}]) if images else []
+    finally:
+        reader.close()
 
 
 def _choice(model: str, options: EngineOptions, room: int | None, machine: str | None) -> Choice:
@@ -220,6 +240,7 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
             ("drafting", drafters),
             ("memory", planned_range(plan)),
             ("changed to fit", ", ".join(document["given_up"]) or "nothing"),
+            *(("picture", line.removeprefix("picture ")) for line in pictures_lines(document.get("pictures", []))),
             *(("note", note) for note in document["notes"]),
             ("free memory", "unknown" if document["free_bytes"] is None else format_bytes(document["free_bytes"])),
         ]

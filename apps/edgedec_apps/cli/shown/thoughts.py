@@ -1,10 +1,14 @@
-"""What a model thinks, at a terminal: between <think> and </think>, whatever marks the model writes."""
+"""What a model thinks, at a terminal: between <think> and </think>, whatever marks the model writes.
 
-from collections.abc import Mapping
+Where the model has tools, its calls of them are taken out of what is shown.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edgedec.chat import may_think
+from edgedec_apps.call_bodies import ToolCall, Tools
 from edgedec_apps.cli.shown.replies import ShownText
 from edgedec_apps.replies import USUAL, Parts, ReplyStream, split_reply
 from edgedec_apps.reply_marks import Mark, hidden_marks, marks_of, thinking_mark
@@ -17,39 +21,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OwnMarks:
-    """The marks of a model that does not think between <think> and </think>; none of other models.
+    """The marks that a text is split by: none where the model thinks between <think> and </think>, and has no tools.
 
     Attributes:
         marks: The marks.
         hidden: Those that are control tokens, which add nothing to a text, by their ids.
+        tools: The schemas of the tools that the model may call; None where calls are text.
+        opened: The mark with which the prompt ends, so that a text begins behind it; empty for none.
     """
 
     marks: tuple[Mark, ...] = ()
     hidden: Mapping[int, str] = field(default_factory=dict)
+    tools: Tools | None = None
+    opened: str = ""
 
 
-def own_marks(engine: "Engine") -> OwnMarks:
-    """Return the marks of a model that does not think between <think> and </think>; none for other models."""
+def own_marks(engine: "Engine", tools: Tools | None = None, opened: str = "") -> OwnMarks:
+    """Return the marks by which a model's texts are split, with its tools and the mark with which the prompt ends."""
     source = engine.template.source
     marks = marks_of(source, engine.tokenizer)
-    if not may_think(source) or thinking_mark(marks, source) in USUAL:
+    if tools is None and (not may_think(source) or thinking_mark(marks, source) in USUAL):
         return OwnMarks()
-    return OwnMarks(marks, hidden_marks(marks, engine.tokenizer))
+    return OwnMarks(marks, hidden_marks(marks, engine.tokenizer), tools, opened)
 
 
-def answer_message(generation: "Generation", own: OwnMarks) -> "Message":
-    """Return an answer as a message for the chat template: what was thought stands apart where the marks are `own`."""
+def answer_message(generation: "Generation", own: OwnMarks) -> "tuple[Message, Sequence[ToolCall]]":
+    """Return an answer as a message for the chat template, and the calls of tools in it.
+
+    What was thought, and the calls, stand apart in the message where the marks are `own`.
+    """
     if not own.marks:
-        return {"role": "assistant", "content": generation.text}
+        return {"role": "assistant", "content": generation.text}, ()
     text = "".join(output.text + own.hidden.get(output.token_id, "") for output in generation.outputs)
-    parts = split_reply(text, own.marks)
+    parts = split_reply(text, own.marks, tools=own.tools, opened=own.opened)
     thought = {"reasoning_content": parts.thinking} if parts.thinking else {}
-    return {"role": "assistant", "content": parts.text} | thought
+    calls = {"tool_calls": [call.for_template() for call in parts.calls]} if parts.calls else {}
+    return {"role": "assistant", "content": parts.text} | thought | calls, parts.calls
 
 
 def with_thoughts(show: ShownText, own: OwnMarks) -> ShownText:
     """Return what shows a text with <think> and </think> in the place of these marks; `show` where there are none."""
-    return ShownThoughts(show, own.marks) if own.marks else show
+    return ShownThoughts(show, own.marks, own.tools, own.opened) if own.marks else show
 
 
 class ShownThoughts:
@@ -58,11 +70,13 @@ class ShownThoughts:
     Args:
         show: Shows what comes of it.
         marks: The model's marks.
+        tools: The tools whose calls are left out; None where calls are text.
+        opened: The mark with which the prompt ends; empty for none.
     """
 
-    def __init__(self, show: ShownText, marks: tuple[Mark, ...]) -> None:
+    def __init__(self, show: ShownText, marks: tuple[Mark, ...], tools: Tools | None = None, opened: str = "") -> None:
         self._show = show
-        self._stream = ReplyStream(marks)
+        self._stream = ReplyStream(marks, tools=tools, opened=opened)
         self._thinks = False
 
     def write(self, text: str) -> None:

@@ -44,7 +44,13 @@ async def count_tokens(request: Request, service: Service) -> Response:
         engine = lending.lease.loaded.engine
         texts, _ = read_message(fields, engine)
         with lending.queue.preparing():
-            (prompt,) = await read_prompts(engine, wanted.named.completed(texts), lending.share, lending.cancel)
+            (prompt,) = await read_prompts(
+                engine,
+                wanted.named.completed(texts),
+                lending.share,
+                lending.cancel,
+                service.settings.image_hosts,
+            )
         return {"input_tokens": len(prompt.token_ids)}
 
     return cast(Response, Computed(service, wanted, fields, compute))

@@ -5,6 +5,7 @@ from typing import Any
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.messages import read_call
+from edgedec_apps.server.core.pictures import Part, content_of, picture_of_base64, picture_of_url
 
 _ROLES = ("user", "assistant", "system")
 _MARKS = ("cache_control", "citations", "caller", "toolset_name")  # of blocks; they change no text
@@ -53,9 +54,9 @@ def _of_assistant(blocks: list[Fields]) -> list[Message]:
         kind = block.take("type")
         block.skip(*_MARKS)
         if kind == "text":
-            texts.append(_required_text(block, "text"))
+            texts.append(block.required_text("text"))
         elif kind == "thinking":
-            thoughts.append(_required_text(block, "thinking"))
+            thoughts.append(block.required_text("thinking"))
             block.skip("signature")
         elif kind == "redacted_thinking":
             block.skip("data")
@@ -74,21 +75,52 @@ def _of_assistant(blocks: list[Fields]) -> list[Message]:
 
 def _of_user(role: str, blocks: list[Fields]) -> list[Message]:
     results: list[Message] = []
-    texts = []
+    parts: list[Part] = []
     for block in blocks:
         kind = block.take("type")
         block.skip(*_MARKS)
         if kind == "text":
-            texts.append(_required_text(block, "text"))
+            parts.append({"type": "text", "text": block.required_text("text")})
+        elif kind == "image":
+            parts.append(_picture(block))
         elif kind == "tool_result":
             content = block.take("content")
-            text = content if isinstance(content, str) else _joined_text(block, "content", content or [])
+            found = content if isinstance(content, str) else _of_result(block, content or [])
             block.skip("is_error")
-            results.append({"role": "tool", "content": text, "tool_call_id": block.text("tool_use_id") or ""})
+            results.append({"role": "tool", "content": found, "tool_call_id": block.text("tool_use_id") or ""})
         else:
-            raise _unsupported(block, kind, "text or tool_result")
+            raise _unsupported(block, kind, "text, image or tool_result")
         block.end()
-    return [*results, *([{"role": role, "content": "\n".join(texts)}] if texts or not results else [])]
+    return [*results, *([{"role": role, "content": content_of(parts, "\n")}] if parts or not results else [])]
+
+
+def _picture(block: Fields) -> Part:
+    """Return the picture of a block, from its `source`: base64, or an address."""
+    source = block.object("source")
+    kind = source.take("type")
+    if kind == "base64":
+        source.skip("media_type")  # the bytes say it
+        return picture_of_base64(source, "data", source.take("data"))
+    if kind == "url":
+        return picture_of_url(source, "url", source.take("url"))
+    raise source.refusal("type", f"is {kind!r:.40}; it must be base64 or url, as no files are kept here")
+
+
+def _of_result(block: Fields, content: Any) -> str | list[Part]:
+    """Return the content of a tool's result, which may have pictures."""
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise block.refusal("content", f"is {content!r:.100}; it must be a string or a list of blocks")
+    parts: list[Part] = []
+    for i, part in enumerate(content):
+        inner = Fields(part, block.path(f"content[{i}]."))
+        kind = inner.take("type")
+        if kind == "image":
+            parts.append(_picture(inner))
+        elif kind == "text":
+            parts.append({"type": "text", "text": inner.required_text("text")})
+        else:
+            raise _unsupported(inner, kind, "text or image")
+    return content_of(parts, "\n")
 
 
 def _joined_text(fields: Fields, name: str, content: Any) -> str:
@@ -99,17 +131,10 @@ def _joined_text(fields: Fields, name: str, content: Any) -> str:
     for block in content:
         text = block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None
         if not isinstance(text, str):
-            raise fields.refusal(name, f"holds {block!r:.100}; the model reads text only")
+            raise fields.refusal(name, f"holds {block!r:.100}; a block here must be a text")
         texts.append(text)
     return "\n".join(texts)
 
 
-def _required_text(block: Fields, name: str) -> str:
-    text = block.text(name)
-    if text is None:
-        raise block.refusal(name, "is missing; give it")
-    return text
-
-
 def _unsupported(block: Fields, kind: Any, known: str) -> ApiError:
-    return block.refusal("type", f"is {kind!r:.40}; the model reads text only, so it must be {known}")
+    return block.refusal("type", f"is {kind!r:.40}; it must be {known}")

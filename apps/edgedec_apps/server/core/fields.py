@@ -80,6 +80,13 @@ class Fields:
             raise self.refusal(name, "is missing; give it")
         return value
 
+    def required_text(self, name: str) -> str:
+        """Return a string field that must be there; it may be empty."""
+        value = self.text(name)
+        if value is None:
+            raise self.refusal(name, "is missing; give it")
+        return value
+
     def skip(self, *names: str) -> None:
         """Accept and ignore fields that have no effect."""
         for name in names:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgedec.api.engine import Engine
 from edgedec.api.requests import Reuse
@@ -25,6 +25,9 @@ from edgedec_apps.reply_marks import hidden_marks, marks_of, schemas_of
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.tools import Tools
+
+if TYPE_CHECKING:
+    from edgedec_runtimes.pictures.reader import MarkedPicture
 
 Prompt = str | tuple[int, ...] | Gap | list[dict[str, Any]]
 """Text to continue, token ids to continue, a gap to fill, or the messages of a chat."""
@@ -72,6 +75,21 @@ class TextRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt that can be evaluated.
+
+    Attributes:
+        token_ids: The tokens, and negative ids for rows of pictures.
+        opened: The mark with which a chat's prompt ends, so that the text begins behind it; empty for none.
+        pictures: Its pictures, which are encoded when its turn has come.
+    """
+
+    token_ids: tuple[int, ...]
+    opened: str = ""
+    pictures: "tuple[MarkedPicture, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """Counts of a text so far: tokens generated, tokens of verified drafts, and accepted tokens of these."""
 
@@ -115,45 +133,41 @@ class Begun:
 Event = Begun | Piece | Finished
 
 
-def events(
-    engine: Engine, request: TextRequest, prompts: Sequence[tuple[int, ...]], cancel: CancelToken
-) -> Iterator[Event]:
+def events(engine: Engine, request: TextRequest, prompts: Sequence[Encoded], cancel: CancelToken) -> Iterator[Event]:
     """Generate the texts of a request in this thread; stop after the text in which `cancel` comes.
 
-    `prompts` are the token ids of the request's prompts.
+    `prompts` are the request's prompts.
 
     Raises:
         EdgedecError: As Engine.stream.
     """
-    for index, token_ids in enumerate(prompts):
+    for index, prompt in enumerate(prompts):
         if request.best_of > request.n:
-            yield from _best(engine, request, token_ids, index * request.n, cancel)
+            yield from _best(engine, request, prompt, index * request.n, cancel)
         elif request.n > 1:
-            yield from _several(engine, request, token_ids, index * request.n, cancel)
+            yield from _several(engine, request, prompt, index * request.n, cancel)
         else:
-            yield from _one(engine, request, token_ids, index, cancel)
+            yield from _one(engine, request, prompt, index, cancel)
         if cancel.cancelled:
             return
 
 
-def require_room(engine: Engine, request: TextRequest, prompts: Sequence[tuple[int, ...]]) -> None:
+def require_room(engine: Engine, request: TextRequest, prompts: Sequence[Encoded]) -> None:
     """Raise ApiError 400 where the memory plan has no room for the texts of a prompt, each of them to its end."""
     n = max(request.n, request.best_of)
-    for token_ids in prompts if n > 1 else ():
+    for prompt in prompts if n > 1 else ():
         try:
-            engine.require_room(n, len(token_ids), request.options.get("max_tokens"))
+            engine.require_room(n, len(prompt.token_ids), request.options.get("max_tokens"))
         except MemoryCapError as error:
             name = "n" if n == request.n else "best_of"
             raise ApiError(f"{name}: {error.naming({'n_texts': '--texts'})}", code="no_room", param=name) from error
 
 
-def _several(
-    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], first: int, cancel: CancelToken
-) -> Iterator[Event]:
+def _several(engine: Engine, request: TextRequest, prompt: Encoded, first: int, cancel: CancelToken) -> Iterator[Event]:
     """Generate the n texts of a prompt together; their indices are `first` and those that follow it."""
     n_read = [0] * request.n
     open_texts = list(range(request.n))
-    with closing(_samples(engine, request, token_ids, request.n, cancel)) as stream:
+    with closing(_samples(engine, request, prompt, request.n, cancel)) as stream:
         for found in stream:
             k = found.text
             n_read[k] += 1
@@ -166,11 +180,9 @@ def _several(
         yield Finished(first + k, stream.generations[k])
 
 
-def _best(
-    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], first: int, cancel: CancelToken
-) -> Iterator[Event]:
+def _best(engine: Engine, request: TextRequest, prompt: Encoded, first: int, cancel: CancelToken) -> Iterator[Event]:
     """Generate `best_of` texts of a prompt together, and finish the n whose tokens are the most probable on average."""
-    with closing(_samples(engine, request, token_ids, request.best_of, cancel)) as stream:
+    with closing(_samples(engine, request, prompt, request.best_of, cancel)) as stream:
         for _ in stream:
             pass
     texts = sorted(stream.generations, key=_mean_logprob, reverse=True)
@@ -184,22 +196,26 @@ def _mean_logprob(generation: Generation) -> float:
     return (generation.logprob_sum or 0.0) / n if n else -inf
 
 
-def _samples(
-    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], n: int, cancel: CancelToken
-) -> SampleStream:
+def _samples(engine: Engine, request: TextRequest, prompt: Encoded, n: int, cancel: CancelToken) -> SampleStream:
     options = dict(request.options)
     if request.best_of <= request.n:
         options.setdefault("logprobs", None)  # which takes time where nobody asks for it
     return engine.samples_stream(
-        token_ids, n, reuse=request.reuse, draft=request.draft, verify=request.verify, cancel=cancel, **options
+        prompt.token_ids,
+        n,
+        pictures=engine.picture_rows(prompt.pictures, cancel=cancel),
+        reuse=request.reuse,
+        draft=request.draft,
+        verify=request.verify,
+        cancel=cancel,
+        **options,
     )
 
 
-def _one(
-    engine: Engine, request: TextRequest, token_ids: tuple[int, ...], index: int, cancel: CancelToken
-) -> Iterator[Event]:
+def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, cancel: CancelToken) -> Iterator[Event]:
     stream = engine.stream(
-        token_ids,
+        prompt.token_ids,
+        pictures=engine.picture_rows(prompt.pictures, cancel=cancel),
         reuse=request.reuse,
         draft=request.draft,
         verify=request.verify,

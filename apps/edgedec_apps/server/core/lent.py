@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from logging import getLogger
@@ -145,7 +145,7 @@ async def read_wanted(request: Request, service: Service) -> tuple[Fields, Wante
     return fields, WantedModel(named, keep_s=None if keep is None else keep_seconds(keep))
 
 
-Compute = Callable[[Lending], Awaitable[Mapping[str, Any]]]
+Compute = Callable[[Lending], Awaitable[Mapping[str, Any] | Sequence[Any]]]
 """Reads the fields of a request and returns the answer; what takes long runs in a thread, and counts in the queue."""
 
 

@@ -2,38 +2,33 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from edgedec.api.engine import Engine
 from edgedec.decoding.prompt_length import require_may_fit
+from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.infill import Gap, gap_ids
 from edgedec_apps.reply_marks import Mark, marks_of, opened_mark, thinking_mark
 from edgedec_apps.server.core.errors import ApiError
-from edgedec_apps.server.core.generation import Prompt, TextRequest
+from edgedec_apps.server.core.generation import Encoded, Prompt, TextRequest
+from edgedec_apps.server.core.pictures import with_fetched
 from edgedec_apps.server.core.room import Share
+
+if TYPE_CHECKING:
+    from edgedec_runtimes.pictures.reader import MarkedPicture
 
 _TOKENIZER_BYTES = 96  # for each byte of the longest word, as measured
 _WORD = re.compile(r"\s+|\S+")
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A prompt that can be evaluated.
-
-    Attributes:
-        token_ids: The tokens.
-        opened: The mark with which a chat's prompt ends, so that the text begins behind it; empty for none.
-    """
-
-    token_ids: tuple[int, ...]
-    opened: str = ""
-
-
-async def read_prompts(engine: Engine, request: TextRequest, share: Share, cancel: CancelToken) -> list[Encoded]:
+async def read_prompts(
+    engine: Engine, request: TextRequest, share: Share, cancel: CancelToken, image_hosts: Sequence[str] = ()
+) -> list[Encoded]:
     """Return the token ids of each prompt: a chat goes through the model's template, a text is encoded unchanged.
+
+    Pictures are counted, and fetched from `image_hosts` where a message has only their address; no pixel is decoded.
 
     Threads do this work before the request leaves the queue, so that a client that disconnects blocks nobody. Where the
     waiting task is cancelled, `cancel` is too, which ends the rendering.
@@ -42,24 +37,32 @@ async def read_prompts(engine: Engine, request: TextRequest, share: Share, cance
         EdgedecError: As Engine.stream.
         ApiError: There is no memory for the tokenizer's work, or a chat has nothing but the message to continue.
     """
-    return [await _read_prompt(engine, prompt, request, share, cancel) for prompt in request.prompts]
+    return [await _read_prompt(engine, prompt, request, share, cancel, image_hosts) for prompt in request.prompts]
 
 
 async def _read_prompt(
-    engine: Engine, prompt: Prompt, request: TextRequest, share: Share, cancel: CancelToken
+    engine: Engine,
+    prompt: Prompt,
+    request: TextRequest,
+    share: Share,
+    cancel: CancelToken,
+    image_hosts: Sequence[str],
 ) -> Encoded:
     if isinstance(prompt, tuple):
         return Encoded(prompt)
     if isinstance(prompt, Gap):
         gap = prompt
         return Encoded(await encode(gap.texts, share, lambda: gap_ids(engine.tokenizer, gap, engine.n_prompt_max)))
+    if isinstance(prompt, list):
+        prompt = await with_fetched(prompt, image_hosts, share, cancel)
     try:
-        text, opened = await asyncio.to_thread(_as_text, engine, prompt, request, cancel)
+        text, opened, pictures = await asyncio.to_thread(_as_text, engine, prompt, request, cancel)
     except asyncio.CancelledError:
         cancel.cancel()
         raise
-    to_ids: Callable[[str], Sequence[int]] = engine.prompt_ids if isinstance(prompt, str) else engine.rendered_ids
-    return Encoded(await encode([text], share, lambda: to_ids(text)), opened)
+    if isinstance(prompt, str):
+        return Encoded(await encode([text], share, lambda: engine.prompt_ids(text)))
+    return Encoded(await encode([text], share, lambda: engine.rendered_ids(text, pictures)), opened, pictures)
 
 
 async def encode(texts: Sequence[str], share: Share, to_ids: Callable[[], Sequence[int]]) -> tuple[int, ...]:
@@ -69,9 +72,13 @@ async def encode(texts: Sequence[str], share: Share, to_ids: Callable[[], Sequen
         ApiError: There is no memory for that.
         EdgedecError: As `to_ids`.
     """
-    longest = await asyncio.to_thread(lambda: max(map(_longest_word_bytes, texts), default=0))
-    async with share.more(_TOKENIZER_BYTES * longest):
+    async with share.more(await tokenizer_bytes(texts)):
         return tuple(await asyncio.to_thread(to_ids))
+
+
+async def tokenizer_bytes(texts: Sequence[str]) -> int:
+    """Return the bytes of memory that a tokenizer takes at the most while it encodes texts one after another."""
+    return _TOKENIZER_BYTES * await asyncio.to_thread(lambda: max(map(_longest_word_bytes, texts), default=0))
 
 
 def _longest_word_bytes(text: str) -> int:
@@ -79,26 +86,42 @@ def _longest_word_bytes(text: str) -> int:
     return max((len(word[0]) for word in _WORD.finditer(text)), default=0) * (1 if text.isascii() else 3)
 
 
-def _as_text(engine: Engine, prompt: Prompt, request: TextRequest, cancel: CancelToken) -> tuple[str, str]:
-    """Return the text of a prompt to encode (of no gap), and the mark with which it ends.
+def _as_text(
+    engine: Engine, prompt: Prompt, request: TextRequest, cancel: CancelToken
+) -> "tuple[str, str, tuple[MarkedPicture, ...]]":
+    """Return the text of a prompt to encode (of no gap), the mark with which it ends, and its pictures.
 
     Raises:
         PromptTooLongError: The text certainly does not fit the context.
     """
     opened = ""
+    pictures: tuple[MarkedPicture, ...] = ()
     if isinstance(prompt, str):
         text = prompt
     else:
         assert isinstance(prompt, list)
         messages, begun = _split_begun(prompt)
-        text = engine.render(messages, tools=request.tools or None, cancel=cancel, variables=request.variables)
+        marked, pictures = _marked(engine, messages)
+        text = engine.render(marked, tools=request.tools or None, cancel=cancel, variables=request.variables)
         source = engine.template.source
         marks = marks_of(source, engine.tokenizer)
         opened = opened_mark(text, marks)
         if begun is not None:
             text, opened = continued(text, begun, opened, thinking_mark(marks, source))
     require_may_fit(engine.tokenizer, text, engine.n_prompt_max)
-    return text, opened
+    return text, opened, pictures
+
+
+def _marked(
+    engine: Engine, messages: list[dict[str, Any]]
+) -> "tuple[Sequence[Mapping[str, Any]], tuple[MarkedPicture, ...]]":
+    """Return what Engine.mark_pictures does; its errors name the server's options."""
+    try:
+        return engine.mark_pictures(messages)
+    except ApiError:
+        raise
+    except RequestError as error:
+        raise ApiError(error.naming({"projector": "--mmproj"}), code="invalid_image", param="messages") from error
 
 
 def _split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:

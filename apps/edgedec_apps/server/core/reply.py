@@ -10,6 +10,7 @@ from edgedec.sequence import Generation
 from edgedec_apps.server.core.errors import closing_error
 from edgedec_apps.server.core.generation import (
     Begun,
+    Encoded,
     Event,
     Finished,
     Piece,
@@ -133,19 +134,18 @@ class _Work:
         try:
             with self.queue.preparing():
                 engine = self.lease.loaded.engine
-                prompts = await read_prompts(engine, self.request, share, cancel)
-                token_ids = [prompt.token_ids for prompt in prompts]
-                await asyncio.to_thread(require_room, engine, self.request, token_ids)
+                prompts = await read_prompts(engine, self.request, share, cancel, self.service.settings.image_hosts)
+                await asyncio.to_thread(require_room, engine, self.request, prompts)
             async with self.queue.turn() as queued_s:
                 self.service.metrics.count_waiting(queued_s)
                 opened = tuple(prompt.opened for prompt in prompts for _ in range(self.request.n))
                 queue.put_nowait(Begun(queued_s, sum(len(prompt.token_ids) for prompt in prompts), opened))
-                await run_in_thread(lambda: self._counted(token_ids, cancel), queue.put_nowait, cancel)
+                await run_in_thread(lambda: self._counted(prompts, cancel), queue.put_nowait, cancel)
         finally:
             self.lease.release()
 
-    def _counted(self, token_ids: Sequence[tuple[int, ...]], cancel: CancelToken) -> Iterator[Event]:
-        for event in events(self.lease.loaded.engine, self.request, token_ids, cancel):
+    def _counted(self, prompts: Sequence[Encoded], cancel: CancelToken) -> Iterator[Event]:
+        for event in events(self.lease.loaded.engine, self.request, prompts, cancel):
             if isinstance(event, Finished):
                 self.service.metrics.count_generation(event.generation)
             yield event

@@ -1,7 +1,7 @@
 """Sends an answer to its client: one JSON object, or a stream, or an error in the place of either."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.types import Send
@@ -50,8 +50,10 @@ class Sender:
         """End the stream."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def whole(self, status: int, document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
-        """Send one JSON object."""
+    async def whole(
+        self, status: int, document: Mapping[str, Any] | Sequence[Any], headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send one JSON object, or one list."""
         data = json.dumps(document).encode()
         sizes = {"content-type": "application/json", "content-length": str(len(data)), "cache-control": "no-store"}
         await self._start(status, sizes | dict(headers or {}))

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import getLogger
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -24,7 +25,19 @@ from edgedec_apps.server.shelf.models import Prepare
 from edgedec_apps.server.shelf.names import Named, Names
 from edgedec_apps.server.shelf.shelf import Shelf
 
+if TYPE_CHECKING:
+    from edgedec_apps.tools.servers import ToolServers
+
 _LOG = getLogger("edgedec.server")
+
+
+@dataclass(slots=True)
+class OfferedTools:
+    """The tools of the web chat: their servers, which run without a question, and how many calls run."""
+
+    servers: "ToolServers"
+    patterns: tuple[str, ...] = ()
+    n_running: int = 0
 
 
 @dataclass(slots=True)
@@ -34,6 +47,7 @@ class Service:
     Attributes:
         settings: The server's settings.
         prepare: Plans how a model is loaded.
+        tools: The tools of the web chat; None where the operator gave none.
         starting: Whether the models of the command line are being loaded.
         failure: The error that loading them ended with, if any.
         closing: Whether the server is ending.
@@ -49,6 +63,7 @@ class Service:
 
     settings: Settings
     prepare: Prepare
+    tools: OfferedTools | None = None
     starting: bool = True
     failure: EdgedecError | None = None
     closing: bool = False

@@ -1,11 +1,14 @@
 """The settings of a server: where it listens, who may use it, and its limits."""
 
 import ipaddress
+import re
+import ssl
 from dataclasses import dataclass, field
 
 from edgedec.errors import RequestError
 
 _MOST_PORT = 65535
+_HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE | re.ASCII)
 ROOM_BYTES = 512_000_000
 """Memory for all requests together, by default."""
 
@@ -32,7 +35,9 @@ class Settings:
         n_per_address: Most connections of one address.
         room_bytes: Most memory for all requests together, from their bodies to their answers.
         offline: Never download a model.
+        tls: The certificate and the key with which the server speaks TLS; None for plain HTTP.
         keep_s: Seconds for which a model that a request loaded stays loaded without requests; infinite for ever.
+        image_hosts: Hosts from which pictures may be fetched by https; from others, and by http, none are.
     """
 
     models: tuple[str, ...] = ()
@@ -53,6 +58,8 @@ class Settings:
     room_bytes: int = ROOM_BYTES
     offline: bool = False
     keep_s: float = 300.0
+    tls: ssl.SSLContext | None = None
+    image_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _require("--port", self.port, 0 <= self.port <= _MOST_PORT, f"0 to {_MOST_PORT}")
@@ -68,6 +75,9 @@ class Settings:
         for origin in self.origins:
             plain = origin == origin.strip().rstrip("/") and origin.count("/") == 2 and "://" in origin
             _require("--cors", origin, plain, "an origin, such as https://example.org")
+        for name in self.image_hosts:
+            plain = bool(_HOST.fullmatch(name))
+            _require("--image-hosts", name, plain, "names of hosts with commas between, such as example.org,img.test")
         key = "key" if self.api_key is None else self.api_key
         if not key or not key.isascii() or not key.isprintable():
             raise RequestError("--api-key must be printable ASCII, not empty; clients send it in a header")

@@ -23,6 +23,7 @@ from edgedec_apps.server.shelf.model_files import with_files
 from edgedec_apps.server.shelf.models import Loaded, ModelFile
 from edgedec_apps.server.shelf.names import Named
 from edgedec_apps.server.shelf.shelf import ShelfPlace
+from edgedec_runtimes.pictures.finding import find_projector
 from edgedec_runtimes.tile_files.record import read_record
 
 _FOREVER = "9999-12-31T23:59:59Z"
@@ -97,16 +98,20 @@ async def show(request: Request, service: Service) -> Response:
             "license": (file.info and file.info.license) or "",
             "details": _details(named, file.info),
             "model_info": _facts(file.info, loaded),
-            "capabilities": ["embedding"] if file.embeds else _capabilities(template, loaded),
+            "capabilities": capabilities(file, loaded),
             "modified_at": timestamp(file.modified_s),
         }
     )
 
 
-def _capabilities(template: str, loaded: Loaded | None) -> list[str]:
-    """Return what a model can do by its chat template and, where it is loaded, by its tokens."""
+def capabilities(file: ModelFile, loaded: Loaded | None) -> list[str]:
+    """Return what a model can do by its chat template, by its projector and, where it is loaded, by its tokens."""
+    if file.embeds:
+        return ["embedding"]
+    template = file.template or ""
     found = {"completion": True, "tools": "tools" in template, "thinking": may_think(template)}
     found["insert"] = loaded is not None and can_infill(loaded.engine.tokenizer)
+    found["vision"] = find_projector(file.path) is not None if loaded is None else loaded.engine.reads_pictures
     return [name for name, is_there in found.items() if is_there]
 
 

@@ -13,6 +13,7 @@ from edgedec_apps.infill import Gap
 from edgedec_apps.server.core.fields import Fields, checked
 from edgedec_apps.server.core.generation import Prompt, TextRequest
 from edgedec_apps.server.core.messages import read_messages
+from edgedec_apps.server.core.pictures import picture_of_base64
 from edgedec_apps.server.core.structured import ollama_format, with_close
 from edgedec_apps.server.core.thinking import read_think, thinks
 from edgedec_apps.server.core.tools import Tools, read_tools
@@ -68,20 +69,26 @@ def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tu
     """Read the fields of /api/generate except `model`. The first result is None for a request without a prompt."""
     text, system, raw = fields.text("prompt"), fields.text("system"), fields.flag("raw")
     suffix = fields.text("suffix")
-    for name in ("template", "context", "images", "width", "height", "steps"):
+    for name in ("template", "context", "width", "height", "steps"):
         fields.unsupported(name, "leave it out")
+    images = fields.texts("images") or ()
+    pictures = [picture_of_base64(fields, f"images[{i}]", image) for i, image in enumerate(images)]
+    if pictures and (raw or suffix or not engine.can_chat):
+        raise fields.refusal("images", "needs a model with a chat template, raw: false, and no suffix")
     prompt: Prompt | None = None
     if suffix:
         require_gaps(fields, "suffix", engine)
         if system:
             raise fields.refusal("system", "and suffix exclude each other; leave one out")
         prompt = Gap(text or "", suffix)
-    elif text:
+    elif text or pictures:
         chats = engine.can_chat and not raw
         if system and not chats:
             raise fields.refusal("system", "needs a model with a chat template, and raw: false")
         before = [{"role": "system", "content": system}] if system else []
-        prompt = [*before, {"role": "user", "content": text}] if chats else text
+        typed = [{"type": "text", "text": text}] if text else []
+        content = [*pictures, *typed] if pictures else text
+        prompt = [*before, {"role": "user", "content": content}] if chats else text
     return _text_request(fields, options, prompt, engine)
 
 

@@ -12,6 +12,7 @@ from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.reply import Dialect, Reply
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.forms import timestamp
+from edgedec_apps.server.ollama.models import capabilities
 from edgedec_apps.server.openai.forms import ChatForm, CompletionForm
 from edgedec_apps.server.openai.requests import read_chat, read_completion
 from edgedec_apps.server.shelf.model_files import with_files
@@ -83,6 +84,9 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
         "ready": loaded is not None,
     }
     card |= {"type": "model", "display_name": named.name, "created_at": timestamp(service.created)}  # Anthropic's
+    file = file if loaded is None else loaded.file
+    if file is not None:
+        card["capabilities"] = capabilities(file, loaded)
     if loaded is None:
         return card | {"meta": _meta_of_file(file)}
     engine = loaded.engine
@@ -95,6 +99,7 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
         "architecture": facts.architecture,
         "runtime": facts.runtime,
         "chat": engine.can_chat,
+        "tools": engine.can_chat and "tools" in engine.template.source,
     }
     if facts.lossy:
         card["meta"]["lossy"] = facts.lossy
@@ -107,4 +112,8 @@ def _meta_of_file(file: ModelFile | None) -> dict[str, Any]:
         return {}
     info = file.info
     facts = {"n_ctx_train": info.n_ctx_train, "n_vocab": info.n_vocab, "n_embd": info.n_embd}
-    return facts | {"architecture": info.architecture, "chat": file.template is not None}
+    return facts | {
+        "architecture": info.architecture,
+        "chat": file.template is not None,
+        "tools": "tools" in (file.template or ""),
+    }

@@ -15,7 +15,7 @@ from edgedec_apps.server.core.messages import read_messages
 from edgedec_apps.server.core.structured import structured_options, with_close
 from edgedec_apps.server.core.thinking import read_effort, read_template_variables, thinks
 from edgedec_apps.server.core.tools import read_tools
-from edgedec_apps.server.llama.fields import ignore_llama_servers, read_names
+from edgedec_apps.server.llama.fields import ignore_llama_servers, read_lora, read_names
 
 MOST_TEXTS = 16
 MOST_PROMPTS = 64
@@ -170,7 +170,8 @@ def read_sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     given["stop"] = fields.texts("stop") or None
     given["logit_bias"] = logit_bias(fields, "logit_bias", engine.tokenizer)
     given["ignore_end"] = fields.flag("ignore_end") or None
-    return checked(fields, given)
+    scales = read_lora(fields, engine)
+    return checked(fields, given) | ({} if scales is None else {"lora": scales})
 
 
 def read_max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:

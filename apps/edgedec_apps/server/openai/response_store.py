@@ -5,6 +5,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from edgedec_apps.server.core.pictures import pictures_of
 from edgedec_apps.server.core.room import Room, Share
 
 _MOST_BYTES = 16_000_000
@@ -51,7 +52,9 @@ class ResponseStore:
 
     def put(self, document: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         """Keep a response, if there is memory for it."""
-        n_bytes = 2 * len(json.dumps([document, messages]))
+        pictures = [part["image"] for part in pictures_of(messages)]
+        n_bytes = 2 * len(json.dumps([document, messages], default=lambda _: ""))
+        n_bytes += sum(len(picture) for picture in pictures if isinstance(picture, bytes))
         if n_bytes > self.n_most:
             return
         while self._kept and self.n_bytes + n_bytes > self.n_most:

@@ -5,6 +5,7 @@ from typing import Any
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.messages import read_call
+from edgedec_apps.server.core.pictures import Part, content_of, picture_of_url
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -41,7 +42,7 @@ def _add(messages: list[Message], item: Fields) -> None:
     elif kind == "reasoning":
         parts = [*item.objects("content")] or item.objects("summary")
         item.skip("summary", "encrypted_content")
-        thought = "".join(_part(item, "content", part) for part in parts)
+        thought = "".join(_part_text(item, "content", part) for part in parts)
         if thought:
             _answer(messages, "reasoning_content", "tool_calls")["reasoning_content"] = thought
     elif kind == "function_call":
@@ -52,7 +53,7 @@ def _add(messages: list[Message], item: Fields) -> None:
     elif kind == "function_call_output":
         call_id = item.text("call_id")
         content = item.required("output")
-        messages.append({"role": "tool", "content": _text(item, "output", content), "tool_call_id": call_id or ""})
+        messages.append({"role": "tool", "content": _content(item, "output", content), "tool_call_id": call_id or ""})
     else:
         raise item.refusal(
             "type", f"is {kind!r:.40}; it must be message, function_call, function_call_output or reasoning"
@@ -64,12 +65,12 @@ def _add_message(messages: list[Message], item: Fields) -> None:
     role = item.required("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise item.refusal("role", f"is {role!r:.40}; it must be one of {', '.join(_ROLES)}")
-    content = _text(item, "content", item.required("content"))
+    content = item.required("content")
     if role == "assistant":
         answer = _answer(messages, "tool_calls")
-        answer["content"] = f"{answer['content']}{content}"
+        answer["content"] = f"{answer['content']}{_text(item, 'content', content)}"
     else:
-        messages.append({"role": _ROLES[role], "content": content})
+        messages.append({"role": _ROLES[role], "content": _content(item, "content", content)})
 
 
 def _answer(messages: list[Message], *ended_by: str) -> Message:
@@ -81,19 +82,38 @@ def _answer(messages: list[Message], *ended_by: str) -> Message:
 
 
 def _text(item: Fields, name: str, content: Any) -> str:
-    """Return the text of a content: a string, or a list of parts."""
+    """Return the text of a content: a string, or a list of parts that are texts."""
     if isinstance(content, str):
         return content
+    return "\n".join(_part_text(item, name, part) for part in _parts(item, name, content))
+
+
+def _content(item: Fields, name: str, content: Any) -> str | list[Part]:
+    """Return a content of which parts may be pictures: a string, or where there is a picture, its parts."""
+    if isinstance(content, str):
+        return content
+    return content_of([_part(item, name, i, part) for i, part in enumerate(_parts(item, name, content))], "\n")
+
+
+def _parts(item: Fields, name: str, content: Any) -> list[dict[str, Any]]:
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise item.refusal(name, f"is {content!r:.100}; it must be a string or a list of text parts")
-    return "\n".join(_part(item, name, part) for part in content)
+        raise item.refusal(name, f"is {content!r:.100}; it must be a string or a list of parts")
+    return content
 
 
-def _part(item: Fields, name: str, part: dict[str, Any]) -> str:
+def _part(item: Fields, name: str, i: int, part: dict[str, Any]) -> Part:
+    if part.get("type") != "input_image":
+        return {"type": "text", "text": _part_text(item, name, part)}
+    inner = Fields(part, item.path(f"{name}[{i}]."))
+    inner.unsupported("file_id", "no files are kept here; give image_url")
+    return picture_of_url(inner, "image_url", inner.take("image_url"))
+
+
+def _part_text(item: Fields, name: str, part: dict[str, Any]) -> str:
     kind = part.get("type")
     text = part.get("text") if kind in _TEXT_PARTS else part.get("refusal") if kind == "refusal" else None
     if not isinstance(text, str):
-        raise item.refusal(name, f"holds {part!r:.100}; the model reads text only: input_text or output_text")
+        raise item.refusal(name, f"holds {part!r:.100}; a part must be input_text, input_image or output_text")
     return text
 
 

@@ -18,11 +18,13 @@ class Recipe:
         model: The model's name or path, for edgedec's resolvers.
         chat_template: Jinja source to use instead of the model's own template, or None.
         draft_head: Name of the draft head, "off", or None for the one that is found.
+        lora: Adapters as a preset has them; empty for those of the command line.
     """
 
     model: str
     chat_template: str | None = None
     draft_head: str | None = None
+    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True)

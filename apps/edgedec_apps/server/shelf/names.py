@@ -170,6 +170,7 @@ def _with_preset(base: Named, preset: Preset) -> Named:
             base.recipe,
             chat_template=preset.template or base.recipe.chat_template,
             draft_head=preset.draft_head or base.recipe.draft_head,
+            lora=preset.lora or base.recipe.lora,
         ),
         n_ctx=preset.n_ctx,
         system=preset.system,

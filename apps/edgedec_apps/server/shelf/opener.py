@@ -23,6 +23,7 @@ from edgedec.memory.system import available_bytes, peak_resident_bytes, resident
 from edgedec.memory.terms import REQUESTS, RESERVE
 from edgedec.memory_plan import MemoryPlan
 from edgedec.progress import CancelToken, OnProgress
+from edgedec_apps.adapter_names import adapter
 from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.fit_first import require_fit
 from edgedec_apps.prompt_cache import require_prompt_cache
@@ -150,6 +151,7 @@ class Opener:
             n_ctx=n_ctx or options.n_ctx,
             chat_template=recipe.chat_template or options.chat_template,
             draft_head=recipe.draft_head or options.draft_head,
+            lora=tuple(map(adapter, recipe.lora.splitlines())) or options.lora,
             cancel=cancel,
         )
 

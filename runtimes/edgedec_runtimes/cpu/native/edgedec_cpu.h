@@ -230,9 +230,9 @@ typedef struct ec_item {
                              ec_model_set_rope says which; NULL: all are its position */
 } ec_item;
 
-/* Whether an item's rows are a block: none; a block in which a row sees the rows before it, or in which all rows see one
- * another, whose windows are counted from its first row; or one in which all rows see one another, whose windows are
- * counted from each row (in models without states). A block has no parents. */
+/* Whether an item's rows are a block: none; a block in which a row sees the rows before it, or in which all rows see
+ * one another, whose windows are counted from its first row; or one in which all rows see one another, whose windows
+ * are counted from each row (in models without states). A block has no parents. */
 enum { EC_BLOCK_NONE, EC_BLOCK_CAUSAL, EC_BLOCK_WHOLE, EC_BLOCK_MUTUAL };
 
 EC_API int32_t ec_abi_version(void);
@@ -306,8 +306,9 @@ EC_API int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer
 /* Set the shapes of the layers, [n_layer]. */
 EC_API int32_t ec_model_set_layers(ec_model *model, const ec_layer *layers);
 /* Set the rotation of queries and keys: the radians per position of each of n pairs, 2 * n at most the length of a
- * head, and what rotated elements are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for that of all others. axes, [n],
- * says which of a row's three places each pair turns to, 0 to 2; NULL where all turn to its position. */
+ * head, and what rotated elements are multiplied by. `sliding` is 1 for a rotation that only sliding layers have, 0 for
+ * that of all others. axes, [n], says which of a row's three places each pair turns to, 0 to 2; NULL where all turn to
+ * its position. */
 EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *frequencies, const uint8_t *axes,
                                  int64_t n, double magnitude);
 /* Set how far ahead of what is multiplied weights of a type are fetched in products with n_rows rows: l1_bytes into the
@@ -323,6 +324,13 @@ EC_API int32_t ec_model_set_ahead(ec_model *model, int32_t type, int32_t n_rows,
  * not in memory all the time are not counted. The model must be finished. */
 EC_API int32_t ec_model_time_products(ec_model *model, int32_t type, int32_t n_rows, uint64_t first_byte,
                                       uint64_t n_bytes, double *seconds);
+/* Have an adapter change a matrix that is set or placed, before ec_model_finish: W x becomes W x + scale * factor *
+ * B (A x), where scale is the session's (ec_session_adapt). A is [rank][columns of W], B is [rows of W][rank]; both are
+ * tiles of F32, F16 or BF16, borrowed. Adapters are numbered from 0 on, and what they add is added in that order.
+ * EC_TOKEN_EMBD, EC_OUTPUT, EC_PER_LAYER_ROWS and the matrices of experts can't be changed. */
+EC_API int32_t ec_model_adapt(ec_model *model, int32_t adapter, int32_t which, int32_t layer, int32_t type,
+                              int64_t rank, float factor, const void *a, uint64_t a_bytes, const void *b,
+                              uint64_t b_bytes);
 /* Check that all matrices and vectors are set, and allocate the memory of forwards. */
 EC_API int32_t ec_model_finish(ec_model *model);
 /* Write the embeddings of n tokens: that of token i to out + i * stride, n_embd floats. Return EC_OK, or
@@ -355,6 +363,9 @@ EC_API uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_toke
 EC_API int32_t ec_session_save(ec_session *session, int32_t n_tokens, const int32_t *places, void *target,
                                uint64_t n_bytes);
 EC_API int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
+/* Set what the session multiplies each adapter's part by: n numbers, by adapter; 0 leaves an adapter out. The rows that
+ * the session holds belong to the numbers before, so that the next forward begins with n_past 0. Forks have the same. */
+EC_API int32_t ec_session_adapt(ec_session *session, const float *scales, int32_t n);
 /* The vectors in place of embeddings that the first n_tokens began with, as far as the session needs them to go back:
  * they are no part of what ec_session_save writes. Load them after that. */
 EC_API uint64_t ec_session_vector_bytes(const ec_session *session, int32_t n_tokens);

@@ -56,8 +56,8 @@ def test_a_mistyped_command_never_reaches_the_model(model: Path) -> None:
     result = run_here("chat", model, *SHORT, "-q", stdin=b"one\n/hlep\nhi\n")
     assert (result.code, result.out) == (40, run_here("run", model, "one", *SHORT, "-q").out)
     assert result.err == (
-        "edgedec: no such command: /hlep; known: /help, /clear, /system, /set, /save, /load, /file, /model, /show, "
-        "/stats, /regen, /bye (write // to begin a text with a slash)\n"
+        "edgedec: no such command: /hlep; known: /help, /clear, /system, /set, /save, /load, /file, /image, /model, /tools, "
+        "/show, /stats, /regen, /bye (write // to begin a text with a slash)\n"
     )
 
 

@@ -53,10 +53,11 @@ def test_thoughts_stand_between_the_same_tags(name: str) -> None:
         assert written.text == "<think>\nTwo.\n</think>\n\nFour."
         assert (written.n_ended, written.n_broken_off) == (1, 1)
     expected = {"role": "assistant", "content": "Four.", "reasoning_content": "Two."}
-    assert answer_message(generation(reply), OwnMarks(marks)) == expected
-    assert answer_message(generation(reply), OwnMarks()) == {"role": "assistant", "content": reply}
+    assert answer_message(generation(reply), OwnMarks(marks)) == (expected, [])
+    assert answer_message(generation(reply), OwnMarks()) == ({"role": "assistant", "content": reply}, ())
     if name == "mistral":
-        assert answer_message(generation("[THINK]Two.", "", "Four."), OwnMarks(marks, {1: "[/THINK]"})) == expected
+        own = OwnMarks(marks, {1: "[/THINK]"})
+        assert answer_message(generation("[THINK]Two.", "", "Four."), own) == (expected, [])
 
 
 @pytest.mark.slow

@@ -186,8 +186,8 @@ def test_an_encoder_is_unloaded_and_loaded_again(encoder: Running) -> None:
     client.close()
 
 
-def test_a_reranker_is_refused_by_name(running: Running) -> None:
-    """A model that no runtime runs is a 501 that says what it is, and the other models are as they were."""
+def test_a_reranker_does_not_embed(running: Running) -> None:
+    """A model that was trained to rank is a 400 that says so, and the other models are as they were."""
     models = Path(os.environ["EDGEDEC_CACHE"]) / "models"
     models.mkdir(parents=True, exist_ok=True)
     path = TinyBert().write_gguf(models / "reranker.gguf", pooling_type=4)
@@ -195,6 +195,5 @@ def test_a_reranker_is_refused_by_name(running: Running) -> None:
         reply = running.client.post("/v1/embeddings", json={"model": "reranker", "input": "x"})
     finally:
         path.unlink()
-    assert (reply.status_code, reply.json()["error"]["code"]) == (501, "not_supported")
-    assert "an embedding or reranker model (an encoder) (architecture 'bert')" in reply.json()["error"]["message"]
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "not_an_embedding_model")
     assert running.client.post("/v1/embeddings", json={"input": "x"}).status_code == 200

@@ -352,7 +352,7 @@ def test_a_message_waits_for_its_files(page: Browser, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("a.bin", b"a\x00b", "a.bin is no text in UTF-8; texts and PDFs can be attached."),
+        ("a.bin", b"a\x00b", "a.bin is no text in UTF-8; texts, PDFs and pictures can be attached."),
         ("a.txt", b"caf\xe9", "a.txt is no text in UTF-8"),
         ("a.txt", b" \n", "a.txt is empty."),
         ("a.txt", b"x" * 1_000_001, "a.txt is too long: the files of a message may have 1,000,000 characters."),

@@ -75,6 +75,7 @@ BODIES: list[tuple[str, str, dict[str, Any], str]] = [
     ("POST", "/api/embed", {"input": "x"}, "model"),
     ("POST", "/v1/chat/completions", {"messages": messages("x")}, "model"),
     ("POST", "/v1/messages", {"messages": messages("x"), "max_tokens": 1}, "model"),
+    ("POST", "/v1/rerank", {"query": "x", "documents": ["y"]}, "model"),
     ("POST", "/tokenize", {"content": "x"}, "model"),
 ]
 

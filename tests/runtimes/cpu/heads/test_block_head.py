@@ -119,17 +119,18 @@ def difference(found: Rows, folder: Path, head: Head, taps: NDArray[np.float32])
     return most
 
 
-@pytest.mark.parametrize("n", [0, 1, 30, 150])
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_are_those_of_plain_formulas(kind: str, n: int, tmp_path: Path) -> None:
+def test_scores_are_those_of_plain_formulas(kind: str, tmp_path: Path) -> None:
     """With floats but for keys and values, all rows are within 0.3 % of the numpy head's largest score."""
     head = tiny_block(KINDS[kind])
     assert head.card.block is not None
     with loaded(tmp_path, FLOATS, head) as model:
-        session, taps = read_with_taps(model, n, head.card)
-        found = scores(session, n)
-    assert len(found) == head.card.block.n_drafts
-    assert difference(found, tmp_path, head, taps) < 0.003
+        for n in (0, 1, 30, 150):
+            session, taps = read_with_taps(model, n, head.card)
+            found = scores(session, n)
+            assert len(found) == head.card.block.n_drafts
+            assert difference(found, tmp_path, head, taps) < 0.003
+            session.close()
 
 
 @pytest.mark.parametrize("head", [OF_INTEGERS, GATED, DFLASH2])

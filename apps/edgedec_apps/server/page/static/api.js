@@ -47,7 +47,19 @@ export async function pdfText(file, settings) {
   return (await post("/page/pdf", file, settings, undefined, "application/pdf")).json();
 }
 
-function request(messages, settings, count) {
+// The tools that the server has for this page: {definition, server, ask}.
+export async function listTools(settings, signal) {
+  const response = await fetch("/page/tools", { headers: headers(settings), cache: "no-store", signal });
+  if (!response.ok) throw await failure(response);
+  return (await response.json()).tools;
+}
+
+// Run a tool: {text, failed, note}.
+export async function callTool(name, given, settings, signal) {
+  return (await post("/page/tools", JSON.stringify({ name, arguments: given }), settings, signal)).json();
+}
+
+function request(messages, settings, count, tools) {
   const system = settings.system?.trim();
   const body = {
     model: settings.model,
@@ -59,6 +71,7 @@ function request(messages, settings, count) {
     speculative: { draft: settings.draft },
   };
   if (count > 1) body.n = count;
+  else if (tools.length) body.tools = tools; // of several answers none could go on
   if (settings.reasoning_effort) body.reasoning_effort = settings.reasoning_effort;
   for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
     if (settings[name] !== undefined && settings[name] !== "") body[name] = Number(settings[name]);
@@ -66,10 +79,11 @@ function request(messages, settings, count) {
   return body;
 }
 
-// Ask for `count` answers. Calls onPart({index, text, reasoning, reason, timings, edgedec}) for every part of one; throws
-// what the server says went wrong.
-export async function answer(messages, settings, count, signal, onPart) {
-  const response = await post("/v1/chat/completions", JSON.stringify(request(messages, settings, count)), settings, signal);
+// Ask for `count` answers, of a model that may call `tools`. Calls onPart({index, text, reasoning, calls, reason, timings,
+// edgedec}) for every part of one; throws what the server says went wrong.
+export async function answer({ messages, settings, count, tools }, signal, onPart) {
+  const body = JSON.stringify(request(messages, settings, count, tools));
+  const response = await post("/v1/chat/completions", body, settings, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
@@ -88,6 +102,7 @@ export async function answer(messages, settings, count, signal, onPart) {
         index: choice.index,
         text: choice.delta?.content ?? "",
         reasoning: choice.delta?.reasoning_content ?? "",
+        calls: (choice.delta?.tool_calls ?? []).map(({ id, function: { name, arguments: given } }) => ({ id, name, arguments: given })),
         reason: choice.finish_reason ?? null,
         timings: part.timings,
         edgedec: part.edgedec,

@@ -8,6 +8,7 @@ import { sample } from "/static/drafting.js";
 import { bindKeys, stepMessages } from "/static/keys.js";
 import { messageNode, show } from "/static/messages.js";
 import { Models, problem, tell } from "/static/models.js";
+import { MOST_ROUNDS, Tools } from "/static/tools.js";
 import { loadConversations, loadSettings, saveConversations, saveSettings } from "/static/store.js";
 
 const { newAnswer, newConversation, titleOf } = conversing;
@@ -22,6 +23,7 @@ let current = conversations[0] ?? newConversation();
 let running = null; // {controller, conversation} of the answers that come
 
 const attachments = new Attachments(() => settings);
+const tools = new Tools(() => settings);
 const models = new Models(
   () => settings,
   (name) => {
@@ -105,7 +107,7 @@ function ask(text, files = [], at = current.messages.length) {
 
 function regenerate() {
   if (running || current.messages.at(-1)?.role !== "assistant") return;
-  current.messages.pop();
+  while (current.messages.at(-1)?.role === "assistant") current.messages.pop(); // calls of tools, and what followed them
   void generate(current);
 }
 
@@ -129,6 +131,7 @@ function take(answer, part) {
   const now = performance.now();
   answer.content += part.text;
   answer.reasoning += part.reasoning;
+  answer.calls.push(...part.calls);
   if (part.timings) Object.assign(meta, part.timings);
   if (meta.predicted_n) sample(meta, now, Boolean(part.reason));
   const seconds = (now - meta.begunMs) / 1000;
@@ -141,28 +144,52 @@ function take(answer, part) {
   if (!meta.draft_n) meta.noDraft = settings.draft === "off" ? "Drafting is off in the settings" : told.reasons[0];
 }
 
+// Answer the last message of the user; where the model calls tools, it goes on with what they answered.
 async function generate(conversation) {
   const controller = new AbortController();
-  const sent = conversing.sentMessages(conversation.messages);
-  const answers = Array.from({ length: Number(find("count").value) }, () => newAnswer(settings.model));
-  const message = { role: "assistant", answers, chosen: 0 };
-  conversation.messages.push(message);
   setRunning({ controller, conversation });
+  let answers = [];
+  for (let round = 0; round < MOST_ROUNDS; round++) {
+    answers = await generateOne(conversation, controller.signal);
+    const [{ calls, meta, error }] = answers;
+    if (answers.length > 1 || !calls.length || error || meta.reason !== "tool_calls") break;
+    await tools.run(calls, controller.signal, () => redraw(conversation));
+    save();
+    if (controller.signal.aborted) break;
+  }
+  setRunning(null);
+  redraw(conversation);
+  drawConversations();
+  announce.textContent = spoken(answers); // read out once, whole
+  prompt.focus();
+  if (save()) await models.after(); // else it would take away what save says
+}
+
+// Show what the last message says by now.
+function redraw(conversation) {
+  if (conversation !== current || log.lastElementChild === null) return;
+  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+  show(log.lastElementChild, conversation.messages.at(-1), running !== null);
+  if (atEnd) scrollToEnd();
+}
+
+async function generateOne(conversation, signal) {
+  const messages = conversing.sentMessages(conversation.messages);
+  const answers = Array.from({ length: Number(find("count").value) }, () => newAnswer(settings.model));
+  conversation.messages.push({ role: "assistant", answers, chosen: 0 });
   save();
   draw();
   let due = false;
-  const redraw = () => {
+  const onFrame = () => {
     due = false;
-    if (conversation !== current || log.lastElementChild === null) return;
-    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-    show(log.lastElementChild, message, running !== null);
-    if (atEnd) scrollToEnd();
+    redraw(conversation);
   };
-  redraw();
+  redraw(conversation);
   try {
-    await answer(sent, settings, answers.length, controller.signal, (part) => {
+    const wanted = { messages, settings, count: answers.length, tools: await tools.definitions(models.card, signal) };
+    await answer(wanted, signal, (part) => {
       take(answers[part.index], part);
-      if (!due) requestAnimationFrame(redraw);
+      if (!due) requestAnimationFrame(onFrame);
       due = true;
     });
   } catch (error) {
@@ -172,12 +199,7 @@ async function generate(conversation) {
     }
   }
   for (const { meta } of answers) delete meta.begunMs; // a time of this page's own clock
-  setRunning(null);
-  redraw();
-  drawConversations();
-  announce.textContent = spoken(answers); // read out once, whole
-  prompt.focus();
-  if (save()) await models.after(); // else it would take away what save says
+  return answers;
 }
 
 function spoken(answers) {

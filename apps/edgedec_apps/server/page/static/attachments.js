@@ -1,6 +1,6 @@
 // The files that go with the next message: chosen, dropped or pasted; shown above the message box.
 
-import { button, element, find } from "/static/dom.js";
+import { button, element, find, thumbnailNode } from "/static/dom.js";
 import { readFile, requireRoom } from "/static/files.js";
 
 const [list, wrong, input] = ["files", "file-error", "file"].map(find);
@@ -70,7 +70,7 @@ export class Attachments {
           find("attach").focus();
         });
         remove.setAttribute("aria-label", `Remove ${file.name}`);
-        return element("li", "", `${file.name} (${file.note}) `, remove);
+        return element("li", "", ...(file.thumbnail ? [thumbnailNode(file)] : []), `${file.name} (${file.note}) `, remove);
       }),
     );
   }

@@ -1,7 +1,11 @@
 // What a conversation is, and how it is sent and exported.
 //
-// A message of the user is {role, content, files: [{name, text}]}; one of the assistant {role, answers, chosen}, whose
-// answers, {content, reasoning, meta, error}, stand side by side; the chosen one is what the conversation goes on with.
+// A message of the user is {role, content, files: [{name, text, picture, thumbnail}]}, the last two of a picture; one of
+// the assistant {role, answers, chosen}, whose answers, {content, reasoning, calls, meta, error}, stand side by side;
+// the chosen one is what the conversation goes on with. A call of a tool is {id, name, arguments, result, failed, note};
+// behind calls another answer follows.
+
+import { sentUrl } from "/static/pictures.js";
 
 const MOST_TITLE = 60;
 
@@ -10,7 +14,7 @@ export function newConversation() {
 }
 
 export function newAnswer(model) {
-  return { content: "", reasoning: "", meta: { model } };
+  return { content: "", reasoning: "", calls: [], meta: { model } };
 }
 
 export function chosenOf(message) {
@@ -24,18 +28,26 @@ export function upgraded(message) {
   return { role: "assistant", answers: [{ content, reasoning: "", meta, ...(error && { error }) }], chosen: 0 };
 }
 
-// What the model is given of a message: files first, each under its name, then what was typed.
+// What the model is given of a message: pictures first, then files, each under its name, then what was typed.
 export function contentOf(message) {
   if (message.role === "assistant") return chosenOf(message).content;
-  const files = (message.files ?? []).map(({ name, text }) => `File ${name}:\n\n${text.trimEnd()}`);
-  return [...files, message.content].filter((part) => part).join("\n\n");
+  const all = message.files ?? [];
+  const files = all.filter(({ text }) => text).map(({ name, text }) => `File ${name}:\n\n${text.trimEnd()}`);
+  const text = [...files, message.content].filter((part) => part).join("\n\n");
+  const pictures = all.filter(sentUrl).map((file) => ({ type: "image_url", image_url: { url: sentUrl(file) } }));
+  return pictures.length ? [...pictures, ...(text ? [{ type: "text", text }] : [])] : text;
 }
 
 export function sentMessages(messages) {
-  return messages.map((message) => {
+  return messages.flatMap((message) => {
     const sent = { role: message.role, content: contentOf(message) };
-    const reasoning = message.role === "assistant" && chosenOf(message).reasoning;
-    return reasoning ? { ...sent, reasoning_content: reasoning } : sent;
+    if (message.role !== "assistant") return [sent];
+    const { reasoning, calls = [] } = chosenOf(message);
+    if (reasoning) sent.reasoning_content = reasoning;
+    if (calls.length) {
+      sent.tool_calls = calls.map(({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } }));
+    }
+    return [sent, ...calls.map(({ id, name, result = "Not run." }) => ({ role: "tool", tool_call_id: id, name, content: result }))];
   });
 }
 
@@ -51,17 +63,26 @@ function fence(text) {
   return "`".repeat(longest + 1);
 }
 
+function fileAsMarkdown({ name, text, note, thumbnail }) {
+  if (thumbnail) return `Picture ${name} (${note})`;
+  return `File ${name}:\n\n${fence(text)}\n${text.trimEnd()}\n${fence(text)}`;
+}
+
 function answerAsMarkdown(answer, heading) {
   const thoughts = answer.reasoning.trim();
   const quoted = thoughts ? `> ${thoughts.replaceAll("\n", "\n> ")}\n\n` : "";
-  return `## ${heading}\n\n${quoted}${answer.content.trim()}\n`;
+  const calls = (answer.calls ?? []).map(({ name, arguments: given, result = "Not run." }) => {
+    const text = `${given}\n\n${result}`;
+    return `\n\nTool ${name}:\n\n${fence(text)}\n${text}\n${fence(text)}`;
+  });
+  return `## ${heading}\n\n${quoted}${answer.content.trim()}${calls.join("")}\n`;
 }
 
 export function asMarkdown(conversation) {
   const parts = [`# ${titleOf(conversation).replaceAll("\n", " ")}\n`];
   for (const message of conversation.messages) {
     if (message.role === "user") {
-      const files = (message.files ?? []).map(({ name, text }) => `File ${name}:\n\n${fence(text)}\n${text.trimEnd()}\n${fence(text)}`);
+      const files = (message.files ?? []).map(fileAsMarkdown);
       parts.push(`## You\n\n${[...files, message.content.trim()].join("\n\n")}\n`);
     } else {
       const several = message.answers.length > 1;

@@ -16,6 +16,14 @@ export function button(label, action) {
   return node;
 }
 
+// A small copy of a picture. Its name stands beside it, so nothing is read out.
+export function thumbnailNode({ thumbnail }) {
+  const node = element("img", "thumbnail");
+  node.src = thumbnail;
+  node.alt = "";
+  return node;
+}
+
 // Make `parent` have the children of `fresh`, and leave alone those that are equal: focus and selection in them stay.
 export function patch(parent, fresh) {
   const wanted = [...fresh.childNodes];

@@ -1,9 +1,10 @@
 // One message of a conversation as DOM nodes: what was asked with its files, or answers side by side.
 
 import { chosenOf } from "/static/conversation.js";
-import { button, copy, element, patch } from "/static/dom.js";
+import { button, copy, element, patch, thumbnailNode } from "/static/dom.js";
 import { graph, whatDraftingDid } from "/static/drafting.js";
 import { render } from "/static/markdown.js";
+import { visible } from "/static/tools.js";
 
 // What an answer tells of itself, in a line.
 export function summary(meta) {
@@ -47,7 +48,12 @@ function copyButton(text) {
   return node;
 }
 
-function fileNode({ name, text, note }) {
+function fileNode(file) {
+  const { name, text, note, thumbnail } = file;
+  if (thumbnail) {
+    const small = file.picture ? "" : "; the page was opened again: the small copy is sent";
+    return element("figure", "picture", thumbnailNode(file), element("figcaption", "", `${name} (${note}${small})`));
+  }
   const content = element("pre", "", text);
   content.tabIndex = 0;
   return element("details", "file", element("summary", "", note ? `${name} (${note})` : name), content);
@@ -66,7 +72,7 @@ function answerNode(answer, index, message, { onChoose }) {
   }
   const error = element("p", "error");
   const chart = element("details", "chart", element("summary", "", "Speed and acceptance"), element("div"));
-  node.append(thoughts, element("div", "text"), error, element("figure", "drafting", element("figcaption"), chart), tools, about);
+  node.append(thoughts, element("div", "text"), element("div", "tool-calls"), error, element("figure", "drafting", element("figcaption"), chart), tools, about);
   return node;
 }
 
@@ -77,7 +83,13 @@ export function show(node, message, isRunning) {
   message.answers.forEach((answer, i) => showAnswer(sections[i], answer, isRunning, i === message.chosen));
 }
 
-function showAnswer(node, { content, reasoning, meta, error }, isRunning, isChosen) {
+function callNode({ name, arguments: given, result, failed, note }) {
+  const state = result === undefined ? "waits" : failed ? "failed" : "answered";
+  const parts = [element("pre", "", visible(given)), element("pre", "", result ?? ""), element("p", "", note ?? "")];
+  return element("details", "tool-call", element("summary", "", `Tool ${name}: ${state}`), ...parts);
+}
+
+function showAnswer(node, { content, reasoning, calls = [], meta, error }, isRunning, isChosen) {
   const part = (selector) => node.querySelector(selector);
   node.classList.toggle("chosen", isChosen);
   const choose = part(".choose");
@@ -89,6 +101,7 @@ function showAnswer(node, { content, reasoning, meta, error }, isRunning, isChos
   part(".thinking summary").textContent = isRunning && !content ? "Thinking …" : "Thoughts";
   if (reasoning) patch(part(".thoughts"), render(reasoning));
   patch(part(".text"), render(content));
+  patch(part(".tool-calls"), element("div", "", ...calls.map(callNode)));
   part(".error").textContent = error ?? "";
   part(".note").textContent = isRunning && meta.predicted_n === undefined ? "waiting for the model" : summary(meta);
   const drawn = graph(meta);

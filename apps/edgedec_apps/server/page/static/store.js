@@ -29,8 +29,11 @@ export function loadConversations() {
   return whole.map((each) => ({ ...each, messages: each.messages.map(upgraded) }));
 }
 
+// Of a picture, the small copy is kept.
 export function saveConversations(conversations) {
-  return write(localStorage, CONVERSATIONS, conversations);
+  const without = ({ picture, ...file }) => file;
+  const small = (message) => (message.files ? { ...message, files: message.files.map(without) } : message);
+  return write(localStorage, CONVERSATIONS, conversations.map((each) => ({ ...each, messages: each.messages.map(small) })));
 }
 
 export function loadSettings() {

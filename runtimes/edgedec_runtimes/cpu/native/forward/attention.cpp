@@ -40,7 +40,7 @@ bool Run::mixer_block(int thread, int32_t l, float *memory) {
     out += matrix.n_rows;
   }
   const Activations &input = attention_input(thread, layer, rows, memory);
-  products(thread, EC_OP_QKV, input, (int64_t)rows.size(), targets, n_targets, memory);
+  products(thread, EC_OP_QKV, input, rows, targets, n_targets, memory);
   release(thread, EC_PART_QKV, l);
   mix_rows(thread, l, rows, memory);
   if (going_on.empty()) return true;

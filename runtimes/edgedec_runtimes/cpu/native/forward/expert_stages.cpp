@@ -47,14 +47,15 @@ void Run::keep_entering(int thread, const std::vector<int32_t> &rows) {
 
 // Choose the experts of all rows of a layer by what its router reads. Each layer has a routing of its own, as threads
 // that are late read theirs.
-void Run::route(int thread, int32_t l, const Activations &read, int64_t n_rows, float *memory) {
+void Run::route(int thread, int32_t l, const Activations &read, const std::vector<int32_t> &rows, float *memory) {
+  const int64_t n_rows = (int64_t)rows.size();
   const Layer &layer = m_.layers[(size_t)l];
   Routing &routing = m_.routings[(size_t)l];
   const int64_t stride = c_.n_expert + 1;
   const Matrix &gate = layer.matrices[EC_SHARED_ROUTER];
   const Target targets[] = {{&layer.matrices[EC_ROUTER], m_.scores.data(), stride},
                             {&gate, m_.scores.data() + c_.n_expert, stride}};
-  products(thread, EC_OP_GATE_UP, read, n_rows, targets, gate.n_rows != 0 ? 2 : 1, memory);
+  products(thread, EC_OP_GATE_UP, read, rows, targets, gate.n_rows != 0 ? 2 : 1, memory);
   const std::vector<float> &bias = layer.vectors[EC_EXPERT_BIAS], &of_scores = layer.vectors[EC_ROUTER_BIAS];
   const std::vector<float> &scales = layer.vectors[EC_EXPERT_SCALES];
   stages_.each(thread, n_rows, [&](int64_t i) {
@@ -217,7 +218,7 @@ void Run::add_mixed(int thread, int32_t l, const std::vector<int32_t> &rows, flo
   end_stage(thread, EC_OP_DOWN);
   const Matrix &shared = m_.layers[(size_t)l].matrices[EC_DOWN];
   const Target target = {&shared, m_.x.data(), c_.n_embd, m_.routings[(size_t)l].shared.data()};
-  if (shared.n_rows != 0) products(thread, EC_OP_DOWN, gated(shared), (int64_t)rows.size(), &target, 1, memory, &rows);
+  if (shared.n_rows != 0) products(thread, EC_OP_DOWN, gated(shared), rows, &target, 1, memory, true);
 }
 
 // Add to x the normed sum of what mix() left and of what the shared expert gives, each after a norm of its own.
@@ -226,7 +227,7 @@ void Run::add_normed(int thread, int32_t l, const std::vector<int32_t> &rows, fl
   const int64_t n = c_.n_embd;
   const Matrix &shared = layer.matrices[EC_DOWN];
   const Target target = {&shared, m_.beside.data(), n};
-  products(thread, EC_OP_DOWN, gated(shared), (int64_t)rows.size(), &target, 1, memory);
+  products(thread, EC_OP_DOWN, gated(shared), rows, &target, 1, memory);
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     const auto norm = [&](const float *from, int weight, float *to) {
       k_.rms_norm(from, layer.vectors[weight].data(), c_.rms_epsilon, n, to);

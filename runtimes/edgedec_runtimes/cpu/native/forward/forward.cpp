@@ -222,11 +222,16 @@ void Run::each_piece(int thread, int operation, const Pieces &pieces, Compute co
 }
 
 // Multiply several matrices with the activations that they share, panel by panel, and write or add the products.
-void Run::products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets,
-                   int n_targets, float *memory, const std::vector<int32_t> *add_to) {
+void Run::products(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
+                   const Target *targets, int n_targets, float *memory, bool adds) {
+  if (adapted_) {
+    std::vector<const Matrix *> matrices;
+    for (int t = 0; t < n_targets; ++t) matrices.push_back(targets[t].matrix);
+    multiply_adapters(thread, operation, a, rows, matrices, memory);
+  }
   int64_t n_panels = 0;
   for (int t = 0; t < n_targets; ++t) n_panels += panels(*targets[t].matrix);
-  const Pieces pieces = cut(*targets[0].matrix, 1, n_panels, n_rows);
+  const Pieces pieces = cut(*targets[0].matrix, 1, n_panels, (int64_t)rows.size());
   const int64_t stride = pieces.panels_each * PANEL_ROWS;
   const auto target_of = [&](int64_t *panel) {
     const Target *target = targets;
@@ -238,7 +243,9 @@ void Run::products(int thread, int operation, const Activations &a, int64_t n_ro
       int64_t panel = p;
       const Matrix &w = *target_of(&panel)->matrix;
       const int64_t tile = panel * PANEL_TILES, last = std::min(tile + PANEL_TILES, (w.n_rows + 15) / 16);
-      k_.matmul(w, tile, last, a, piece.begin, piece.end, memory + (p - piece.first) * PANEL_ROWS, stride);
+      float *out = memory + (p - piece.first) * PANEL_ROWS;
+      k_.matmul(w, tile, last, a, piece.begin, piece.end, out, stride);
+      add_adapters(w, tile, last, rows, piece.begin, piece.end, out, stride, memory + 2 * BAND * PANEL_ROWS);
     }
   };
   const auto write = [&](const Piece &piece) {
@@ -248,11 +255,11 @@ void Run::products(int thread, int operation, const Activations &a, int64_t n_ro
       const int64_t columns = std::min<int64_t>(PANEL_ROWS, target->matrix->n_rows - panel * PANEL_ROWS);
       for (int64_t r = piece.begin; r < piece.end; ++r) {
         const float *from = memory + (r - piece.begin) * stride + (p - piece.first) * PANEL_ROWS;
-        const int64_t row = add_to != nullptr ? (*add_to)[(size_t)r] : r;
+        const int64_t row = adds ? rows[(size_t)r] : r;
         float *to = target->out + row * target->stride + panel * PANEL_ROWS;
         if (operation == EC_OP_LOGITS && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
         const float factor = target->factors != nullptr ? target->factors[r] : 1.0f;
-        if (add_to != nullptr) k_.add(to, from, c_.residual_scale * factor, columns);
+        if (adds) k_.add(to, from, c_.residual_scale * factor, columns);
         else memcpy(to, from, (size_t)columns * sizeof(float));
         if (operation == EC_OP_LOGITS) finish_logits(to, columns);
       }
@@ -270,15 +277,14 @@ void Run::finish_logits(float *logits, int64_t n) const {
 // Add the product of a matrix to x, after a norm or a convolution where the architecture has one.
 void Run::add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
                       const Matrix &w, const Behind &behind, float *memory) {
-  const int64_t n = (int64_t)rows.size();
   if (behind.post_norm.empty() && !behind.convolution.is_used()) {
     const Target target = {&w, m_.x.data(), c_.n_embd};
-    products(thread, operation, a, n, &target, 1, memory, &rows);
+    products(thread, operation, a, rows, &target, 1, memory, true);
     return;
   }
   const Target target = {&w, m_.branch.data(), c_.n_embd};
-  products(thread, operation, a, n, &target, 1, memory);
-  stages_.each(thread, n, [&](int64_t i) {
+  products(thread, operation, a, rows, &target, 1, memory);
+  stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     const float *branch = m_.branch.data() + i * c_.n_embd;
     float *x = m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd;
     if (behind.convolution.is_used()) convolve_row(behind.convolution, 1, rows, i, m_.branch.data(), memory);
@@ -311,12 +317,12 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   const Activations *normed = apart ? nullptr : &input(v[EC_FFN_NORM]);
   if (layer.has_experts()) {
     const Activations &to_router = c_.early_router ? m_.early.view() : apart ? input(v[EC_ROUTER_NORM]) : *normed;
-    route(thread, l, to_router, (int64_t)rows.size(), memory);
+    route(thread, l, to_router, rows, memory);
     const Activations &to_experts = apart ? input(v[EC_EXPERTS_NORM]) : *normed;
     if (!mix(thread, l, to_experts, (int64_t)rows.size(), memory)) return false;
   }
   if (apart) normed = &input(v[EC_FFN_NORM]);
-  if (down.n_rows != 0) gate_and_up(thread, layer, *normed, (int64_t)rows.size(), memory);
+  if (down.n_rows != 0) gate_and_up(thread, layer, *normed, rows, memory);
   release(thread, EC_PART_GATE_UP, l);
   if (!fetch(thread, EC_PART_DOWN, l)) return false;
   const float scale = c_.n_per_layer != 0 ? 1.0f : layer.scale();
@@ -342,13 +348,15 @@ void Run::activate(float *gates, float *ups, int64_t n) const {
 
 // Multiply gate and up, or up alone where there is no gate. A panel of both gives 32 columns of the activations, one
 // block to quantize.
-void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory) {
+void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed, const std::vector<int32_t> &rows,
+                      float *memory) {
   const bool is_gated = c_.ungated == 0;
   const Matrix &up = layer.matrices[EC_UP], &first = is_gated ? layer.matrices[EC_GATE] : up;
   const Activations out = gated(layer.matrices[EC_DOWN]);
-  const Pieces pieces = cut(first, is_gated ? 2 : 1, panels(first), n_rows);
+  const Pieces pieces = cut(first, is_gated ? 2 : 1, panels(first), (int64_t)rows.size());
   const int64_t stride = pieces.panels_each * PANEL_ROWS;
-  float *gates = memory, *ups = memory + BAND * PANEL_ROWS;
+  float *gates = memory, *ups = memory + BAND * PANEL_ROWS, *adapted = memory + 2 * BAND * PANEL_ROWS;
+  if (adapted_) multiply_adapters(thread, EC_OP_GATE_UP, normed, rows, {&layer.matrices[EC_GATE], &up}, memory);
   const auto columns = [&](const Piece &piece) {
     return std::min(piece.last * PANEL_ROWS, up.n_rows) - piece.first * PANEL_ROWS;
   };
@@ -357,7 +365,10 @@ void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed,
     for (int64_t t = tile; t < last; t += PANEL_TILES) {
       const int64_t end = std::min(t + PANEL_TILES, last), column = (t - tile) * TILE_ROWS;
       k_.matmul(first, t, end, normed, piece.begin, piece.end, gates + column, stride);
-      if (is_gated) k_.matmul(up, t, end, normed, piece.begin, piece.end, ups + column, stride);
+      add_adapters(first, t, end, rows, piece.begin, piece.end, gates + column, stride, adapted);
+      if (!is_gated) continue;
+      k_.matmul(up, t, end, normed, piece.begin, piece.end, ups + column, stride);
+      add_adapters(up, t, end, rows, piece.begin, piece.end, ups + column, stride, adapted);
     }
     for (int64_t r = 0; r < piece.end - piece.begin; ++r)
       activate(gates + r * stride, ups + r * stride, columns(piece));
@@ -387,7 +398,7 @@ void Run::logits(int thread, float *memory) {
   if (streamed_) return logits_in_parts(thread, memory);
   const Target target = {&m_.output, logits_, c_.n_vocab};
   const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
-  products(thread, EC_OP_LOGITS, normed, plan_.n_wanted, &target, 1, memory);
+  products(thread, EC_OP_LOGITS, normed, plan_.wanted, &target, 1, memory);
 }
 
 void Run::logits_in_parts(int thread, float *memory) {
@@ -396,7 +407,7 @@ void Run::logits_in_parts(int thread, float *memory) {
   for (int32_t part = streamer.first_output_part(); part < streamer.n_parts(); ++part) {
     if (!fetch(thread, part)) return;
     const Target target = {&streamer.output(part), logits_ + streamer.output_begin(part), c_.n_vocab};
-    products(thread, EC_OP_LOGITS, normed, plan_.n_wanted, &target, 1, memory);
+    products(thread, EC_OP_LOGITS, normed, plan_.wanted, &target, 1, memory);
     release(thread, part);
   }
 }
@@ -417,7 +428,7 @@ Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, cons
   const size_t row = std::max({2 * (size_t)model.config.n_embd, (size_t)model.config.n_per_layer, of_norms});
   const size_t of_states = model.recurrent.n_layer() > 0 ? state_scratch(model, plan) : 0;
   const size_t scratch =
-      std::max({panel, row, attention_scratch(model, plan), expert_scratch(model, plan), of_states});
+      std::max({panel, row, attention_scratch(model, plan), expert_scratch(model, plan), of_states, adapter_scratch(model)});
   for (auto &memory : model.thread_memory) memory.resize(std::max(memory.size(), scratch));
   model.kept.resize(std::max(model.kept.size(), attention_kept(model, plan)));
   Run run(model, plan, logits, best, cancel);

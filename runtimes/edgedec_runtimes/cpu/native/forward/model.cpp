@@ -100,7 +100,8 @@ ec_session::ec_session(const ec_session &other, int32_t n_tokens)
       cache(other.cache, n_tokens),
       notes(other.notes, n_tokens),
       columns(other.columns, n_tokens),
-      states(other.states, n_tokens) {}
+      states(other.states, n_tokens),
+      adapter_scales(other.adapter_scales) {}
 
 void Rope::fill(float *cos_sin, const int32_t *places) const {
   const size_t half = frequencies.size();
@@ -350,7 +351,9 @@ void ec_model::finish() {
   // normed, attended, gated, pairs, those that experts read, and their gated, convolved, per_layer.gated, mixed, early
   bool quantized[10] = {}, floats[10] = {};
   const auto note = [&](int which, const Matrix &m) {
-    if (m.n_rows != 0) (is_float_type(m.type) ? floats : quantized)[which] = true;
+    if (m.n_rows == 0) return;
+    (is_float_type(m.type) ? floats : quantized)[which] = true;
+    floats[which] = floats[which] || adapters.of(&m) != nullptr;
   };
   note(0, output);
   note(0, per_layer.projection);
@@ -421,6 +424,7 @@ void ec_model::finish() {
     mixed = ActivationBuffer(max_rows, recurrent.n_head * (int64_t)recurrent.n_value, quantized[8], floats[8]);
   }
   if (paired) pairs = ActivationBuffer(max_rows, n_input(), quantized[3], floats[3]);
+  adapters.finish(max_rows);
   thread_memory.resize((size_t)pool.size());
   speeds.assign((size_t)pool.size(), 1.0);
   finished = true;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "edgedec_cpu.h"
+#include "forward/adapters.h"
 #include "forward/expert_store.h"
 #include "forward/experts.h"
 #include "forward/kv_cache.h"
@@ -40,6 +41,7 @@ struct ec_session {
   edgedec::ColumnCache columns;
   edgedec::RecurrentState states;
   std::shared_ptr<edgedec::DraftHeadState> draft_head;  // of one that follows the text; nullptr for none
+  std::vector<float> adapter_scales;                    // by adapter; what is missing is 0, and so without effect
 };
 
 namespace edgedec {
@@ -160,6 +162,7 @@ struct ec_model {
   bool paired = false, normed_residual = false;
   // Of layers with convolutions over rows: how many rows they go over, and the elements that share a kernel.
   int32_t row_conv_length = 0, row_conv_group = 0;
+  edgedec::Adapters adapters;
   edgedec::Streamer streamer;  // of weights that are read in each forward
   edgedec::ExpertStore experts;  // those of streamed weights
   edgedec::RowFile row_file;   // reads rows of token_embd, where they are not looked up in memory

@@ -116,10 +116,11 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
       if (items[j].session == item.session) throw Invalid("a session stands twice in one forward");
     if (item.n_rows > model.max_rows - plan.n_rows) throw Invalid("a forward has too many rows");
     plan.first_row.push_back(plan.n_rows);
+    const bool of_row = item.block == EC_BLOCK_NONE || item.block == EC_BLOCK_MUTUAL;
     for (int32_t r = 0; r < item.n_rows; ++r) {
       const int32_t position = item.n_past + r,
                     visible = item.block >= EC_BLOCK_WHOLE ? item.n_past + item.n_rows : position + 1,
-                    window_end = item.block == EC_BLOCK_NONE || item.block == EC_BLOCK_MUTUAL ? position + 1 : item.n_past;
+                    window_end = of_row ? position + 1 : item.n_past;
       plan.rows.push_back({i, r, position, position, visible, window_end, 0, 0});
       plan.all_rows.push_back(plan.n_rows + r);
     }

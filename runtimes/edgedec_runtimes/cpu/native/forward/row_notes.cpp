@@ -12,7 +12,8 @@ RowNotes::RowNotes(const RowNotes &other, int32_t n_tokens) : RowNotes(other.n_l
   const int32_t n = std::min(n_tokens, other.n_slots());
   tokens_.assign(other.tokens_.begin(), other.tokens_.begin() + n);
   ran_.assign(other.ran_.begin(), other.ran_.begin() + (std::ptrdiff_t)((size_t)n * width()));
-  vectors_.assign(other.vectors_.begin(), other.vectors_.begin() + (std::ptrdiff_t)std::min((size_t)n, other.vectors_.size()));
+  const size_t n_vectors = std::min((size_t)n, other.vectors_.size());
+  vectors_.assign(other.vectors_.begin(), other.vectors_.begin() + (std::ptrdiff_t)n_vectors);
 }
 
 void RowNotes::describe(int32_t begin, int32_t end, ec_item *item, std::vector<float> *vectors) const {

@@ -1,5 +1,5 @@
-// What the rows of a session were: their tokens or vectors, and the half-layers that each ran through. With that they can be
-// evaluated again, with the same bits, where something of them is not held any more.
+// What the rows of a session were: their tokens or vectors, and the half-layers that each ran through. With that they
+// can be evaluated again, with the same bits, where something of them is not held any more.
 #pragma once
 #include <memory>
 #include <vector>

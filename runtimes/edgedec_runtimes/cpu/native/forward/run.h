@@ -43,6 +43,8 @@ size_t state_scratch(const ec_model &model, const Plan &plan);
 
 // Return the floats of scratch memory that experts need for each thread.
 size_t expert_scratch(const ec_model &model, const Plan &plan);
+// Return the floats of scratch memory that a thread needs for adapters.
+size_t adapter_scratch(const ec_model &model);
 // Count the experts that the rows of each layer went through, after a forward.
 void count_experts(ec_model &model, const Plan &plan);
 
@@ -92,8 +94,8 @@ class Run {
   void add_vectors(int thread, int32_t l);
   void norm_states(int thread, int32_t l, float *memory);
   const Activations &attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
-  void products(int thread, int operation, const Activations &a, int64_t n_rows, const Target *targets, int n_targets,
-                float *memory, const std::vector<int32_t> *add_to = nullptr);
+  void products(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
+                const Target *targets, int n_targets, float *memory, bool adds = false);
   Pieces cut(const Matrix &w, int n_matrices, int64_t n_panels, int64_t n_rows) const;
   template <class Compute, class Write>
   void each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write);
@@ -112,11 +114,20 @@ class Run {
   Activations gated(const Matrix &down) const;
   bool mlp_block(int thread, int32_t l, float *memory);
   void activate(float *gates, float *ups, int64_t n) const;
-  void gate_and_up(int thread, const Layer &layer, const Activations &normed, int64_t n_rows, float *memory);
+  void gate_and_up(int thread, const Layer &layer, const Activations &normed, const std::vector<int32_t> &rows,
+                   float *memory);
   void copy_taps(int thread, int32_t l);
   void logits(int thread, float *memory);
   void logits_in_parts(int thread, float *memory);
   void find_best(int thread);
+
+  // --- adapter_stages.cpp ---
+  float adapter_scale(int32_t row, int32_t adapter) const;
+  bool uses_adapter(const std::vector<int32_t> &rows, int64_t begin, int64_t end, int32_t adapter) const;
+  void multiply_adapters(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
+                         const std::vector<const Matrix *> &matrices, float *memory);
+  void add_adapters(const Matrix &matrix, int64_t tile, int64_t last, const std::vector<int32_t> &rows, int64_t begin,
+                    int64_t end, float *out, int64_t stride, float *memory) const;
 
   // --- per_layer.cpp ---
   void make_per_layer_inputs(int thread, float *memory);
@@ -132,7 +143,7 @@ class Run {
   };
   int64_t most_expert_pieces() const;
   void keep_entering(int thread, const std::vector<int32_t> &rows);
-  void route(int thread, int32_t l, const Activations &read, int64_t n_rows, float *memory);
+  void route(int thread, int32_t l, const Activations &read, const std::vector<int32_t> &rows, float *memory);
   // Wait until a matrix of an expert is in memory; false where it can't be read.
   bool have(int32_t l, int32_t expert, int which) {
     return !m_.experts.started() || m_.experts.wait(l, expert, which - EC_GATE_EXPERTS);
@@ -225,6 +236,8 @@ class Run {
   const std::vector<float> none_;
   const RowConvolution no_convolution_;
   const bool streamed_ = m_.streamer.started();
+  const bool adapted_ = std::any_of(plan_.items, plan_.items + plan_.n_items,
+                                    [](const ec_item &item) { return !item.session->adapter_scales.empty(); });
   // Streamed weights go from memory when their stage is over, so that a thread that is late must not read on.
   const bool retake_ = LATE_READS && !streamed_;
   Stages stages_;

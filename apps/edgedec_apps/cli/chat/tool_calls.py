@@ -1,0 +1,207 @@
+"""Calls of tools in a chat at the terminal: each is shown and asked about before it runs, unless it is allowed."""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from edgedec.chat import Message
+from edgedec.errors import CancelledError
+from edgedec.progress import CancelToken
+from edgedec_apps.call_bodies import ToolCall
+from edgedec_apps.cli.interrupts import TerminatedError, interruptible
+from edgedec_apps.cli.shown.progress import shown
+from edgedec_apps.cli.shown.terminal import one_line, say
+from edgedec_apps.tools.offered import Tool, is_allowed
+from edgedec_apps.tools.results import MOST_CHARACTERS, ToolResult, cut
+
+if TYPE_CHECKING:
+    from edgedec.api.engine import Engine
+    from edgedec_apps.tools.servers import ToolServers
+
+MOST_ROUNDS = 10
+"""How often a model may call tools before a person writes again."""
+_MOST_CALLS = 16  # of one answer
+_MOST_SHOWN = 400  # characters of an argument, and of an answer
+_MOST_ROWS = 20
+_Decision = Literal["run", "always", "no", "stop"]
+_WORDS: dict[str, _Decision] = {"y": "run", "yes": "run", "a": "always", "always": "always", "n": "no", "no": "no"}
+Tools = tuple[dict[str, Any], ...]
+
+
+@dataclass(slots=True)
+class ChatTools:
+    """The tools of a chat.
+
+    Attributes:
+        servers: Where they are; None where there are none.
+        patterns: What runs without a question, such as read_*.
+        asks: Whether there is a person to ask; else only what is allowed runs.
+        always: The tools that the person has allowed for the rest of the chat.
+    """
+
+    servers: "ToolServers | None" = None
+    patterns: tuple[str, ...] = ()
+    asks: bool = False
+    always: set[str] = field(default_factory=set)
+
+    def definitions(self, engine: "Engine") -> Tools | None:
+        """Return the tools in OpenAI's form; None where there are none, or the model's chat template knows none."""
+        return tuple(tool.definition for tool in self.known) or None if knows_tools(engine) else None
+
+    @property
+    def known(self) -> tuple[Tool, ...]:
+        """All tools."""
+        return self.servers.tools if self.servers is not None else ()
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return each tool's name, and its server, whether it runs without a question, and what it is for."""
+        return [
+            (tool.name, f"{tool.server}{', allowed' if self.allows(tool) else ''}: {_short(tool.listed.description)}")
+            for tool in self.known
+        ]
+
+    def notes(self, engine: "Engine") -> list[str]:
+        """Return what a person should know of the tools of a chat with this model."""
+        if self.servers is None:
+            return ["there are no tool servers; --mcp FILE names some"]
+        unknown = [each for each in self.patterns if not any(is_allowed(tool.name, [each]) for tool in self.known)]
+        notes = [f"--allow-tools: no tool is named {each}" for each in unknown]
+        if self.known and not knows_tools(engine):
+            notes.append("the model's chat template knows no tools, so the model gets none")
+        return [*self.servers.notes, *notes]
+
+    def allows(self, tool: Tool) -> bool:
+        """Return whether a tool runs without a question."""
+        return tool.name in self.always or is_allowed(tool.name, self.patterns)
+
+    def run(self, calls: Sequence[ToolCall], engine: "Engine", *, quiet: bool) -> tuple[list[Message], bool]:
+        """Run the calls of an answer one after another, those that are allowed.
+
+        Returns:
+            A message for each call, for the model; and whether the model is to go on: not after Ctrl-C.
+        """
+        most = max(1000, min(MOST_CHARACTERS, engine.n_ctx // max(1, len(calls))))
+        found, goes_on = list[Message](), True
+        for i, call in enumerate(calls):
+            if not goes_on:
+                result = ToolResult("Not run: the user stopped the answer.", failed=True)
+            elif i >= _MOST_CALLS:
+                result = ToolResult(f"Not run: an answer may have at most {_MOST_CALLS} calls.", failed=True)
+            else:
+                result, goes_on = self._one(call, most, quiet=quiet)
+            found.append({"role": "tool", "name": call.name, "tool_call_id": call.id, "content": result.text})
+        return found, goes_on
+
+    def _one(self, call: ToolCall, most: int, *, quiet: bool) -> tuple[ToolResult, bool]:
+        """Return what a call brought, and whether the model is to go on."""
+        tool = next((tool for tool in self.known if tool.name == call.name), None)
+        decision = "run" if tool is None else self._decide(tool, call)
+        if decision == "stop":
+            return ToolResult("Not run: the user stopped the answer.", failed=True), False
+        if decision == "no":
+            say(f"({call.name} did not run)")
+            why = "The user declined this call." if self.asks else "This tool is not allowed here."
+            return ToolResult(why, failed=True), True
+        if decision == "always":
+            self.always.add(call.name)
+        try:
+            with shown(f"running {call.name}", quiet=quiet):
+                result = interruptible(partial(self._call, call, most))
+        except TerminatedError:
+            raise
+        except CancelledError:
+            say(f"({one_line(call.name)} was stopped)")
+            return ToolResult("The user stopped this call.", failed=True), False
+        if not quiet:
+            what = "failed" if result.failed else "answered"
+            say(f"({one_line(call.name)} {what}: {_short(result.text)}{f'; {result.note}' if result.note else ''})")
+        return result, True
+
+    def _call(self, call: ToolCall, most: int, cancel: CancelToken) -> ToolResult:
+        assert self.servers is not None, "a model without tools calls none"
+        return self.servers.call(call.name, call.arguments, cancel, most)
+
+    def _decide(self, tool: Tool, call: ToolCall) -> _Decision:
+        if self.allows(tool):
+            return "run"
+        if not self.asks:
+            say(f"edgedec: {tool.name} needs a person's consent, and there is nobody to ask; --allow-tools allows it")
+            return "no"
+        say(f"{tool.name} of the tool server {tool.server} wants to run:")
+        for row in argument_rows(call.arguments):
+            say(f"  {row}")
+        return _ask(call)
+
+
+def knows_tools(engine: "Engine") -> bool:
+    """Return whether a model's chat template knows tools."""
+    return engine.can_chat and "tools" in engine.template.source
+
+
+def argument_rows(arguments: str, most: int = _MOST_SHOWN) -> list[str]:
+    """Return the arguments of a call for a person, one a line, without characters that are not seen.
+
+    Args:
+        arguments: A JSON object.
+        most: Most characters of a value; of a longer one the beginning and the end are shown.
+
+    >>> argument_rows('{"path": "a\\\\u202eb"}')
+    ['path: "a\\\\u202eb"']
+    >>> argument_rows("{}")
+    ['no arguments']
+    """
+    given = json.loads(arguments or "{}")
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in given.items()}
+    rows = [f"{_visible(name[:100])}: {_visible(one_line(cut(text, most)[0]))}" for name, text in texts.items()]
+    if len(rows) > _MOST_ROWS and most == _MOST_SHOWN:
+        rows = [*rows[:_MOST_ROWS], f"and {len(rows) - _MOST_ROWS} further arguments"]
+    return rows or ["no arguments"]
+
+
+def _ask(call: ToolCall) -> _Decision:
+    """Ask the person at the terminal; what was typed before the question is no answer to it."""
+    question = "Run it? y: yes, a: always in this chat, n: no, s: show all of it, Ctrl-C: stop > "
+    _forget_typed()
+    while True:
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            line = ""
+        if not line:
+            say("")
+            return "stop"
+        word = line.strip().lower()
+        if word in ("s", "show"):
+            for row in argument_rows(call.arguments, len(call.arguments) + 1):
+                say(f"  {row}")
+        elif word in _WORDS:
+            return _WORDS[word]
+
+
+def _forget_typed() -> None:
+    with suppress(ImportError, OSError, ValueError):
+        import termios
+
+        with suppress(termios.error):
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+
+
+def _short(text: str) -> str:
+    """Return the beginning of a text on one line."""
+    line = " ".join(text[: 2 * _MOST_SHOWN].split())
+    return _visible(line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]} …")
+
+
+def _visible(text: str) -> str:
+    """Return a text whose characters that are not seen are written as in Python.
+
+    >>> _visible("a\\u200b b")
+    'a\\\\u200b b'
+    """
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -1,0 +1,187 @@
+"""edgedec rank: documents in the order in which they match a query."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgedec.errors import RequestError
+from edgedec.progress import CancelToken
+from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.options import (
+    AsJson,
+    LoadFlags,
+    ModelName,
+    Offline,
+    OutputFlags,
+    Quiet,
+    RuntimeName,
+    Threads,
+    model_option,
+    option,
+)
+from edgedec_apps.cli.prompt import argument_text, piped_lines
+from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
+from edgedec_apps.texts import read_text
+
+if TYPE_CHECKING:
+    from edgedec.api.ranking import Ranking
+
+_DOCUMENTS = "Documents"
+_SHOWN = 200  # characters of a document at a terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text and where it comes from."""
+
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankJob:
+    """The arguments and options of `edgedec rank`."""
+
+    model: ModelName
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="The question, or the words to look for.", show_default=False)
+    ]
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE...",
+            help="The documents, a file each. Without any, or for -, each line of standard input is one.",
+            show_default=False,
+        ),
+    ] = None
+    lines: Annotated[
+        bool, option("--lines", help="Each line of a file is a document, not the file.", panel=_DOCUMENTS)
+    ] = False
+    document_tokens: Annotated[
+        int | None,
+        option("--document-tokens", help="Cut documents to their first N tokens.", metavar="N", panel=_DOCUMENTS),
+    ] = None
+    truncate: Annotated[
+        bool, option("--truncate", help="Cut documents that are longer than the context.", panel=_DOCUMENTS)
+    ] = False
+    top: Annotated[int | None, option("--top", help="Show only the best N.", metavar="N", panel=_DOCUMENTS)] = None
+    normalize: Annotated[
+        bool, option("--normalize", help="Scores from 0 to 1, whatever the model gives.", panel=_DOCUMENTS)
+    ] = False
+    runtime: RuntimeName = "auto"
+    context: Annotated[
+        int | None,
+        model_option("--context", "-c", help="Tokens of context (default: as trained, if memory allows).", metavar="N"),
+    ] = None
+    memory: Annotated[
+        str | None,
+        model_option("--memory", help="Most memory of the process, such as 900MB or 1.5GiB.", metavar="SIZE"),
+    ] = None
+    threads: Threads = None
+    offline: Offline = False
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+
+def command(job: RankJob) -> None:
+    """Rank documents by how well they match a query, the best first: a score and a document a line.
+
+    MODEL is a reranker. Any model that chats ranks, too, by the probability that it answers yes; it ranks less well. A
+    line of a file that ends in .jsonl is a document, and so is one of standard input; an object with "text" stands for
+    that text.
+    """
+    from edgedec.memory_plan import parse_size
+
+    if job.top is not None and job.top < 1:
+        raise RequestError(f"--top is {job.top}; it must be 1 or more")
+    query = argument_text(job.query, "the query") or ""
+    documents = _documents(job, None if job.memory is None else parse_size(job.memory))
+    if not documents:
+        raise RequestError("there are no documents; name files, or pipe one document a line in")
+    found = interruptible(lambda cancel: _rank(job, query, [each.text for each in documents], cancel))
+    _write(job, documents, found)
+
+
+def _documents(job: RankJob, cap_bytes: int | None) -> list[Document]:
+    """Return the documents that the arguments name."""
+    found: list[Document] = []
+    for file in job.files or [Path("-")]:
+        if str(file) == "-":
+            if sys.stdin.isatty() and not job.quiet:
+                say("reading documents from standard input, one a line")
+            texts = [_text_of(line) for line in piped_lines(cap_bytes)]
+        else:
+            content = read_text(file)
+            if not (job.lines or file.suffix == ".jsonl"):
+                found.append(Document(str(file), content))
+                continue
+            texts = [_text_of(line) for line in content.splitlines() if line.strip()]
+        name = "" if str(file) == "-" else f"{file}:"
+        found += [Document(f"{name}{number}", text) for number, text in enumerate(texts, start=1)]
+    return found
+
+
+def _text_of(line: str) -> str:
+    """Return the text that a line stands for: that of a JSON object with "text", a JSON string's, else the line.
+
+    >>> _text_of('{"text": "a", "id": 3}'), _text_of('"a"'), _text_of("{a}")
+    ('a', 'a', '{a}')
+    """
+    if line.lstrip()[:1] in ("{", '"'):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            return line
+        text = value.get("text") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            return text
+    return line
+
+
+def _rank(job: RankJob, query: str, documents: list[str], cancel: CancelToken) -> "Ranking":
+    """Load the model and return the scores."""
+    from edgedec_apps.cli.opening import open_model
+
+    flags = LoadFlags(
+        runtime=job.runtime,
+        context=job.context,
+        memory=job.memory,
+        threads=job.threads,
+        draft="off",
+        offline=job.offline,
+    )
+    with (
+        open_model(job.model, flags, OutputFlags(quiet=job.quiet), cancel, one_request=True) as engine,
+        ProgressLine(quiet=job.quiet) as on_progress,
+    ):
+        cut = engine.n_ctx if job.truncate and job.document_tokens is None else job.document_tokens
+        return engine.rank(query, documents, max_document_tokens=cut, cancel=cancel, on_progress=on_progress)
+
+
+def _write(job: RankJob, documents: list[Document], found: "Ranking") -> None:
+    """Write the documents, the best first."""
+    scores = found.normalized if job.normalize else found.scores
+    kind = "normalized logit" if job.normalize and found.kind == "logit" else found.kind
+    best = found.order[: job.top]
+    if job.as_json:
+        results: list[dict[str, Any]] = [
+            {"index": i, "score": scores[i], "source": documents[i].source, "text": documents[i].text} for i in best
+        ]
+        counts = {"n_tokens": sum(found.n_tokens), "total_s": found.total_s, "notes": list(found.notes)}
+        write_json({"model": job.model, "query": job.query, "score_kind": kind, "results": results} | counts)
+        return
+    width = max((len(documents[i].source) for i in best), default=0)
+    most = _SHOWN if sys.stdout.isatty() else None
+    for i in best:
+        write_line(f"{scores[i]:9.4f}  {one_line(documents[i].source):{width}}  {one_line(documents[i].text)[:most]}")
+    if not job.quiet:
+        for note in found.notes:
+            say(f"note: {note}")
+        n_tokens = sum(found.n_tokens)
+        said = "probability of yes" if kind == "probability" else kind
+        say(f"{len(documents)} documents, scored by {said} · {n_tokens} tokens · {found.total_s:.1f} s")

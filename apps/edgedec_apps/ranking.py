@@ -1,0 +1,259 @@
+"""Ranks documents: an encoder with a head scores pairs of texts; a model that writes is asked for yes or no.
+
+`Engine.rank` finds this by the entry point `rank` of `edgedec.own`. A score depends on the query and the document
+alone, wherever the runtime's forwards are batch-invariant to the bit (docs/same-text.md): documents share forwards only
+there, and an encoder reads each by itself.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.api.engine import Engine
+from edgedec.api.ranking import Ranking, sigmoid
+from edgedec.decoding.text_room import tokens_behind
+from edgedec.errors import CapabilityError, ModelFormatError, OptionError, PromptTooLongError, RequestError
+from edgedec.gguf.file import GGUF, read_header_of
+from edgedec.gguf.metadata import get_array
+from edgedec.gguf.model_kinds import is_ranker
+from edgedec.gguf.values import ValueType
+from edgedec.progress import CancelToken, OnProgress, report_progress
+from edgedec.sequence import n_common
+from edgedec.sessions.forks import are_together
+from edgedec.sessions.text_pages import PAGE_TOKENS, n_pages
+from edgedec.tokenizer import Tokenizer
+from edgedec_apps.embedding import FinalNorm, embed_on, read_final_norm
+from edgedec_apps.rank_heads import RankHead, lacks_pooler, read_rank_head, read_rows
+from edgedec_apps.rank_prompts import pair_form, question_form, template_of
+
+_ROWS = 256  # of a forward that several documents share
+_MOST_TOGETHER = 16  # documents in it, as each brings a row of logits
+_SAME = 0.9  # cosine from which two rows are the same row, quantized in two ways
+_LABELS = ("yes", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be scored: the engine, what it reads for each document, and who may stop it or looks on."""
+
+    engine: Engine
+    prompts: list[tuple[int, ...]]
+    cancel: CancelToken
+    on_progress: OnProgress | None
+
+    def done(self, n: int) -> None:
+        """Report that `n` documents are scored (CancelledError where the work is to stop)."""
+        report_progress(self.on_progress, "ranking", n, len(self.prompts), "documents")
+        self.cancel.check("the ranking")
+
+
+def rank(
+    engine: Engine,
+    path: Path | None,
+    query: str,
+    documents: Sequence[str],
+    *,
+    max_document_tokens: int | None = None,
+    cancel: CancelToken | None = None,
+    on_progress: OnProgress | None = None,
+) -> Ranking:
+    """Return the scores; edgedec.Engine.rank says what the arguments are, and what is raised."""
+    began, stop = perf_counter(), cancel or CancelToken()
+    _check(query, documents, max_document_tokens)
+    if path is None:
+        raise CapabilityError("this engine has no file to read the model's head from; load the model by name")
+    gguf = read_header_of(path)
+    tokenizer, n_most = engine.tokenizer, engine.n_prompt_max
+    is_encoder = engine.model.capabilities.final_states
+    head = _head(engine, gguf, is_encoder=is_encoder)
+    if is_encoder:
+        form = pair_form(tokenizer, gguf, query, n_most)
+    else:
+        form = question_form(tokenizer, template_of(engine, gguf), query, n_most)
+    prompts: list[tuple[int, ...]] = []
+    for i, document in enumerate(documents):
+        stop.check("the ranking")
+        try:
+            prompts.append(form(document, max_document_tokens))
+        except PromptTooLongError as error:
+            raise PromptTooLongError(f"document {i} with the query: {error.marked}") from error
+    work = _Work(engine, prompts, stop, on_progress)
+    if head is None:
+        scores = _by_answers(work, _answer_ids(tokenizer, gguf))
+    else:
+        scores = _by_head(work, head, None if is_encoder else read_final_norm(path))
+    if not all(map(math.isfinite, scores)):
+        raise ModelFormatError(f"{path}: a score is not a number; the file is damaged: download it again")
+    return Ranking(
+        scores=scores,
+        kind="logit" if is_encoder else "probability",
+        n_tokens=tuple(map(len, prompts)),
+        notes=_notes(engine, gguf, is_encoder=is_encoder),
+        total_s=perf_counter() - began,
+    )
+
+
+def _check(query: str, documents: Sequence[str], max_document_tokens: int | None) -> None:
+    if not isinstance(query, str) or not query.strip():
+        raise RequestError("the query is empty or no text; give a str with at least one character")
+    if isinstance(documents, str) or not documents or not all(isinstance(each, str) for each in documents):
+        raise RequestError("the documents are no texts; give a list with at least one str")
+    most = max_document_tokens
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise OptionError("max_document_tokens", most, "it must be a whole number of 1 or more")
+
+
+def _notes(engine: Engine, gguf: GGUF, *, is_encoder: bool) -> tuple[str, ...]:
+    """Return what a person should know of the scores."""
+    if is_encoder and lacks_pooler(gguf, engine.card.architecture):
+        return (
+            "the file lacks the layer before the model's head (the pooler), as llama.cpp's converter leaves it out: "
+            "the order is roughly right, the scores are not",
+        )
+    if not is_encoder and not is_ranker(gguf):
+        return (
+            "the file does not say that its model was trained to rank: a score is the probability that it answers yes "
+            "when it is asked whether the document meets the query",
+        )
+    return ()
+
+
+def _head(engine: Engine, gguf: GGUF, *, is_encoder: bool) -> RankHead | None:
+    """Return the head to score with; None where the output matrix has the rows of yes and no.
+
+    Raises:
+        CapabilityError: The model has no head, or one with several outputs.
+    """
+    card = engine.card
+    if not is_encoder:
+        if (
+            "cls.output.weight" not in gguf.tensors
+            or "output.weight" in gguf.tensors
+            or _is_tied(engine.tokenizer, gguf)
+        ):
+            return None
+        if not engine.model.capabilities.taps:
+            raise CapabilityError(
+                f"the file of {card.name!r} has a head in place of its output matrix, and the {card.runtime} runtime "
+                "does not return the states that the head reads; choose the cpu runtime, or a file with its output "
+                "matrix"
+            )
+    head = read_rank_head(gguf, card.architecture, card.n_embd, causal=not is_encoder)
+    n_out, wanted = len(head.outputs(np.zeros(card.n_embd, np.float32))), 1 if is_encoder else 2
+    if n_out != wanted:
+        raise CapabilityError(
+            f"the head of {card.name!r} sorts texts into {n_out} classes, and ranking takes {wanted}; use a reranker"
+        )
+    return head
+
+
+def _is_tied(tokenizer: Tokenizer, gguf: GGUF) -> bool:
+    """Return whether a head's rows are those of its answers in the embedding, which then is the output matrix, too.
+
+    A converter may have put such rows in the place of an output matrix of the model's own.
+    """
+    name, head = "token_embd.weight", "cls.output.weight"
+    answers = _answer_ids(tokenizer, gguf)
+    if gguf.tensors[head].shape != (gguf.tensors[name].shape[0], len(answers)):
+        return False
+    for i, token_id in enumerate(answers):
+        own, tied = read_rows(gguf, head, i, 1)[0], read_rows(gguf, name, token_id, 1)[0]
+        if not own @ tied > _SAME * np.linalg.norm(own) * np.linalg.norm(tied):
+            return False
+    return True
+
+
+def _answer_ids(tokenizer: Tokenizer, gguf: GGUF) -> tuple[int, int]:
+    """Return the tokens of the answer that counts for a document, and of that which counts against it.
+
+    Raises:
+        CapabilityError: The answers are not two of one token each.
+    """
+    architecture = gguf.metadata.get("general.architecture")
+    labels = get_array(gguf, f"{architecture}.classifier.output_labels", frozenset({ValueType.STRING}))
+    answers = _LABELS if labels is None else [label.decode(errors="replace") for label in labels.strings()[:3]]
+    ids = [tokenizer.encode(answer, add_special=False) for answer in answers]
+    if len(ids) != 2 or any(len(each) != 1 for each in ids) or ids[0] == ids[1]:
+        shown = " and ".join(map(repr, answers))[:80]
+        raise CapabilityError(f"ranking needs two answers of one token each, and the model has {shown}; use a reranker")
+    return ids[0][0], ids[1][0]
+
+
+def _by_head(work: _Work, head: RankHead, norm: FinalNorm | None) -> tuple[float, ...]:
+    """Return the scores that a head makes of states; `norm` is the one before it, of a model that writes."""
+    scores: list[float] = []
+    with work.engine.pool.turn(work.cancel) as slot:
+        work.cancel.check("the ranking")
+        assert slot is not None, "only cancelling ends the waiting"
+        with work.cancel.calling(slot.session.cancel):
+            for ids in work.prompts:
+                outputs = head.outputs(embed_on(slot, ids, head.pooling, norm))
+                scores.append(float(outputs[0]) if norm is None else sigmoid(float(outputs[0] - outputs[1])))
+                work.done(len(scores))
+    return tuple(scores)
+
+
+def _by_answers(work: _Work, answers: tuple[int, int]) -> tuple[float, ...]:
+    """Return the probability of the first answer among the two, for each document."""
+    yes, no = answers
+    scores: dict[int, float] = {}
+
+    def take(i: int, logits: NDArray[np.float32]) -> None:
+        scores[i] = sigmoid(float(logits[yes]) - float(logits[no]))
+        work.done(len(scores))
+
+    _read(work, take)
+    return tuple(scores[i] for i in range(len(scores)))
+
+
+def _read(work: _Work, take: Callable[[int, NDArray[np.float32]], None]) -> None:
+    """Call `take` with each document's index and f32[n_vocab], the logits behind its last token, valid for the call.
+
+    What all documents have in common is read once. Where a row does not depend on what else is in its forward, several
+    documents share forwards; those that the memory plan has no room for beside others are read alone.
+    """
+    engine, prompts = work.engine, work.prompts
+    groups, alone = list[list[int]](), list(range(len(prompts)))
+    n_shared = min(len(ids) for ids in prompts) - 1
+    for ids in prompts:
+        n_shared = n_common(prompts[0], ids, n_shared)
+    if len(prompts) > 1 and n_shared > 0 and are_together(engine.pool.slots[0].session):
+        groups, alone = _groups(work, n_shared)
+    if groups:
+        with engine.branches(prompts[0][:n_shared], cancel=work.cancel, on_progress=work.on_progress) as branches:
+            for group in groups:
+                names = branches.fork(branches.root, len(group))
+                found = branches.forward({name: prompts[i][n_shared:] for name, i in zip(names, group, strict=True)})
+                for name, i in zip(names, group, strict=True):
+                    branches.drop(name)
+                    take(i, found[name][0])
+    for i in alone:
+        with engine.prompt_read(prompts[i], cancel=work.cancel, on_progress=work.on_progress) as prompt:
+            take(i, prompt.forward.logits[0])
+
+
+def _groups(work: _Work, n_shared: int) -> tuple[list[list[int]], list[int]]:
+    """Return which documents share forwards, in their order, and those that are read alone."""
+    slot = work.engine.pool.slots[0]
+    room = tokens_behind(slot, n_shared)
+    most = _MOST_TOGETHER if slot.text_rows is None else max(1, min(_MOST_TOGETHER, slot.text_rows))
+    groups: list[list[int]] = []
+    alone: list[int] = []
+    n_rows = n_held = 0
+    for i, ids in enumerate(work.prompts):
+        n_new, n_each = len(ids) - n_shared, PAGE_TOKENS * n_pages(n_shared, len(ids))
+        if room is not None and n_each > room:
+            alone.append(i)
+            continue
+        fits = room is None or n_held + n_each <= room
+        if not groups or n_rows + n_new > _ROWS or len(groups[-1]) >= most or not fits:
+            groups.append([])
+            n_rows = n_held = 0
+        groups[-1].append(i)
+        n_rows, n_held = n_rows + n_new, n_held + n_each
+    return groups, alone

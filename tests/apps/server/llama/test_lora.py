@@ -1,0 +1,149 @@
+"""Adapters by request: llama-server's `lora`, and the address /lora-adapters."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.models.tiny_adapters import tiny_adapter
+from support.processes.running_server import Running, messages, started
+
+import edgedec
+
+pytestmark = pytest.mark.slow
+SETS = ((1.0, 0.0), (0.0, 0.5), (0.0, 0.0), (1.0, 0.5))
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+
+
+@pytest.fixture(scope="module")
+def adapters(chat_path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two adapters of the tiny model."""
+    folder = tmp_path_factory.mktemp("lora")
+    return [tiny_adapter(folder / f"{name}.gguf", chat_path, seed=seed) for seed, name in enumerate("ab", 1)]
+
+
+@pytest.fixture(scope="module")
+def adapted(chat_path: Path, adapters: list[Path]) -> Iterator[Running]:
+    """A server of the tiny model with both adapters, two requests at once; the first one is on."""
+    with started(chat_path, n_parallel=2, load_options={"lora": [adapters[0], (adapters[1], 0.0)]}) as running:
+        yield running
+
+
+def body(path: str, scales: tuple[float, ...] | None = None, **fields: Any) -> dict[str, Any]:
+    """Return a request for a text with adapters; those at scale 0 are not named."""
+    found: dict[str, Any] = {"temperature": 0}
+    if "completions" in path:
+        found |= {"max_tokens": 12, "ignore_eos": True}
+    else:
+        found["max_output_tokens"] = 12
+    found |= {"prompt": "one, two"} if path == PATHS[0] else {"messages": messages("one, two")}
+    if path == PATHS[2]:
+        found |= {"input": messages("one, two")}
+        del found["messages"]
+    if scales is not None:
+        found["lora"] = [{"id": number, "scale": scale} for number, scale in enumerate(scales) if scale]
+    return found | fields
+
+
+def text(running: Running, path: str, scales: tuple[float, ...] | None = None) -> str:
+    """Return the text of an answer."""
+    reply = running.client.post(path, json=body(path, scales))
+    assert reply.status_code == 200, reply.text
+    if path == PATHS[2]:
+        return str(reply.json()["output"][0]["content"][0]["text"])
+    choice = reply.json()["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+@pytest.fixture(scope="module")
+def plain(chat_path: Path, adapters: list[Path]) -> dict[tuple[float, ...], str]:
+    """The completion with each set of adapters, of an engine that has loaded these alone."""
+    found = {}
+    for scales in SETS:
+        lora = [(path, scale) for path, scale in zip(adapters, scales, strict=True) if scale]
+        with edgedec.load(chat_path, runtime="cpu", n_ctx=512, draft="off", lora=lora) as engine:
+            options: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_end": True}
+            found[scales] = engine.generate("one, two", **options).text
+    assert len(set(found.values())) == len(SETS)
+    return found
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_request_has_the_adapters_that_it_names(
+    adapted: Running, plain: dict[tuple[float, ...], str], path: str
+) -> None:
+    """Each interface: the same set gives the same text, other sets give other texts, as engines of their own do."""
+    found = [text(adapted, path, scales) for scales in (*SETS, *SETS)]
+    assert found[: len(SETS)] == found[len(SETS) :]
+    assert len(set(found)) == len(SETS)
+    assert text(adapted, path) == found[0]  # of the scales that the server was started with
+    if path == PATHS[0]:
+        assert found[: len(SETS)] == [plain[scales] for scales in SETS]
+
+
+def test_requests_at_once(adapted: Running, plain: dict[tuple[float, ...], str]) -> None:
+    """Eight requests of four sets on two sessions: each answer is its own set's."""
+    begin, jobs = threading.Barrier(2 * len(SETS)), (*SETS, *SETS)
+
+    def ask(scales: tuple[float, ...]) -> str:
+        begin.wait(60)
+        return text(adapted, PATHS[0], scales)
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        assert list(pool.map(ask, jobs)) == [plain[scales] for scales in jobs]
+
+
+def test_the_scales_of_requests_that_name_none(adapted: Running, plain: dict[tuple[float, ...], str]) -> None:
+    """GET lists the adapters without their folders; POST sets the scales, and those that it leaves out are 0."""
+    listed = [{"id": 0, "path": "a.gguf", "scale": 1.0}, {"id": 1, "path": "b.gguf", "scale": 0.0}]
+    assert adapted.client.get("/lora-adapters").json() == listed
+    try:
+        reply = adapted.client.post("/lora-adapters", json=[{"id": 1, "scale": 0.5}])
+        assert [entry["scale"] for entry in reply.json()] == [0.0, 0.5]
+        assert text(adapted, PATHS[0]) == plain[0.0, 0.5]
+        assert text(adapted, PATHS[0], (1.0, 0.0)) == plain[1.0, 0.0]
+        assert adapted.client.post("/lora-adapters", json=[]).json()[1]["scale"] == 0.0
+        assert text(adapted, PATHS[0]) == plain[0.0, 0.0]
+    finally:
+        adapted.client.post("/lora-adapters", json=[{"id": 0, "scale": 1}])
+    assert adapted.client.get("/lora-adapters?model=tiny").json() == listed
+
+
+WRONG: tuple[tuple[Any, str], ...] = (
+    (5, "must be a list"),
+    ({"id": 0}, "must be a list"),
+    ([{"id": 0}], "must be a list"),
+    ([{"id": 0, "scale": 1, "x": 2}], "must be a list"),
+    ([{"id": 0, "scale": "1"}], "must be a list"),
+    ([{"id": 0, "scale": True}], "must be a list"),
+    ([[]], "must be a list"),
+    ([{"id": 2, "scale": 1}], "has the id 2; the model has ids from 0 to 1"),
+    ([{"id": -1, "scale": 1}], "has the id -1"),
+    ([{"id": True, "scale": 1}], "has the id True"),
+    ([{"id": "a.gguf", "scale": 1}], "has the id 'a.gguf'"),
+    ([{"id": 0, "scale": None}], "no finite number"),
+    ([{"id": 0, "scale": [1]}], "no finite number"),
+    ([{"id": 0, "scale": 1e300}], "no finite number"),
+)
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG)
+def test_wrong_scales_are_refused(adapted: Running, given: Any, words: str) -> None:
+    """A 400 that says what is wrong, in requests and at the address; the scales stay."""
+    for path, sent in ((PATHS[0], body(PATHS[0], lora=given)), ("/lora-adapters", given)):
+        reply = adapted.client.post(path, json=sent)
+        assert reply.status_code == 400, reply.text
+        assert words in reply.text.replace('\\"', '"')
+    assert [entry["scale"] for entry in adapted.client.get("/lora-adapters").json()] == [1.0, 0.0]
+
+
+def test_a_model_without_adapters(server: Running) -> None:
+    """The list is empty; to name an adapter is an error that says how one is loaded."""
+    assert server.client.get("/lora-adapters").json() == []
+    reply = server.client.post(PATHS[0], json=body(PATHS[0], (1.0,)))
+    assert reply.status_code == 400
+    assert "no adapters (edgedec serve --lora FILE loads them)" in reply.text
+    assert server.client.post("/lora-adapters", content=b'[], "x": 1').status_code == 400
+    assert server.client.post("/lora-adapters", content=b"nonsense").status_code == 400

@@ -1,0 +1,94 @@
+"""The names by which a model calls tools, which of them run without a question, and texts of answers."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from edgedec_apps.cli.chat.tool_calls import argument_rows
+from edgedec_apps.tools.offered import MOST_TOOLS, Listed, is_allowed, offered
+from edgedec_apps.tools.results import as_result, cut
+
+
+def listed(*names: str, **given: Any) -> list[Listed]:
+    """Return tools of these names."""
+    return [Listed(name, given.get("description", ""), given.get("parameters", {})) for name in names]
+
+
+def test_no_server_takes_the_name_of_anothers_tool() -> None:
+    """Where two servers have a tool of one name, neither keeps it, so what was allowed by that name runs nowhere."""
+    tools, left_out = offered([("a", listed("read", "x.y")), ("b", listed("read", "z"))])
+    assert [(tool.name, tool.server, tool.listed.name) for tool in tools] == [
+        ("a_read", "a", "read"),
+        ("x_y", "a", "x.y"),
+        ("b_read", "b", "read"),
+        ("z", "b", "z"),
+    ]
+    assert not left_out
+    assert not any(is_allowed(tool.name, ["read"]) for tool in tools)
+
+
+def test_tools_that_no_model_can_get_are_left_out() -> None:
+    """Names that stay equal, empty names, huge schemas, schemas of any depth, and more tools than are allowed."""
+    deep: dict[str, Any] = {}
+    for _ in range(10_000):
+        deep = {"x": deep}
+    many = listed(*(f"t{i}" for i in range(MOST_TOOLS)))
+    lists = [("a", listed("p.q", "p_q", "", "\x1b[2J"))]
+    lists += [("b", [Listed("big", "", {"x": "y" * 30_000}), Listed("deep", "", deep), Listed("d", "z" * 9_000, {})])]
+    tools, left_out = offered([*lists, ("c", many)])
+    assert [tool.name for tool in tools[:4]] == ["a_p_q", "__2J", "d", "t0"]
+    assert len(tools) == MOST_TOOLS
+    assert len(tools[2].listed.description) == 2_000
+    assert len(left_out) == 4 + 3
+    assert "another one is named a_p_q" in left_out[0]
+    assert "at most 128" in left_out[-1]
+    while deep:
+        deep = deep["x"]  # a deep value that is dropped at once would exhaust the stack
+
+
+def test_patterns_allow_tools() -> None:
+    """A name, or the beginning of names; never a part of one."""
+    assert is_allowed("read_file", ["read_*"])
+    assert is_allowed("x", ["y", "x"])
+    assert not is_allowed("read", ["rea", "ead", "READ"])
+    assert not is_allowed("read", [])
+
+
+def test_arguments_are_shown_with_what_can_not_be_seen() -> None:
+    """What controls a terminal or has no width is written as a number; long values are cut in the middle."""
+    rows = argument_rows('{"a\\u202e": "x\\u200by\\u001b[2J\\n", "n": [1, {"z": null}]}')
+    assert rows == ['a\\u202e: "x\\u200by\\u001b[2J\\n"', 'n: [1, {"z": null}]']
+    (long,) = argument_rows('{"code": "%s rm -rf /"}' % ("x" * 9_000))
+    assert long.startswith('code: "xxx')
+    assert "characters left out]" in long
+    assert long.endswith('rm -rf /"')
+    assert "left out" not in argument_rows('{"code": "%s"}' % ("x" * 9_000), 10_000)[0]
+    many = argument_rows(json.dumps({f"a{i}": i for i in range(50)}))
+    assert (len(many), many[-1]) == (21, "and 30 further arguments")
+
+
+def test_only_texts_of_an_answer_are_given_to_the_model() -> None:
+    """Pictures, sounds and bytes are named; texts, links and structured answers are texts."""
+
+    def block(kind: str, **given: Any) -> Any:
+        return SimpleNamespace(type=kind, **given)
+
+    def answer(*blocks: Any, structured: Any = None) -> Any:
+        return SimpleNamespace(content=list(blocks), structured_content=structured, is_error=False)
+
+    text = block("resource", resource=SimpleNamespace(uri="file:///a", text="A"))
+    raw = block("resource", resource=SimpleNamespace(uri="file:///b", blob="AAAA"), mime_type=None)
+    link = block("resource_link", name="n", uri="http://c", description=None)
+    picture = block("image", mime_type="image/png", data="AAAA")
+    found = as_result(answer(block("text", text="one"), text, raw, link, picture))
+    assert found.text == (
+        "one\n\nfile:///a:\nA\n\n[left out: resource (of no type); only text is read]\n\nn http://c\n\n"
+        "[left out: image (image/png); only text is read]"
+    )
+    assert found.note == "not text, left out: resource (of no type), image (image/png)"
+    assert as_result(answer(structured={"a": 1})).text == '{"a": 1}'
+    assert as_result(answer()).text == "[the tool answered without a text]"
+    long = as_result(answer(block("text", text="x" * 9_000)), 1_000)
+    assert len(long.text) < 1_100
+    assert long.note == "its answer of 9000 characters was cut to 1000"
+    assert cut("abc", 3) == ("abc", 0)
