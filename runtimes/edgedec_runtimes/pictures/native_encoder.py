@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageError
 from edgedec.gguf.file import GGUF, FileState, floats, read_gguf
 from edgedec.gguf.header import TensorInfo
+from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.pictures import PictureRows
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
@@ -37,6 +38,7 @@ from edgedec_runtimes.cpu.library import (
     native,
 )
 from edgedec_runtimes.cpu.mapping import Mapping
+from edgedec_runtimes.pictures.calls import PHASE
 from edgedec_runtimes.pictures.contract import Picture, PictureLayout, row_ids
 from edgedec_runtimes.pictures.header import ProjectorHeader
 from edgedec_runtimes.pictures.siglip_file import SiglipFile, Weight, positions, siglip_file, vector_slots
@@ -47,7 +49,6 @@ VERSION = "1"
 """The version of what is computed, raised when a bit of a row changes."""
 
 _WHAT = "encoding a picture"
-_PHASE = "encoding"
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_quick": 4}
 _FIRST_OF_LAYER_MATRICES, _FIRST_OF_LAYER_VECTORS = 3, 7
 
@@ -145,13 +146,13 @@ class NativeEncoder:
                 tiles = tiles_of(self._file.cutting, picture)
                 for i, (block, tile) in enumerate(zip(layout.blocks, tiles, strict=True)):
                     check_cancelled(cancel, _WHAT)
-                    report_progress(on_progress, _PHASE, i, len(layout.blocks), "parts")
+                    report_progress(on_progress, PHASE, i, len(layout.blocks), "tiles")
                     rows = self._weights.encode(np.asarray(tile), cancel)
                     made.append(PictureRows(block, rows, row_ids(key, block.n_rows, first)))
                     first += block.n_rows
             finally:
                 self._weights.let_go()
-        report_progress(on_progress, _PHASE, len(made), len(made), "parts")
+        report_progress(on_progress, PHASE, len(made), len(made), "tiles")
         return tuple(made)
 
     def terms(self) -> tuple[MemoryTerm, ...]:
@@ -251,9 +252,10 @@ class _Weights:
         return rows
 
     def let_go(self) -> None:
-        """Give the pages of the file back to the system, which keeps them cached while it has memory."""
+        """Give pages back to the system: those of the file, which stay cached while there is memory, and buffers'."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
+        return_free_memory()
 
     def close(self) -> None:
         """Free the encoder and the mapping."""

@@ -148,7 +148,7 @@ def test_ids_are_those_of_the_picture_and_go_on_through_its_blocks(tmp_path: Pat
     assert not set(ids) & {id for block in encoder.encode(picture(64, 64, seed=1)) for id in block.ids}
 
 
-def test_progress_counts_parts_and_a_cancelled_picture_leaves_the_encoder_usable(tmp_path: Path) -> None:
+def test_progress_counts_tiles_and_a_cancelled_picture_leaves_the_encoder_usable(tmp_path: Path) -> None:
     encoder = opened(tiny_projector(tmp_path / "m.gguf", "idefics3"))
     cancel, seen = CancelToken(), list[Progress]()
 
@@ -159,7 +159,7 @@ def test_progress_counts_parts_and_a_cancelled_picture_leaves_the_encoder_usable
 
     with pytest.raises(CancelledError, match="encoding a picture"):
         encoder.encode(picture(64, 64), cancel, stop_at_third)
-    assert [(p.done, p.total, p.unit) for p in seen] == [(0, 5, "parts"), (1, 5, "parts"), (2, 5, "parts")]
+    assert [(p.done, p.total, p.unit) for p in seen] == [(0, 5, "tiles"), (1, 5, "tiles"), (2, 5, "tiles")]
     assert len(encoder.encode(picture(64, 64))) == 5
 
 
