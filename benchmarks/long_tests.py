@@ -1,6 +1,6 @@
 """Run the tests of the lane `long`, which `pytest` leaves out, and write what came of them.
 
-    python benchmarks/long_tests.py --json-out benchmarks/results/long_tests.json
+    python benchmarks/long_tests.py --json-out FILE
 
 They repeat with every architecture, and with more seeds, what the other tests find with a few. By test function the
 report has the tests that passed, failed or were skipped, and their seconds. The exit status is pytest's.
