@@ -287,6 +287,7 @@ class LoadFlags:
             "--runtime-option",
             help="An option that only the runtime has, such as mmap=no or huge_pages=off. Repeatable.",
             metavar="NAME=VALUE",
+            further=True,
         ),
     ] = None
     mmproj: Annotated[

@@ -19,7 +19,7 @@ _WINDOW_MASK_BYTES = 6  # of a pair of patches, where layers attend in windows
 
 
 class MtmdEncoder:
-    """Implements edgedec.pictures.PictureEncoder. The projector is loaded with the first picture."""
+    """Implements edgedec_runtimes.pictures.contract.PictureEncoder. The projector is loaded with the first picture."""
 
     def __init__(self, opening: Opening, child: PictureChild) -> None:
         self._opening, self._child = opening, child
@@ -35,7 +35,7 @@ class MtmdEncoder:
         return self._identity
 
     def layout(self, width: int, height: int) -> PictureLayout:
-        """Return what a picture of that size becomes; see edgedec.pictures.PictureEncoder."""
+        """Return what a picture of that size becomes; see edgedec_runtimes.pictures.contract.PictureEncoder."""
         with self._lock:
             found = self._layouts.get((width, height))
         if found is None:
@@ -49,7 +49,7 @@ class MtmdEncoder:
     def encode(
         self, picture: Picture, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
     ) -> tuple[PictureRows, ...]:
-        """Return the blocks of a picture; see edgedec.pictures.PictureEncoder."""
+        """Return the blocks of a picture; see edgedec_runtimes.pictures.contract.PictureEncoder."""
         made = self._child.ask("encode", self._opening, picture, cancel=cancel, on_progress=on_progress)
         size = f"{picture.width} {picture.height} {self.identity}".encode()
         return _blocks(made, sha256(size + picture.rgb).digest())

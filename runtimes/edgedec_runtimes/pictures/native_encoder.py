@@ -105,7 +105,7 @@ def open_native(
 
 
 class NativeEncoder:
-    """Implements edgedec.pictures.PictureEncoder. The weights are mapped with the first picture."""
+    """Implements edgedec_runtimes.pictures.contract.PictureEncoder. The weights are mapped with the first picture."""
 
     def __init__(self, gguf: GGUF, file: SiglipFile, n_threads: int) -> None:
         """Prepare; nothing is mapped yet (RuntimeUnavailableError where there is no native library)."""
@@ -122,13 +122,13 @@ class NativeEncoder:
         return f"edgedec {VERSION} {self._isa} {self._file.cutting.max_tokens}"
 
     def layout(self, width: int, height: int) -> PictureLayout:
-        """Return what a picture of that size becomes; see edgedec.pictures.PictureEncoder."""
+        """Return what a picture of that size becomes; see edgedec_runtimes.pictures.contract.PictureEncoder."""
         return layout_of(self._file.cutting, width, height)
 
     def encode(
         self, picture: Picture, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
     ) -> tuple[PictureRows, ...]:
-        """Return the blocks of a picture; see edgedec.pictures.PictureEncoder.
+        """Return the blocks of a picture; see edgedec_runtimes.pictures.contract.PictureEncoder.
 
         Raises:
             RequestError: The picture can't be cut into tiles.
