@@ -13,8 +13,9 @@ from edgedec.gguf.values import ValueType
 from edgedec_runtimes.pictures.siglip_layout import KINDS, Cutting
 
 _VISION = "clip.vision."
+_SIZES = ("image_size", "patch_size", "embedding_length", "feed_forward_length", "block_count")
 _LN_EPSILON = 1e-5  # of the norm before lfm2's projection
-_MOST_WIDTH = 1 << 16
+_MOST_WIDTH, _MOST_HEAD = 1 << 16, 512
 _LAYER_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_up", "ffn_down")
 _LAYER_NORMS = ("ln1", "ln2")
 _OTHER_ATTENTION = ("attention.head_dim", "feature_layer", "n_wa_pattern", "wa_layer_indexes", "window_size")
@@ -82,42 +83,31 @@ def siglip_file(gguf: GGUF, kind: str, n_out: int, max_tokens: int | None) -> Si
     Raises:
         ModelFormatError: A value of the metadata has another type, or is out of bounds.
     """
-    names = ("image_size", "patch_size", "embedding_length", "feed_forward_length", "block_count")
-    sizes = [get_int(gguf, _VISION + name, at_least=1, at_most=_MOST_WIDTH) for name in names]
+    sizes = [get_int(gguf, _VISION + name, at_least=1, at_most=_MOST_WIDTH) for name in _SIZES]
     if kind not in KINDS or len(gguf.paths) > 1 or gguf.form is not None or None in sizes:
         return None
     image_size, patch_size, n_embd, n_ff, n_layer = (size or 0 for size in sizes)
-    n_head = get_int(gguf, f"{_VISION}attention.head_count", at_least=1, at_most=_MOST_WIDTH)
+    n_head = _heads(gguf, n_embd)
     merge = get_int(gguf, f"{_VISION}projector.scale_factor", at_least=1, at_most=16) or (4 if kind == "gemma3" else 1)
     epsilon = get_float(gguf, f"{_VISION}attention.layer_norm_epsilon")
     mean, std = _three(gguf, "image_mean"), _three(gguf, "image_std")
     edge = get_int(gguf, f"{_VISION}preproc_image_size", at_most=_MOST_WIDTH) or 0
-    n_head_kv = get_int(gguf, f"{_VISION}attention.head_count_kv", at_most=_MOST_WIDTH)
     if (
         n_head is None
-        or n_embd % n_head
-        or n_embd // n_head > 512
         or n_out > _MOST_WIDTH
-        or n_head_kv not in (None, n_head)
         or image_size % (patch_size * merge)
         or (merge == 1 and kind != "gemma3")
-        or n_layer > 1024
-        or any(_VISION + key in gguf.metadata for key in _OTHER_ATTENTION)
         or epsilon is None
         or not 0 <= epsilon <= 1
-        or not mean
-        or not std
-        or 0.0 in std
+        or not (mean and std and all(std))
     ):
         return None
     cutting = Cutting(kind, image_size, patch_size, merge, edge if kind == "idefics3" else 0, max_tokens or 0)
     once, layers = _once(gguf, cutting, n_embd, n_out), _layers(gguf, kind, n_embd, n_ff, n_layer)
-    position = gguf.tensors.get("v.position_embd.weight")
-    is_table = position is not None and len(position.shape) == 2 and position.type in FLOATS
-    side = math.isqrt(position.shape[1]) if position is not None and is_table else 0  # 0 is no table's
-    gelu, silu = (get_bool(gguf, f"clip.use_{name}") for name in ("gelu", "silu"))
-    if once is None or layers is None or position is None or position.shape != (n_embd, side**2) or (gelu and silu):
+    position, gelu, silu = _table(gguf, n_embd), get_bool(gguf, "clip.use_gelu"), get_bool(gguf, "clip.use_silu")
+    if once is None or layers is None or position is None or (gelu and silu):
         return None
+    side = math.isqrt(position.shape[1])
     used = {weight.tensor.name for weights in (once, *layers) for weight in weights} | {position.name}
     vectors = _vectors(gguf, used)
     if vectors is None or (kind != "lfm2" and side != image_size // patch_size):
@@ -202,6 +192,23 @@ def _three(gguf: GGUF, key: str) -> tuple[float, ...]:
         return ()
     numbers = tuple(float(number) for number in found.numpy()[:3])
     return numbers if all(map(math.isfinite, numbers)) else ()
+
+
+def _heads(gguf: GGUF, n_embd: int) -> int | None:
+    """Return the number of heads; None where attention is another one than ours."""
+    n_head = get_int(gguf, f"{_VISION}attention.head_count", at_least=1, at_most=_MOST_WIDTH)
+    n_head_kv = get_int(gguf, f"{_VISION}attention.head_count_kv", at_most=_MOST_WIDTH)
+    if n_head is None or n_embd % n_head or n_embd // n_head > _MOST_HEAD or n_head_kv not in (None, n_head):
+        return None
+    return None if any(_VISION + key in gguf.metadata for key in _OTHER_ATTENTION) else n_head
+
+
+def _table(gguf: GGUF, n_embd: int) -> TensorInfo | None:
+    """Return the table of positions, where it is a square one of floats."""
+    found = gguf.tensors.get("v.position_embd.weight")
+    if found is None or found.type not in FLOATS or len(found.shape) != 2:
+        return None
+    return found if found.shape == (n_embd, math.isqrt(found.shape[1]) ** 2) else None
 
 
 def _matrix(gguf: GGUF, name: str, n_rows: int | None, n_cols: int) -> Weight | None:

@@ -16,6 +16,7 @@ def siglip_projector(path: Path, kind: str, type_name: str = "F32", **shape: Any
     return write_gguf(path, *siglip_parts(kind, type_name, **shape))
 
 
+# A line for each key and tensor of a file: cut into parts, it would say no more.
 def siglip_parts(
     kind: str,
     type_name: str = "F32",
