@@ -48,7 +48,6 @@ int32_t ec_model_adapt(ec_model *model, int32_t adapter, int32_t which, int32_t 
                      factor,
                      adapters.widths[layer]});
     adapters.widths[layer] += rank;
-    adapters.most_rank = std::max(adapters.most_rank, rank);
     adapters.n = std::max(adapters.n, adapter + 1);
     return EC_OK;
   });

@@ -13,8 +13,14 @@ namespace edgedec {
 // Return the floats of scratch memory that a thread needs for adapters.
 size_t adapter_scratch(const ec_model &model) {
   if (model.adapters.n == 0) return 0;
-  const int64_t rank = (model.adapters.most_rank + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-  return (size_t)(BAND * std::max<int64_t>(3 * PANEL_ROWS, rank));
+  return (size_t)(3 * BAND * PANEL_ROWS);
+}
+
+// Return at least the number of pieces of any stage of adapters.
+int64_t Run::most_adapter_pieces() const {
+  int64_t n_tiles = 0;
+  for (const auto &[layer, width] : m_.adapters.widths) n_tiles = std::max(n_tiles, width);  // a tile of each at most
+  return n_tiles * ((std::max(plan_.n_rows, 1) + BAND - 1) / BAND);
 }
 
 // Return what the session of a row multiplies an adapter's part by.
@@ -32,21 +38,33 @@ bool Run::uses_adapter(const std::vector<int32_t> &rows, int64_t begin, int64_t 
 void Run::multiply_adapters(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
                             const std::vector<const Matrix *> &matrices, float *memory) {
   const int64_t n_rows = (int64_t)rows.size(), n_bands = (n_rows + BAND - 1) / BAND;
-  std::vector<const AdapterPair *> pairs;
+  struct Tile {
+    const AdapterPair *pair;
+    int64_t number;  // of the tiles of A
+  };
+  std::vector<Tile> tiles;
   for (const Matrix *matrix : matrices)
     if (const std::vector<AdapterPair> *found = m_.adapters.of(matrix))
-      for (const AdapterPair &pair : *found) pairs.push_back(&pair);
-  if (pairs.empty()) return;
-  stages_.each(thread, (int64_t)pairs.size() * n_bands, [&](int64_t piece) {
-    const AdapterPair &pair = *pairs[(size_t)(piece / n_bands)];
-    const int64_t begin = piece % n_bands * BAND, end = std::min(begin + BAND, n_rows), rank = pair.rank();
-    if (!uses_adapter(rows, begin, end, pair.adapter)) return;
-    const int64_t n_tiles = (rank + TILE_ROWS - 1) / TILE_ROWS, stride = n_tiles * TILE_ROWS;
-    k_.matmul(pair.a, 0, n_tiles, a, begin, end, memory, stride);
-    float *low = m_.adapters.low_of(pair, m_.max_rows);
+      for (const AdapterPair &pair : *found)
+        for (int64_t t = 0; t < pair.n_tiles(); ++t) tiles.push_back({&pair, t});
+  if (tiles.empty()) return;
+  const auto act_on = [&](int64_t piece, auto act) {
+    const Tile &tile = tiles[(size_t)(piece / n_bands)];
+    const int64_t begin = piece % n_bands * BAND, end = std::min(begin + BAND, n_rows);
+    if (uses_adapter(rows, begin, end, tile.pair->adapter)) act(*tile.pair, tile.number, begin, end);
+  };
+  const auto compute = [&](const AdapterPair &pair, int64_t tile, int64_t begin, int64_t end) {
+    k_.matmul(pair.a, tile, tile + 1, a, begin, end, memory, TILE_ROWS);
+  };
+  const auto write = [&](const AdapterPair &pair, int64_t tile, int64_t begin, int64_t end) {
+    const int64_t rank = pair.rank(), first = tile * TILE_ROWS, n = std::min<int64_t>(TILE_ROWS, rank - first);
+    float *low = m_.adapters.low_of(pair, m_.max_rows) + first;
     for (int64_t r = begin; r < end; ++r)
-      memcpy(low + r * rank, memory + (r - begin) * stride, (size_t)rank * sizeof(float));
-  });
+      memcpy(low + r * rank, memory + (r - begin) * TILE_ROWS, (size_t)n * sizeof(float));
+  };
+  stages_.each_of_two_parts(
+      thread, (int64_t)tiles.size() * n_bands, 0.0, retake_, [&](int64_t piece) { act_on(piece, compute); },
+      [&](int64_t piece) { act_on(piece, write); });
   end_stage(thread, operation);
 }
 

@@ -15,6 +15,7 @@ struct AdapterPair {
   float factor;
   int64_t place;    // in Adapters::low: A x of all rows lies behind `place` numbers for each row of a forward
   int64_t rank() const { return a.n_rows; }
+  int64_t n_tiles() const { return (a.n_rows + 15) / 16; }  // of a
 };
 
 // The adapters of a model.
@@ -22,7 +23,6 @@ struct Adapters {
   int32_t n = 0;
   std::map<const Matrix *, std::vector<AdapterPair>> pairs;  // by the matrix that they change, in the order of adapters
   std::map<int32_t, int64_t> widths;                         // the numbers for a row in `low`, by layer
-  int64_t most_rank = 0;
   std::vector<float> low;  // A x, of the pairs of one layer at a time
 
   const std::vector<AdapterPair> *of(const Matrix *matrix) const {

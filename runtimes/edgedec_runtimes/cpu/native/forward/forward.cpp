@@ -86,7 +86,7 @@ int64_t Run::most_pieces() const {
   const int64_t widest = std::max<int64_t>({c_.n_vocab, of_layers, c_.n_expert, c_.n_embd, m_.n_row_kernels(),
                                             (int64_t)c_.n_layer * c_.n_per_layer});
   const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
-  return std::max((widest / PANEL_ROWS + 4) * bands, most_expert_pieces());
+  return std::max({(widest / PANEL_ROWS + 4) * bands, most_expert_pieces(), most_adapter_pieces()});
 }
 
 // Note that a stage of this operation is over.

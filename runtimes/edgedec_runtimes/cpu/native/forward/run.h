@@ -122,6 +122,7 @@ class Run {
   void find_best(int thread);
 
   // --- adapter_stages.cpp ---
+  int64_t most_adapter_pieces() const;
   float adapter_scale(int32_t row, int32_t adapter) const;
   bool uses_adapter(const std::vector<int32_t> &rows, int64_t begin, int64_t end, int32_t adapter) const;
   void multiply_adapters(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
