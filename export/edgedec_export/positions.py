@@ -9,7 +9,8 @@ from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF
 from edgedec_runtimes.architectures.architecture import SINKS, Switches
 from edgedec_runtimes.architectures.rope import LONG_DIVISORS, SHORT_DIVISORS, Rope, turns
-from edgedec_runtimes.cpu.network import MATRICES, VECTORS, Network
+from edgedec_runtimes.cpu.network import Network
+from edgedec_runtimes.cpu.tensor_places import MATRICES, VECTORS
 
 _HONOURED = frozenset(
     {

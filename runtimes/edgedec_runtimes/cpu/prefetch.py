@@ -19,7 +19,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.progress import check_cancelled, stage
 from edgedec.storage import probe_cache
 from edgedec_runtimes.cpu.library import check, native
-from edgedec_runtimes.cpu.network import TILE_TYPES
+from edgedec_runtimes.cpu.tensor_places import TILE_TYPES
 
 KIND = "prefetch"
 ROWS = (1, 2, 4, 8)

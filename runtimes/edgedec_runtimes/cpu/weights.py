@@ -34,8 +34,9 @@ from edgedec_runtimes.cpu.library import (
     native,
     native_handle,
 )
-from edgedec_runtimes.cpu.network import EMBEDDING, MIXERS, OUTPUT, PER_LAYER_ROWS, ROUTER_NORM, Network, Placed
+from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.cpu.options import own
+from edgedec_runtimes.cpu.tensor_places import EMBEDDING, MIXERS, OUTPUT, PER_LAYER_ROWS, ROUTER_NORM, Placed
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles

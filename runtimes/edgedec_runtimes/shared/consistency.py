@@ -5,25 +5,18 @@ indexes with: the checks here find those before llama.cpp sees them. They hold f
 architectures of `_LAYERS` (all their tensors are known) and `_WHOLE_HEADS` (heads are rotated whole) have further ones.
 """
 
-import re
-from collections import Counter
 from collections.abc import Mapping
-from typing import NoReturn
 
-import numpy as np
-
-from edgedec.errors import ModelFormatError
-from edgedec.gguf.file import GGUF, GGUFArray, ValueType
-from edgedec.gguf.metadata import WHOLE, get_array, get_bool, get_float, get_int, get_per_layer, get_text
+from edgedec.gguf.file import GGUF, GGUFArray
+from edgedec.gguf.metadata import WHOLE, get_array, get_float, get_int, get_per_layer, get_text
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.shared.encoders import encoder_fault
+from edgedec_runtimes.shared.vocabulary_consistency import check_vocabulary, refuse
 
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # llama.cpp's
 _MAX_WIDTH = 2**24  # far above any model; llama.cpp allocates by windows and lengths
 _MAX_COUNT = 2**31 - 1
-# llama.cpp recurses once for each byte of a token; what it builds for PLaMo 2 costs the cube of a token's length.
-_MAX_TOKEN_BYTES, _MAX_SUFFIX_COST = 4096, 2**30
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 # Architectures whose keys and values have one length, all of which is rotated.
@@ -81,20 +74,6 @@ _ONLY_F32 = frozenset(
     {"rope_freqs", "rope_factors_long", "rope_factors_short", "ssm_a", "ssm_d", "ssm_conv1d", "conv", "token_types"}
 )
 
-_BPE = frozenset({"gpt2", "gemma4", "hybriddna", "whitespace"})
-# Token ids that llama.cpp takes where the metadata names none, by tokenizer.
-_DEFAULT_BOS = {"llama": 1, "bert": 101, "gpt2": 11, "hybriddna": 11, "whitespace": 11}
-_DEFAULT_EOS = {"llama": 2, "t5": 1, "gpt2": 11, "hybriddna": 11, "whitespace": 11}
-# Pre-tokenizers of byte-pair vocabularies that begin texts with BOS where the metadata does not say.
-_ADDS_BOS = frozenset(
-    {
-        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
-        *("tekken", "chameleon", "gemma4"),
-    }
-)
-_BYTE_KIND = 6
-_TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # the bytes that occur in UTF-8
-
 
 def require_consistent(gguf: GGUF) -> None:
     """Raise an error if two statements of a text model's header contradict each other.
@@ -107,27 +86,20 @@ def require_consistent(gguf: GGUF) -> None:
     _check_layers(gguf, info)
     _check_heads(gguf, info)
     if (fault := encoder_fault(gguf, info)) is not None:
-        _refuse(gguf, *fault)
+        refuse(gguf, *fault)
     _check_experts(gguf, info)
     _check_numbers(gguf, info.architecture)
     _check_types(gguf)
     _check_shapes(gguf, info)
-    _check_vocabulary(gguf, info.n_vocab)
-
-
-def _refuse(gguf: GGUF, found: str, expected: str) -> NoReturn:
-    raise ModelFormatError(
-        f"{gguf.paths[0]}: {found}, expected {expected}; the file is damaged or was converted wrongly: "
-        "download another GGUF of the model"
-    )
+    check_vocabulary(gguf, info.n_vocab)
 
 
 def _check_layers(gguf: GGUF, info: ModelInfo) -> None:
     name = info.architecture
     if not 1 <= info.n_layer <= _MAX_LAYERS:
-        _refuse(gguf, f"{name}.block_count is {info.n_layer}", f"1 to {_MAX_LAYERS}")
+        refuse(gguf, f"{name}.block_count is {info.n_layer}", f"1 to {_MAX_LAYERS}")
     if info.n_embd < 1:
-        _refuse(gguf, f"{name}.embedding_length is {info.n_embd}", "1 or more")
+        refuse(gguf, f"{name}.embedding_length is {info.n_embd}", "1 or more")
     get_int(gguf, f"{name}.nextn_predict_layers", at_most=info.n_layer - 1)
     get_int(gguf, f"{name}.n_deepstack_layers", at_most=info.n_layer - 1)
     get_int(gguf, f"{name}.num_loops", at_least=1, at_most=_MAX_LAYERS // info.n_layer)
@@ -141,13 +113,13 @@ def _check_layers(gguf: GGUF, info: ModelInfo) -> None:
         pattern = gguf.metadata.get(f"{name}.attention.sliding_window_pattern")
         if pattern == 1 or (isinstance(pattern, GGUFArray) and not any(list(pattern)[: info.n_layer])):
             found = f"{name}.attention.sliding_window_pattern gives no layer a window"
-            _refuse(gguf, found, "one at least, as there is a sliding_window")
+            refuse(gguf, found, "one at least, as there is a sliding_window")
     if name in _LAYERS:
         blocks = {tensor.split(".")[1] for tensor in gguf.tensors if tensor.startswith("blk.")}
         odd = blocks ^ {str(i) for i in range(info.n_layer)}
         if odd:
             found = f"{name}.block_count is {info.n_layer}, and the tensors are of {len(blocks)} layers"
-            _refuse(gguf, found, f"the same (layer {min(odd)[:20]!r} is in one of the two only)")
+            refuse(gguf, found, f"the same (layer {min(odd)[:20]!r} is in one of the two only)")
 
 
 def _check_state_space(gguf: GGUF, info: ModelInfo) -> None:
@@ -159,11 +131,11 @@ def _check_state_space(gguf: GGUF, info: ModelInfo) -> None:
         return
     n_inner, n_head, n_group, _, length = found
     if n_inner % n_head or n_head % n_group or length == 1:
-        _refuse(
+        refuse(
             gguf, f"{', '.join(keys)} are {found}", "each of the first two a multiple of the next, and 2 or more last"
         )
     if info.architecture in _TWICE_AS_WIDE and n_inner != 2 * info.n_embd:
-        _refuse(gguf, f"{keys[0]} is {n_inner}", f"{2 * info.n_embd}, twice the embedding length")
+        refuse(gguf, f"{keys[0]} is {n_inner}", f"{2 * info.n_embd}, twice the embedding length")
 
 
 def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
@@ -172,15 +144,15 @@ def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
     get_int(gguf, f"{name}.attention.value_length_swa", at_most=_MAX_WIDTH)
     for i, (n_head, n_head_kv) in enumerate(zip(info.n_head, info.n_head_kv, strict=True)):
         if n_head and n_head_kv and n_head % n_head_kv:
-            _refuse(gguf, f"layer {i} has {n_head} heads and {n_head_kv} KV heads", "a multiple of the KV heads")
+            refuse(gguf, f"layer {i} has {n_head} heads and {n_head_kv} KV heads", "a multiple of the KV heads")
     if not info.n_head[0]:
         if name in _LAYERS:
-            _refuse(gguf, f"{name}.attention.head_count is 0", "1 or more")
+            refuse(gguf, f"{name}.attention.head_count is 0", "1 or more")
         return
     n_key, n_value = info.key_length, info.value_length
     for which, length in (("key_length", n_key), ("value_length", n_value)):
         if length < 1:
-            _refuse(gguf, f"{name}.attention.{which} is {length}", "1 or more")
+            refuse(gguf, f"{name}.attention.{which} is {length}", "1 or more")
     # llama.cpp would loop for ever without a rotation; architectures that have none say 0.
     at_least = 0 if info.has_recurrent_state or name in _NO_ROTATION else 2
     n_rotated_swa = get_int(gguf, f"{name}.rope.dimension_count_swa", at_most=_MAX_COUNT)
@@ -192,37 +164,37 @@ def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
     for key, n_rotated, most in rotations:
         if n_rotated % 2 or not at_least <= n_rotated <= most:
             expected = f"an even number from {at_least} up to the key length {most}"
-            _refuse(gguf, f"{name}.rope.{key} is {n_rotated}", expected)
+            refuse(gguf, f"{name}.rope.{key} is {n_rotated}", expected)
     if name in _WHOLE_HEADS and not n_key == n_value == info.n_rot:
         found = f"a key has the length {n_key}, a value {n_value}, and {info.n_rot} are rotated"
-        _refuse(gguf, found, f"the same three times for the architecture {name}")
+        refuse(gguf, found, f"the same three times for the architecture {name}")
 
 
 def _check_sections(gguf: GGUF, name: str, n_key: int) -> None:
     """Refuse sections of a rotation that llama.cpp ends the process over."""
     found = get_array(gguf, f"{name}.rope.dimension_sections", WHOLE) if name in _SECTIONED else None
     if found is not None and not (min(found.numpy()[:4], default=-1) >= 0 and 0 < sum(found.numpy()[:3]) <= n_key):
-        _refuse(gguf, f"{name}.rope.dimension_sections is {found.numpy()[:8].tolist()}", "some pairs of a head in each")
+        refuse(gguf, f"{name}.rope.dimension_sections is {found.numpy()[:8].tolist()}", "some pairs of a head in each")
 
 
 def _check_experts(gguf: GGUF, info: ModelInfo) -> None:
     name, n = info.architecture, info.n_expert
     n_used = info.n_expert_used
     if n > _MAX_EXPERTS or n_used > n or (n > 0) != (n_used > 0):
-        _refuse(gguf, f"{n_used} of {n} experts are used", f"1 up to all of at most {_MAX_EXPERTS}, or 0 of 0")
+        refuse(gguf, f"{n_used} of {n} experts are used", f"1 up to all of at most {_MAX_EXPERTS}, or 0 of 0")
     if not n and name in _ONLY_EXPERTS:
-        _refuse(gguf, "it has no experts", f"some in the architecture {name}")
+        refuse(gguf, "it has no experts", f"some in the architecture {name}")
     at_least = 1 if name == "smallthinker" else 0
     gating = get_int(gguf, f"{name}.expert_gating_func", at_least=at_least, at_most=_MOST_GATING)
     if gating is None and at_least:
-        _refuse(gguf, f"there is no {name}.expert_gating_func", "1 or 2")
+        refuse(gguf, f"there is no {name}.expert_gating_func", "1 or 2")
     n_groups = get_int(gguf, f"{name}.expert_group_count", at_most=_MAX_COUNT) or 0
     n_groups_used = get_int(gguf, f"{name}.expert_group_used_count", at_most=_MAX_COUNT) or 0
     if n_groups > 1 and not (n_groups < n and n % n_groups == 0 and 0 < n_groups_used < n_groups):
         found = f"{n} experts are in {n_groups} groups, {n_groups_used} of them used"
-        _refuse(gguf, found, "fewer groups than experts, of one size, and some but not all used")
+        refuse(gguf, found, "fewer groups than experts, of one size, and some but not all used")
     if n_groups == 1 and n < 2:
-        _refuse(gguf, f"{n} experts are in 1 group", "2 experts or more")
+        refuse(gguf, f"{n} experts are in 1 group", "2 experts or more")
 
 
 def _check_numbers(gguf: GGUF, name: str) -> None:
@@ -230,16 +202,16 @@ def _check_numbers(gguf: GGUF, name: str) -> None:
     for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon"):
         epsilon = get_float(gguf, f"{name}.{key}")
         if epsilon is not None and not 0 <= epsilon < 1:
-            _refuse(gguf, f"{name}.{key} is {epsilon}", "0 or more, and below 1")
+            refuse(gguf, f"{name}.{key} is {epsilon}", "0 or more, and below 1")
     for key in ("rope.freq_base", "rope.freq_base_swa"):
         base = get_float(gguf, f"{name}.{key}")
         if base is not None and base <= 0:
-            _refuse(gguf, f"{name}.{key} is {base}", "more than 0")
+            refuse(gguf, f"{name}.{key} is {base}", "more than 0")
     for key in ("factor", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_log_multiplier", "alpha"):
         get_float(gguf, f"{name}.rope.scaling.{key}")
     scaling = get_text(gguf, f"{name}.rope.scaling.type")
     if scaling is not None and scaling not in _ROPE_SCALINGS:
-        _refuse(gguf, f"{name}.rope.scaling.type is {scaling[:40]!r}", " or ".join(_ROPE_SCALINGS))
+        refuse(gguf, f"{name}.rope.scaling.type is {scaling[:40]!r}", " or ".join(_ROPE_SCALINGS))
 
 
 def _check_types(gguf: GGUF) -> None:
@@ -249,13 +221,13 @@ def _check_types(gguf: GGUF) -> None:
         role = stem.rpartition(".")[2] if kind in ("weight", "bias") else kind
         is_table = tensor.type in _IDS and (not role.startswith(_COMPUTED) or role.endswith("2eid"))
         if tensor.type in _NO_WEIGHT or (tensor.type in _IDS and not is_table):
-            _refuse(gguf, f"{name} is of the type {tensor.type.name}", "a type of weights")
+            refuse(gguf, f"{name} is of the type {tensor.type.name}", "a type of weights")
         is_vector = len(tensor.shape) == 1 and not is_table
         if (is_vector or kind == "bias" or role.endswith("_norm") or role in _ONLY_F32) and tensor.type != GGMLType.F32:
-            _refuse(gguf, f"{name} is of the type {tensor.type.name}", "F32")
+            refuse(gguf, f"{name} is of the type {tensor.type.name}", "F32")
     for name in ("output.scale", "output.input_scale"):
         if name in gguf.tensors and "output.weight" not in gguf.tensors:
-            _refuse(gguf, f"there is {name} without output.weight", "both or none of them")
+            refuse(gguf, f"there is {name} without output.weight", "both or none of them")
 
 
 def _check_shapes(gguf: GGUF, info: ModelInfo) -> None:
@@ -268,7 +240,7 @@ def _check_shapes(gguf: GGUF, info: ModelInfo) -> None:
     if info.n_expert:
         layer = {role: letters for role, letters in layer.items() if role not in _DENSE}
     if layer and (len(set(info.n_head)) > 1 or len(set(info.n_head_kv)) > 1):
-        _refuse(gguf, "the layers differ in their numbers of heads", f"one number for {info.architecture}")
+        refuse(gguf, "the layers differ in their numbers of heads", f"one number for {info.architecture}")
     for i in range(info.n_layer):
         is_fused = f"blk.{i}.attn_qkv.weight" in gguf.tensors
         if is_fused and layer:
@@ -304,118 +276,9 @@ def _check_shape(gguf: GGUF, name: str, letters: str, sizes: Mapping[str, int | 
     tensor = gguf.tensors.get(name)
     expected = tuple(sizes[letter] for letter in letters)
     if tensor is None:
-        _refuse(gguf, f"there is no tensor {name}", f"one of the shape {expected}")
+        refuse(gguf, f"there is no tensor {name}", f"one of the shape {expected}")
     # Missing dimensions are 1.
     shape = tensor.shape + (1,) * (len(expected) - len(tensor.shape))
     wanted = expected + (1,) * (len(shape) - len(expected))
     if any(size not in (found, None) for found, size in zip(shape, wanted, strict=True)):
-        _refuse(gguf, f"{name} has the shape {tensor.shape}", f"{expected} by the metadata")
-
-
-def _check_vocabulary(gguf: GGUF, n_vocab: int) -> None:
-    tokens = get_array(gguf, "tokenizer.ggml.tokens", frozenset({ValueType.STRING}))
-    if tokens is None:
-        return
-    scores = get_array(gguf, "tokenizer.ggml.scores", frozenset({ValueType.FLOAT32, ValueType.INT32}))
-    kinds = get_array(gguf, "tokenizer.ggml.token_type", frozenset({ValueType.INT32}))
-    for which, array in (("scores", scores), ("token_type", kinds)):
-        if array is not None and len(array) != n_vocab:
-            _refuse(gguf, f"tokenizer.ggml.{which} has {len(array)} elements", f"{n_vocab}, one for each token")
-    texts = _texts(tokens)
-    longest = max(map(len, texts), default=0)
-    if longest > _MAX_TOKEN_BYTES:
-        _refuse(gguf, f"the vocabulary has a token of {longest} bytes", f"at most {_MAX_TOKEN_BYTES}")
-    distinct = set(texts)
-    if len(distinct) != n_vocab:
-        twice, _ = Counter(texts).most_common(1)[0]
-        _refuse(gguf, f"the vocabulary has the token {twice[:40]!r} more than once", "every token once")
-    _check_tokenizer(gguf, n_vocab, distinct)
-
-
-def _texts(tokens: GGUFArray) -> list[bytes]:
-    """Return the tokens as llama.cpp sees them: up to a NUL byte, and under a made-up name where nothing is left."""
-    texts = tokens.strings()
-    if b"" in texts or b"\0" in b"".join(texts):
-        return [text.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, text in enumerate(texts)]
-    return texts
-
-
-def _check_tokenizer(gguf: GGUF, n_vocab: int, texts: set[bytes]) -> None:
-    """Refuse a vocabulary that lacks tokens which llama.cpp's tokenizer of its kind takes for granted."""
-    model = get_text(gguf, "tokenizer.ggml.model")
-    if model == "llama":
-        bare = [byte for byte in _TEXT_BYTES if b"<0x%02X>" % byte not in texts and bytes([byte]) not in texts]
-        if bare:
-            found = f"the vocabulary has no token for {len(bare)} bytes, such as <0x{bare[0]:02X}>"
-            _refuse(gguf, found, "one for each byte of UTF-8, to spell out what no other token covers")
-    if model == "rwkv":
-        bare = sorted(set(_TEXT_BYTES) - _spelled_bytes(texts))
-        if bare:
-            found = f"the vocabulary has no token for {len(bare)} bytes, such as \\x{bare[0]:02x}"
-            _refuse(gguf, found, "one for each byte of UTF-8")
-    if model == "t5":
-        _check_replacements(gguf)
-    if model == "plamo2" and sum(len(text) ** 3 for text in texts) > _MAX_SUFFIX_COST:
-        _refuse(gguf, "the vocabulary of the tokenizer plamo2 is of long tokens", "short ones, or loading takes hours")
-    if model == "bert":
-        kinds = get_array(gguf, "tokenizer.ggml.token_type", frozenset({ValueType.INT32}))
-        if kinds is not None and np.any(kinds.numpy() == _BYTE_KIND):
-            _refuse(gguf, "tokens of the tokenizer bert are bytes", "none of that kind")
-        _check_special(gguf, "seperator", 102, n_vocab)
-    adds_bos = get_bool(gguf, "tokenizer.ggml.add_bos_token")
-    pre = "gemma4" if model == "gemma4" else get_text(gguf, "tokenizer.ggml.pre")
-    if adds_bos is None or pre == "gemma4":
-        adds_bos = model == "llama" or (model in _BPE and pre in _ADDS_BOS)
-    if model == "bert" or (adds_bos and (model in _BPE or model in ("llama", "t5"))):
-        _check_special(gguf, "bos", _DEFAULT_BOS.get(model), n_vocab)
-    adds_eos = get_bool(gguf, "tokenizer.ggml.add_eos_token")
-    if (adds_eos and (model in _BPE or model in ("llama", "t5"))) or (adds_eos is None and model == "t5"):
-        _check_special(gguf, "eos", _DEFAULT_EOS.get(model), n_vocab)
-
-
-def _check_special(gguf: GGUF, which: str, default: int | None, n_vocab: int) -> None:
-    """Refuse a token that is added to every text and does not exist: the metadata's, else the tokenizer's default."""
-    key = f"tokenizer.ggml.{which}_token_id"
-    token_id = gguf.metadata.get(key)
-    known = (token_id, default)
-    if not any(type(n) is int and 0 <= n < n_vocab for n in known):
-        _refuse(gguf, f"every text gets the token {which}, and {key} is {token_id}", f"a token, 0 to {n_vocab - 1}")
-
-
-def _spelled_bytes(texts: set[bytes]) -> set[int]:
-    r"""Return the bytes that have a token of their own, spelled as in RWKV's vocabularies.
-
-    >>> sorted(_spelled_bytes({b"A", rb"\n", rb"\x01", b"AB"}))
-    [1, 10, 65]
-    """
-    spelled = {text[0] for text in texts if len(text) == 1 and text != b"\\"}
-    letters = {ord("t"): 9, ord("n"): 10, ord("r"): 13}
-    spelled |= {letters.get(text[1], text[1]) for text in texts if len(text) == 2 and text[0] == 92 and text[1] != 120}
-    hexadecimal = re.compile(rb"\\x[0-9a-f]{2}")
-    return spelled | {int(text[2:], 16) for text in texts if len(text) == 4 and hexadecimal.fullmatch(text)}
-
-
-def _check_replacements(gguf: GGUF) -> None:
-    """Refuse a table of replaced characters (SentencePiece) whose steps lead outside of it.
-
-    The table is a double array of 32-bit nodes; texts that end in NUL follow it. From node i a step with byte c goes to
-    node (i ^ offset of i) ^ c. From a node that is marked as an end it goes to node i ^ offset of i, whose number is a
-    place in the texts. llama.cpp ends the process where a step leads outside.
-    """
-    key = "tokenizer.ggml.precompiled_charsmap"
-    array = get_array(gguf, key, frozenset({ValueType.INT8, ValueType.UINT8}))
-    if array is None or not len(array):
-        return
-    n_bytes = int.from_bytes(array.data[:4], "little")
-    texts = array.data[4 + n_bytes :]
-    if not texts or texts[-1]:
-        _refuse(
-            gguf, f"{key} has {len(array)} bytes, {n_bytes} of them its table", "a table, then texts that end in NUL"
-        )
-    nodes = np.frombuffer(array.data[4 : 4 + n_bytes // 4 * 4], "<u4").astype(np.int64)
-    offsets = (nodes >> 10) << ((nodes & 0x200) >> 6)
-    targets = np.arange(len(nodes)) ^ offsets
-    inner = nodes < 2**31
-    ends = targets[inner & (nodes & 0x100 != 0)]
-    if np.any((targets | 0xFF)[inner] >= len(nodes)) or np.any((nodes[ends] & (2**31 - 1)) >= len(texts)):
-        _refuse(gguf, f"{key} leads outside its {len(nodes)} nodes and {len(texts)} bytes of text", "places inside")
+        refuse(gguf, f"{name} has the shape {tensor.shape}", f"{expected} by the metadata")

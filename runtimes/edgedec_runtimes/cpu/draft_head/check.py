@@ -5,7 +5,7 @@ import math
 
 from edgedec.errors import UnsupportedModelError
 from edgedec_runtimes.cpu.draft_head.parts import place_of
-from edgedec_runtimes.cpu.network import TILE_TYPES
+from edgedec_runtimes.cpu.tensor_places import TILE_TYPES
 from edgedec_runtimes.trained_heads.head import Head
 
 _MOST = {"n_vocab_draft": 2**24 - 1, "n_embd": 2**17, "n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}

@@ -8,7 +8,8 @@ from edgedec.gguf.file import GGUF
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.cpu.library import native
-from edgedec_runtimes.cpu.network import EMBEDDING, OUTPUT, Network, read_network
+from edgedec_runtimes.cpu.network import Network, read_network
+from edgedec_runtimes.cpu.tensor_places import EMBEDDING, OUTPUT
 from edgedec_runtimes.cpu.tiles.cache import Job
 from edgedec_runtimes.cpu.weights import tile_job
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from edgedec.errors import RequestError
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.cpu.library import native
-from edgedec_runtimes.cpu.network import (
+from edgedec_runtimes.cpu.network import Network
+from edgedec_runtimes.cpu.tensor_places import (
     EMBEDDING,
     GATES_AND_UPS,
     OUTPUT,
     PER_LAYER_PROJECTION,
     PER_LAYER_ROWS,
-    Network,
     Placed,
 )
 from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES
