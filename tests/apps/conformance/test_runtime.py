@@ -21,6 +21,7 @@ from edgedec_apps.conformance.subject import Subject
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference import model as reference
 from edgedec_runtimes.reference import network
+from edgedec_runtimes.reference.kv_cache import KVCache
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
@@ -135,7 +136,7 @@ def _chained(_: Any) -> Any:
 def _stale(original: Any) -> Any:
     """Let slots that are not visible leak into the state."""
 
-    def evaluate(weights: Any, cache: network.KVCache, state: Any, row: network.Row, *others: Any) -> network.RowOutput:
+    def evaluate(weights: Any, cache: KVCache, state: Any, row: network.Row, *others: Any) -> network.RowOutput:
         output: network.RowOutput = original(weights, cache, state, row, *others)
         return replace(output, state=output.state + cache.keys[0, len(row.visible) :].sum(dtype=np.float32) / 1000)
 
@@ -143,7 +144,7 @@ def _stale(original: Any) -> Any:
 
 
 def _tap_too_early(original: Any) -> Any:
-    def evaluate(weights: Any, cache: network.KVCache, state: Any, row: network.Row, *others: Any) -> network.RowOutput:
+    def evaluate(weights: Any, cache: KVCache, state: Any, row: network.Row, *others: Any) -> network.RowOutput:
         output: network.RowOutput = original(weights, cache, state, row, *others)
         return replace(output, tapped=dict.fromkeys(output.tapped, state))
 
@@ -185,7 +186,7 @@ def _mixed_items(original: Any) -> Any:
 
 
 def _slow(original: Any, n_quick: int = 0) -> Any:
-    def evaluate(weights: Any, cache: network.KVCache, state: Any, row: network.Row, *others: Any) -> Any:
+    def evaluate(weights: Any, cache: KVCache, state: Any, row: network.Row, *others: Any) -> Any:
         if len(row.visible) > n_quick:
             time.sleep(0.003)
         return original(weights, cache, state, row, *others)
@@ -241,7 +242,7 @@ RUNTIME_FAULTS: dict[str, tuple[str, Patch]] = {
         patched(MODEL, "_run", _with_logits(lambda i, checked: 1e-4 * (checked.n_rows > 3 and checked.n_past > 90))),
     ),
     "trees taken for chains": ("trees_equal_their_chains", patched(requests, "_parents", _chained)),
-    "a path that is not compacted": ("kept_paths_go_on_as_chains", patched(network.KVCache, "move", _nothing)),
+    "a path that is not compacted": ("kept_paths_go_on_as_chains", patched(KVCache, "move", _nothing)),
     "branches counted as cached": (
         "branches_must_be_settled",
         patched(SessionState, "advance", _miscounting_branch),

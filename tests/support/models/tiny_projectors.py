@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from support.models.gguf_writer import Typed, ValueType, write_gguf
+from edgedec.gguf.file import ValueType
+from support.models.gguf_writer import Typed, write_gguf
 
 E, FF, N_LAYERS = 32, 96, 2
 _SCALES = {"idefics3": 4, "gemma3": 4, "lfm2": 2, "internvl": 2, "gemma4v": 3}
@@ -69,7 +70,8 @@ def tiny_projector(
 
 
 def _matrix(draw: np.random.Generator, n_out: int, n_in: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return (draw.standard_normal((n_out, n_in)) / n_in**0.5).astype(np.float32)
+    matrix: np.ndarray[Any, np.dtype[np.float32]] = (draw.standard_normal((n_out, n_in)) / n_in**0.5).astype(np.float32)
+    return matrix
 
 
 def _vector(draw: np.random.Generator, n: int, middle: float = 0.0) -> np.ndarray[Any, np.dtype[np.float32]]:
