@@ -1,0 +1,118 @@
+// The C interface of sessions: opening, forking, moving, saving and loading.
+#include <memory>
+#include <string>
+
+#include "api_calls.h"
+#include "draft_head/draft_head.h"
+
+using namespace edgedec;
+
+namespace {
+
+void check_tokens(const ec_session *session, int32_t n_tokens) {
+  require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
+  if (session->cache.shape().page_bytes() == 0) return;
+  for (int32_t i = 0; i < (n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; ++i)
+    require(session->cache.pages()[i] != nullptr, "the session does not hold so many tokens");
+}
+
+}  // namespace
+
+int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session) {
+  return guarded([&] {
+    require(model->finished && n_ctx >= 1 && n_ctx <= 1 << 24, "a session's length is out of range");
+    require(kv_type >= EC_KV_F16 && kv_type <= EC_KV_GEAR, "no such KV type");
+    *session = new ec_session(model, n_ctx, kv_type);
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork) {
+  return guarded([&] {
+    check_tokens(session, n_tokens);
+    session->cache = KVCache(session->cache, n_tokens);  // pages behind them, of a longer text before, are freed
+    std::unique_ptr<ec_session> twin(new ec_session(*session, n_tokens));
+    if (session->draft_head) twin->draft_head = session->draft_head->fork(n_tokens);
+    *fork = twin.release();
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, int32_t start) {
+  return guarded([&] {
+    require(n >= 0 && start >= 0 && n <= session->cache.n_ctx() - start, "the slots are out of range");
+    for (int32_t i = 0; i < n; ++i) {
+      require(source[i] >= start + i && (i == 0 || source[i] > source[i - 1]), "the slots are not in order");
+      require(source[i] < session->cache.n_ctx(), "the slots are out of range");
+      check_tokens(session, source[i] + 1);
+    }
+    session->cache.move(source, n, start);
+    session->notes.move(source, n, start);
+    session->columns.move(source, n, start);
+    session->states.move(source, n, start);
+    if (session->draft_head) session->draft_head->move(source, n, start);
+    return EC_OK;
+  });
+}
+
+uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens) {
+  if (n_tokens < 0) return 0;
+  return (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens + session->notes.saved_bytes(n_tokens) +
+         session->columns.saved_bytes(n_tokens) + session->states.saved_bytes();
+}
+
+int32_t ec_session_save(ec_session *session, int32_t n_tokens, const int32_t *places, void *target, uint64_t n_bytes) {
+  return guarded([&] {
+    check_tokens(session, n_tokens);
+    require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the target has another size");
+    ec_item end{};
+    end.session = session, end.n_past = n_tokens, end.places = places;
+    require(renew(end, nullptr) == Outcome::done, "the session's rows could not be evaluated again");
+    if (session->model->mapping != nullptr) session->model->mapping->check();
+    uint8_t *notes = (uint8_t *)target + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
+    uint8_t *columns = notes + session->notes.saved_bytes(n_tokens);
+    session->cache.save(n_tokens, (uint8_t *)target);
+    session->notes.save(n_tokens, notes);
+    session->columns.save(n_tokens, columns);
+    session->states.save(*session->model->kernels, session->notes, n_tokens,
+                         columns + session->columns.saved_bytes(n_tokens));
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes) {
+  return guarded([&] {
+    require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
+    require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the source has another size");
+    const uint8_t *notes = (const uint8_t *)source + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
+    const uint8_t *columns = notes + session->notes.saved_bytes(n_tokens);
+    RowNotes loaded(session->notes, 0);
+    loaded.load(n_tokens, notes);
+    session->states.load(n_tokens, columns + session->columns.saved_bytes(n_tokens));
+    session->columns.load(n_tokens, columns);
+    session->notes = std::move(loaded);
+    session->cache.load(n_tokens, (const uint8_t *)source);
+    return EC_OK;
+  });
+}
+
+uint64_t ec_session_vector_bytes(const ec_session *session, int32_t n_tokens) {
+  return n_tokens < 0 ? 0 : session->notes.vector_bytes(n_tokens);
+}
+
+int32_t ec_session_save_vectors(const ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes) {
+  return guarded([&] {
+    require(n_bytes == ec_session_vector_bytes(session, n_tokens), "the target has another size");
+    session->notes.save_vectors(n_tokens, (uint8_t *)target);
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_load_vectors(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes) {
+  return guarded([&] {
+    session->notes.load_vectors(n_tokens, (const uint8_t *)source, n_bytes);
+    return EC_OK;
+  });
+}
+
+void ec_session_close(ec_session *session) { delete session; }
