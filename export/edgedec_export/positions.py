@@ -18,6 +18,7 @@ _HONOURED = frozenset(
         *("attention_scale", "attention_softcap", "wide_norms", "sliding_window", "sliding"),
         "norms_after_rope",
         *("embedding_scale", "residual_scale", "logit_scale", "logit_softcap"),
+        "scaled_vectors",  # graphs take tokens only, as the capability `vector_rows` says
     }
 )
 _HONOURED_VALUES = frozenset({("activation", "gelu")})

@@ -20,9 +20,9 @@ from edgedec_export.training.train_drafter import TrainOptions
 GUIDE = Path(__file__).parents[3] / "docs" / "embedding.md"
 ONLY_PYTHON = {"model", "lossy", "methods", "drafting", "draft_max_rows", "grammars", "cache_dir"}
 ONLY_PYTHON |= {"on_progress", "cancel"}
-ONLY_ELSEWHERE = {"allow_requantize", "pooling"}
+ONLY_ELSEWHERE = {"allow_requantize", "pooling", "max_document_tokens"}
 BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_texts", "n_threads", "projector"}
-BY_ANOTHER_NAME |= {"runtime_options"}
+BY_ANOTHER_NAME |= {"runtime_options", "max_document_tokens"}
 
 
 def test_every_argument_has_its_option() -> None:

@@ -25,8 +25,8 @@ CHAT = {"messages": messages("x"), "max_tokens": 1}
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "not 5"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content",
-            "list of text parts",
+            "messages[0].content[0].image_url.url",
+            "",
         ),
         ({"temperature": -1}, "temperature", "temperature is -1.0; it must be a number from 0"),
         ({"temperature": "hot"}, "temperature", "must be a number"),

@@ -113,7 +113,7 @@ def test_ctrl_c_and_cancel_stop_a_forward(model: ChildModel) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that hangs is waited for half a second."""
-    monkeypatch.setattr(process, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(process, "PATIENCE_S", 0.5)
     monkeypatch.setattr(process, "_CANCEL_S", 0.5)
 
 

@@ -46,7 +46,7 @@ class Session:
 
 def invariance(logits: Logits, cache_dir: Path | None = None, *, max_rows: int = 16, rollback: bool = True) -> int:
     """Return what the probe finds."""
-    card = SimpleNamespace(n_vocab=1000, fingerprint="f")
+    card = SimpleNamespace(n_vocab=1000, fingerprint="f", adapters=())
     capabilities = Capabilities(max_rows=max_rows, rollback=rollback)
     model = SimpleNamespace(card=card, capabilities=capabilities, session=lambda n_ctx: Session(logits))
     return measured_invariance(cast(Model, model), cache_dir)
@@ -102,7 +102,7 @@ class Ranged:
             return of_the_text(text, 0, left) + (n_rows > exact[place])
 
         self.exact = exact
-        self.card = SimpleNamespace(n_vocab=1000, fingerprint="f")
+        self.card = SimpleNamespace(n_vocab=1000, fingerprint="f", adapters=())
         self.capabilities = Capabilities(max_rows=64)
         self.batch_invariant = exact[0]
         self.session = Session(logits)

@@ -2,10 +2,13 @@
 
 import ipaddress
 import re
-import ssl
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from edgedec.errors import RequestError
+
+if TYPE_CHECKING:  # an import that takes 2 MB, for servers with TLS alone
+    import ssl
 
 _MOST_PORT = 65535
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE | re.ASCII)
@@ -58,7 +61,7 @@ class Settings:
     room_bytes: int = ROOM_BYTES
     offline: bool = False
     keep_s: float = 300.0
-    tls: ssl.SSLContext | None = None
+    tls: "ssl.SSLContext | None" = None
     image_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -81,7 +81,7 @@ def test_nothing_runs_from_a_pipe_that_is_not_allowed(tmp_path: Path, servers: P
 @pytest.mark.parametrize(
     ("pieces", "options", "shown", "words"),
     [
-        (("<think>", "so", OPEN, call("echo"), CLOSE, "</think>", "x"), (), "<think>\nso\nx\nDone.\n", "(echo"),
+        (("<think>so", OPEN, call("echo"), CLOSE, "</think>", "x"), (), "<think>\nso\nx\nDone.\n", "(echo answered"),
         ((OPEN, call("die"), CLOSE), (), "Done.\n", "(die failed: The call failed: the tool server plain"),
         ((OPEN, call("escape"), CLOSE), (), "Done.\n", "(escape answered: \\x1b[2Ja\\u202eb)"),
         ((OPEN, '{"name": "ec', 'ho"}', CLOSE), ("--stop", 'ho"}'), f'{OPEN}{{"name": "ec\n', ""),

@@ -213,7 +213,10 @@ def test_every_field_of_the_client_is_known(client: Any) -> None:
         ({"input": [5]}, "input"),
         ({"input": [{"role": ["user"], "content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].image_url",
+        ),
         ({"input": [{"role": "user", "content": [{"": "x"}]}]}, "input[0].content"),
         ({"input": [{"type": "function_call", "name": 5, "arguments": "{}"}]}, "input[0].function"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{"}]}, "input[0].function"),
