@@ -25,7 +25,7 @@ RecurrentShape small_shape() {
 // States and notes of a session, whose forwards fold as the first layer of a model would.
 struct Session {
   RecurrentState states{small_shape()};
-  RowNotes notes{1, 10};
+  RowNotes notes{1, 10, 4};
   std::vector<int32_t> tokens = std::vector<int32_t>(N_TOKENS, 1);
 
   void forward(int32_t n_past, int32_t n_rows, std::vector<int32_t> wanted, bool done = true, bool whole = true) {
