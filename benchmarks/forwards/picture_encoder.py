@@ -81,7 +81,7 @@ def compare(kind: str, type_name: str, n_threads: int, n_runs: int, folder: Path
     made: dict[str, list[NDArray[np.float32]]] = {}
 
     def our_way() -> None:
-        made["ours"] = [block.rows for block in our_encoder.encode(picture)]
+        made["ours"] = our_encoder.encode(picture)
 
     def their_way() -> None:
         made["theirs"] = their_encoder.encode(picture, lambda done, total: None)[1]

@@ -86,7 +86,7 @@ def exercise(path: Path, cut: int | None, n_threads: int) -> bool:
     try:
         encoder.terms()
         rows = encoder.encode(_PICTURE)
-        assert all(np.isfinite(block.rows).all() for block in rows)
+        assert all(np.isfinite(block).all() for block in rows)
         if cut is not None:
             os.truncate(path, cut)
             encoder.encode(_PICTURE)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgedec.memory_plan import MemoryTerm
 from edgedec.pictures import Block, PictureRows
 from edgedec.progress import CancelToken, OnProgress
@@ -41,13 +44,17 @@ class PictureLayout:
 class PictureEncoder(Protocol):
     """Makes rows of pictures, for one text model. Any thread may call it; it works on one picture at a time."""
 
+    @property
+    def identity(self) -> str:
+        """What a bit of a row depends on, beside the pixels and the projector file."""
+
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return what a picture of that size becomes; no pixel is looked at (RequestError where it can't be taken)."""
 
     def encode(
         self, picture: Picture, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
-    ) -> tuple[PictureRows, ...]:
-        """Return the blocks of layout() with their rows; a picture that comes again may be answered from memory.
+    ) -> list[NDArray[np.float32]]:
+        """Return f32[n_rows, width] for each block of layout(), the rows that edgedec.pictures.PictureRows explains.
 
         Raises:
             RequestError, CancelledError: The picture can't be taken; `cancel` was cancelled.

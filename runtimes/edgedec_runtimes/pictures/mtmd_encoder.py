@@ -1,14 +1,15 @@
 """The encoder of pictures that every kind of projector has: libmtmd, in the child process."""
 
 import threading
-from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgedec.memory_plan import MemoryTerm
-from edgedec.pictures import PictureRows
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_runtimes.pictures.calls import Encoded
 from edgedec_runtimes.pictures.child import PictureChild
-from edgedec_runtimes.pictures.contract import Picture, PictureLayout, row_ids
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout
 from edgedec_runtimes.pictures.header import DYNAMIC, ProjectorHeader
 from edgedec_runtimes.pictures.limits import Limits
 from edgedec_runtimes.pictures.opening import Opening
@@ -48,11 +49,10 @@ class MtmdEncoder:
 
     def encode(
         self, picture: Picture, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
-    ) -> tuple[PictureRows, ...]:
-        """Return the blocks of a picture; see edgedec_runtimes.pictures.contract.PictureEncoder."""
-        made = self._child.ask("encode", self._opening, picture, cancel=cancel, on_progress=on_progress)
-        size = f"{picture.width} {picture.height} {self.identity}".encode()
-        return _blocks(made, sha256(size + picture.rgb).digest())
+    ) -> list[NDArray[np.float32]]:
+        """Return the rows of a picture; see edgedec_runtimes.pictures.contract.PictureEncoder."""
+        found: Encoded = self._child.ask("encode", self._opening, picture, cancel=cancel, on_progress=on_progress)
+        return found[1]
 
     def encode_file(
         self,
@@ -61,10 +61,11 @@ class MtmdEncoder:
         name: str,
         cancel: CancelToken | None = None,
         on_progress: OnProgress | None = None,
-    ) -> tuple[PictureRows, ...]:
-        """Return the blocks of the picture in a file, whose pixels stay in the child; raises as encode()."""
-        made = self._child.ask("encode_file", self._opening, data, limits, name, cancel=cancel, on_progress=on_progress)
-        return _blocks(made, sha256(self.identity.encode() + data).digest())
+    ) -> list[NDArray[np.float32]]:
+        """Return the rows of the picture in a file, whose pixels stay in the child; raises as encode()."""
+        given = (self._opening, data, limits, name)
+        found: Encoded = self._child.ask("encode_file", *given, cancel=cancel, on_progress=on_progress)
+        return found[1]
 
     def terms(self) -> tuple[MemoryTerm, ...]:
         """Return what the child holds for the encoder, beside what it is without."""
@@ -78,15 +79,6 @@ class MtmdEncoder:
     def close(self) -> None:
         """End the child."""
         self._child.close()
-
-
-def _blocks(made: Encoded, key: bytes) -> tuple[PictureRows, ...]:
-    layout, rows = made
-    blocks, first = list[PictureRows](), 0
-    for block, found in zip(layout.blocks, rows, strict=True):
-        blocks.append(PictureRows(block, found, row_ids(key, block.n_rows, first)))
-        first += block.n_rows
-    return tuple(blocks)
 
 
 def _buffer_bytes(header: ProjectorHeader, max_tokens: int | None) -> int:

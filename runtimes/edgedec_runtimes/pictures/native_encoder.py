@@ -11,7 +11,6 @@ import weakref
 from contextlib import ExitStack, nullcontext
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +22,6 @@ from edgedec.gguf.file import GGUF, FileState, floats, read_gguf
 from edgedec.gguf.header import TensorInfo
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.pictures import PictureRows
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_runtimes.cpu.library import (
     INVALID,
@@ -39,7 +37,7 @@ from edgedec_runtimes.cpu.library import (
 )
 from edgedec_runtimes.cpu.mapping import Mapping
 from edgedec_runtimes.pictures.calls import PHASE
-from edgedec_runtimes.pictures.contract import Picture, PictureLayout, row_ids
+from edgedec_runtimes.pictures.contract import Picture, PictureLayout
 from edgedec_runtimes.pictures.header import ProjectorHeader
 from edgedec_runtimes.pictures.siglip_file import SiglipFile, Weight, positions, siglip_file, vector_slots
 from edgedec_runtimes.pictures.siglip_layout import largest_tile, layout_of, resized_bytes, tiles_of
@@ -127,8 +125,8 @@ class NativeEncoder:
 
     def encode(
         self, picture: Picture, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
-    ) -> tuple[PictureRows, ...]:
-        """Return the blocks of a picture; see edgedec_runtimes.pictures.contract.PictureEncoder.
+    ) -> list[NDArray[np.float32]]:
+        """Return the rows of a picture; see edgedec_runtimes.pictures.contract.PictureEncoder.
 
         Raises:
             RequestError: The picture can't be cut into tiles.
@@ -136,24 +134,19 @@ class NativeEncoder:
             ModelFormatError: The file makes rows that are not finite, or was changed.
             MemoryCapError: The system refuses memory.
         """
-        layout = self.layout(picture.width, picture.height)
-        key = sha256(f"{picture.width} {picture.height} {self.identity}".encode() + picture.rgb).digest()
-        made, first = list[PictureRows](), 0
+        n_tiles, made = len(self.layout(picture.width, picture.height).blocks), list[NDArray[np.float32]]()
         with self._lock:
             if self._weights is None:
                 self._weights = _Weights(self._gguf, self._file, self._n_threads)
             try:
-                tiles = tiles_of(self._file.cutting, picture)
-                for i, (block, tile) in enumerate(zip(layout.blocks, tiles, strict=True)):
+                for tile in tiles_of(self._file.cutting, picture):
                     check_cancelled(cancel, _WHAT)
-                    report_progress(on_progress, PHASE, i, len(layout.blocks), "tiles")
-                    rows = self._weights.encode(np.asarray(tile), cancel)
-                    made.append(PictureRows(block, rows, row_ids(key, block.n_rows, first)))
-                    first += block.n_rows
+                    report_progress(on_progress, PHASE, len(made), n_tiles, "tiles")
+                    made.append(self._weights.encode(np.asarray(tile), cancel))
             finally:
                 self._weights.let_go()
-        report_progress(on_progress, PHASE, len(made), len(made), "tiles")
-        return tuple(made)
+        report_progress(on_progress, PHASE, n_tiles, n_tiles, "tiles")
+        return made
 
     def terms(self) -> tuple[MemoryTerm, ...]:
         """Return what is held while a picture is encoded: the mapped weights, and one tile's buffers."""

@@ -14,8 +14,9 @@ from edgedec_runtimes.pictures.finding import find_projector
 
 if TYPE_CHECKING:
     from edgedec_runtimes.pictures.child import PictureChild
+    from edgedec_runtimes.pictures.contract import PictureEncoder
     from edgedec_runtimes.pictures.opening import Opening
-    from edgedec_runtimes.pictures.reader import Encoder, PictureReader
+    from edgedec_runtimes.pictures.reader import PictureReader
 
 _CAP_PART = 16  # the part of a memory cap that kept rows may take
 
@@ -70,7 +71,7 @@ def open_reader(
     return PictureReader(encoder, child, content_hash(projector), limits_within(cap_bytes), most)
 
 
-def choose_encoder(opened: "Opening", child: "PictureChild") -> "Encoder":
+def choose_encoder(opened: "Opening", child: "PictureChild") -> "PictureEncoder":
     """Return the encoder for a projector: ours, or for a kind that ours does not know libmtmd's in the child."""
     from edgedec_runtimes.pictures.mtmd_encoder import MtmdEncoder
     from edgedec_runtimes.pictures.native_encoder import open_native

@@ -4,9 +4,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.pictures import PictureRows, Pictures
@@ -25,14 +28,6 @@ KEPT_BYTES = 64 << 20
 DECODING_S = 60.0
 """Seconds that a picture may take to be measured or decoded, the start of a process included."""
 _POLL_S = 0.1
-
-
-class Encoder(PictureEncoder, Protocol):
-    """An encoder that says what its rows depend on."""
-
-    @property
-    def identity(self) -> str:
-        """What a bit of a row depends on, beside the pixels and the projector file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +71,7 @@ class PictureReader:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: PictureEncoder,
         child: PictureChild,
         projector: bytes,
         limits: Limits,
@@ -213,13 +208,14 @@ class PictureReader:
             found = self._find(picture)
             if found is None:
                 made = self._encode(picture.source, cancel, on_progress)
-                found = tuple(replace(block, ids=ids) for block, ids in zip(made, picture.ids, strict=True))
+                parts = zip(picture.layout.blocks, made, picture.ids, strict=True)
+                found = tuple(PictureRows(block, rows, ids) for block, rows, ids in parts)
                 self._keep(found)
         return found
 
     def _encode(
         self, source: Source, cancel: CancelToken | None, on_progress: OnProgress | None
-    ) -> tuple[PictureRows, ...]:
+    ) -> list[NDArray[np.float32]]:
         if isinstance(self._encoder, MtmdEncoder) and source.pixels is None:
             return self._encoder.encode_file(source.data, self.limits, source.name, cancel, on_progress)
         pixels: Picture | None = source.pixels

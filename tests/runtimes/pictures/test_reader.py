@@ -54,7 +54,11 @@ def test_a_picture_that_comes_again_is_not_encoded_again(shared: PictureReader) 
 def test_ids_are_known_before_rows_and_two_pictures_of_one_size_share_none(shared: PictureReader) -> None:
     one, two = shared.measure(ONE), shared.measure(TWO)
     assert one.layout == two.layout
-    assert not {i for ids in one.ids for i in ids} & {i for ids in two.ids for i in ids}
+    ids = [i for block in one.ids for i in block]
+    assert len(one.ids) > 1
+    assert len(set(ids)) == one.n_rows
+    assert shared.measure(ONE).ids == one.ids
+    assert not set(ids) & {i for block in two.ids for i in block}
     rows = shared.rows([two])
     assert tuple(block.ids for block in rows.values()) == two.ids
     assert [len(block.rows) for block in rows.values()] == [block.n_rows for block in two.layout.blocks]
