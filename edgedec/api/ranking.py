@@ -35,10 +35,16 @@ class Ranking:
 
     @property
     def normalized(self) -> tuple[float, ...]:
-        """The scores as numbers from 0 to 1: a logit's sigmoid, a probability itself."""
+        """The scores as numbers from 0 to 1: the sigmoid of a logit, and a probability as it is."""
         if self.kind == "probability":
             return self.scores
         return tuple(map(sigmoid, self.scores))
+
+    def best(self, most: int | None, *, normalize: bool) -> tuple[list[tuple[int, float]], str]:
+        """Return the best documents (all where `most` is None), each with its score, and what kind the scores are."""
+        scores = self.normalized if normalize else self.scores
+        kind = "normalized logit" if normalize and self.kind == "logit" else self.kind
+        return [(i, scores[i]) for i in self.order[:most]], kind
 
 
 def sigmoid(x: float) -> float:

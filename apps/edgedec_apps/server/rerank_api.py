@@ -114,29 +114,20 @@ def _texts(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _best(wanted: _Wanted, found: Ranking) -> list[tuple[int, float]]:
-    """Return the documents that are wanted with their scores, the best first."""
-    scores = found.normalized if wanted.normalizes else found.scores
-    return [(i, scores[i]) for i in found.order[: wanted.n_top]]
-
-
 def _plain(wanted: _Wanted, found: Ranking) -> list[dict[str, Any]]:
     """Return the answer of Text Embeddings Inference."""
-    texts = wanted.documents
-    return [
-        {"index": i, "score": score} | ({"text": texts[i]} if wanted.with_texts else {})
-        for i, score in _best(wanted, found)
-    ]
+    texts, (best, _) = wanted.documents, found.best(wanted.n_top, normalize=wanted.normalizes)
+    return [{"index": i, "score": score} | ({"text": texts[i]} if wanted.with_texts else {}) for i, score in best]
 
 
 def _document(wanted: _Wanted, found: Ranking, name: str) -> dict[str, Any]:
     """Return the answer of Jina and Cohere, with what the scores are."""
     texts, n_tokens = wanted.documents, sum(found.n_tokens)
+    best, kind = found.best(wanted.n_top, normalize=wanted.normalizes)
     results = [
         {"index": i, "relevance_score": score} | ({"document": {"text": texts[i]}} if wanted.with_texts else {})
-        for i, score in _best(wanted, found)
+        for i, score in best
     ]
-    kind = "normalized logit" if wanted.normalizes and found.kind == "logit" else found.kind
     return {
         "id": f"rerank-{token_hex(12)}",
         "object": "list",
