@@ -67,6 +67,14 @@ ModelName = Annotated[
     ),
 ]
 AsJson = Annotated[bool, output_option("--json", help="Print one JSON object to standard output.")]
+Context = Annotated[
+    int | None,
+    model_option("--context", "-c", help="Tokens of context (default: as trained, if memory allows).", metavar="N"),
+]
+MemoryCap = Annotated[
+    str | None,
+    model_option("--memory", help="Most memory of the process, such as 900MB or 1.5GiB.", metavar="SIZE"),
+]
 Offline = Annotated[bool, model_option("--offline", help="Never use the network.")]
 JsonOut = Annotated[
     Path | None,
@@ -131,10 +139,7 @@ class LoadFlags:
     """The options of loading a model."""
 
     runtime: RuntimeName = "auto"
-    context: Annotated[
-        int | None,
-        model_option("--context", "-c", help="Tokens of context (default: as trained, if memory allows).", metavar="N"),
-    ] = None
+    context: Context = None
     slide: Annotated[
         bool,
         model_option(

@@ -12,14 +12,15 @@ from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import (
     AsJson,
+    Context,
     LoadFlags,
+    MemoryCap,
     ModelName,
     Offline,
     OutputFlags,
     Quiet,
     RuntimeName,
     Threads,
-    model_option,
     option,
 )
 from edgedec_apps.cli.prompt import argument_text, piped_lines
@@ -65,14 +66,8 @@ class EmbedJob:
         bool, option("--truncate", help="Cut texts that are longer than the context.", panel=_VECTORS)
     ] = False
     runtime: RuntimeName = "auto"
-    context: Annotated[
-        int | None,
-        model_option("--context", "-c", help="Tokens of context (default: as trained, if memory allows).", metavar="N"),
-    ] = None
-    memory: Annotated[
-        str | None,
-        model_option("--memory", help="Most memory of the process, such as 900MB or 1.5GiB.", metavar="SIZE"),
-    ] = None
+    context: Context = None
+    memory: MemoryCap = None
     threads: Threads = None
     offline: Offline = False
     as_json: AsJson = False

@@ -13,14 +13,15 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import (
     AsJson,
+    Context,
     LoadFlags,
+    MemoryCap,
     ModelName,
     Offline,
     OutputFlags,
     Quiet,
     RuntimeName,
     Threads,
-    model_option,
     option,
 )
 from edgedec_apps.cli.prompt import argument_text, piped_lines
@@ -74,14 +75,8 @@ class RankJob:
         bool, option("--normalize", help="Scores from 0 to 1, whatever the model gives.", panel=_DOCUMENTS)
     ] = False
     runtime: RuntimeName = "auto"
-    context: Annotated[
-        int | None,
-        model_option("--context", "-c", help="Tokens of context (default: as trained, if memory allows).", metavar="N"),
-    ] = None
-    memory: Annotated[
-        str | None,
-        model_option("--memory", help="Most memory of the process, such as 900MB or 1.5GiB.", metavar="SIZE"),
-    ] = None
+    context: Context = None
+    memory: MemoryCap = None
     threads: Threads = None
     offline: Offline = False
     as_json: AsJson = False
@@ -165,20 +160,18 @@ def _rank(job: RankJob, query: str, documents: list[str], cancel: CancelToken) -
 
 def _write(job: RankJob, documents: list[Document], found: "Ranking") -> None:
     """Write the documents, the best first."""
-    scores = found.normalized if job.normalize else found.scores
-    kind = "normalized logit" if job.normalize and found.kind == "logit" else found.kind
-    best = found.order[: job.top]
+    best, kind = found.best(job.top, normalize=job.normalize)
     if job.as_json:
         results: list[dict[str, Any]] = [
-            {"index": i, "score": scores[i], "source": documents[i].source, "text": documents[i].text} for i in best
+            {"index": i, "score": score, "source": documents[i].source, "text": documents[i].text} for i, score in best
         ]
         counts = {"n_tokens": sum(found.n_tokens), "total_s": found.total_s, "notes": list(found.notes)}
         write_json({"model": job.model, "query": job.query, "score_kind": kind, "results": results} | counts)
         return
-    width = max((len(documents[i].source) for i in best), default=0)
+    width = max((len(documents[i].source) for i, _ in best), default=0)
     most = _SHOWN if sys.stdout.isatty() else None
-    for i in best:
-        write_line(f"{scores[i]:9.4f}  {one_line(documents[i].source):{width}}  {one_line(documents[i].text)[:most]}")
+    for i, score in best:
+        write_line(f"{score:9.4f}  {one_line(documents[i].source):{width}}  {one_line(documents[i].text)[:most]}")
     if not job.quiet:
         for note in found.notes:
             say(f"note: {note}")
