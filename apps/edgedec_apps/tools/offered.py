@@ -62,8 +62,8 @@ def offered(lists: Sequence[tuple[str, Sequence[Listed]]]) -> tuple[list[Tool], 
     tools, left_out, taken = list[Tool](), list[str](), set[str]()
     for (server, each), name in zip(found, plain, strict=True):
         wanted = name if times[name] == 1 else _plain(f"{server}_{name}")
-        if not name or wanted in taken or not _is_short(each.parameters) or len(tools) == MOST_TOOLS:
-            left_out.append(f"the tool {each.name!r:.80} of {server} is left out: {_reason(name, wanted, taken, each)}")
+        if (fault := _fault(name, wanted, taken, each)) is not None:
+            left_out.append(f"the tool {each.name!r:.80} of {server} is left out: {fault}")
             continue
         taken.add(wanted)
         short = Listed(each.name, each.description[:_MOST_DESCRIPTION], each.parameters)
@@ -96,11 +96,12 @@ def _is_short(schema: Mapping[str, Any]) -> bool:
         return False
 
 
-def _reason(name: str, wanted: str, taken: set[str], each: Listed) -> str:
+def _fault(name: str, wanted: str, taken: set[str], each: Listed) -> str | None:
+    """Return why a tool can't be offered beside those whose names are taken; None where it can."""
     if not name:
         return "it has no name"
     if wanted in taken:
         return f"another one is named {wanted}"
     if not _is_short(each.parameters):
         return f"the schema of its arguments has more than {_MOST_SCHEMA} characters"
-    return f"a model gets at most {MOST_TOOLS}"
+    return f"a model gets at most {MOST_TOOLS}" if len(taken) == MOST_TOOLS else None

@@ -98,7 +98,7 @@ class ChatTools:
 
     def _one(self, call: ToolCall, most: int, *, quiet: bool) -> tuple[ToolResult, bool]:
         """Return what a call brought, and whether the model is to go on."""
-        tool = next((tool for tool in self.known if tool.name == call.name), None)
+        tool = None if self.servers is None else self.servers.find(call.name)
         decision = "run" if tool is None else self._decide(tool, call)
         if decision == "stop":
             return ToolResult("Not run: the user stopped the answer.", failed=True), False

@@ -85,7 +85,7 @@ class Lent(ABC):
         cancel = CancelToken()
         sender = Sender(scope["path"], send, self.fields)
         work = asyncio.create_task(self._answer(sender, scope[SHARE], cancel))
-        gone = asyncio.create_task(_wait_until_gone(receive))
+        gone = asyncio.create_task(wait_until_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -124,7 +124,8 @@ class Lent(ABC):
             lease.release()
 
 
-async def _wait_until_gone(receive: Receive) -> None:
+async def wait_until_gone(receive: Receive) -> None:
+    """Return when the client has disconnected; the request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

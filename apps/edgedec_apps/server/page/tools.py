@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError, closing_error
+from edgedec_apps.server.core.lent import wait_until_gone
 from edgedec_apps.server.core.room import SHARE, Share
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.tools.offered import is_allowed
@@ -77,7 +78,7 @@ async def _run(request: Request, service: Service, name: str, arguments: str) ->
     assert service.tools is not None
     cancel, loop = CancelToken(), asyncio.get_running_loop()
     call = asyncio.wrap_future(service.tools.servers.start_call(name, arguments))
-    gone = asyncio.create_task(_wait_until_gone(request))
+    gone = asyncio.create_task(wait_until_gone(request.receive))
     waits: list[asyncio.Future[Any]] = [call, gone]
 
     def stop() -> None:
@@ -92,8 +93,3 @@ async def _run(request: Request, service: Service, name: str, arguments: str) ->
     with suppress(asyncio.CancelledError):
         return await call
     raise closing_error()
-
-
-async def _wait_until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
