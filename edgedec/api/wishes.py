@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedec import plugins
-from edgedec.api.options import Application, EngineOptions, ModelName
+from edgedec.api.options import Application, EngineOptions, Lossy, ModelName
 from edgedec.companion import Companion, companion_of
 from edgedec.drafter import DrafterFactory
 from edgedec.errors import RequestError, argument
@@ -147,14 +147,10 @@ def engine_wishes(
         load_options = replace(load_options, draft_head=head)
     if options.drafting.overlap and factories:
         require_overlap(factories)
-    change, lossy = None, options.lossy
-    if lossy.layer_skip is not None:
-        own = [name for name, factory in factories.items() if demands_of(factory).layers]
-        skipping = plugins.load_plugin(plugins.OWN, "layer_skip")
-        change = skipping(choice.path, lossy.layer_skip, force=lossy.layer_skip_force, drafters=own)
+    change = _layer_skip(choice.path, options.lossy, factories)
     draft_model, notes = used_draft_model(found, factories)
     pictures: PictureReader | None = None
-    if options.projector is not None and not embeds:
+    if not embeds:
         pictures = plugins.load_plugin(plugins.OWN, "picture_reader")(choice.path, options)
     setting = Setting(
         load_options,
@@ -179,6 +175,16 @@ def engine_wishes(
     )
     notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))
     return Wishes(setting, factories, _draft_store(options), change, notes, companion, pictures)
+
+
+def _layer_skip(path: Path, lossy: Lossy, factories: Mapping[str, DrafterFactory]) -> LossyChange | None:
+    """Return what leaves layers of a model out; None where `layer_skip` is not given (raises where it is refused)."""
+    if lossy.layer_skip is None:
+        return None
+    own = [name for name, factory in factories.items() if demands_of(factory).layers]
+    skipping = plugins.load_plugin(plugins.OWN, "layer_skip")
+    change: LossyChange = skipping(path, lossy.layer_skip, force=lossy.layer_skip_force, drafters=own)
+    return change
 
 
 def _draft_store(options: EngineOptions) -> Path | None:

@@ -200,28 +200,22 @@ def _samples(engine: Engine, request: TextRequest, prompt: Encoded, n: int, canc
     options = dict(request.options)
     if request.best_of <= request.n:
         options.setdefault("logprobs", None)  # which takes time where nobody asks for it
-    return engine.samples_stream(
-        prompt.token_ids,
-        n,
-        pictures=engine.picture_rows(prompt.pictures, cancel=cancel),
-        reuse=request.reuse,
-        draft=request.draft,
-        verify=request.verify,
-        cancel=cancel,
-        **options,
-    )
+    return engine.samples_stream(prompt.token_ids, n, **_common(engine, request, prompt, cancel), **options)
+
+
+def _common(engine: Engine, request: TextRequest, prompt: Encoded, cancel: CancelToken) -> dict[str, Any]:
+    """Return the options that every text of a prompt has beside those of the request; its pictures are encoded."""
+    return {
+        "pictures": engine.picture_rows(prompt.pictures, cancel=cancel),
+        "reuse": request.reuse,
+        "draft": request.draft,
+        "verify": request.verify,
+        "cancel": cancel,
+    }
 
 
 def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, cancel: CancelToken) -> Iterator[Event]:
-    stream = engine.stream(
-        prompt.token_ids,
-        pictures=engine.picture_rows(prompt.pictures, cancel=cancel),
-        reuse=request.reuse,
-        draft=request.draft,
-        verify=request.verify,
-        cancel=cancel,
-        **request.options,
-    )
+    stream = engine.stream(prompt.token_ids, **_common(engine, request, prompt, cancel), **request.options)
     stats: DecodeStats = stream.generation.stats
     try:
         for n, output in enumerate(stream, 1):
