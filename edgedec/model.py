@@ -250,6 +250,7 @@ class Session(Protocol):
         """Add to the statistics what the session knows of the latest text's first `n_generated` generated tokens."""
         return
 
+    # A parameter for each attribute of an item, so that a forward of one session needs no item.
     def forward(
         self,
         tokens: NDArray[np.int32] | None = None,

@@ -115,7 +115,7 @@ class Link:
             ending.event.set()
 
     def _error(self, error: BaseException, what: str) -> EdgedecError:
-        """Return an error as a sentence on this server."""
+        """Return the error to raise for another one: its message names this server, what it did, and why."""
         if isinstance(error, EdgedecError):
             return error
         return RequestError(f"the tool server {self.server.name} {what}: {self._ending.reason or _sentence(error)}")

@@ -40,7 +40,9 @@ _NO_CHANGE: Mapping[str, tuple[Any, ...]] = {
 
 
 def read_peft(folder: Path, gguf: GGUF) -> Adapter:
-    """Return the adapter in a folder for the model with this header; load_adapters compares the shapes.
+    """Return the adapter in a folder, its matrices under the names that the model's file has for them.
+
+    `gguf` is the model's header. Whether the shapes fit the model is left to load_adapters.
 
     Raises:
         ModelNotFoundError: A file is missing.
@@ -90,7 +92,7 @@ def _require_plain(config: ConfigValues) -> None:
 
 
 def _factor(config: ConfigValues, module: str, rank: int) -> float:
-    """Return what PEFT multiplies a module's product by."""
+    """Return the factor by which PEFT multiplies the product B (A x) of a module."""
     alpha: Any = config.number("lora_alpha")
     for pattern, value in config.table("alpha_pattern").items():
         if not _PLAIN.fullmatch(pattern):

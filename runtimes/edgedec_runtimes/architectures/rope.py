@@ -47,8 +47,8 @@ class Rope:
         log_multiplier: How much of YaRN's factor for rotated elements the model already has in its weights, 0 to 1.
         attention_factor: What rotated elements are multiplied by, beside YaRN's factor.
         has_divisors: The file may have divisors of the frequencies.
-        sections: How many pairs turn with a row's time, height and width (M-RoPE, Qwen2-VL, arXiv:2409.12191); () where
-            all turn with its position. Of text, the three are equal.
+        sections: How many pairs turn with a row's time, height and width (M-RoPE, Qwen2-VL, arXiv:2409.12191), three
+            numbers that are equal for a token of text; () where every pair turns with the row's position.
         woven: The pairs of time, height and width take turns, one by one; else they follow one another.
     """
 

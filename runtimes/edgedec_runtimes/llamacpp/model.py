@@ -121,7 +121,7 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
             )
 
     def _check_vectors(self, item: CheckedItem) -> None:
-        """Raise an error for vectors that llama.cpp would read beyond their end, or would end the process over."""
+        """Raise an error for vectors that are too short for llama.cpp, or over which it would end the process."""
         if item.hidden is None:
             return
         if item.hidden.shape[1] != self._n_input:

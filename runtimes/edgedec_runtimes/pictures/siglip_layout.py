@@ -60,7 +60,7 @@ class Cut:
     """How one picture is cut.
 
     Attributes:
-        first: A size that it is brought to before all else, or None.
+        first: The size that the picture is resized to before it is resized to `refined`; None where it is not.
         refined: The size that tiles are cut from, or None where there are none.
         tile: The side of a tile.
         whole: The size at which the whole picture is encoded, behind the tiles.

@@ -23,7 +23,7 @@ def encoder_fault(gguf: GGUF, info: ModelInfo) -> tuple[str, str] | None:
 
 
 def _windows(gguf: GGUF, info: ModelInfo) -> tuple[str, str] | None:
-    """Return the fault of windows: where there are any, some layers have them and some do not."""
+    """Return what is wrong with sliding windows: llama.cpp wants layers with a window and layers without."""
     if info.architecture not in _WINDOWED or not info.sliding_window:
         return None if info.architecture != "gemma-embedding" else ("there is no sliding window", "one")
     period, first = _WINDOWED[info.architecture]
@@ -41,7 +41,10 @@ def _windows(gguf: GGUF, info: ModelInfo) -> tuple[str, str] | None:
 
 
 def _dense(gguf: GGUF, info: ModelInfo) -> tuple[str, str] | None:
-    """Return the fault of the layers behind the pooling: each takes what the one before gives, the last one n_embd."""
+    """Return what is wrong with the layers behind the pooling; None where they fit each other.
+
+    The first takes n_embd numbers, each further one what the layer before gives, and the last gives n_embd again.
+    """
     if info.architecture != "gemma-embedding":
         return None
     width = info.n_embd

@@ -21,7 +21,7 @@ from edgedec_apps.server.core.errors import ApiError
 MOST_BYTES = 10_000_000
 """Most bytes of a picture's file."""
 MOST_SECONDS = 10.0
-"""Most seconds until a picture is there, redirects included."""
+"""Most seconds that fetching one picture takes, its redirects included."""
 _MOST_REDIRECTS = 3
 _PORT = 443
 _PIECE_BYTES = 65_536
@@ -95,7 +95,7 @@ def host_of(url: str, hosts: Sequence[str]) -> SplitResult:
 
 
 def _answer(url: SplitResult, sockets: list[socket.socket], over: list[str]) -> bytes | str:
-    """Return the file at an address, or the address that it redirects to."""
+    """Return the bytes of the file at an address, or, as a text, the address that its host redirects to."""
     host = url.hostname or ""
     connection = http.client.HTTPConnection(host, timeout=MOST_SECONDS)  # over the socket of TLS below
     connection.sock = _connected(host, _public_address(host))

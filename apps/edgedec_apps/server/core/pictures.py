@@ -16,6 +16,7 @@ from edgedec_apps.server.core.room import Share
 MOST_PICTURES = 8
 """Most pictures of one request, those of its earlier messages included."""
 _MOST_BASE64 = 4 * MOST_BYTES // 3
+_MOST_SHOWN = f"{MOST_BYTES // 1_000_000} MB of a file"
 _DATA = re.compile(r"data:(?P<kind>[^;,]{0,100})(?P<further>(?:;[^;,]{0,100}){0,8}),", re.ASCII)
 Part = dict[str, Any]
 
@@ -134,6 +135,3 @@ def _completed(message: dict[str, Any], fetched: dict[str, bytes]) -> dict[str, 
             for part in content
         ]
     }
-
-
-_MOST_SHOWN = f"{MOST_BYTES // 1_000_000} MB of a file"
