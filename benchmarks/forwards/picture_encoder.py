@@ -1,6 +1,6 @@
 """Our picture encoder beside libmtmd: one tile through an encoder in true proportions with random weights.
 
-    python benchmarks/forwards/picture_encoder.py --runs 5 --json picture_encoder.json
+    python benchmarks/forwards/picture_encoder.py --runs 5 --json-out picture_encoder.json
 
 The encoder is SmolVLM-256M's (SigLIP B/16-512: 12 layers of width 768, 1,024 patches, 64 rows), in F16 and in Q8_0; or
 gemma 3's with --gemma3. Both encode the same tile in turn, in one process, with the same threads. The rows must agree
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from support.models.siglip_files import siglip_projector
 
+from edgedec_apps.bench.provenance import report
 from edgedec_runtimes.pictures.contract import Picture
 from edgedec_runtimes.pictures.header import read_projector
 from edgedec_runtimes.pictures.mtmd import Mtmd
@@ -114,13 +115,13 @@ def compare(kind: str, type_name: str, n_threads: int, n_runs: int, folder: Path
 
 
 def main() -> None:
-    """Compare, print a line for each type, and write JSON."""
+    """Compare, and print a line for each type; the last line of JSON has all, and where the figures come from."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--types", nargs="+", default=["F16", "Q8_0"])
     parser.add_argument("--gemma3", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -129,8 +130,7 @@ def main() -> None:
             found = compare(kind, type_name, args.threads, args.runs, Path(folder))
             results.append(found)
             print(json.dumps(found), flush=True)
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    report({"benchmark": "picture_encoder", "found": results}, args.json_out)
 
 
 if __name__ == "__main__":
