@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgedec_export.training.arithmetic import product_type, products
 from edgedec_export.training.batches import Batch
 from edgedec_export.training.network import TAP_SCALE, Tensor, Unroll, Weights, loss_of, target_shares
 from edgedec_export.training.optimizing import Optimizers
@@ -25,7 +26,7 @@ class Borrowed:
     Attributes:
         parts: The target's file.
         token_ids: int32[n_vocab_draft], the tokens that the head can draft.
-        rows: bf16[n_vocab_draft, n_embd], their rows of the output matrix.
+        rows: [n_vocab_draft, n_embd] of product_type, their rows of the output matrix.
         norm: f32[n_embd], the target's last norm.
         device: "cpu" or "cuda".
     """
@@ -39,7 +40,7 @@ class Borrowed:
     @classmethod
     def of(cls, parts: TargetParts, token_ids: Any, device: str) -> "Borrowed":
         """Return what a head with this short list borrows."""
-        rows = torch.from_numpy(parts.output_rows(token_ids)).to(device, torch.bfloat16)
+        rows = torch.from_numpy(parts.output_rows(token_ids)).to(device, product_type(device))
         return cls(parts, token_ids, rows, torch.from_numpy(parts.output_norm).to(device), device)
 
     def embeddings(self, batch: Batch, n_steps: int) -> list[Tensor]:
@@ -78,7 +79,7 @@ class Learner:
         b = self._borrowed
         head = {"rows": b.rows, "shares": self._shares(batch)}
         counted = [(self._on(at), self._on(which)) for at, which in zip(batch.at, batch.which, strict=True)]
-        with torch.autocast(b.device, torch.bfloat16):
+        with products(b.device):
             unroll = Unroll.begin(self.card, self.weights, self._on(batch.taps).float())
             loss, handle = loss_of(unroll, b.embeddings(batch, DRAFT_STEPS), counted, head)
         self._optimizers.descend(handle, part)

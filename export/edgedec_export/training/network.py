@@ -171,12 +171,12 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def target_shares(last: Tensor, norm: Tensor, rows: Tensor, epsilon: float) -> Tensor:
-    """Return bf16[n, n_vocab_draft]: the target's probabilities among the tokens that the head can draft.
+    """Return [n, n_vocab_draft] of product_type: the target's probabilities among the tokens that the head can draft.
 
     Args:
         last: [n, n_embd], what left the target's last layer.
         norm: [n_embd], the weights of its last norm.
-        rows: bf16[n_vocab_draft, n_embd], the rows of its output matrix.
+        rows: [n_vocab_draft, n_embd] of product_type, the rows of its output matrix.
         epsilon: Of the norm.
     """
     pieces = []
@@ -197,7 +197,7 @@ def cross_entropy(outputs: Tensor, shares: Tensor, which: Tensor, rows: Tensor) 
         outputs: [n, n_embd], what Unroll.step returned for the rows that count.
         shares: What target_shares returned.
         which: int64[n], the row of `shares` that each output is to foresee.
-        rows: bf16[n_vocab_draft, n_embd], the rows of the output matrix.
+        rows: [n_vocab_draft, n_embd] of product_type, the rows of the output matrix.
     """
     total, gradients = torch.zeros((), device=outputs.device), []
     with torch.no_grad():

@@ -20,7 +20,7 @@ class Scorer:
     """What makes scores of states: the output rows beside the Markov head's.
 
     Attributes:
-        rows: bf16[n_vocab_draft, n_embd], the target's output rows, which do not learn.
+        rows: [n_vocab_draft, n_embd] of product_type, the target's output rows, which do not learn.
         markov: f32[n_vocab_draft, rank], the Markov head's.
     """
 
@@ -28,7 +28,7 @@ class Scorer:
     markov: Tensor
 
     def joined(self) -> Tensor:
-        """Return bf16[n_vocab_draft, n_embd + rank], the rows side by side."""
+        """Return [n_vocab_draft, n_embd + rank] of product_type, the rows side by side."""
         return torch.cat([self.rows, self.markov.detach().to(self.rows.dtype)], 1)
 
 
@@ -49,7 +49,7 @@ def loss_of(states: Tensor, scorer: Scorer, shares: Tensor, which: Tensor, dista
     Args:
         states: f32[n, n_embd + rank], the rows' states, each beside the Markov embedding of the token before.
         scorer: The output rows.
-        shares: bf16[N, n_vocab_draft], the target's probabilities at each place of the answers.
+        shares: [N, n_vocab_draft] of product_type, the target's probabilities at each place of the answers.
         which: int64[n], the place that each row foresees.
         distance: The share of the sum of |p - q| in the loss; the rest is the cross entropy's.
     """

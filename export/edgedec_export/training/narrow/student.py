@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from edgedec_export.training.arithmetic import product_type, products
 from edgedec_export.training.batches import grouped_by_length
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow.network import states_of
@@ -71,7 +72,7 @@ class NarrowStudent:
         device: str,
     ) -> None:
         self._parts, self.shape, self._device = parts, shape, device
-        self._rows = torch.from_numpy(parts.output_rows(token_ids)).to(device, torch.bfloat16)
+        self._rows = torch.from_numpy(parts.output_rows(token_ids)).to(device, product_type(device))
         self._norm = torch.from_numpy(parts.output_norm).to(device)
         self.weights: Weights = {
             name: torch.from_numpy(values.copy()).to(device).requires_grad_() for name, values in weights.items()
@@ -81,7 +82,7 @@ class NarrowStudent:
     def learn(self, lessons: Sequence[Lesson], part: float) -> float:
         """Learn from lessons, and return the cross entropy in nats; `part` of the training is over."""
         texts = Texts.of(lessons)
-        with torch.autocast(self._device, torch.bfloat16):
+        with products(self._device):
             outputs = self._outputs(self.weights, texts)
             with torch.no_grad():
                 last = torch.from_numpy(texts.last).to(self._device)
@@ -100,7 +101,7 @@ class NarrowStudent:
         width, n_out = self.shape.n_embd, self._parts.network.n_embd
         squares = torch.zeros(width, width, dtype=torch.float64, device=self._device)
         products = torch.zeros(width, n_out, dtype=torch.float64, device=self._device)
-        with torch.no_grad(), torch.autocast(self._device, torch.bfloat16):
+        with torch.no_grad(), products(self._device):
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer], _ROWS):
                 texts = Texts.of(group)
                 states = self._states(self.weights, texts).double()
@@ -128,9 +129,9 @@ class NarrowStudent:
         """Return what the model drafts from its whole vocabulary after each token of each lesson's answer."""
         on_device = {name: values.detach().to(self._device) for name, values in weights.items()}
         every = np.arange(self.shape.n_vocab)
-        rows = torch.from_numpy(self._parts.output_rows(every)).to(self._device, torch.bfloat16)
+        rows = torch.from_numpy(self._parts.output_rows(every)).to(self._device, product_type(self._device))
         found: list[Drafted] = []
-        with torch.no_grad(), torch.autocast(self._device, torch.bfloat16):
+        with torch.no_grad(), products(self._device):
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
                 best, sure = most_probable(self._outputs(on_device, Texts.of(group)), rows)
                 ends = np.cumsum([lesson.n_answer for lesson in group])[:-1]
