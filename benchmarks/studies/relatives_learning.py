@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from relatives_costs import DraftBytes
 
+from edgedec_export.training.arithmetic import in_product_type
 from edgedec_export.training.batches import Batch, batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.lessons.lesson_files import Lesson
@@ -84,7 +85,7 @@ class Learner:
         with torch.no_grad():
             shares = target_shares(torch.from_numpy(batch.last), b.norm, b.rows, self._epsilon)
         loss, handle = 0.0, torch.zeros(())
-        with torch.autocast("cpu", torch.bfloat16):
+        with in_product_type("cpu"):
             for k, step in enumerate(self.network.steps(batch)):
                 which = torch.from_numpy(batch.which[k])
                 found, gradient = cross_entropy(step.outputs.detach(), shares, which, b.rows)
@@ -102,7 +103,7 @@ class Learner:
         """
         assert weights is self.weights, "a network of this study is measured as it is"
         found: list[Drafted] = []
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), in_product_type("cpu"):
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
                 found += self._drafted(group)
         return found

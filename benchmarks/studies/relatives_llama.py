@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
+from edgedec_export.training.arithmetic import product_type
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import Tensor
 from edgedec_export.training.target_parts import TargetParts
@@ -36,8 +37,8 @@ class TorchLlama:
     output: Tensor
 
     @classmethod
-    def of(cls, parts: TargetParts, dtype: Any = torch.bfloat16) -> "TorchLlama":
-        """Return the model of a file.
+    def of(cls, parts: TargetParts, dtype: Any = None) -> "TorchLlama":
+        """Return the model of a file; its matrices are of the type in which processors like this one train.
 
         Raises:
             UnsupportedModelError: The file's architecture is not llama.
@@ -47,6 +48,7 @@ class TorchLlama:
                 f"{parts.gguf.paths[0]}: the architecture is {parts.network.architecture!r}; rows that draft in the "
                 "target's layers are measured for 'llama' only"
             )
+        dtype = dtype or product_type("cpu")
         tensors = {}
         for name, info in parts.gguf.tensors.items():
             if name.startswith("blk."):

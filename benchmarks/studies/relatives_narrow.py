@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from relatives_costs import BYTES_PER_WEIGHT, ByExits
 from relatives_learning import embeddings_of
 
+from edgedec_export.training.arithmetic import in_product_type
 from edgedec_export.training.batches import grouped_by_length
 from edgedec_export.training.kinds import bytes_per_step
 from edgedec_export.training.learning import Borrowed
@@ -82,7 +83,7 @@ class Narrow:
         counts = torch.from_numpy(np.flatnonzero(np.isin(best, b.token_ids)))
         loss = cross_entropy if part < _ENTROPY_PART else self._loss
         total, handle = 0.0, torch.zeros(())
-        with torch.autocast("cpu", torch.bfloat16):
+        with in_product_type("cpu"):
             for outputs in self._outputs(texts):
                 found, gradient = loss(outputs[counts].detach(), shares, counts, b.rows)
                 total += float(found) / len(self._exits)
@@ -106,7 +107,7 @@ class Narrow:
         """
         assert weights is self.weights, "a draft model of this study is measured as it is"
         found: list[Drafted] = []
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), in_product_type("cpu"):
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
                 exits = [self._at_exit(group, outputs) for outputs in self._outputs(Texts.of(group))]
                 for texts in zip(*exits, strict=True):

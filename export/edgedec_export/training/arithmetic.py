@@ -19,6 +19,6 @@ def product_type(device: str) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def products(device: str) -> Any:
+def in_product_type(device: str) -> Any:
     """Return a context manager in which products of matrices on `device` are made in its `product_type`."""
     return torch.autocast(device, torch.bfloat16, enabled=product_type(device) == torch.bfloat16)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from edgedec_export.training.arithmetic import products
+from edgedec_export.training.arithmetic import in_product_type
 from edgedec_export.training.batches import batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.lessons.lesson_files import Lesson
@@ -22,7 +22,7 @@ _ROWS = 4096
 def drafted_on(card: HeadCard, weights: Weights, borrowed: Borrowed, lessons: Sequence[Lesson]) -> list[Drafted]:
     """Return what a head drafts after each token of each lesson's answer; lessons of a single token are left out."""
     found: list[Drafted] = []
-    with torch.no_grad(), products(borrowed.device):
+    with torch.no_grad(), in_product_type(borrowed.device):
         for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
             found += _drafted(card, weights, borrowed, group)
     return found

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgedec_export.training.arithmetic import product_type, products
+from edgedec_export.training.arithmetic import in_product_type, product_type
 from edgedec_export.training.batches import Batch
 from edgedec_export.training.network import TAP_SCALE, Tensor, Unroll, Weights, loss_of, target_shares
 from edgedec_export.training.optimizing import Optimizers
@@ -79,7 +79,7 @@ class Learner:
         b = self._borrowed
         head = {"rows": b.rows, "shares": self._shares(batch)}
         counted = [(self._on(at), self._on(which)) for at, which in zip(batch.at, batch.which, strict=True)]
-        with products(b.device):
+        with in_product_type(b.device):
             unroll = Unroll.begin(self.card, self.weights, self._on(batch.taps).float())
             loss, handle = loss_of(unroll, b.embeddings(batch, DRAFT_STEPS), counted, head)
         self._optimizers.descend(handle, part)

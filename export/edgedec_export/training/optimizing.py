@@ -36,9 +36,11 @@ class Muon:
         self.momenta = [torch.zeros_like(matrix) for matrix in matrices]
 
     def step(self, rate: float) -> None:
-        """Move every matrix against its gradient."""
+        """Move every matrix that has a gradient against it."""
         with torch.no_grad():
             for matrix, momentum in zip(self._matrices, self.momenta, strict=True):
+                if matrix.grad is None:
+                    continue
                 momentum.lerp_(matrix.grad, 1 - _MOMENTUM)
                 update = _even(matrix.grad.lerp(momentum, _MOMENTUM))
                 matrix.mul_(1 - rate * _DECAY)

@@ -32,6 +32,7 @@ if True:  # after the skip
     from relatives_report import Row as TableRow
     from relatives_rows import N_ROWS, Prompts, RowsLearner, Transfer
 
+    from edgedec_export.training.arithmetic import in_product_type
     from edgedec_export.training.batches import batch_of
     from edgedec_export.training.kinds import row_bytes
     from edgedec_export.training.network import cross_entropy
@@ -162,9 +163,9 @@ def test_a_draft_is_right_where_the_best_token_is_the_texts(name: str, given: Gi
     method, borrowed = METHODS[name].new(given), given.borrowed
 
     def best() -> list[NDArray[np.int32]]:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), in_product_type("cpu"):
             steps = list(method.network.steps(batch_of([lesson], N_MOST)))  # type: ignore[attr-defined]
-        rows = [(step.outputs.bfloat16() @ borrowed.rows.T).float().argmax(-1).numpy() for step in steps]
+        rows = [(step.outputs.to(borrowed.rows.dtype) @ borrowed.rows.T).float().argmax(-1).numpy() for step in steps]
         return [borrowed.token_ids[places] for places in rows]
 
     lesson.token_ids[lesson.n_prompt + 2] = best()[1][0]  # token 1 of the draft after token 0 is right

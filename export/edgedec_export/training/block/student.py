@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from edgedec_export.training.arithmetic import products
+from edgedec_export.training.arithmetic import in_product_type
 from edgedec_export.training.batches import grouped_by_length, tap_scale
 from edgedec_export.training.block.blocks import Blocks, Cuts, blocks_of
 from edgedec_export.training.block.initial import first_attention, markov_table
@@ -68,7 +68,7 @@ class BlockStudent:
         b = self._borrowed
         draw = np.random.default_rng(list(f"{self._seed} {part}".encode()))
         blocks = blocks_of(lessons, self._shape.size, Cuts(self._places < len(b.token_ids), draw, _KEPT))
-        with products(b.device):
+        with in_product_type(b.device):
             states = self._states(self.weights, blocks)
             with torch.no_grad():
                 shares = target_shares(self._on(blocks.last), b.norm, b.rows, self._card.rms_epsilon)
@@ -81,7 +81,7 @@ class BlockStudent:
         """Return what a drafter with these tensors drafts after each token of each lesson's answer but the last one."""
         on_device = {name: values.detach().to(self._borrowed.device) for name, values in weights.items()}
         found: list[Drafted] = []
-        with torch.no_grad(), products(self._borrowed.device):
+        with torch.no_grad(), in_product_type(self._borrowed.device):
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
                 found += self._drafted(on_device, group)
         return found

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from edgedec_export.training.arithmetic import product_type, products
+from edgedec_export.training.arithmetic import in_product_type, product_type
 from edgedec_export.training.batches import grouped_by_length
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow.network import states_of
@@ -82,7 +82,7 @@ class NarrowStudent:
     def learn(self, lessons: Sequence[Lesson], part: float) -> float:
         """Learn from lessons, and return the cross entropy in nats; `part` of the training is over."""
         texts = Texts.of(lessons)
-        with products(self._device):
+        with in_product_type(self._device):
             outputs = self._outputs(self.weights, texts)
             with torch.no_grad():
                 last = torch.from_numpy(texts.last).to(self._device)
@@ -101,7 +101,7 @@ class NarrowStudent:
         width, n_out = self.shape.n_embd, self._parts.network.n_embd
         squares = torch.zeros(width, width, dtype=torch.float64, device=self._device)
         products = torch.zeros(width, n_out, dtype=torch.float64, device=self._device)
-        with torch.no_grad(), products(self._device):
+        with torch.no_grad(), in_product_type(self._device):
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer], _ROWS):
                 texts = Texts.of(group)
                 states = self._states(self.weights, texts).double()
@@ -131,7 +131,7 @@ class NarrowStudent:
         every = np.arange(self.shape.n_vocab)
         rows = torch.from_numpy(self._parts.output_rows(every)).to(self._device, product_type(self._device))
         found: list[Drafted] = []
-        with torch.no_grad(), products(self._device):
+        with torch.no_grad(), in_product_type(self._device):
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
                 best, sure = most_probable(self._outputs(on_device, Texts.of(group)), rows)
                 ends = np.cumsum([lesson.n_answer for lesson in group])[:-1]
