@@ -2,9 +2,7 @@
 
 import ctypes
 import os
-import sys
 import threading
-from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from importlib import metadata
@@ -13,6 +11,7 @@ from typing import Any
 
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.plugins import DISTRIBUTION
+from edgedec_runtimes.shared.native import library_name
 
 ABI_VERSION = 28
 ARITHMETIC = "2"
@@ -30,7 +29,7 @@ KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
 KERNEL_ROWS = 256
 """Most rows that go through the layers together; also the most rows of a tree."""
 
-_NAME = {"win32": "edgedec_cpu.dll", "darwin": "libedgedec_cpu.dylib"}.get(sys.platform, "libedgedec_cpu.so")
+_NAME = library_name("edgedec_cpu")
 
 
 class Config(ctypes.Structure):
@@ -323,51 +322,3 @@ def check(code: int, what: str) -> None:
             f"{what}: {reason}; check the disk, and load the model again, which makes damaged tiles anew"
         )
     raise SessionError(f"{what}: {reason}; this should have been refused earlier, please report it")
-
-
-def native_handle(fd: int) -> int:
-    """Return the handle by which the native library reads an open file: on Windows the system's own."""
-    if sys.platform != "win32":
-        return fd
-    import msvcrt
-
-    return msvcrt.get_osfhandle(fd)
-
-
-def instruction_sets() -> tuple[str, ...]:
-    """Return the instruction sets of this processor that the library has kernels for, best first."""
-    return tuple(native().ec_instruction_sets().decode().split())
-
-
-def forced_instruction_set() -> bytes | None:
-    """Return the instruction set that EDGEDEC_CPU_ISA names, or None for the best one.
-
-    Raises:
-        RuntimeUnavailableError: This processor or this build does not have that instruction set.
-    """
-    name = os.environ.get("EDGEDEC_CPU_ISA")
-    if not name:
-        return None
-    if name not in instruction_sets():
-        raise RuntimeUnavailableError(
-            f"EDGEDEC_CPU_ISA is {name!r}; here the cpu runtime has {', '.join(instruction_sets())}"
-        )
-    return name.encode()
-
-
-def keep_to_cores(cores: Sequence[tuple[int, ...]]) -> None:
-    """Have each thread of forwards on len(cores) threads run on the logical processors of one core only."""
-    cpus = [cpu for core in cores for cpu in core]
-    n_cpus = [len(core) for core in cores]
-    code = native().ec_keep_to_cores(len(cores), (c_int32 * len(cpus))(*cpus), (c_int32 * len(n_cpus))(*n_cpus))
-    check(code, "threads and cores")
-
-
-def read_bandwidth(n_threads: int, n_bytes: int = 1 << 30) -> float:
-    """Return how many bytes per second `n_threads` threads read from memory, measured on `n_bytes` bytes."""
-    return float(native().ec_read_bandwidth(n_threads, n_bytes))
-
-
-def address(array: Any) -> int:
-    """Return the address of a numpy array's data."""
-    return int(array.ctypes.data)
