@@ -3,6 +3,7 @@
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from importlib import metadata
@@ -322,3 +323,42 @@ def check(code: int, what: str) -> None:
             f"{what}: {reason}; check the disk, and load the model again, which makes damaged tiles anew"
         )
     raise SessionError(f"{what}: {reason}; this should have been refused earlier, please report it")
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Return the instruction sets of this processor that the library has kernels for, best first."""
+    return tuple(native().ec_instruction_sets().decode().split())
+
+
+def forced_instruction_set() -> bytes | None:
+    """Return the instruction set that EDGEDEC_CPU_ISA names, or None for the best one.
+
+    Raises:
+        RuntimeUnavailableError: This processor or this build does not have that instruction set.
+    """
+    name = os.environ.get("EDGEDEC_CPU_ISA")
+    if not name:
+        return None
+    if name not in instruction_sets():
+        raise RuntimeUnavailableError(
+            f"EDGEDEC_CPU_ISA is {name!r}; here the cpu runtime has {', '.join(instruction_sets())}"
+        )
+    return name.encode()
+
+
+def keep_to_cores(cores: Sequence[tuple[int, ...]]) -> None:
+    """Have each thread of forwards on len(cores) threads run on the logical processors of one core only."""
+    cpus = [cpu for core in cores for cpu in core]
+    n_cpus = [len(core) for core in cores]
+    code = native().ec_keep_to_cores(len(cores), (c_int32 * len(cpus))(*cpus), (c_int32 * len(n_cpus))(*n_cpus))
+    check(code, "threads and cores")
+
+
+def read_bandwidth(n_threads: int, n_bytes: int = 1 << 30) -> float:
+    """Return how many bytes per second `n_threads` threads read from memory, measured on `n_bytes` bytes."""
+    return float(native().ec_read_bandwidth(n_threads, n_bytes))
+
+
+def address(array: Any) -> int:
+    """Return the address of a numpy array's data."""
+    return int(array.ctypes.data)
