@@ -7,8 +7,11 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+OWN_GROUP: dict[str, Any]
+"""Arguments of Popen: Ctrl-C at the terminal is not for the process, and end_group ends what it starts."""
+
 if sys.platform == "win32":
-    OWN_GROUP: dict[str, Any] = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    OWN_GROUP = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
 
     def end_group(pid: int, *, at_once: bool) -> None:
         """End a process and, while it lives, what it started: without a warning, as Windows has none."""
@@ -22,7 +25,6 @@ if sys.platform == "win32":
 
 else:
     OWN_GROUP = {"start_new_session": True}
-    """Arguments of Popen: Ctrl-C at the terminal is not for the process, and end_group ends what it starts."""
 
     def end_group(pid: int, *, at_once: bool) -> None:
         """End a process that was started with OWN_GROUP, and what it started: by SIGTERM, or by SIGKILL `at_once`."""

@@ -82,7 +82,7 @@ def test_limits_of_cgroups(tmp_path: Path, cgroup: str, files: dict[str, str], e
 def test_elsewhere_psutil_counts_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where psutil does not know them, logical processors count."""
     fake = SimpleNamespace(cpu_count=lambda logical: 3)
-    monkeypatch.setattr(cpu_count.sys, "platform", "another")
+    monkeypatch.setattr(sys, "platform", "another")
     monkeypatch.setitem(sys.modules, "psutil", fake)
     assert usable_cores() == 3
     fake.cpu_count = lambda logical: None

@@ -1,5 +1,6 @@
 """What the system says of the processor."""
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -37,5 +38,5 @@ def test_the_facts_of_a_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(processor, "_CPUINFO", listed)
     assert cpu_facts() == ("Some CPU @ 2.50GHz", ["fpu", "avx2", "fma"])
     monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "none")
-    monkeypatch.setattr(processor.platform, "processor", lambda: "Intel64 Family 6")
+    monkeypatch.setattr(platform, "processor", lambda: "Intel64 Family 6")
     assert cpu_facts() == ("Intel64 Family 6", [])
