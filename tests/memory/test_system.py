@@ -1,6 +1,5 @@
 """What the system says of memory is read from its files as they are written there, and nonsense is None."""
 
-import ctypes
 import gc
 import json
 import mmap
@@ -284,7 +283,7 @@ print(libc.mallinfo2().field_4 - before >= 8 << 20)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the heap of glibc 2.33 and later")
+@pytest.mark.skipif(system_memory.glibc("mallinfo2") is None, reason="the heap of glibc 2.33 and later")
 @pytest.mark.parametrize(("begin", "mapped"), [("", False), ("keep_heap_small()", True)])
 def test_a_large_block_goes_back_to_the_system_when_it_is_freed(begin: str, mapped: bool) -> None:
     """It is mapped for itself; without keep_heap_small glibc takes it from a heap once a larger one was freed."""
