@@ -8,7 +8,6 @@ the command line, names it; a request to the server can't. The core finds it by 
 
 import json
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from time import monotonic
 from edgedec.choosing.scorer import SCORER_S
 from edgedec.errors import OptionError, PluginError, argument
 from edgedec.progress import CancelToken, check_cancelled
+from edgedec_runtimes.shared.processes import OWN_GROUP, end_group
 
 _POLL_S = 0.02
 _MOST_BYTES = 1 << 20
@@ -59,7 +59,7 @@ class CommandScorer:
             given.seek(0)
             try:
                 process = subprocess.Popen(
-                    self._command, stdin=given, stdout=printed, stderr=subprocess.DEVNULL, start_new_session=True
+                    self._command, stdin=given, stdout=printed, stderr=subprocess.DEVNULL, **OWN_GROUP
                 )
             except (OSError, ValueError) as error:
                 raise PluginError(f"the scorer {self._command[0]!r:.80} does not start: {error}") from error
@@ -93,12 +93,8 @@ class CommandScorer:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and, where the system has process groups, all that it started."""
-    with suppress(OSError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
+    """End a process and all that it started."""
+    end_group(process.pid, at_once=True)
     process.wait()
 
 

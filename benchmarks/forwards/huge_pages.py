@@ -30,6 +30,7 @@ from edgedec_apps.bench.provenance import provenance
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import huge_pages
+from edgedec_runtimes.shared.pages import forget
 
 N_PAST, ROWS = 256, (1, 2, 4, 8, 16)
 WAYS = {"file, small pages": ("small", "off"), "file, huge pages": ("huge", "auto"), "copied": ("small", "on")}
@@ -57,7 +58,7 @@ def put_in_cache(file: Path, state: str) -> None:
     """Have the system's cache hold a file in "small" pages or, where the file system can, in "huge" ones."""
     with file.open("rb", buffering=0) as opened:
         os.fsync(opened.fileno())
-        huge_pages.forget(opened.fileno())
+        forget(opened.fileno())
         if state == "small":
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # then nothing is read ahead in large pieces
             while opened.read(1 << 20):

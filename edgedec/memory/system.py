@@ -186,6 +186,15 @@ def _text(path: Path) -> str:
         return ""
 
 
+def forget_peak() -> bool:
+    """Reset the peak of this process's memory to what it holds now; return whether the system can do that (Linux)."""
+    try:
+        (PROC / "self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
 def _most_used() -> int | None:
     """Return the peak by getrusage, for sandboxes whose /proc is not complete."""
     try:

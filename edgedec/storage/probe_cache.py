@@ -3,10 +3,7 @@
 import hashlib
 import json
 import os
-import platform
-from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,41 +43,13 @@ def machine_key(options: LoadOptions) -> str:
 
     That is the machine, the threads, the device, and the runtime's own options.
     """
-    machine = f"{platform.machine()} {cpu_name()} {os.cpu_count()}"
+    machine = f"{plugins.load_plugin(plugins.OWN, 'machine_name')()} {os.cpu_count()}"
     key = f"{machine} {options.n_threads} {options.n_gpu_layers} {options.device}"
     if options.layer_split is not None:
         key = f"{key} {options.layer_split} {options.machines}"
     if options.runtime_options:
         key = f"{key} {sorted(options.runtime_options.items())}"
     return key if options.resident_bytes is None else f"{key} {options.resident_bytes}"
-
-
-@cache
-def cpu_name() -> str:
-    """Return the CPU's name, by which machines that share a home folder differ; "" where the system does not say it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            return named_cpu(lines) or platform.processor()
-    except OSError:  # not Linux
-        return platform.processor()
-
-
-def named_cpu(lines: Iterable[str]) -> str:
-    """Return the name of a CPU from the lines of /proc/cpuinfo: that of its model or, on Arm, of its cores' designs.
-
-    >>> named_cpu(["processor : 0", "model name : Some CPU @ 2 GHz", "model name : never read"])
-    'Some CPU @ 2 GHz'
-    >>> named_cpu(["CPU implementer : 0x41", "CPU part : 0xd0b", "CPU implementer : 0x41", "CPU part : 0xd05"])
-    '0x41 0xd05 0xd0b'
-    """
-    parts: set[str] = set()
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-        if key.strip() in ("CPU implementer", "CPU part"):
-            parts.add(value.strip())
-    return " ".join(sorted(parts))
 
 
 def cache_folder(cache_dir: Path | None) -> Path:

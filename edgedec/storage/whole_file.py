@@ -57,12 +57,14 @@ def publish(source: Path, target: Path) -> None:
         OSError: The file can't be renamed.
     """
     os.replace(source, target)
-    if os.name == "posix":
+    try:
         folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    except PermissionError:  # a system on which folders can't be opened
+        return
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -29,6 +29,7 @@ from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_pr
 from edgedec_export.gguf_writer import new_file
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.processes import OWN_GROUP
 
 # The types that work well without an importance matrix, as this quantizer has none.
 _NAMES = (
@@ -117,7 +118,7 @@ def _run(
     """Run the quantizer's process to its end; raise the error that describes its failure."""
     command = [sys.executable, "-m", "edgedec_export.requantize", *arguments]
     with tempfile.TemporaryFile() as errors:
-        # In a session of its own it gets no Ctrl-C; we kill it. If we die, its standard input closes and it ends.
+        # In a group of its own it gets no Ctrl-C; we kill it. If we die, its standard input closes and it ends.
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -126,8 +127,7 @@ def _run(
             text=True,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            **OWN_GROUP,
         )
         with process:
             try:

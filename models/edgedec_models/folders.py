@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 
 _PLAIN_NAME = re.compile(r"[^./\\:\x00][^/\\:\x00]*")
+_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d) *(\..*)?", re.IGNORECASE)
 
 
 def cache_folder() -> Path:
@@ -46,8 +47,17 @@ def config_folder() -> Path:
 
 
 def is_plain(name: str) -> bool:
-    """Tell whether `name` can be the name of a file in a folder: no separators, no drive, no leading dot."""
-    return _PLAIN_NAME.fullmatch(name) is not None
+    """Tell whether `name` can be the name of a file in a folder: no separators, no drive, no leading dot, no device."""
+    return _PLAIN_NAME.fullmatch(name) is not None and not is_device(name)
+
+
+def is_device(name: str) -> bool:
+    """Tell whether a file of this name is a device on some system: what is written there is lost.
+
+    >>> is_device("nul.gguf"), is_device("Con"), is_device("console.gguf")
+    (True, True, False)
+    """
+    return _DEVICE.fullmatch(name) is not None
 
 
 def flat_path(name: str, folder: Path) -> Path:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from support.decoding.table_branches import letters, random_table, table_texts
 
@@ -112,11 +113,9 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
 def is_running(pid: int) -> bool:
     """Tell whether a process runs; one that has ended and waits for its parent does not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
-    status = Path(f"/proc/{pid}/stat")
-    return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What the system says of memory is read from its files as they are written there, and nonsense is None."""
 
-import ctypes
 import gc
 import json
 import mmap
@@ -9,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
 from edgedec.memory import system as system_memory
-from edgedec_runtimes.shared import other_systems as platform_memory
+from edgedec_runtimes.shared import other_systems
 from edgedec_runtimes.shared.other_systems import Machine, Process
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads this machine's own /proc")
@@ -241,102 +240,28 @@ def test_the_machine_has_memory_available() -> None:
     assert 0 < available <= total
 
 
-def test_structures_have_the_sizes_of_the_systems_headers() -> None:
-    """Every field of 32 and 64 bits lies where macOS and 64-bit Windows have it."""
-    sizes = [
-        ctypes.sizeof(kind)
-        for kind in (platform_memory.VmStatistics64, platform_memory.MachTaskBasicInfo, platform_memory.MemoryStatusEx)
-    ]
-    assert sizes == [152, 48, 64]
-    if ctypes.sizeof(ctypes.c_size_t) == 8:
-        assert ctypes.sizeof(platform_memory.ProcessMemoryCounters) == 72
+def test_elsewhere_psutil_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only on Windows it knows the peak; without psutil nothing is known."""
+    fake = SimpleNamespace(
+        virtual_memory=lambda: SimpleNamespace(total=8 << 30, available=3 << 30),
+        Process=lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=5000, peak_wset=6000)),
+    )
+    monkeypatch.setitem(sys.modules, "psutil", fake)
+    assert other_systems.machine() == Machine(8 << 30, 3 << 30)
+    assert other_systems.process() == Process(5000, 6000)
+    monkeypatch.setattr(fake, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=5000)))
+    assert other_systems.process() == Process(5000, None)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert (other_systems.machine(), other_systems.process()) == (Machine(), Process())
 
 
-class MacOS:
-    """Answers as the library of macOS does."""
-
-    n_references = 0
-    code = 0
-
-    def sysctlbyname(self, name: bytes, value: Any, n_bytes: Any, new: None, n_new: Any) -> int:
-        """Tell the machine's memory."""
-        assert (name, n_bytes._obj.value, new, n_new.value) == (b"hw.memsize", 8, None, 0)
-        value._obj.value = 16 << 30
-        return self.code
-
-    def mach_host_self(self) -> int:
-        """Hand out a reference."""
-        self.n_references += 1
-        return 7
-
-    def mach_task_self(self) -> int:
-        """Name the task."""
-        return 9
-
-    def mach_port_deallocate(self, task: int, port: int) -> int:
-        """Take a reference back."""
-        assert (task, port) == (9, 7)
-        self.n_references -= 1
-        return 0
-
-    def host_statistics64(self, host: int, flavor: int, pages: Any, n_words: Any) -> int:
-        """Tell the pages."""
-        assert (host, flavor, n_words._obj.value) == (7, 4, 38)
-        pages._obj.free, pages._obj.inactive = 100, 20
-        return self.code
-
-    def task_info(self, task: int, flavor: int, info: Any, n_words: Any) -> int:
-        """Tell what the task holds."""
-        assert (task, flavor, n_words._obj.value) == (9, 20, 12)
-        info._obj.resident, info._obj.resident_max = 5000, 6000
-        return self.code
-
-
-def test_macos() -> None:
-    """Free and inactive pages are available; a call that fails is None; no reference is kept."""
-    library = MacOS()
-    assert platform_memory.macos_machine(library) == Machine(16 << 30, 120 * mmap.PAGESIZE)
-    assert platform_memory.macos_process(library) == Process(5000, 6000)
-    library.code = 5
-    assert platform_memory.macos_machine(library) is None
-    assert platform_memory.macos_process(library) is None
-    assert library.n_references == 0
-
-
-class Windows:
-    """Answers as kernel32 does."""
-
-    works = 1
-
-    def GlobalMemoryStatusEx(self, status: Any) -> int:
-        """Tell the machine's memory."""
-        assert status._obj.n_struct_bytes == 64
-        status._obj.total, status._obj.available = 8 << 30, 3 << 30
-        return self.works
-
-    def K32GetProcessMemoryInfo(self, process: Any, counters: Any, n_bytes: Any) -> int:
-        """Tell what the process holds."""
-        assert counters._obj.n_struct_bytes == n_bytes.value
-        assert process.value == 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1
-        counters._obj.working_set, counters._obj.peak_working_set = 5000, 6000
-        return self.works
-
-
-def test_windows() -> None:
-    """The working set is what the process holds; a call that fails is None."""
-    library = Windows()
-    assert platform_memory.windows_machine(library) == Machine(8 << 30, 3 << 30)
-    assert platform_memory.windows_process(library) == Process(5000, 6000)
-    library.works = 0
-    assert platform_memory.windows_machine(library) is None
-    assert platform_memory.windows_process(library) is None
-
-
-@ON_LINUX
-def test_elsewhere_the_system_is_asked_by_files() -> None:
-    """On Linux there is nothing that ctypes would ask."""
-    assert platform_memory.machine() == Machine()
-    assert platform_memory.process() == Process()
+def test_psutil_and_this_machine() -> None:
+    """What psutil tells is of the size of what the files tell; on other systems it is what the functions return."""
+    pytest.importorskip("psutil")
+    total, resident = system_memory.total_bytes(), system_memory.resident_bytes()
+    assert other_systems.machine().total == total
+    assert resident is not None
+    assert other_systems.process().resident == pytest.approx(resident, rel=0.2)
 
 
 HELD_BY_MAPPING = """
@@ -358,7 +283,7 @@ print(libc.mallinfo2().field_4 - before >= 8 << 20)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the heap of glibc 2.33 and later")
+@pytest.mark.skipif(system_memory.glibc("mallinfo2") is None, reason="the heap of glibc 2.33 and later")
 @pytest.mark.parametrize(("begin", "mapped"), [("", False), ("keep_heap_small()", True)])
 def test_a_large_block_goes_back_to_the_system_when_it_is_freed(begin: str, mapped: bool) -> None:
     """It is mapped for itself; without keep_heap_small glibc takes it from a heap once a larger one was freed."""

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the native tests and runs them: for this processor, and for 64-bit Arm with an emulator where there is one.
+# Builds the native tests and runs them: for this processor, for Windows under wine where both are there, and for 64-bit
+# Arm with an emulator where there is one.
 #
 #   bash tests/native/run.sh [DIRECTORY]     builds in DIRECTORY (default: a temporary one)
 set -euo pipefail
@@ -14,7 +15,7 @@ build() { # build DIRECTORY CMAKE-OPTIONS...
   local directory=$1
   shift
   if ! { cmake -S "$here" -B "$directory" -DCMAKE_BUILD_TYPE=Release "$@" &&
-    cmake --build "$directory" --target kernels_test threads_test; } >"$directory.log" 2>&1; then
+    cmake --build "$directory" --target edgedec_cpu kernels_test threads_test; } >"$directory.log" 2>&1; then
     cat "$directory.log"
     return 1
   fi
@@ -28,6 +29,17 @@ status=0
 "$work/here/threads_test" || status=1
 
 [ "$(uname -m)" = aarch64 ] && exit $status
+if [ "$(command -v x86_64-w64-mingw32-g++-posix wine | wc -l)" = 2 ]; then
+  echo "kernels of this processor, as programs for Windows"
+  build "$work/windows" -DCMAKE_TOOLCHAIN_FILE="$here/windows.cmake" -DEDGEDEC_COMPILES_AVXVNNI=OFF
+  export WINEPREFIX="$work/wine" WINEDEBUG=-all WINEDLLOVERRIDES="mscoree=;mshtml=" # neither .NET nor a browser
+  wine "$work/windows/threads_test.exe" </dev/null || status=1
+  wine "$work/windows/kernels_test.exe" </dev/null || status=1
+  bash "$here/../packaging/windows.sh" "$work/windows/native/edgedec_cpu.dll" "$work/python" || status=1
+else
+  echo "programs for Windows: skipped, there is no x86_64-w64-mingw32-g++-posix or no wine" \
+    "(apt-get install g++-mingw-w64-x86-64-posix wine64 wine)"
+fi
 compiler=aarch64-linux-gnu-g++
 emulator=$(command -v qemu-aarch64 || command -v qemu-aarch64-static || true)
 if ! command -v "$compiler" >/dev/null || [ -z "$emulator" ]; then

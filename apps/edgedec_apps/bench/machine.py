@@ -2,7 +2,6 @@
 
 import platform
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import edgedec
@@ -27,15 +26,6 @@ def bandwidths(n_threads: int, cap_bytes: int | None = None) -> list[float]:
     except RuntimeUnavailableError:
         return []
     return [speed for speed in found if speed > 0]
-
-
-def forget_peak() -> bool:
-    """Reset the process's peak of resident memory; return whether the system can do that (Linux)."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return False
-    return True
 
 
 def versions() -> dict[str, Any]:

@@ -11,13 +11,13 @@ from edgedec.api.engine import Engine
 from edgedec.errors import CancelledError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.memory.system import peak_held_bytes
+from edgedec.memory.system import forget_peak, peak_held_bytes
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sampling import SamplingParams
 from edgedec_apps.bench.job import BenchJob
 from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup
-from edgedec_apps.bench.machine import bandwidths, forget_peak, versions
+from edgedec_apps.bench.machine import bandwidths, versions
 from edgedec_apps.bench.measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
 from edgedec_apps.bench.plot import write_plot
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchPrompt, BenchRequest, grouped, prepare, read_prompts

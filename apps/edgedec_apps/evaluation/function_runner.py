@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from edgedec_apps import limits
 from edgedec_apps.evaluation.made_tasks import Call
 
 _BLOCK = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -27,14 +28,8 @@ _MODULES = frozenset({"collections", "functools", "itertools", "math", "typing"}
 _SECONDS = 3
 _BYTES = 512 << 20
 _DRIVER = """
-import json, sys
-try:
-    import resource
-    resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
-    resource.setrlimit(resource.RLIMIT_AS, ({bytes}, {bytes}))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-except ImportError:
-    pass
+import json, runpy, sys
+runpy.run_path({limits!r})["limit"](2, AS={bytes}, FSIZE=0)
 code, calls = json.load(sys.stdin)
 names = {{"print": lambda *values, **options: None}}
 exec(code, names)
@@ -89,7 +84,7 @@ def n_passed(text: str, calls: Sequence[Call]) -> int:
     if code is None:
         return 0
     given = json.dumps([code, [call.numbers for call in calls]])
-    command = [sys.executable, "-I", "-S", "-c", _DRIVER.format(bytes=_BYTES)]
+    command = [sys.executable, "-I", "-S", "-c", _DRIVER.format(limits=limits.__file__, bytes=_BYTES)]
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS, env={})
         found = json.loads(done.stdout) if done.returncode == 0 else []

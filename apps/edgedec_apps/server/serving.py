@@ -1,7 +1,6 @@
 """Runs a server, from its socket to its end: it loads the first models meanwhile, and a cancel ends both."""
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -34,23 +33,15 @@ def open_socket(settings: Settings) -> socket.socket:
     host = settings.host.strip("[]")
     try:
         found = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-        listener = socket.socket(family, kind, protocol)
+        family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         raise _unusable(settings, error) from error
-    try:
-        if os.name == "posix":  # on other systems it would let two servers share a port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _unusable(settings, error) from error
-    return listener
 
 
 def _unusable(settings: Settings, error: OSError) -> RequestError:
-    reason = error.strerror or str(error)
+    reason = (error.strerror or str(error)).partition(" (while ")[0]
     return RequestError(
         f"can't listen on {settings.host} port {settings.port}: {reason}; give another --port (0 for any)"
     )

@@ -5,10 +5,7 @@ memory, or the screen.
 """
 
 import asyncio
-import os
 import shutil
-import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +17,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from edgedec_apps.tools.configuration import Program
+from edgedec_runtimes.shared.processes import OWN_GROUP, end_group
 
 MOST_LINE_BYTES = 8_000_000
 """The most bytes of one message of a tool server."""
@@ -72,7 +70,7 @@ async def program_streams(program: Program, ending: Ending) -> AsyncIterator[Str
         stderr=asyncio.subprocess.PIPE,
         env=environment,
         cwd=program.cwd,
-        start_new_session=True,  # Ctrl-C at the terminal is for the chat alone
+        **OWN_GROUP,
     )
     to_session, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, from_session = anyio.create_memory_object_stream[SessionMessage](0)
@@ -164,12 +162,10 @@ async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
     """End a program: close its input, then SIGTERM, then SIGKILL, for its children too; or SIGKILL `at_once`."""
     assert process.stdin is not None
     process.stdin.close()
-    for number in () if at_once else (None, signal.SIGTERM):
-        if number is not None:
-            _signal(process, number)
-        if await _has_ended(process):
-            break
-    _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))  # children that outlived it, too
+    if not at_once and not await _has_ended(process):
+        end_group(process.pid, at_once=False)
+        await _has_ended(process)
+    end_group(process.pid, at_once=True)  # children that outlived it, too
     await _has_ended(process)
     if (transport := getattr(process, "_transport", None)) is not None:  # nothing public closes its pipes
         transport.close()
@@ -182,11 +178,3 @@ async def _has_ended(process: asyncio.subprocess.Process) -> bool:
             return True
         await asyncio.sleep(_POLL_S)
     return process.returncode is not None
-
-
-def _signal(process: asyncio.subprocess.Process, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        if sys.platform == "win32":
-            process.kill()
-        else:
-            os.killpg(process.pid, number)

@@ -1,15 +1,14 @@
 """Run another program to its end; when it is cancelled, end it and all programs that it started."""
 
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from edgedec.errors import StorageError
 from edgedec.progress import CancelToken, check_cancelled
+from edgedec_runtimes.shared.processes import OWN_GROUP, end_group
 
 _POLL_S = 0.1
 _PATIENCE_S = 5.0
@@ -46,7 +45,7 @@ def run_child(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,
+                **OWN_GROUP,
             )
     except OSError as error:
         raise StorageError(
@@ -74,19 +73,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     """End a program that still runs and what it started: by SIGTERM, and after a while by SIGKILL."""
     assert process.stdin is not None, "it was started with a pipe"
     if process.poll() is None:
-        _send(process, "SIGTERM")
+        end_group(process.pid, at_once=False)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_PATIENCE_S)
-        _send(process, "SIGKILL")  # to all of the group that still run
+        end_group(process.pid, at_once=True)  # all of the group that still run
         process.wait()
     with suppress(OSError):
         process.stdin.close()
-
-
-def _send(process: "subprocess.Popen[bytes]", number: str) -> None:
-    """Send a signal to a program's process group; end the program where the system has no groups."""
-    if sys.platform == "win32":
-        process.kill()
-        return
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, getattr(signal, number))

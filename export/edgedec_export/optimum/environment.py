@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from edgedec.errors import OfflineError, RuntimeUnavailableError
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_export.optimum.child_process import last_line, run_child
+from edgedec_export.training.torch_library import CPU_INDEX
 from edgedec_models.fetching.lock import locked
 from edgedec_models.storage import require_space, storage_errors
 from edgedec_runtimes.shared.file_lock import try_lock
@@ -26,7 +28,6 @@ PACKAGES = ("optimum-onnx==0.1.0", "optimum==2.1.0", "transformers==4.57.6", "on
 NEEDED_BYTES = 2_500_000_000
 """Free space on the disk that the installation requires."""
 
-_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # for Linux, where PyPI's torch brings gigabytes of CUDA
 _READY = "ready.json"
 Command = list[str | os.PathLike[str]]
 _WHAT = "making the environment of optimum"
@@ -50,7 +51,8 @@ def is_ready(folder: Path) -> bool:
 
 def python_of(folder: Path) -> Path:
     """Return the path of an environment's Python interpreter."""
-    return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    scripts = sysconfig.get_path("scripts", "venv", {"base": str(folder)})
+    return Path(scripts) / f"python{sysconfig.get_config_var('EXE')}"
 
 
 def ensure_environment(
@@ -144,10 +146,9 @@ def _make(folder: Path, on_progress: OnProgress | None, cancel: CancelToken | No
         folder.mkdir(parents=True)
     options = ["--disable-pip-version-check", "--no-input", "--retries=2"]
     pip: Command = [python_of(folder), "-I", "-m", "pip", "install", *options]
-    index = ["--index-url", _CPU_INDEX] if sys.platform == "linux" else []
     steps: list[Command] = [
         [sys.executable, "-I", "-m", "venv", folder],
-        [*pip, "--no-deps", TORCH, *index],
+        [*pip, "--no-deps", TORCH, *CPU_INDEX],
         [*pip, TORCH, *PACKAGES],
     ]
     log = folder / "install.log"

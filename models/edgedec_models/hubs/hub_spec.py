@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec.errors import ModelNotFoundError
+from edgedec_models.folders import is_device
 
 DEFAULTS = ("Q4_K_M", "Q4_0", "Q8_0")
 HEAD_CONFIG = "config.json"
@@ -81,7 +82,9 @@ def parse_hub(name: str) -> HubSpec:
 def is_safe(file: str) -> bool:
     """Tell whether a file name of a hub stays inside the folder that it is put into."""
     parts = file.split("/")
-    return all(part.strip(". ") and not re.search(r'[\\:*?"<>|\x00-\x1f]', part) for part in parts)
+    return all(
+        part.strip(". ") and not is_device(part) and not re.search(r'[\\:*?"<>|\x00-\x1f]', part) for part in parts
+    )
 
 
 def choose(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +36,7 @@ class SharedRows:
     @classmethod
     def create(cls, n_rows: int, n_vocab: int) -> "SharedRows":
         """Make a file for n_shared_rows(n_rows, n_vocab) rows, which only this user may read."""
-        folder = _MEMORY_FOLDER if sys.platform == "linux" and os.access(_MEMORY_FOLDER, os.W_OK) else None
+        folder = _MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK) else None
         n_rows = n_shared_rows(n_rows, n_vocab)
         handle, name = tempfile.mkstemp(prefix="edgedec-rows-", dir=folder)
         try:

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
@@ -13,6 +12,7 @@ from typing import Any
 
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.plugins import DISTRIBUTION
+from edgedec_runtimes.shared.native import library_name
 
 ABI_VERSION = 28
 ARITHMETIC = "2"
@@ -30,7 +30,7 @@ KV_TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "gear": 3}
 KERNEL_ROWS = 256
 """Most rows that go through the layers together; also the most rows of a tree."""
 
-_NAME = {"win32": "edgedec_cpu.dll", "darwin": "libedgedec_cpu.dylib"}.get(sys.platform, "libedgedec_cpu.so")
+_NAME = library_name("edgedec_cpu")
 
 
 class Config(ctypes.Structure):
@@ -323,15 +323,6 @@ def check(code: int, what: str) -> None:
             f"{what}: {reason}; check the disk, and load the model again, which makes damaged tiles anew"
         )
     raise SessionError(f"{what}: {reason}; this should have been refused earlier, please report it")
-
-
-def native_handle(fd: int) -> int:
-    """Return the handle by which the native library reads an open file: on Windows the system's own."""
-    if sys.platform != "win32":
-        return fd
-    import msvcrt
-
-    return msvcrt.get_osfhandle(fd)
 
 
 def instruction_sets() -> tuple[str, ...]:

@@ -8,7 +8,8 @@ ranges that are registered here, the native library catches the fault, puts zero
 import ctypes
 import weakref
 
-from edgedec_runtimes.cpu.library import check, native, native_handle
+from edgedec_runtimes.cpu.library import check, native
+from edgedec_runtimes.shared.pages import native_handle
 
 
 class Mapping:

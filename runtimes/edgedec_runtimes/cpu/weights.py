@@ -32,7 +32,6 @@ from edgedec_runtimes.cpu.library import (
     forced_instruction_set,
     keep_to_cores,
     native,
-    native_handle,
 )
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.cpu.options import own
@@ -42,6 +41,7 @@ from edgedec_runtimes.cpu.tiles.placing import planned_pages
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
 from edgedec_runtimes.shared.cpu_count import cores_to_pin, usable_cores
+from edgedec_runtimes.shared.pages import native_handle
 from edgedec_runtimes.tile_files.untiled import UNTILED
 
 LAYOUT = "1"

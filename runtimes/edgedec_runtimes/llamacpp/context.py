@@ -2,7 +2,6 @@
 
 import ctypes
 import ctypes.util
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from edgedec.errors import CancelledError, CapabilityError, ContextFullError, Me
 from edgedec_runtimes.llamacpp.adapters import set_adapters
 from edgedec_runtimes.llamacpp.library import last_complaint, llama
 from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.shared.native import c_library
 from edgedec_runtimes.shared.stop import Stop
 
 N_BATCH = 2048
@@ -344,5 +344,4 @@ def _string_length() -> Any:
     llama.cpp asks between any two operations of a graph whether to stop. A Python callback would take the interpreter's
     lock a thousand times a token; strlen of Stop.flag returns 0 or 1 without the lock.
     """
-    library = ctypes.CDLL("msvcrt") if sys.platform == "win32" else ctypes.CDLL(None)
-    return library.strlen
+    return c_library().strlen

@@ -1,7 +1,6 @@
 """The llamacpp runtime: runs any GGUF that llama.cpp loads, on its CPU and GPU back ends."""
 
 import hashlib
-import platform
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +19,6 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import HOST, Device, IsOver, MemoryPlan, MemoryTerm, Split, format_bytes
 from edgedec.model import Model, ModelCard
 from edgedec.runtime import RuntimeReport
-from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel
 from edgedec_runtimes.llamacpp.adapters import open_adapters
@@ -49,10 +47,11 @@ from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
 from edgedec_runtimes.shared.draft_heads import refuse_adapters
-from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.invariance import will_probe
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.shared.pages import with_mappings
+from edgedec_runtimes.shared.processor import is_arm, machine_name
 from edgedec_runtimes.tile_files.keeping import header_file, make_whole
 from edgedec_runtimes.weights.adapters import adapter_bytes, content_hash
 
@@ -247,7 +246,7 @@ def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
     numerics = f"{version()} {options.kv_type} {chosen.flash_attention} {chosen.repack} {n_threads}"
     split = "" if options.layer_split is None else f"{options.layer_split} "
     split = f"{split}{own(options).machines} " if own(options).machines else split
-    device = f"{split}{options.n_gpu_layers} {options.device} {platform.machine()} {cpu_name()}"
+    device = f"{split}{options.n_gpu_layers} {options.device} {machine_name()}"
     device += "".join(f" {content_hash((path,))}" for path, _ in options.adapters)
     return hashlib.sha256(f"{_identity(gguf)} {numerics} {device}".encode()).hexdigest()
 
@@ -344,8 +343,7 @@ def _repacked_bytes(gguf: GGUF, n_layers: int) -> int:
 
     `n_layers` are the host's layers; the output matrix counts as the last of all.
     """
-    arm = platform.machine().lower() in ("aarch64", "arm64")
-    types, n_layer = _REPACKED_ARM if arm else _REPACKED_X86, describe(gguf).n_layer
+    types, n_layer = _REPACKED_ARM if is_arm() else _REPACKED_X86, describe(gguf).n_layer
     return sum(
         tensor.n_bytes
         for tensor in gguf.tensors.values()

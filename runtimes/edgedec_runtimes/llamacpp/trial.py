@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edgedec.memory.system import available_bytes
 from edgedec.storage import probe_cache
+from edgedec_runtimes.shared import processor
 from edgedec_runtimes.shared.child_environment import child_environment
 
 logger = logging.getLogger("edgedec.llamacpp")
@@ -74,7 +75,7 @@ def _key() -> str | None:
     files = sorted((Path(package.origin).parent / "lib").glob("*"))
     states = [(file.name, (state := file.stat()).st_size, state.st_mtime_ns) for file in files]
     chosen = [os.environ.get(name) for name in _DEVICE_VARIABLES]
-    return f"{package.origin} {states} {chosen} {probe_cache.cpu_name()} {sys.version}"
+    return f"{package.origin} {states} {chosen} {processor.cpu_name()} {sys.version}"
 
 
 def tried(*arguments: str) -> str | None:

@@ -7,7 +7,6 @@ nodes to the CPU provider.
 """
 
 import hashlib
-import platform
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import Any
 
 from edgedec.errors import OptionError, RuntimeUnavailableError
 from edgedec.gguf.file import GRAPH
-from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.npu.compiled import open_kept
 from edgedec_runtimes.npu.facts import Facts
 from edgedec_runtimes.npu.inputs import Arrays
 from edgedec_runtimes.onnx.library import session_options, translated
 from edgedec_runtimes.onnx.providers import choose_provider
+from edgedec_runtimes.shared.processor import machine_name
 
 NPU, CPU, OPENVINO = "npu", "cpu", "openvino"
 _OPENVINO_DEVICES = {OPENVINO: "CPU", f"{OPENVINO}-gpu": "GPU", f"{OPENVINO}-npu": "NPU"}
@@ -148,7 +147,7 @@ def compiled_folder(cache_dir: Path, facts: Facts, ort: Any) -> Path:
         version = metadata.version("onnxruntime-qnn")
     except metadata.PackageNotFoundError:
         version = "unknown"
-    key = f"{facts.sha256} {ort.__version__} {version} {platform.machine()} {cpu_name()}"
+    key = f"{facts.sha256} {ort.__version__} {version} {machine_name()}"
     return cache_dir / "npu" / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 

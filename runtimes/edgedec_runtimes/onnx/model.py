@@ -15,10 +15,18 @@ from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.onnx.feeds import CHUNK, SPARE_ROWS, Padding, Piece, Zeros, feeds
 from edgedec_runtimes.onnx.graph_model import LOGIT_ROWS, GraphModel, Opened, pieces
-from edgedec_runtimes.onnx.letting_go import LET_GO_ROWS, let_go
 from edgedec_runtimes.onnx.session import OnnxSession, open_session
 from edgedec_runtimes.onnx.single_steps import one_row_is_exact
+from edgedec_runtimes.shared.pages import give_back
 from edgedec_runtimes.shared.session_state import CheckedItem
+
+_LET_GO_ROWS = 256
+"""How many tokens are looked up in the embedding before pages of the weights' file are given back again.
+
+ONNX Runtime copies most matrices into an arrangement of its own, and keeps the file's scales and zero points mapped
+without reading them again. Of the embedding it reads a row per token, for which the system maps 64 KiB around the row.
+Both would count as memory of the process.
+"""
 
 _CAPABILITIES = Capabilities(
     rollback=True,
@@ -68,7 +76,7 @@ class OnnxModel(GraphModel[OnnxSession]):
         self._n_looked_up = 0  # tokens, since pages were let go
         if not one_row_is_exact(self, cache_dir):
             self.padding = Padding.ALL
-        let_go(opened.mapped)
+        give_back(opened.mapped)
 
     def session(self, n_ctx: int) -> OnnxSession:
         """Open an empty session; the system gives its memory as tokens are written."""
@@ -122,6 +130,6 @@ class OnnxModel(GraphModel[OnnxSession]):
                 piece.n_past, piece.tokens, read, n_wanted=len(piece.wanted), is_tree=piece.item.parents is not None
             )
         self._n_looked_up += piece.n_rows
-        if self._n_looked_up >= LET_GO_ROWS:
+        if self._n_looked_up >= _LET_GO_ROWS:
             self._n_looked_up = 0
-            let_go(self.handle.mapped)
+            give_back(self.handle.mapped)

@@ -14,7 +14,6 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model, ModelCard
 from edgedec.runtime import RuntimeReport
-from edgedec.storage.probe_cache import cpu_name
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
 from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms
 from edgedec_runtimes.onnx.foreign.model import ForeignModel, check_n_ctx
@@ -27,8 +26,9 @@ from edgedec_runtimes.onnx.providers import choose_provider, devices
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.draft_heads import refuse_adapters
-from edgedec_runtimes.shared.file_mappings import with_mappings
 from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.shared.pages import with_mappings
+from edgedec_runtimes.shared.processor import cpu_name
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 

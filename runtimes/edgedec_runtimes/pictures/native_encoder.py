@@ -42,6 +42,7 @@ from edgedec_runtimes.pictures.header import ProjectorHeader
 from edgedec_runtimes.pictures.siglip_file import SiglipFile, Weight, positions, siglip_file, vector_slots
 from edgedec_runtimes.pictures.siglip_layout import largest_tile, layout_of, resized_bytes, tiles_of
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.pages import give_back_all
 
 VERSION = "1"
 """The version of what is computed, raised when a bit of a row changes."""
@@ -246,8 +247,7 @@ class _Weights:
 
     def let_go(self) -> None:
         """Give pages back to the system: those of the file, which stay cached while there is memory, and buffers'."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+        give_back_all(self._map)
         return_free_memory()
 
     def close(self) -> None:

@@ -1,23 +1,22 @@
 """The processor's cores: which this process may use, and how many threads a forward should have."""
 
-import ctypes
 import os
-import struct
 import sys
 from pathlib import Path
 
 _ROOT = Path("/")
 _NO_LIMIT = 1 << 16
-_WINDOWS_RECORD = struct.Struct("=QI4x16x")  # SYSTEM_LOGICAL_PROCESSOR_INFORMATION: mask, relationship, the rest
-_PROCESSOR_CORE = 0
 
 
 def usable_cores() -> int:
     """Return how many physical cores this process may use, by its affinity and its cgroups' limits; at least 1."""
     if sys.platform == "linux":
         return max(1, min(len(linux_cores()), cgroup_cores()))
-    found = _macos_cores() if sys.platform == "darwin" else _windows_cores() if sys.platform == "win32" else None
-    return max(1, min(found or _NO_LIMIT, os.cpu_count() or 1))
+    try:
+        import psutil
+    except ImportError:
+        return os.cpu_count() or 1
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
 def linux_cores(allowed: set[int] | None = None, root: Path = _ROOT) -> list[tuple[int, ...]]:
@@ -70,12 +69,6 @@ def cgroup_cores(root: Path = _ROOT) -> int:
     return min(limits)
 
 
-def count_windows_cores(records: bytes) -> int:
-    """Return how many physical cores there are in what GetLogicalProcessorInformation writes on 64-bit Windows."""
-    whole = len(records) // _WINDOWS_RECORD.size * _WINDOWS_RECORD.size
-    return sum(kind == _PROCESSOR_CORE for _, kind in _WINDOWS_RECORD.iter_unpack(records[:whole]))
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
@@ -109,25 +102,3 @@ def _quota_limit(folder: Path) -> int:
 
 def _cores_of(quota: int, period: int) -> int:
     return -(-quota // period) if quota > 0 and period > 0 else _NO_LIMIT
-
-
-def _macos_cores() -> int | None:
-    found, size = ctypes.c_int32(), ctypes.c_size_t(4)
-    try:
-        library = ctypes.CDLL(None)
-        code = library.sysctlbyname(
-            b"hw.physicalcpu", ctypes.byref(found), ctypes.byref(size), None, ctypes.c_size_t(0)
-        )
-    except (OSError, AttributeError):
-        return None
-    return found.value if code == 0 else None
-
-
-def _windows_cores() -> int | None:
-    if sys.platform != "win32" or sys.maxsize < 1 << 32:
-        return None
-    size = ctypes.c_uint32()
-    ask = ctypes.windll.kernel32.GetLogicalProcessorInformation
-    ask(None, ctypes.byref(size))
-    records = ctypes.create_string_buffer(size.value)
-    return count_windows_cores(records.raw) if ask(records, ctypes.byref(size)) else None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageError
 from edgedec_runtimes.cpu.mapping import Mapping
-from edgedec_runtimes.shared.file_mappings import Mapping as Range
+from edgedec_runtimes.shared.pages import Mapping as Range
 
 
 class MappedFiles:

@@ -90,9 +90,11 @@ def test_no_choice_lists_what_there_is(files: list[str], what: str, words: str) 
         choose(files, HubSpec("a", "b", what))
 
 
-@pytest.mark.parametrize("file", ["../x.gguf", "/x.gguf", "a/../../x.gguf", "a\\x.gguf", "C:x.gguf", "a//x.gguf"])
+@pytest.mark.parametrize(
+    "file", ["../x.gguf", "/x.gguf", "a/../../x.gguf", "a\\x.gguf", "C:x.gguf", "a//x.gguf", "a/nul/x.gguf", "Con.gguf"]
+)
 def test_file_names_that_lead_elsewhere_are_ignored(file: str) -> None:
-    """File names of a hub cannot lead out of its folder in the cache."""
+    """File names of a hub cannot lead out of its folder in the cache, nor to a device of Windows."""
     assert not is_safe(file)
 
 

@@ -10,9 +10,9 @@ import pytest
 import edgedec
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
-from edgedec.storage import probe_cache
 from edgedec_runtimes.llamacpp import library, loading, runtime, tiny_run, trial
 from edgedec_runtimes.llamacpp.options import own
+from edgedec_runtimes.shared import processor
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -47,7 +47,7 @@ def test_a_library_that_runs_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(trial, "tried", lambda *_: "it was tried again")
     trial.complaints.cache_clear()
     assert trial.complaint() is None
-    monkeypatch.setattr(probe_cache, "cpu_name", lambda: "another")
+    monkeypatch.setattr(processor, "cpu_name", lambda: "another")
     trial.complaints.cache_clear()
     assert trial.complaint() == "it was tried again"
 

@@ -31,12 +31,12 @@ from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx.feeds import CHUNK, Padding
 from edgedec_runtimes.onnx.graph_model import Opened
-from edgedec_runtimes.onnx.letting_go import let_go
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.onnx.model import OnnxModel
 from edgedec_runtimes.onnx.runtime import Onnx
 from edgedec_runtimes.onnx.session import OnnxSession
 from edgedec_runtimes.reference.runtime import Reference
+from edgedec_runtimes.shared.pages import give_back
 
 TOKENS = np.random.default_rng(0).integers(0, 260, 700).astype(np.int32)
 PARENTS = np.array([-1, 0, 0, 1, 2, 2, 5, -1], np.int32)
@@ -246,7 +246,7 @@ def test_pages_that_are_let_go_come_back(exported: Exporter) -> None:
         assert not set(pages[0]) & set(pages[1])
         assert sys.platform != "linux" or all(pages)
         for model in (first, second):
-            let_go(opened_of(model).mapped)
+            give_back(opened_of(model).mapped)
             assert np.array_equal(bits(model.session(16).forward(TOKENS[:8], n_past=0).logits), expected)
 
 

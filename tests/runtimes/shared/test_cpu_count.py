@@ -1,14 +1,14 @@
 """Cores are counted from what the system says of them: on made-up Linux trees, and on this machine."""
 
 import os
-import struct
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from edgedec_runtimes.shared import cpu_count
-from edgedec_runtimes.shared.cpu_count import cgroup_cores, cores_to_pin, count_windows_cores, linux_cores, usable_cores
+from edgedec_runtimes.shared.cpu_count import cgroup_cores, cores_to_pin, linux_cores, usable_cores
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
 
@@ -79,12 +79,16 @@ def test_limits_of_cgroups(tmp_path: Path, cgroup: str, files: dict[str, str], e
     assert cgroup_cores(tmp_path) == expected
 
 
-def test_cores_of_windows() -> None:
-    """Records of cores are counted, records of caches and packages are not."""
-    records = b"".join(struct.pack("=QIIQQ", 3 << 2 * i, kind, 0, 0, 0) for i, kind in enumerate((0, 2, 0, 3, 0)))
-    assert count_windows_cores(records) == 3
-    assert count_windows_cores(records + b"cut short") == 3
-    assert count_windows_cores(b"") == 0
+def test_elsewhere_psutil_counts_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where psutil does not know them, logical processors count."""
+    fake = SimpleNamespace(cpu_count=lambda logical: 3)
+    monkeypatch.setattr(sys, "platform", "another")
+    monkeypatch.setitem(sys.modules, "psutil", fake)
+    assert usable_cores() == 3
+    fake.cpu_count = lambda logical: None
+    assert usable_cores() == os.cpu_count()
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert usable_cores() == os.cpu_count()
 
 
 @LINUX

@@ -1,4 +1,7 @@
-"""What is typed while a text comes: the terminal does not show it there; the next prompt gets it and shows it."""
+"""What is typed while a text comes: the terminal does not show it there; the next prompt gets it and shows it.
+
+A console of Windows shows only what a program reads.
+"""
 
 import os
 import sys
@@ -8,13 +11,19 @@ from typing import Any
 
 _before: list[Any] = []  # the terminal's settings, while it does not show what is typed
 
-if sys.platform == "win32":  # a console of Windows shows only what a program reads
+if sys.platform == "win32":
+    import msvcrt
 
     def _hide() -> None:
         pass
 
     def restore_echo() -> None:
         """Do nothing."""
+
+    def forget_typed() -> None:
+        """Forget what was typed and not read yet."""
+        while msvcrt.kbhit():
+            msvcrt.getwch()
 
 else:
     import termios
@@ -37,6 +46,11 @@ else:
             with suppress(OSError, ValueError, termios.error):
                 if _is_in_front():
                     termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, settings)
+
+    def forget_typed() -> None:
+        """Forget what was typed and not read yet."""
+        with suppress(OSError, ValueError, termios.error):
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
     def _is_in_front() -> bool:
         """Tell whether the terminal listens to this process; a background job that changes settings is stopped."""

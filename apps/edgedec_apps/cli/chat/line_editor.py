@@ -16,6 +16,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from edgedec_apps.cli.chat.settings import setting_names
@@ -95,9 +96,9 @@ def _keys() -> KeyBindings:
 
 def _output() -> Output:
     """Return the terminal; it is never asked where the cursor is, as not all of them answer."""
-    if sys.platform == "win32":
-        return create_output()
-    from prompt_toolkit.output.vt100 import Vt100_Output
+    found = create_output()
+    if not isinstance(found, Vt100_Output):  # a console of Windows
+        return found
 
     def size() -> Size:
         columns, rows = get_terminal_size()

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +11,7 @@ from edgedec.chat import Message
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken
 from edgedec_apps.call_bodies import ToolCall
+from edgedec_apps.cli.chat.echo import forget_typed
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
 from edgedec_apps.cli.shown.progress import shown
 from edgedec_apps.cli.shown.terminal import one_line, say
@@ -165,7 +165,7 @@ def argument_rows(arguments: str, most: int = _MOST_SHOWN) -> list[str]:
 def _ask(call: ToolCall) -> _Decision:
     """Ask the person at the terminal; what was typed before the question is no answer to it."""
     question = "Run it? y: yes, a: always in this chat, n: no, s: show all of it, Ctrl-C: stop > "
-    _forget_typed()
+    forget_typed()
     while True:
         sys.stderr.write(question)
         sys.stderr.flush()
@@ -182,14 +182,6 @@ def _ask(call: ToolCall) -> _Decision:
                 say(f"  {row}")
         elif word in _WORDS:
             return _WORDS[word]
-
-
-def _forget_typed() -> None:
-    with suppress(ImportError, OSError, ValueError):
-        import termios
-
-        with suppress(termios.error):
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
 
 def _short(text: str) -> str:

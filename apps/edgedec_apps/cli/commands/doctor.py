@@ -1,9 +1,7 @@
 """edgedec doctor: what this machine has, and which parts of edgedec work on it."""
 
 import platform
-import sys
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import edgedec
@@ -19,6 +17,7 @@ from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.processor import cpu_facts
 
 if TYPE_CHECKING:
     from edgedec.runtime import RuntimeReport
@@ -107,14 +106,8 @@ def _document() -> dict[str, Any]:
 
 
 def _cpu() -> dict[str, str]:
-    model, flags = platform.processor() or platform.machine(), ""
-    for line in _lines("/proc/cpuinfo"):
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Model"):
-            model = value.strip()
-        elif key.strip() in ("flags", "Features"):
-            flags = value
-    found = [feature for feature in _FEATURES if feature in flags.split()]
+    model, features = cpu_facts()
+    found = [feature for feature in _FEATURES if feature in features]
     return {"model": model, "cores usable": str(usable_cores()), "features": " ".join(found) or "unknown"}
 
 
@@ -125,7 +118,7 @@ def _memory() -> dict[str, str]:
         "cgroup limit": system_memory.cgroup_limit_bytes(),
     }
     known = {name: format_bytes(n_bytes) for name, n_bytes in sizes.items() if n_bytes is not None}
-    return (known or {"total": f"unknown on {sys.platform}"}) | {_HUGE_PAGES: _huge_pages()}
+    return (known or {"total": "unknown on this system"}) | {_HUGE_PAGES: _huge_pages()}
 
 
 def _huge_pages() -> str:
@@ -138,13 +131,6 @@ def _huge_pages() -> str:
     given = {"always": "for all private memory", "madvise": "for private memory where a program asks"}
     for_private = given.get(pages.given, "not for private memory (transparent_hugepage/enabled is never)")
     return f"{pages.n_bytes >> 10} KiB each, {for_private}"
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def _summarize(answer: "RuntimeReport | EdgedecError") -> str:

@@ -1,12 +1,11 @@
 """How fast this machine reads memory, measured a few times and kept in the cache."""
 
-import platform
-
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
 from edgedec.storage import probe_cache
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.processor import machine_name
 
 _KIND = "bandwidth"
 _N_CALLS = 5  # that measure; at one of them the machine may have been busy
@@ -23,7 +22,7 @@ def memory_bandwidth() -> float | None:
     and again on another processor or with another number of cores.
     """
     n_cores = usable_cores()
-    key = f"{platform.machine()} {probe_cache.cpu_name()} {n_cores}"
+    key = f"{machine_name()} {n_cores}"
     readings = _readings(probe_cache.get(cache_folder(), _KIND, key))
     if len(readings) < _N_CALLS and (measured := read_memory(n_cores)) is not None:
         readings.append(measured)

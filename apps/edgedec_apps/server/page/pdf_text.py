@@ -10,8 +10,9 @@ import io
 import json
 import logging
 import sys
-from contextlib import suppress
 from typing import Any
+
+from edgedec_apps.limits import limit
 
 MOST_CHARACTERS = 1_000_000
 """Characters after which the rest of a text is left out."""
@@ -21,7 +22,7 @@ MOST_CPU_S = 60
 
 def main() -> None:
     """Read a PDF from standard input, and write what it says to standard output."""
-    limit(int(sys.argv[1]))
+    limit(MOST_CPU_S, DATA=int(sys.argv[1]))
     logging.disable()  # pypdf warns of every small damage that it can read past
     try:
         found = text_of(sys.stdin.buffer.read())
@@ -58,15 +59,6 @@ def text_of(data: bytes) -> dict[str, Any]:
         return {"error": "its pages have no text; they may be scanned pictures, which a model of texts can't read"}
     clean = whole.encode("utf-8", "replace").decode()  # broken fonts give halves of surrogate pairs
     return {"text": clean, "n_pages": len(reader.pages), "cut": n_characters > MOST_CHARACTERS}
-
-
-def limit(n_bytes: int) -> None:
-    """Let this process hold so many bytes of data and compute for MOST_CPU_S, where the system can limit that."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
-        resource.setrlimit(resource.RLIMIT_DATA, (n_bytes, n_bytes))
 
 
 if __name__ == "__main__":

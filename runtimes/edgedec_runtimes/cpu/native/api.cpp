@@ -15,6 +15,11 @@
 
 using namespace edgedec;
 
+std::string &edgedec::last_error() {
+  static thread_local std::string text;
+  return text;
+}
+
 namespace {
 
 const Kernels *find_kernels(const char *name) {
@@ -32,7 +37,7 @@ uint64_t row_bytes(int32_t type, int64_t n_cols) {
 
 int32_t ec_abi_version(void) { return EC_ABI_VERSION; }
 
-const char *ec_last_error(void) { return last_error.c_str(); }
+const char *ec_last_error(void) { return last_error().c_str(); }
 
 const char *ec_instruction_sets(void) {
   static const std::string names = [] {
@@ -252,7 +257,7 @@ int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items, float
     const Outcome outcome = forward(*model, items, n_items, logits, best, cancel);
     if (model->mapping != nullptr) model->mapping->check();
     if (outcome == Outcome::done) return EC_OK;
-    last_error = outcome == Outcome::cancelled ? "the forward was cancelled" : "the model's logits are not finite";
+    last_error() = outcome == Outcome::cancelled ? "the forward was cancelled" : "the model's logits are not finite";
     return outcome == Outcome::cancelled ? EC_CANCELLED : EC_NOT_FINITE;
   });
 }

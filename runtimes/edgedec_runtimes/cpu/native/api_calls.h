@@ -9,26 +9,27 @@
 
 namespace edgedec {
 
-inline thread_local std::string last_error;  // what ec_last_error() returns
+// What ec_last_error() returns, in each thread. A function, as MinGW links no variable of a thread that headers define.
+std::string &last_error();
 
 template <class Body>
 int32_t guarded(Body body) {
   try {
     return body();
   } catch (const Invalid &error) {
-    last_error = error.what();
+    last_error() = error.what();
     return EC_INVALID;
   } catch (const std::bad_alloc &) {
-    last_error = "the system refused memory";
+    last_error() = "the system refused memory";
     return EC_NO_MEMORY;
   } catch (const Unreadable &error) {
-    last_error = error.what();
+    last_error() = error.what();
     return EC_UNREADABLE;
   } catch (const NotFinite &error) {
-    last_error = error.what();
+    last_error() = error.what();
     return EC_NOT_FINITE;
   } catch (const std::exception &error) {
-    last_error = error.what();
+    last_error() = error.what();
     return EC_INVALID;
   }
 }

@@ -6,7 +6,6 @@ The file is written in aligned pieces of 2 MiB, so that the system's cache can h
 import errno
 import mmap
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ from edgedec.storage.whole_file import publish
 from edgedec_runtimes.cpu.tiles.file import U8, Tiles, blocks
 from edgedec_runtimes.cpu.tiles.huge_pages import ask_for
 from edgedec_runtimes.cpu.tiles.sources import Source, model_sha256
+from edgedec_runtimes.shared import pages
 from edgedec_runtimes.tile_files.form import tiles_of
 from edgedec_runtimes.tile_files.header import TileHeader, TileTensor
 
@@ -306,9 +306,7 @@ def private_memory(n_bytes: int, *, huge: bool = False) -> mmap.mmap:
         MemoryCapError: The system refuses the memory.
     """
     try:
-        if sys.platform == "win32":
-            return mmap.mmap(-1, max(1, n_bytes))
-        memory = mmap.mmap(-1, max(1, n_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = pages.private_memory(max(1, n_bytes))
     except (OSError, MemoryError) as error:
         raise MemoryCapError(
             f"the system has no {format_bytes(n_bytes)} for the tiles; close programs, or use a smaller model"

@@ -18,7 +18,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -52,6 +51,7 @@ from edgedec_runtimes.cpu.tiles.sources import (
     write_sources,
 )
 from edgedec_runtimes.shared.file_lock import FileLock, try_lock
+from edgedec_runtimes.shared.pages import MAPPED_FILES_MOVE
 from edgedec_runtimes.tile_files.form import damaged_model, tiles_of
 from edgedec_runtimes.tile_files.header import REMEDY, TileHeader, TileTensor
 from edgedec_runtimes.tile_files.keeping import keep_as_tiles
@@ -144,7 +144,7 @@ def _may_replace(job: Job, cache_dir: Path) -> bool:
     path, own = job.gguf.paths[0], os.environ.get("EDGEDEC_MODELS")
     if not job.tiles_only or not job.plain or not path.is_relative_to(cache_dir.absolute()) or path.is_symlink():
         return False
-    if sys.platform == "win32":  # it renames no file that is mapped
+    if not MAPPED_FILES_MOVE:
         return False
     if own and Path(own).expanduser().resolve() == path.parent.resolve():  # only the user writes there
         return False

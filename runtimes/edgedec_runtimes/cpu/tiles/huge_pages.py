@@ -20,6 +20,7 @@ import numpy as np
 
 from edgedec.errors import StorageError
 from edgedec.memory import system
+from edgedec_runtimes.shared.pages import forget
 
 SMAPS = Path("/proc/self/smaps")
 GIVEN = Path("/sys/kernel/mm/transparent_hugepage")
@@ -149,13 +150,6 @@ def read_in_huge_pages(
     with suppress(OSError):
         advise_all(mmap.MADV_DONTNEED)
     return False
-
-
-def forget(fd: int, n_bytes: int = 0) -> None:
-    """Have the system's cache drop the first bytes of a file, all for 0, but for pages that a process has mapped."""
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):
-            os.posix_fadvise(fd, 0, n_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def no_private_ones(n_bytes: int) -> str:

@@ -9,7 +9,6 @@ Below the cache's root:
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Literal
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec_runtimes.cpu.tiles.sources import Source, exists, is_current, read_sources, sources_path, write_sources
 from edgedec_runtimes.shared.file_lock import try_lock
+from edgedec_runtimes.shared.pages import is_mapped
 from edgedec_runtimes.tile_files.header import read_tile_header
 
 logger = logging.getLogger("edgedec.tiles")
@@ -141,7 +141,7 @@ def remove_missing(cache_dir: Path) -> int:
 
 
 def delete_tile_file(path: Path) -> int:
-    """Delete a tile file and its sources, and return the bytes freed; 0 where it is gone, or in use on Windows.
+    """Delete a tile file and its sources, and return the bytes freed; 0 where it is gone, or can't be as it is mapped.
 
     Raises:
         StorageError: It can't be deleted.
@@ -153,7 +153,7 @@ def delete_tile_file(path: Path) -> int:
     except FileNotFoundError:
         return 0
     except OSError as error:
-        if sys.platform == "win32" and isinstance(error, PermissionError):
+        if is_mapped(error):
             logger.warning("%s is in use by another process and stays; end that one first", path)
             return 0
         raise _storage_error("delete", path, error) from error

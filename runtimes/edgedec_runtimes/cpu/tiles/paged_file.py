@@ -2,8 +2,6 @@
 
 import mmap
 import os
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -11,9 +9,10 @@ import numpy as np
 
 from edgedec.errors import MemoryCapError, StorageError
 from edgedec.memory_plan import format_bytes
-from edgedec_runtimes.cpu.library import address, check, native, native_handle
+from edgedec_runtimes.cpu.library import address, check, native
 from edgedec_runtimes.cpu.tiles.file import U8
 from edgedec_runtimes.cpu.tiles.huge_pages import ask_for
+from edgedec_runtimes.shared.pages import forget, native_handle, open_around_cache, private_memory
 
 PAGE_BYTES = 4096
 """The size of a page: offsets, lengths and addresses of reads are multiples of it."""
@@ -34,7 +33,7 @@ class PagedFile:
         """Open a file (StorageError where that fails)."""
         self.path = path
         try:
-            self._fd = _open(path)
+            self._fd = open_around_cache(path)
             self.n_bytes = os.fstat(self._fd).st_size
         except OSError as error:
             raise StorageError(
@@ -69,9 +68,7 @@ class PagedFile:
 
     def forget(self, offset: int, n_bytes: int) -> None:
         """Have the system drop a range from its cache, so that the next reading of it is as fast as the disk."""
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # a file system that can't do that is read with its cache
-                os.posix_fadvise(self._fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
+        forget(self._fd, offset, n_bytes)
 
     def close(self) -> None:
         """Close the file; calling it again does nothing."""
@@ -109,28 +106,6 @@ def page_buffer(n_bytes: int) -> U8:
 
 def _private(n_bytes: int) -> mmap.mmap:
     try:
-        if sys.platform == "win32":
-            return mmap.mmap(-1, n_bytes)
-        return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return private_memory(n_bytes)
     except (OSError, MemoryError) as error:
         raise MemoryCapError(f"the system has no {format_bytes(n_bytes)} for weights; allow fewer to stay") from error
-
-
-def _open(path: Path) -> int:
-    """Return the descriptor of a file, opened to be read around the cache where reading a first page that way works."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-    direct = getattr(os, "O_DIRECT", 0)
-    if direct:
-        with suppress(OSError):
-            fd = os.open(path, flags | direct)
-            try:
-                os.preadv(fd, [page_buffer(PAGE_BYTES).data], 0)
-                return fd
-            except OSError:
-                os.close(fd)
-    fd = os.open(path, flags)
-    if sys.platform == "darwin":
-        import fcntl
-
-        fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
-    return fd

@@ -12,6 +12,7 @@ from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.tiles import huge_pages
 from edgedec_runtimes.cpu.tiles.build import Job, private_memory
 from edgedec_runtimes.cpu.tiles.file import MAPPED_HUGE, PRIVATE_HUGE, U8, Tiles, read_into, read_tiles
+from edgedec_runtimes.shared.pages import forget
 from edgedec_runtimes.tile_files.header import TileHeader
 
 _PAGE_BYTES = 1 << 16  # a multiple of every size of a page
@@ -127,10 +128,10 @@ def _copy(job: Job, tiles: Tiles) -> Tiles:
         for begin in range(start, start + n_bytes, _BLOCK_BYTES):
             end = min(begin + _BLOCK_BYTES, start + n_bytes, tiles.n_bytes)
             read_into(tiles.file, begin, whole[begin:end], job.label)
-            huge_pages.forget(fd, end)
+            forget(fd, 0, end)
             done += end - begin
             job.report("load", done, total, f"{job.label}, to huge pages")
-    huge_pages.forget(fd)
+    forget(fd)
     file = os.fdopen(os.dup(fd), "rb")
     copy = Tiles(buffer, tiles.header, job.label, tiles.path, file)
     copy.held_as = PRIVATE_HUGE

@@ -4,7 +4,6 @@ import math
 import os
 import random
 import statistics
-import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +15,7 @@ from time import perf_counter
 from edgedec.errors import StorageError
 from edgedec_runtimes.cpu.library import read_bandwidth
 from edgedec_runtimes.cpu.tiles.paged_file import HUGE_PAGE_BYTES, PAGE_BYTES, PagedFile, page_buffer
+from edgedec_runtimes.shared.pages import is_mostly_hole
 
 _READ_BYTES = 4 << 20
 _EXPERT_READERS = 4  # threads, as in native/forward/expert_store.cpp
@@ -114,7 +114,7 @@ def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1) -> floa
         found = os.stat(path)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
-    if sys.platform != "win32" and found.st_blocks * 512 < found.st_size // 2:
+    if is_mostly_hole(found):
         return math.inf
     return _rate(path, found.st_size, found.st_mtime_ns, piece_bytes, n_pieces)
 

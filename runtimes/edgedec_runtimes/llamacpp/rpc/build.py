@@ -31,13 +31,15 @@ def build(sdist: Path | None = None, target: Path | None = None) -> Path:
         RuntimeUnavailableError: There is no compiler, the sources can't be fetched, or they do not compile.
     """
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None or sys.platform == "win32":
+    if compiler is None:
         raise RuntimeUnavailableError(
             "compiling the RPC library needs Linux or macOS, with a C++ compiler (g++, or Xcode's command line tools)"
         )
     base = next((path for folder in packaged_libraries() for path in sorted(folder.glob("libggml-base.*"))), None)
     if base is None:
-        raise RuntimeUnavailableError("the installed llama-cpp-python has no libggml-base beside it; install it by pip")
+        raise RuntimeUnavailableError(
+            "llama-cpp-python has no libggml-base beside it; install it by pip, on Linux or macOS"
+        )
     target = built_library() if target is None else target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:

@@ -73,8 +73,6 @@ class Patience:
         self.slowest[n_rows] = max(monotonic() - begun, self.slowest.get(n_rows, 0.0))
 
     def _limit(self, seconds: float) -> None:
-        if os.name != "posix":
-            return
         self.limit_s = seconds
         for number in range(3, 1024):
             with suppress(OSError):

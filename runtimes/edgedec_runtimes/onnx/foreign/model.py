@@ -19,9 +19,9 @@ from edgedec_runtimes.onnx.feeds import CHUNK, even
 from edgedec_runtimes.onnx.foreign.contract import Contract, feeds
 from edgedec_runtimes.onnx.foreign.session import ForeignSession, empty_caches
 from edgedec_runtimes.onnx.graph_model import LOGIT_ROWS, GraphModel, Opened, bind_input, bind_output, pieces
-from edgedec_runtimes.onnx.letting_go import let_go
 from edgedec_runtimes.onnx.single_steps import one_row_is_exact
 from edgedec_runtimes.shared.invariance import N_MAX, measured_invariance
+from edgedec_runtimes.shared.pages import give_back
 from edgedec_runtimes.shared.session_state import CheckedItem
 
 _PREFIXES = (40, 250)  # tokens before the compared rows: sums over caches of other lengths run in another order
@@ -60,7 +60,7 @@ class ForeignModel(GraphModel[ForeignSession]):
         self._logits = np.empty((1, CHUNK, card.n_vocab), np.float32)  # all rows of a piece: the graph returns no fewer
         self.is_padded = False
         self.is_padded = not one_row_is_exact(self, cache_dir)
-        let_go(opened.mapped)
+        give_back(opened.mapped)
 
     @cached_property
     def batch_invariant(self) -> int:  # measured at the first read

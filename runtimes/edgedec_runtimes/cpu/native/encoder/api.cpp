@@ -74,7 +74,7 @@ int32_t ec_encoder_encode(ec_encoder *encoder, const float *patches, const float
     const bool done = Encoding(*encoder, n_x, n_y, cancel).encode(patches, positions, rows);
     if (encoder->mapping != nullptr) encoder->mapping->check();
     if (done) return EC_OK;
-    last_error = "encoding the picture was cancelled";
+    last_error() = "encoding the picture was cancelled";
     return EC_CANCELLED;
   });
 }

@@ -11,17 +11,9 @@
 #include "weights/coding.h"
 #include "weights/tensor_types.h"
 
-#if defined(__GNUC__)
 #define UNROLL _Pragma("GCC unroll 16")
-#else
-#define UNROLL
-#endif
 
-#if defined(_MSC_VER)
-#define EDGEDEC_INLINE __forceinline
-#else
 #define EDGEDEC_INLINE __attribute__((always_inline)) inline
-#endif
 
 // EDGEDEC_SIMD: 0 portable, 1 NEON, 2 AVX2, 3 AVX-512 with VNNI, 4 AVX2 with AVX-VNNI, 5 NEON with i8mm
 #define EDGEDEC_NEON (EDGEDEC_SIMD == 1 || EDGEDEC_SIMD == 5)
@@ -35,10 +27,8 @@
 #include "kernels/simd_portable.h"
 #endif
 
-#if EDGEDEC_NEON && defined(__linux__)
-#include <sys/auxv.h>
-#elif EDGEDEC_NEON && defined(__APPLE__)
-#include <sys/sysctl.h>
+#if EDGEDEC_NEON
+#include "kernels/arm_features.h"
 #elif EDGEDEC_SIMD == 4
 #include <cpuid.h>
 #endif
@@ -76,24 +66,6 @@ bool has_dpbusd() {
 [[maybe_unused]] bool has_dpbusd() { return true; }
 #endif
 
-#if EDGEDEC_NEON
-#if defined(__APPLE__)
-bool has_feature(const char *name) {
-  int found = 0;
-  size_t n_bytes = sizeof found;
-  return sysctlbyname(name, &found, &n_bytes, nullptr, 0) == 0 && found != 0;
-}
-bool has_dots() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
-bool has_i8mm() { return has_feature("hw.optional.arm.FEAT_I8MM"); }
-#elif defined(__linux__)
-bool has_dots() { return (getauxval(AT_HWCAP) & (1ul << 20)) != 0; }   // HWCAP_ASIMDDP
-bool has_i8mm() { return (getauxval(AT_HWCAP2) & (1ul << 13)) != 0; }  // HWCAP2_I8MM
-#else
-bool has_dots() { return true; }
-bool has_i8mm() { return false; }  // not known
-#endif
-#endif
-
 bool supported() {
 #if EDGEDEC_SIMD == 3
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -103,7 +75,7 @@ bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
          has_dpbusd();
 #elif EDGEDEC_NEON
-  return has_dots() && (EDGEDEC_SIMD == 1 || has_i8mm());
+  return edgedec::has_dots() && (EDGEDEC_SIMD == 1 || edgedec::has_i8mm());
 #else
   return true;
 #endif

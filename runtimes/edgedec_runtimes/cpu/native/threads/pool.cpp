@@ -6,27 +6,15 @@
 #include <new>
 #include <system_error>
 #include <utility>
-#if !defined(_WIN32)
-#include <unistd.h>
-#endif
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-#include "threads/pinning.h"
+#include "threads/system.h"
 #include "weights/mapping.h"
 
 namespace edgedec {
 namespace {
-
-// A process that fork() made has none of its parent's threads, so it makes pools of its own.
-inline int64_t process_id() {
-#if defined(_WIN32)
-  return 0;
-#else
-  return getpid();
-#endif
-}
 
 constexpr uint64_t CLOSED = (uint64_t)1 << 31, INSIDE = CLOSED - 1;
 constexpr auto SPIN = std::chrono::microseconds(150);  // between two jobs, before a thread sleeps
@@ -49,18 +37,10 @@ bool spin_until(Condition holds) {
 }  // namespace
 
 void relax() {
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
   _mm_pause();
-#elif defined(__aarch64__) && !defined(_MSC_VER)
+#elif defined(__aarch64__)
   __asm__ __volatile__("yield");
-#endif
-}
-
-void nap() {
-#if defined(_WIN32)
-  std::this_thread::yield();  // the shortest sleep takes a millisecond or more
-#else
-  std::this_thread::sleep_for(std::chrono::microseconds(50));
 #endif
 }
 
@@ -68,6 +48,7 @@ Pool &Pool::shared(int n_threads) {
   static std::mutex lock;
   static auto *pools = new std::map<std::pair<int64_t, int>, Pool *>;
   std::lock_guard<std::mutex> guard(lock);
+  // A process that fork() made has none of its parent's threads, so it makes pools of its own.
   Pool *&pool = (*pools)[{process_id(), n_threads}];
   if (pool == nullptr) {
     std::unique_ptr<Pool> made(new Pool(n_threads));

@@ -45,7 +45,5 @@ class Pool {
 
 // Tell the processor that this thread waits in a loop.
 void relax();
-// Leave the core to other threads for a moment, some 0.1 milliseconds.
-void nap();
 
 }  // namespace edgedec

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "threads/pool.h"
+#include "threads/system.h"
 
 namespace edgedec {
 namespace {

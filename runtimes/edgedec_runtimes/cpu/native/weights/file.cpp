@@ -3,11 +3,13 @@
 #include <string>
 #include <system_error>
 #if defined(_WIN32)
-#define NOMINMAX
 #include <windows.h>
 #else
 #include <errno.h>
 #include <unistd.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
 #endif
 
 namespace edgedec {
@@ -41,6 +43,14 @@ uint64_t read_some(int64_t file, uint64_t offset, uint64_t n_bytes, uint8_t *out
 }
 
 }  // namespace
+
+AlignedMemory aligned_memory(uint64_t n_bytes) {
+  AlignedMemory memory((uint8_t *)::operator new((size_t)n_bytes, std::align_val_t(HUGE_PAGE)));
+#if defined(__linux__)
+  if (n_bytes >= HUGE_PAGE) madvise(memory.get(), (size_t)(n_bytes / HUGE_PAGE * HUGE_PAGE), MADV_HUGEPAGE);
+#endif
+  return memory;
+}
 
 bool File::read_pages(uint64_t offset, uint64_t n_bytes, uint8_t *out, const std::atomic<bool> *stop) const {
   const uint64_t needed = offset + n_bytes, end = io_ceil(needed);

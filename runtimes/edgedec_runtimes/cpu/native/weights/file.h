@@ -7,10 +7,6 @@
 #include <new>
 #include <stdexcept>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 namespace edgedec {
 
 // Thrown where a file can't be read; the C interface returns EC_UNREADABLE.
@@ -30,13 +26,7 @@ struct AlignedDelete {
   void operator()(uint8_t *p) const { ::operator delete(p, std::align_val_t(HUGE_PAGE)); }
 };
 using AlignedMemory = std::unique_ptr<uint8_t[], AlignedDelete>;
-inline AlignedMemory aligned_memory(uint64_t n_bytes) {
-  AlignedMemory memory((uint8_t *)::operator new((size_t)n_bytes, std::align_val_t(HUGE_PAGE)));
-#ifdef __linux__
-  if (n_bytes >= HUGE_PAGE) madvise(memory.get(), (size_t)(n_bytes / HUGE_PAGE * HUGE_PAGE), MADV_HUGEPAGE);
-#endif
-  return memory;
-}
+AlignedMemory aligned_memory(uint64_t n_bytes);
 
 class File {
  public:

@@ -1,10 +1,23 @@
-#include "threads/pinning.h"
+#include "threads/system.h"
 
+#include <chrono>
+#include <thread>
 #if defined(__linux__)
 #include <sched.h>
 #endif
+#if !defined(_WIN32)
+#include <unistd.h>
+#endif
 
 namespace edgedec {
+
+#if defined(_WIN32)
+int64_t process_id() { return 0; }
+void nap() { std::this_thread::yield(); }  // the shortest sleep takes a millisecond or more
+#else
+int64_t process_id() { return getpid(); }
+void nap() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
+#endif
 
 #if defined(__linux__)
 namespace {

