@@ -69,7 +69,8 @@ _TYPES: dict[str, Any] = {
 _STRUCTS = {
     "llama_batch": "int n_tokens; int* token; float* embd; int* pos n_seq_id; int** seq_id; byte* logits",
     "llama_model_params": """ptr devices tensor_buft_overrides;
-        int n_gpu_layers split_mode load_mode lazy_mode main_gpu; float* tensor_split; progress progress_callback; ptr progress_callback_user_data kv_overrides;
+        int n_gpu_layers split_mode load_mode lazy_mode main_gpu; float* tensor_split;
+        progress progress_callback; ptr progress_callback_user_data kv_overrides;
         bool vocab_only check_tensors use_extra_bufts no_host no_alloc load_mtp""",
     "llama_context_params": """uint n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_max_per_seq;
         int n_threads n_threads_batch ctx_type rope_scaling_type pooling_type attention_type flash_attn_type;
@@ -81,7 +82,8 @@ _STRUCTS = {
         bool allow_requantize quantize_output_tensor only_copy pure keep_split dry_run;
         ptr imatrix kv_overrides tt_overrides prune_layers; size max_buf_size""",
     "mtmd_context_params": """bool use_gpu; ptr device; bool print_timings; int n_threads;
-        str image_marker media_marker; int flash_attn_type; bool warmup; int image_min_tokens image_max_tokens; ptr cb_eval cb_eval_user_data;
+        str image_marker media_marker;
+        int flash_attn_type; bool warmup; int image_min_tokens image_max_tokens; ptr cb_eval cb_eval_user_data;
         int batch_max_tokens; ptr progress_callback progress_callback_user_data""",
     "mtmd_input_text": "str text; size text_len; bool add_special parse_special",
 }

@@ -33,7 +33,8 @@ def installed() -> bool:
 
 def how_to_install() -> str:
     """Return a phrase that says how to install a library of llama.cpp."""
-    return f"install it with: {install_command('llamacpp')} (or {install_command('gpu')}, which needs no compiler)"
+    wheel = install_command(RELEASES[1].distribution)
+    return f"install it with: {install_command('llamacpp')} (or, without a compiler: {wheel})"
 
 
 def how_to_mend() -> str:
