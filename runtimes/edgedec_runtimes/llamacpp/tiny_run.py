@@ -62,7 +62,9 @@ def tiny_model(*, plain: bool = False) -> bytes:
     heads = {"attention.head_count": _HEADS, "attention.head_count_kv": _HEADS, "rope.dimension_count": n // _HEADS}
     whole |= heads
     matrices = {"token_embd": GGMLType.Q4_0} | {f"blk.0.{name}": kind for name, kind in _MATRICES.items()}
-    tensors = {name: ((n, n), GGMLType.F32 if plain else kind) for name, kind in matrices.items()}
+    tensors: dict[str, tuple[tuple[int, ...], GGMLType]] = {
+        name: ((n, n), GGMLType.F32 if plain else kind) for name, kind in matrices.items()
+    }
     tensors |= dict.fromkeys(("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"), ((n,), GGMLType.F32))
     head = struct.pack("<4sIQQ", b"GGUF", _GGUF_VERSION, len(tensors), len(texts) + len(whole) + 1)
     for key, text in texts.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import edgedec
+from edgedec.api.requests import SamplingOptions
 from edgedec.errors import RuntimeLostError, RuntimeUnavailableError
 from edgedec.runtime import processes_of
 from edgedec_runtimes.llamacpp import binding, library, trial
@@ -112,7 +113,7 @@ def test_wrong_numbers_are_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_end_of_a_models_own_process_is_an_error(tiny_path: Path) -> None:
     """The text is an error then, the next one loads the model again, and both ways write the same text."""
-    prompt, options = "abcabc", {"max_tokens": 24, "ignore_end": True, "temperature": 0.0}
+    prompt, options = "abcabc", SamplingOptions(max_tokens=24, ignore_end=True, temperature=0.0)
     with edgedec.load(tiny_path, runtime="llamacpp") as here:
         expected = here.generate(prompt, **options).token_ids
     with edgedec.load(tiny_path, runtime="llamacpp", runtime_options={"own_process": True}) as apart:
@@ -134,8 +135,8 @@ import sys, edgedec
 cold = {"temperature": 0.0}
 from edgedec_runtimes.llamacpp import library
 with edgedec.load(sys.argv[1], runtime="llamacpp") as model:
-    texts = [model.generate("abcabcabc", max_tokens=40, ignore_end=True, draft=on, **cold).token_ids for on in (False, True)]
-assert texts[0] == texts[1]
+    pair = [model.generate("abcabc", max_tokens=40, ignore_end=True, draft=on, **cold) for on in (False, True)]
+assert pair[0].token_ids == pair[1].token_ids
 print(library.version())
 """
     environment = os.environ | {trial.VARIABLE: WHEEL.package}
