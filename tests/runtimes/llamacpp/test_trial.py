@@ -51,7 +51,7 @@ def test_a_library_that_runs_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_where_memory_is_short_nothing_is_tried_and_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that tries the library would be ended, or end this one; it is tried once there is room."""
     monkeypatch.setattr(trial, "tried", lambda *_: trial.Outcome("it was tried"))
-    for free, found in ((69_999_999, None), (70_000_000, "it was tried")):
+    for free, found in ((129_999_999, None), (130_000_000, "it was tried")):
         monkeypatch.setattr(trial, "available_bytes", lambda free=free: free)
         trial.outcome.cache_clear()
         assert trial.complaint() == found

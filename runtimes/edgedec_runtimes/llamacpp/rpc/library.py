@@ -48,6 +48,8 @@ def find_library() -> Path | None:
 def rpc_note() -> str:
     """Return a note that says whether llama.cpp has RPC here, and if not, how to get it."""
     path = find_library()
+    if chosen() != BUILT_FOR:
+        return f"no RPC, as only {BUILT_FOR.distribution} may have it"
     if path is None:
         return f"no RPC; to use other machines, {HOW_TO_GET_IT}"
     return f"RPC by {path}"
