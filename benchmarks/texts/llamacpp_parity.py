@@ -25,7 +25,7 @@ from prompts import load_prompts
 import edgedec
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec_runtimes.llamacpp.library import llama, version
+from edgedec_runtimes.llamacpp.library import version
 from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
@@ -43,7 +43,9 @@ class BareLoop:
     """The shortest greedy loop that llama.cpp's API allows."""
 
     def __init__(self, path: Path, n_ctx: int, n_threads: int) -> None:
-        self.api: Any = llama()
+        from llama_cpp import llama_cpp
+
+        self.api: Any = llama_cpp
         model_params = self.api.llama_model_default_params()
         model_params.use_extra_bufts = repack_complaint() is None
         self.model = self.api.llama_model_load_from_file(str(path).encode(), model_params)

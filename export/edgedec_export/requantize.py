@@ -43,8 +43,6 @@ _PROGRESS = re.compile(r"\[\s*\d+/\s*\d+\]\s+(\S+)")
 _FAILURE = re.compile(r"failed to quantize: (.*)")
 _BUFFER_BYTES = 256 << 20  # of a tensor's rows at once; the library's own default is 8 GiB
 _LITTLE_SPACE = 16 << 20
-_DEFAULTS = {"ftype": 7, "allow_requantize": False, "quantize_output_tensor": True, "only_copy": False, "pure": False}
-_DEFAULTS |= {"keep_split": False, "dry_run": False, "max_buf_size": 8 << 30}
 
 
 def requantize(
@@ -191,13 +189,6 @@ def _main(arguments: list[str]) -> int:
     logger.addHandler(logging.StreamHandler(sys.stdout))
     api = llama()
     params = api.llama_model_quantize_default_params()
-    wrong = [name for name, value in _DEFAULTS.items() if getattr(params, name, None) != value]
-    if wrong:
-        print(
-            f"failed to quantize: llama-cpp-python has other defaults for {wrong} than the tested release; "
-            f"{how_to_install()}"
-        )
-        return 1
     params.ftype = int(file_type)
     params.nthread = int(n_threads)
     params.allow_requantize = allow_requantize == "1"

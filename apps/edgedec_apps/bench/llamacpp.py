@@ -13,7 +13,7 @@ from edgedec.progress import CancelToken
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.bench.measure import Run, Runner
 from edgedec_apps.bench.prompts import BenchRequest
-from edgedec_runtimes.llamacpp.library import llama
+from edgedec_runtimes.llamacpp.library import chosen, llama
 from edgedec_runtimes.llamacpp.trial import repack_complaint
 
 LLAMACPP, LOOKUP = "llama.cpp", "llama.cpp, prompt lookup"
@@ -38,6 +38,8 @@ def open_lookup(
         return f"llama-cpp-python always rearranges weights, whose kernels can't be used here: {crash}"
     try:
         llama()  # checks the library's version, and redirects its log
+        if chosen().package != "llama_cpp":
+            return f"llama-cpp-python's prompt lookup does not run on the library of {chosen()}"
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 

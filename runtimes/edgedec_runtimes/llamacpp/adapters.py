@@ -39,9 +39,7 @@ def set_adapters(context: Any, adapters: Sequence[Any], scales: Sequence[float])
     """Let the decodes of a context have adapters at these scales; those at 0 are left out."""
     api = llama()
     used = [(adapter, scale) for adapter, scale in zip(adapters, scales, strict=True) if scale]
-    pointers = (api.llama_adapter_lora_p_ctypes * len(used))(
-        *(ctypes.cast(adapter, api.llama_adapter_lora_p_ctypes) for adapter, _ in used)
-    )
+    pointers = (ctypes.c_void_p * len(used))(*(adapter for adapter, _ in used))
     code = api.llama_set_adapters_lora(
         context, pointers, len(used), (ctypes.c_float * len(used))(*(s for _, s in used))
     )

@@ -21,6 +21,7 @@ N_BATCH = 2048
 N_UBATCH = 512
 _CELLS_STEP = 256
 _NO_SLOT, _ABORTED = 1, 2
+_NO_POOLING = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def context_params(options: ContextOptions) -> Any:
     params.no_perf = True
     if options.embeds:
         params.embeddings = True
-        params.pooling_type = llama().LLAMA_POOLING_TYPE_NONE
+        params.pooling_type = _NO_POOLING
         # Attention that is not causal sees a whole text at once; every token has an output.
         params.n_batch = params.n_ubatch = params.n_outputs_max = params.n_outputs_max_per_seq = params.n_ctx
     return params
@@ -120,15 +121,14 @@ class Context:
         self._scales = (0.0,) * len(options.adapters)
         self._files = files
         self._stop = stop  # its flag is read at its address
-        params = context_params(options)
-        params.abort_callback = ctypes.cast(_string_length(), type(params.abort_callback))
-        params.abort_callback_data = ctypes.addressof(stop.flag)
-        self._handle = self._api.llama_init_from_model(model, params)
+        self._handle = self._api.llama_init_from_model(model, context_params(options))
         if not self._handle:
             raise MemoryCapError(
                 f"llama.cpp could not make a context of {options.n_cells} tokens: {last_complaint()}; "
                 f"ask for a shorter context"
             )
+        strlen = ctypes.cast(_string_length(), ctypes.c_void_p)
+        self._api.llama_set_abort_callback(self._handle, strlen, ctypes.addressof(stop.flag))
         self.n_cells = int(self._api.llama_n_ctx(self._handle))
         self.n_batch = int(self._api.llama_n_batch(self._handle))  # smaller in a short context
         self._memory = self._api.llama_get_memory(self._handle)
@@ -192,7 +192,7 @@ class Context:
         self.remove(0, 0)
         with self._around(n):
             self._evaluate([Part(tokens, np.arange(n, dtype=np.int32), (0,), np.ones(n, np.bool_))])
-            address = ctypes.cast(self._api.llama_get_embeddings(self._handle), ctypes.c_void_p).value
+            address = self._api.llama_get_embeddings(self._handle)
         if not address:
             raise RuntimeUnavailableError(f"llama.cpp returned no states: {last_complaint()}")
         return _view(address, n, n_embd).copy()
@@ -257,8 +257,7 @@ class Context:
         return np.concatenate([_view(address, 1, self._n_vocab) for address in addresses])
 
     def _address(self, row: int) -> int:
-        pointer = self._api.llama_get_logits_ith(self._handle, row)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        address: int | None = self._api.llama_get_logits_ith(self._handle, row)
         if not address:
             raise RuntimeUnavailableError(f"llama.cpp returned no logits for row {row}: {last_complaint()}")
         return address

@@ -2,12 +2,13 @@
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import Device
+from edgedec.plugins import install_command
+from edgedec_runtimes.llamacpp.library import llama
 
 # ggml_backend_dev_type of ggml-backend.h.
 _GPU, _INTEGRATED_GPU = 1, 2
@@ -47,14 +48,20 @@ def device_array(names: Sequence[str]) -> Any:
 
 
 def device_handle(name: str) -> int:
-    """Return ggml's handle of a device (RuntimeUnavailableError where there is no device of that name)."""
-    found = next((handle for handle in _handles() if _name(handle) == name), None)
-    if found is None:
+    """Return ggml's handle of a device; "gpu" stands for the first GPU, before an integrated one.
+
+    Raises:
+        RuntimeUnavailableError: There is no device of that name.
+    """
+    found = [handle for handle in _handles() if _name(handle) == name]
+    if not found and name.lower() == "gpu":
+        found = sorted((handle for handle in _handles() if _kind(handle) in (_GPU, _INTEGRATED_GPU)), key=_kind)
+    if not found:
         raise RuntimeUnavailableError(
-            f"llama.cpp knows no device {name!r}; it knows {', '.join(device_names())} "
-            "(edgedec doctor --all lists them)"
+            f"llama.cpp knows no device {name!r}; it knows {', '.join(device_names())} (edgedec doctor --all lists "
+            f"them); for a GPU, install its driver and {install_command('gpu')}"
         )
-    return found
+    return found[0]
 
 
 def device_names() -> tuple[str, ...]:
@@ -63,7 +70,7 @@ def device_names() -> tuple[str, ...]:
 
 
 def _device(handle: int) -> Device:
-    library = _ggml()
+    library = llama()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     library.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
     backend = library.ggml_backend_reg_name(library.ggml_backend_dev_backend_reg(handle)).decode()
@@ -80,34 +87,13 @@ def _device(handle: int) -> Device:
 
 
 def _handles() -> Iterator[int]:
-    library = _ggml()
+    library = llama()
     return (int(library.ggml_backend_dev_get(index)) for index in range(library.ggml_backend_dev_count()))
 
 
 def _name(handle: int) -> str:
-    return str(_ggml().ggml_backend_dev_name(handle).decode())
+    return str(llama().ggml_backend_dev_name(handle).decode())
 
 
 def _kind(handle: int) -> int:
-    return int(_ggml().ggml_backend_dev_type(handle))
-
-
-@cache
-def _ggml() -> Any:
-    """Return ggml's library; llama_cpp loads it, but binds none of these functions."""
-    from llama_cpp._ggml import libggml
-
-    size = ctypes.POINTER(ctypes.c_size_t)
-    for name, result, arguments in (
-        ("ggml_backend_dev_count", ctypes.c_size_t, ()),
-        ("ggml_backend_dev_get", ctypes.c_void_p, (ctypes.c_size_t,)),
-        ("ggml_backend_dev_name", ctypes.c_char_p, (ctypes.c_void_p,)),
-        ("ggml_backend_dev_description", ctypes.c_char_p, (ctypes.c_void_p,)),
-        ("ggml_backend_dev_memory", None, (ctypes.c_void_p, size, size)),
-        ("ggml_backend_dev_type", ctypes.c_int, (ctypes.c_void_p,)),
-        ("ggml_backend_dev_backend_reg", ctypes.c_void_p, (ctypes.c_void_p,)),
-        ("ggml_backend_reg_name", ctypes.c_char_p, (ctypes.c_void_p,)),
-    ):
-        function = getattr(libggml, name)
-        function.restype, function.argtypes = result, list(arguments)
-    return libggml
+    return int(llama().ggml_backend_dev_type(handle))

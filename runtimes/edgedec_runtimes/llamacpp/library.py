@@ -1,42 +1,25 @@
-"""Finds llama.cpp's shared library through llama-cpp-python, checks it, and sends its log to `logging`.
+"""Loads the library of llama.cpp that edgedec_runtimes.llamacpp.trial chooses, and sends its log to `logging`."""
 
-Struct layouts change between releases without a version in the ABI. So the defaults that the library writes into its
-structs are compared with those of the tested release: a field that has moved would show.
-"""
-
-import importlib.util
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.plugins import install_command
 from edgedec_runtimes.llamacpp import trial
+from edgedec_runtimes.llamacpp.binding import LOG_CALLBACK, RELEASES, Release, bind, bind_mtmd
 
 logger = logging.getLogger("edgedec.llamacpp")
 logger.addHandler(logging.NullHandler())  # without one, `logging` would print warnings itself
 
-TESTED = "0.3.36"
 # ggml's levels of log lines; the comment in the binding lists older numbers.
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _WARNING, _ERROR, _CONTINUED = 3, 4, 5
-
-_MODEL_DEFAULTS = {"load_mode": -1, "lazy_mode": 1, "split_mode": 1, "vocab_only": False, "check_tensors": False}
-_MODEL_DEFAULTS |= {"use_extra_bufts": True, "no_host": False, "no_alloc": False, "load_mtp": False}
-_CONTEXT_DEFAULTS = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_outputs_max": 0}
-_CONTEXT_DEFAULTS |= {"pooling_type": -1, "flash_attn_type": -1, "type_k": 1, "type_v": 1, "embeddings": False}
-_CONTEXT_DEFAULTS |= {"offload_kqv": True, "op_offload": True, "swa_full": True, "kv_unified": False, "n_samplers": 0}
-
-HOW_TO_MEND = (
-    "build it here (pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python), look "
-    "after the GPU's driver, or use another runtime (--runtime cpu)"
-)
 
 _log_lines: deque[tuple[int, str]] = deque(maxlen=4000)
 _log_lock = threading.Lock()
@@ -44,79 +27,88 @@ _keep_alive: list[Any] = []
 
 
 def installed() -> bool:
-    """Return whether llama-cpp-python is installed, without loading it."""
-    return importlib.util.find_spec("llama_cpp") is not None
-
-
-def packaged_libraries() -> tuple[Path, ...]:
-    """Return the folders in which llama-cpp-python has its libraries; none where it is not installed."""
-    package = importlib.util.find_spec("llama_cpp")
-    return () if package is None or package.origin is None else (Path(package.origin).parent / "lib",)
+    """Return whether a known library of llama.cpp is installed, without loading it."""
+    return any(map(trial.folders, RELEASES))
 
 
 def how_to_install() -> str:
-    """Return a phrase that says how to install llama-cpp-python."""
-    return f"install it with: {install_command('llamacpp')}"
+    """Return a phrase that says how to install a library of llama.cpp."""
+    wheel = install_command(RELEASES[1].distribution)
+    return f"install it with: {install_command('llamacpp')} (or, without a compiler: {wheel})"
+
+
+def how_to_mend() -> str:
+    """Return a phrase that says what to do where the library ends the processes that use it."""
+    own = RELEASES[0].distribution
+    anew = f"build it here (pip install --force-reinstall --no-cache-dir --no-binary {own} {own})"
+    first = anew if chosen() == RELEASES[0] else "hide the GPU from it (GGML_VK_VISIBLE_DEVICES=)"
+    return f"{first}, look after the GPU's driver, or use another runtime (--runtime cpu)"
+
+
+def chosen() -> Release:
+    """Return the release whose library this process uses (RuntimeUnavailableError where none is installed)."""
+    choice = trial.choice()
+    if choice is None:
+        names = " or ".join(map(str, RELEASES))
+        raise RuntimeUnavailableError(f"the llamacpp runtime needs {names}; {how_to_install()}")
+    return choice.release
 
 
 @cache
-def llama() -> ModuleType:
-    """Return llama_cpp's low-level module, checked and initialised; another process tries it first.
+def llama() -> Any:
+    """Return the functions and structs of llama.cpp, checked and initialised; another process tries them first.
 
     Raises:
-        RuntimeUnavailableError: llama-cpp-python is not installed, does not load, crashes, or has other struct layouts
-            than the tested release.
+        RuntimeUnavailableError: No library is installed, or it does not load, crashes, or is of another release.
     """
     if (crash := trial.complaint()) is not None:
         raise RuntimeUnavailableError(
-            f"llama.cpp's library of llama-cpp-python can't be used on this machine: {crash}; {HOW_TO_MEND}"
+            f"llama.cpp's library of {chosen()} can't be used on this machine: {crash}; {how_to_mend()}"
         )
-    return load_library()
+    return load_library(chosen())
 
 
-def load_library() -> ModuleType:
-    """Return llama_cpp's low-level module, checked and initialised, without trying it first; raises as llama()."""
+def load_library(release: Release) -> Any:
+    """Return the functions and structs of a release's llama.cpp without trying them first; raises as llama()."""
+    folders = trial.folders(release)
     try:
-        import llama_cpp
-        from llama_cpp import llama_cpp as api
-    except Exception as error:  # a missing package, or a library that does not load on this machine
+        api = bind(release, folders)
+    except (OSError, AttributeError) as error:  # a library that does not load on this machine
         raise RuntimeUnavailableError(
-            f"the llamacpp runtime needs llama-cpp-python {TESTED}, which does not import here "
-            f"({type(error).__name__}: {error}); {how_to_install()}"
+            f"llama.cpp's library of {release} does not load here ({error}); {how_to_install()}"
         ) from error
-    _check_layout(api, llama_cpp.__version__)
-    take_log(api, api.llama_log_set)
+    take_log(api.llama_log_set)
+    for folder in folders if release.loads_back_ends else ():
+        api.ggml_backend_load_all_from_path(os.fsencode(folder))
     api.llama_backend_init()
-    return api  # type: ignore[no-any-return]  # the package is untyped to us
+    return api
 
 
-def take_log(api: ModuleType, set_log: Callable[[Any, None], None]) -> None:
+@cache
+def mtmd() -> Any:
+    """Return the functions and structs of libmtmd and llama.cpp, which nothing has tried; raises as llama()."""
+    release = chosen()
+    api = load_library(release)
+    try:
+        bind_mtmd(api, trial.folders(release))
+    except (OSError, AttributeError) as error:
+        raise RuntimeUnavailableError(
+            f"pictures are encoded by libmtmd of {release}, which does not load here: {error}; {how_to_install()}"
+        ) from error
+    take_log(api.mtmd_log_set)
+    return api
+
+
+def take_log(set_log: Callable[[Any, None], None]) -> None:
     """Send the log of one of llama.cpp's libraries to `logging`, by its function that sets where the log goes."""
-    callback = api.llama_log_callback(_on_log)
+    callback = LOG_CALLBACK(_on_log)
     _keep_alive.append(callback)
     set_log(callback, None)
 
 
 def version() -> str:
-    """Return the versions of the binding and of the library it loads."""
-    api = llama()
-    import llama_cpp
-
-    return f"llama-cpp-python {llama_cpp.__version__} (llama.cpp {api.llama_version().decode()})"
-
-
-def _check_layout(api: ModuleType, found: str) -> None:
-    for params, expected in (
-        (api.llama_model_default_params(), _MODEL_DEFAULTS),
-        (api.llama_context_default_params(), _CONTEXT_DEFAULTS),
-    ):
-        wrong = {name: getattr(params, name, None) for name in expected}
-        wrong = {name: value for name, value in wrong.items() if value != expected[name]}
-        if wrong:
-            raise RuntimeUnavailableError(
-                f"llama-cpp-python {found} lays its structs out unlike the tested {TESTED} (found {wrong}); "
-                f"{how_to_install()}"
-            )
+    """Return the versions of the package and of its llama.cpp (RuntimeUnavailableError where none is installed)."""
+    return f"{chosen()} (llama.cpp {chosen().llama})"
 
 
 def _on_log(level: int, text: bytes, _user_data: Any) -> None:

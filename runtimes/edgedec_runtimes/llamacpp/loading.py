@@ -41,6 +41,7 @@ _BOUNDS = (
     ("n_gpu_layers", -1, 1 << 16),
 )
 _MMAP, _COPY = 1, 0
+_BY_LAYER = 1  # llama_split_mode
 _MIB = 2**20
 
 # llama.cpp has one log for the whole process, so loads, which read the log, run one at a time.
@@ -123,7 +124,7 @@ def _model_params(options: LoadOptions) -> Iterator[Any]:
     if options.layer_split is not None:
         params.n_gpu_layers = n_split(options.layer_split)
         shares = (ctypes.c_float * api.llama_max_devices())(*(float(n) for _, n in options.layer_split))
-        params.split_mode, params.tensor_split = api.LLAMA_SPLIT_MODE_LAYER, shares
+        params.split_mode, params.tensor_split = _BY_LAYER, shares
         names = [name for name, _ in options.layer_split]
     else:
         shares, names = None, [] if options.device is None else [options.device]

@@ -23,6 +23,9 @@ class LlamaCppOptions:
         rpc_wait: Most seconds for which a text waits when a server is lost. As soon as every server is back, the model
             is loaded again, and the text goes on as the one that it would have been. With 0, or when the time is over,
             RuntimeLostError ends the text.
+        own_process: Run the model in a process of its own, whose end is an error of the text that it wrote, and not the
+            application's end. None where that pays: Vulkan devices, whose drivers may die, have layers, and no adapters
+            are used.
     """
 
     mmap: bool = True
@@ -30,6 +33,7 @@ class LlamaCppOptions:
     flash_attention: bool | None = None
     rpc: str | None = None
     rpc_wait: float = 0.0
+    own_process: bool | None = None
 
     of_other_machines: ClassVar[tuple[str, ...]] = ("rpc", "rpc_wait")
     sacrifices: ClassVar[tuple[Sacrifice, ...]] = (
@@ -69,6 +73,14 @@ def of_this_machine(options: LoadOptions) -> LoadOptions:
     given = options.runtime_options.items()
     own = {name: value for name, value in given if name not in LlamaCppOptions.of_other_machines}
     return replace(options, runtime_options=own, machines=())
+
+
+def is_apart(options: LoadOptions) -> bool:
+    """Return whether a model runs in a process of its own; `options.layer_split` says which devices have layers."""
+    chosen = own(options)
+    if chosen.machines or chosen.own_process is not None:
+        return bool(chosen.machines or chosen.own_process)
+    return not options.adapters and any(name.startswith("Vulkan") for name, n in options.layer_split or () if n)
 
 
 def own(options: LoadOptions) -> LlamaCppOptions:

@@ -20,7 +20,7 @@ from edgedec.memory_plan import HOST, Device, IsOver, MemoryPlan, MemoryTerm, Sp
 from edgedec.model import Model, ModelCard
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.child.memory import process_term, shared_terms
-from edgedec_runtimes.child.model import ChildModel
+from edgedec_runtimes.child.model import ChildModel, Hosting
 from edgedec_runtimes.llamacpp.adapters import open_adapters
 from edgedec_runtimes.llamacpp.device_terms import (
     HostRun,
@@ -34,15 +34,15 @@ from edgedec_runtimes.llamacpp.device_terms import (
 )
 from edgedec_runtimes.llamacpp.devices import device_names, devices
 from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
-from edgedec_runtimes.llamacpp.library import HOW_TO_MEND, how_to_install, installed, llama, version
+from edgedec_runtimes.llamacpp.library import how_to_install, how_to_mend, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, checked_options, context_options, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
-from edgedec_runtimes.llamacpp.options import LlamaCppOptions, of_this_machine, own
+from edgedec_runtimes.llamacpp.options import LlamaCppOptions, is_apart, of_this_machine, own
 from edgedec_runtimes.llamacpp.rpc.hosting import hosting
 from edgedec_runtimes.llamacpp.rpc.library import connect, rpc_note
 from edgedec_runtimes.llamacpp.rpc.patience import Patience
 from edgedec_runtimes.llamacpp.rpc.servers import rpc_devices
-from edgedec_runtimes.llamacpp.trial import complaint, repack_complaint
+from edgedec_runtimes.llamacpp.trial import choice, complaint, repack_complaint
 from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
@@ -79,13 +79,13 @@ class LlamaCpp:
     def accepts(self, path: Path) -> str | None:
         """Return None when llama.cpp is installed and may run the model, else the reason why it may not."""
         if not installed():
-            return f"it needs llama-cpp-python, which is not installed; {how_to_install()}"
+            return f"it needs a library of llama.cpp, and none is installed; {how_to_install()}"
         try:
             _read_runnable(path)
+            crash = complaint()
         except EdgedecError as error:
             return str(error)
-        crash = complaint()
-        return None if crash is None else f"its library can't be used on this machine: {crash}; {HOW_TO_MEND}"
+        return None if crash is None else f"its library can't be used on this machine: {crash}; {how_to_mend()}"
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the header and a dry run on the host.
@@ -102,17 +102,21 @@ class LlamaCpp:
         return _terms(gguf, options, n_ctx, resident_bytes() or 0)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
-        """Load the weights, those for other machines in a child."""
+        """Load the weights, those for other machines and for Vulkan devices in a child."""
         options = checked_options(options)
-        if not own(options).machines:
+        placed = _placed(options, _read_runnable(path))
+        if not is_apart(placed):
             return _load(path, options)
-        options = replace(_placed(options, _read_runnable(path)), planning_bytes=None)  # the child plans nothing
+        options = replace(placed, planning_bytes=None)  # the child plans nothing
         before = resident_bytes() or 0
 
         def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
             return _terms(_read_runnable(path), _with_rows(options, n_rows), n_ctx, before)
 
-        return ChildModel(hosting(f"{__name__}:{load_connected.__name__}", path, options, terms))
+        if own(options).machines:
+            return ChildModel(hosting(f"{__name__}:{load_connected.__name__}", path, options, terms))
+        refuse_adapters(options, "llamacpp runtime, with its model in a process of its own,")
+        return ChildModel(Hosting(f"{__name__}:{load_here.__name__}", path, options, terms))
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
         """Return the devices that layers can be put on, in llama.cpp's order; see edgedec.memory_plan.HasDevices.
@@ -143,10 +147,17 @@ class LlamaCpp:
     def report(self) -> RuntimeReport:
         """Return llama.cpp's version, its devices, what it was built with, and whether it has RPC."""
         features = re.findall(r"(\w+) = 1", llama().llama_print_system_info().decode(errors="replace"))
-        notes = [f"built with {' '.join(features)}", rpc_note()]
+        chosen = choice()
+        why = "" if chosen is None else f"the library of {chosen.release.distribution}, as {chosen.reason}"
+        notes = [why, f"built with {' '.join(features)}", rpc_note()]
         if (crash := repack_complaint()) is not None:
             notes.append(f"weights are not rearranged, as llama.cpp's kernels for that can't be used here: {crash}")
         return RuntimeReport(version(), device_names(), tuple(notes))
+
+
+def load_here(path: Path, options: LoadOptions) -> Model:
+    """Load the weights in this process: a child, whose end is no other process's."""
+    return _load(path, options)
 
 
 def load_connected(path: Path, options: LoadOptions) -> Model:
@@ -275,7 +286,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         MemoryTerm("activations", compute.pop(HOST), "compute buffer"),
         *(MemoryTerm("activations", n_bytes, "compute buffer", device=name) for name, n_bytes in compute.items()),
         MemoryTerm("first run", _PROBE_BYTES if probes else 0, "what finding out which rows are bit-equal leaves"),
-        *(shared_terms(info.n_vocab, options.max_rows) if own(options).machines else ()),
+        *(shared_terms(info.n_vocab, options.max_rows) if is_apart(options) else ()),
     ]
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
@@ -287,7 +298,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         *server_terms(split),
         MemoryTerm("adapters", sum(adapter_bytes(path) for path, _ in options.adapters), "float32 or float16"),
     ]
-    if own(options).machines:
+    if is_apart(options):
         terms += [process_term(), MemoryTerm("llama.cpp", _LIBRARY_BYTES, "in the process that plans")]
     return tuple(term for term in terms if term.n_bytes)
 

@@ -1,20 +1,31 @@
-"""The program that another process runs to try llama.cpp's library: it loads and evaluates a tiny model.
+"""The program that another process runs to try a library of llama.cpp: it loads and evaluates a tiny model.
 
-    python -m edgedec_runtimes.llamacpp.tiny_run [plain]
+    python -m edgedec_runtimes.llamacpp.tiny_run PACKAGE [plain]
 
-With `plain` the weights are not rearranged, and the kernels for rearranged weights are not used.
+With `plain` the weights are not rearranged, and the kernels for rearranged weights are not used. The last line that it
+writes has, as JSON, the library's GPUs, and what was wrong, or null.
 """
 
 import ctypes
+import json
 import os
 import struct
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.llamacpp.library import load_library
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem
+from edgedec_runtimes.llamacpp.binding import RELEASES
+from edgedec_runtimes.llamacpp.library import last_complaint, load_library
+from edgedec_runtimes.reference.runtime import Reference
 
 _WIDTH = 256  # of the model, in every direction: the shortest row of all types
 _HEADS = 4
@@ -29,7 +40,10 @@ _MATRICES = {
     "ffn_up": GGMLType.Q5_K,
     "ffn_down": GGMLType.IQ4_XS,
 }
+_GPUS = (1, 2)  # ggml_backend_dev_type: GPUs and integrated ones
+_FAR = 0.03  # off the reference's logits, as a part of their length: rounding to float16 makes 0.0004
 _ROWS = (1, 2, 16, 64)  # of the forwards: one row, few and many have kernels of their own
+_COMPARED = (1, 16)  # as a GPU compiles its kernels first
 
 
 def _string(text: str) -> bytes:
@@ -37,16 +51,21 @@ def _string(text: str) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def tiny_model() -> bytes:
-    """Return a GGUF of one layer of zeros without a vocabulary; a forward of it takes every step of a real one."""
+def tiny_model(*, plain: bool = False) -> bytes:
+    """Return a GGUF of one layer without a vocabulary; a forward of it takes every step of a real one.
+
+    Its matrices are of several types, and zeros; in a `plain` one they are random float32 numbers.
+    """
     n = _WIDTH
     texts = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
     whole = {"context_length": n, "embedding_length": n, "block_count": 1, "feed_forward_length": n, "vocab_size": n}
     heads = {"attention.head_count": _HEADS, "attention.head_count_kv": _HEADS, "rope.dimension_count": n // _HEADS}
     whole |= heads
-    tensors = {"token_embd": ((n, n), GGMLType.Q4_0), "output_norm": ((n,), GGMLType.F32)}
-    tensors |= {f"blk.0.{name}": ((n,), GGMLType.F32) for name in ("attn_norm", "ffn_norm")}
-    tensors |= {f"blk.0.{name}": ((n, n), kind) for name, kind in _MATRICES.items()}
+    matrices = {"token_embd": GGMLType.Q4_0} | {f"blk.0.{name}": kind for name, kind in _MATRICES.items()}
+    tensors: dict[str, tuple[tuple[int, ...], GGMLType]] = {
+        name: ((n, n), GGMLType.F32 if plain else kind) for name, kind in matrices.items()
+    }
+    tensors |= dict.fromkeys(("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"), ((n,), GGMLType.F32))
     head = struct.pack("<4sIQQ", b"GGUF", _GGUF_VERSION, len(tensors), len(texts) + len(whole) + 1)
     for key, text in texts.items():
         head += _string(key) + struct.pack("<I", _STRING) + _string(text)
@@ -57,29 +76,88 @@ def tiny_model() -> bytes:
     for name, (shape, kind) in tensors.items():
         head += _string(f"{name}.weight") + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, place)
         place += n ** len(shape) // kind.block_size * kind.block_bytes  # a multiple of the alignment, 32
-    return head + bytes(-len(head) % 32 + place)
+    values = np.random.default_rng(0).normal(0, 0.1, place // 4).astype("<f4").tobytes() if plain else bytes(place)
+    return head + bytes(-len(head) % 32) + values
 
 
-def run_tiny_model(api: ModuleType, folder: Path, *, repack: bool = True) -> None:
-    """Load the tiny model on the devices that a model would take, and evaluate rows; `repack` as in LoadOptions."""
-    path = folder / "tiny.gguf"
-    path.write_bytes(tiny_model())
-    model_params = api.llama_model_default_params()
-    model_params.use_extra_bufts = repack
-    model = api.llama_model_load_from_file(os.fsencode(path), model_params)
-    if not model:
-        return  # a message of llama.cpp's says why, and this is not what is tried here
+@contextmanager
+def _context(api: Any, path: Path, *, repack: bool, on_cpu: bool = False) -> Iterator[Any]:
+    """Yield a context of a model, `on_cpu` or on the devices that a model would take (OSError where there is none)."""
+    params = api.llama_model_default_params()
+    params.use_extra_bufts = repack
+    no_devices = (ctypes.c_void_p * 1)()
+    if on_cpu:
+        params.n_gpu_layers, params.devices = 0, ctypes.addressof(no_devices)
+    model = api.llama_model_load_from_file(os.fsencode(path), params)
     params = api.llama_context_default_params()
     params.n_ctx = _WIDTH
-    context = api.llama_init_from_model(model, params)
-    for n in _ROWS if context else ():
-        tokens = (ctypes.c_int32 * n)(*range(n))
-        api.llama_decode(context, api.llama_batch_get_one(tokens, n))
-    if context:
-        api.llama_free(context)
+    params.n_outputs_max = params.n_outputs_max_per_seq = max(_ROWS)
+    context = api.llama_init_from_model(model, params) if model else None
+    if not context:
+        raise OSError(last_complaint())
+    yield context
+    api.llama_free(context)
     api.llama_model_free(model)
 
 
+def _decode(api: Any, context: Any, n: int) -> NDArray[np.float32]:
+    """Evaluate tokens 0 to n - 1 from the first position on, and return their logits, f32[n, width]."""
+    tokens, positions, wanted = (np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int32), np.ones(n, np.int8))
+    batch = api.llama_batch(
+        n_tokens=n,
+        token=tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+        pos=positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+        logits=wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+    )
+    api.llama_memory_seq_rm(api.llama_get_memory(context), -1, -1, -1)
+    code = api.llama_decode(context, batch)
+    if code:
+        raise OSError(f"code {code}, {last_complaint()}")
+    rows = [api.llama_get_logits_ith(context, row) for row in range(n)]
+    return np.array([np.ctypeslib.as_array((ctypes.c_float * _WIDTH).from_address(row)) for row in rows])
+
+
+def run_tiny_model(api: Any, folder: Path, *, repack: bool = True) -> float:
+    """Evaluate tiny models in llama.cpp; `repack` as in LoadOptions.
+
+    Returns:
+        How far the plain model's logits are off those of the reference runtime, as a part of their length.
+
+    Raises:
+        OSError: llama.cpp refuses the model, or a forward.
+    """
+    path = folder / "tiny.gguf"
+    path.write_bytes(tiny_model())
+    with _context(api, path, repack=repack, on_cpu=True) as context:  # a GPU would compile kernels for every type
+        for n in _ROWS:
+            _decode(api, context, n)
+    path.write_bytes(tiny_model(plain=True))
+    with closing(Reference().load(path, LoadOptions(n_ctx=_WIDTH))) as model:
+        session, tokens = model.session(_WIDTH), np.arange(max(_COMPARED), dtype=np.int32)
+        expected = session.evaluate(ForwardItem(session, 0, tokens, rows=tokens)).logits
+    off = 0.0
+    with _context(api, path, repack=repack) as context:
+        for n in _COMPARED:
+            distances = np.linalg.norm(_decode(api, context, n) - expected[:n], axis=1)
+            far = float(np.max(distances / np.linalg.norm(expected[:n], axis=1)))
+            off = max(off, 1.0 if np.isnan(far) else far)
+    return off
+
+
+def _run(package: str, *arguments: str) -> None:
+    api = load_library(next(release for release in RELEASES if release.package == package))
+    handles = [api.ggml_backend_dev_get(index) for index in range(api.ggml_backend_dev_count())]
+    gpus = [api.ggml_backend_dev_name(one).decode() for one in handles if api.ggml_backend_dev_type(one) in _GPUS]
+    where, wrong = ", ".join(gpus) or "the CPU", None
+    try:
+        with tempfile.TemporaryDirectory() as made:
+            off = run_tiny_model(api, Path(made), repack="plain" not in arguments)
+        if off > _FAR:
+            wrong = f"it computes wrong numbers on {where} (a tiny model's logits are off by {off:.2g} of their length)"
+    except OSError as error:
+        wrong = f"it does not run a tiny model on {where}: {error}"
+    print(json.dumps([gpus, wrong]), flush=True)
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        run_tiny_model(load_library(), Path(made), repack="plain" not in sys.argv[1:])
+    _run(*sys.argv[1:])

@@ -10,6 +10,8 @@ from edgedec_runtimes.llamacpp.library import llama
 from edgedec_runtimes.tokenizer.token_bound import TokenBound
 
 _PIECE_BYTES = 256
+_SPM, _BPE = 1, 2  # llama_vocab_type
+_STRIPS = 1 << 7 | 1 << 8  # LLAMA_TOKEN_ATTR_LSTRIP and _RSTRIP
 _INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
 _WHITE_SPACE = b" \t\n\v\f\r"
 
@@ -78,14 +80,13 @@ class LlamaCppTokenizer:
         """The bound for BPE and SentencePiece; None for other kinds, which may leave out parts of a text."""
         api, vocabulary = self._api, self._handle()
         kind = api.llama_vocab_type(vocabulary)
-        if kind not in (api.LLAMA_VOCAB_TYPE_SPM, api.LLAMA_VOCAB_TYPE_BPE):
+        if kind not in (_SPM, _BPE):
             return None
         vanishing = b""
-        if kind == api.LLAMA_VOCAB_TYPE_BPE:  # a byte without a token is dropped there
+        if kind == _BPE:  # a byte without a token is dropped there
             there = {piece for piece in map(self._spelled, range(self.n_vocab)) if len(piece) == 1}
             vanishing = bytes(byte for byte in range(256) if bytes([byte]) not in there)
-        strips = api.LLAMA_TOKEN_ATTR_LSTRIP | api.LLAMA_TOKEN_ATTR_RSTRIP
-        if any(api.llama_vocab_get_attr(vocabulary, i) & strips for i in range(self.n_vocab)):
+        if any(api.llama_vocab_get_attr(vocabulary, i) & _STRIPS for i in range(self.n_vocab)):
             vanishing += _WHITE_SPACE
         return TokenBound(self._all_spelled(), vanishing)
 
@@ -94,7 +95,7 @@ class LlamaCppTokenizer:
 
         With SentencePiece these are also the token's text in the file, as U+2581 may be typed.
         """
-        spm = self._api.llama_vocab_type(self._handle()) == self._api.LLAMA_VOCAB_TYPE_SPM
+        spm = self._api.llama_vocab_type(self._handle()) == _SPM
         for token_id in range(self.n_vocab):
             yield self._spelled(token_id)
             if spm:

@@ -1,101 +1,181 @@
-"""Tries llama.cpp's library in a process of its own before this process loads it for the first time.
+"""Tries libraries of llama.cpp in processes of their own, and chooses the one that this process loads.
 
-A library for another processor, or beside an unfit driver, ends the process that uses it, and nobody could read why.
-Kernels for rearranged weights are tried apart, as a model runs without them: GCC 12 compiles llama.cpp's for Intel's
-AMX so that a prompt ends the process (its `_tile_loadconfig`, in amxtileintrin.h, tells the compiler of 8 of the 64
-bytes that the processor reads). What was tried is remembered until the library, the processor or the variables that
-choose devices change.
+A library for another processor, or beside an unfit driver, ends the process that uses it, and nobody could read why; a
+library of another release, or an unfit driver, computes nonsense. So a tiny model runs there first, on the devices that
+a model would take, and its logits are compared with those of the reference runtime. Kernels for rearranged weights are
+tried apart, as a model runs without them: GCC 12 compiles llama.cpp's for Intel's AMX so that a prompt ends the process
+(its `_tile_loadconfig`, in amxtileintrin.h, tells the compiler of 8 of the 64 bytes that the processor reads). What was
+tried is remembered until the library, the processor, the drivers or the variables that choose devices change.
 """
 
 import importlib.util
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from edgedec.errors import RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
 from edgedec.storage import probe_cache
+from edgedec_runtimes.llamacpp.binding import RELEASES, Release
 from edgedec_runtimes.shared import processor
 from edgedec_runtimes.shared.child_environment import child_environment
 
 logger = logging.getLogger("edgedec.llamacpp")
 
+VARIABLE = "EDGEDEC_LLAMA_LIBRARY"
+"""The environment variable that names the package to take, where several have llama.cpp's library."""
 _PATIENCE_S = 120.0
-_BYTES = 60_000_000  # what the process that tries it holds: 54 MB were measured
+_BYTES = 130_000_000  # what the process that tries it holds: 58 MB, 124 MB with Vulkan's library
 _PROGRAM = "edgedec_runtimes.llamacpp.tiny_run"
 _PLAIN = "plain"  # the program's argument: weights are not rearranged
-_RUNS = "it runs, with rearranged weights but for"  # the key of what is remembered: a complaint, or None
-_DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
+_DEVICE_VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
+    *("VK_DRIVER_FILES", "VK_ICD_FILENAMES"),
+)
+_DRIVERS = ("/dev/dri", "/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 
 
-def complaint() -> str | None:
-    """Return how llama.cpp's library ended the processes that tried it; None where a model ran, or did before."""
-    return complaints()[1]
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of trying a library.
+
+    Attributes:
+        repacked: How it failed with rearranged weights; None where a model ran.
+        plain: How it failed without them, where that was tried, too; None where a model ran.
+        gpus: The devices of it that are not the CPU.
+    """
+
+    repacked: str | None = None
+    plain: str | None = None
+    gpus: tuple[str, ...] = ()
 
 
-def repack_complaint() -> str | None:
-    """Return how the library ended the process that tried it with rearranged weights; None where a model ran."""
-    return complaints()[0]
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The release whose library is used, and why, as a clause."""
+
+    release: Release
+    reason: str
+
+
+def folders(release: Release) -> tuple[Path, ...]:
+    """Return the folders in which a release's package has its libraries; none where it is not installed."""
+    package = importlib.util.find_spec(release.package)
+    if package is None or package.origin is None:
+        return ()
+    found = (Path(package.origin).parent / name for name in ("lib", "bin"))
+    return tuple(folder for folder in found if folder.is_dir())
 
 
 @cache
-def complaints() -> tuple[str | None, str | None]:
-    """Return how the library ended a process with rearranged weights, and without them, where that was tried, too.
+def choice() -> Chosen | None:
+    """Return which of the installed libraries is used; None where none is.
+
+    The first of RELEASES is used, which was built for this machine, unless only another one finds a GPU, or runs.
+
+    Raises:
+        RuntimeUnavailableError: The environment variable names a package that is not installed.
+    """
+    there = [release for release in RELEASES if folders(release)]
+    if named := os.environ.get(VARIABLE):
+        for release in there:
+            if named in (release.package, release.distribution):
+                return Chosen(release, f"{VARIABLE} names it")
+        names = " or ".join(release.distribution for release in there) or "nothing, as none is installed"
+        raise RuntimeUnavailableError(f"{VARIABLE} names {named!r}; unset it, or let it name {names}")
+    if len(there) < 2:
+        return Chosen(there[0], "no other one is installed") if there else None
+    for release in there:
+        if gpus := outcome(release).gpus:
+            return Chosen(release, f"it has {', '.join(gpus)}")
+    for release in there:
+        if outcome(release).plain is None:
+            return Chosen(release, "no library finds a GPU")
+    return Chosen(there[0], "no library runs here")
+
+
+def complaint() -> str | None:
+    """Return how llama.cpp's library failed in the processes that tried it; None where a model ran, or did before."""
+    found = choice()
+    return None if found is None else outcome(found.release).plain
+
+
+def repack_complaint() -> str | None:
+    """Return how the library failed in the process that tried it with rearranged weights; None where a model ran."""
+    found = choice()
+    return None if found is None else outcome(found.release).repacked
+
+
+@cache
+def outcome(release: Release) -> Outcome:
+    """Return what comes, or came before, of trying a library that is installed.
 
     In a frozen application nothing is tried, as it has no Python to start. Nor is it where the system has too little
     memory free for one more process: no model fits there, and the system would end a process for want of memory.
     """
-    key = _key()
-    if getattr(sys, "frozen", False) or key is None:
-        return None, None
-    folder = probe_cache.cache_folder(None)
-    known = probe_cache.get(folder, "llamacpp", key)
-    if isinstance(known, dict) and _RUNS in known:
-        return known[_RUNS], None
+    if getattr(sys, "frozen", False):
+        return Outcome()
+    folder, key = probe_cache.cache_folder(None), _key(release)
+    if (known := _remembered(probe_cache.get(folder, "llamacpp", key))) is not None:
+        return known
     free = available_bytes()
     if free is not None and free < _BYTES:
-        return None, None
-    repacked = tried()
-    plain = None if repacked is None else tried(_PLAIN)
-    if plain is None:
-        probe_cache.put(folder, "llamacpp", key, {_RUNS: repacked})
-    if plain is None and repacked is not None:
-        logger.warning("llama.cpp's weights will not be rearranged: %s", repacked)
-    return repacked, plain
+        return Outcome()
+    found = tried(release)
+    if found.repacked is not None:
+        plain = tried(release, _PLAIN)
+        found = Outcome(found.repacked, plain.repacked, plain.gpus)
+    if found.plain is None:
+        probe_cache.put(folder, "llamacpp", key, asdict(found))
+    if found.plain is None and found.repacked is not None:
+        logger.warning("llama.cpp's weights will not be rearranged: %s", found.repacked)
+    return found
 
 
-def _key() -> str | None:
-    """Return all that the outcome depends on; None where llama-cpp-python is not installed."""
-    package = importlib.util.find_spec("llama_cpp")
-    if package is None or package.origin is None:
-        return None
-    files = sorted((Path(package.origin).parent / "lib").glob("*"))
-    states = [(file.name, (state := file.stat()).st_size, state.st_mtime_ns) for file in files]
+def _remembered(kept: object) -> Outcome | None:
+    match kept:
+        case {"repacked": str() | None as repacked, "plain": None, "gpus": list() as gpus}:
+            return Outcome(repacked, None, tuple(map(str, gpus)))
+    return None
+
+
+def _key(release: Release) -> str:
+    """Return all that the outcome depends on."""
+    places = folders(release)
+    files = [(file.name, file.stat()) for folder in places for file in sorted(folder.glob("*"))]
+    states = [(name, state.st_size, state.st_mtime_ns) for name, state in files]
     chosen = [os.environ.get(name) for name in _DEVICE_VARIABLES]
-    return f"{package.origin} {states} {chosen} {processor.cpu_name()} {sys.version}"
+    drivers = [sorted(os.listdir(path)) if os.path.isdir(path) else None for path in _DRIVERS]
+    return f"{release} {places} {states} {chosen} {drivers} {processor.cpu_name()} {sys.version}"
 
 
-def tried(*arguments: str) -> str | None:
-    """Let a process of its own run a tiny model, and say how the library ended it; None where it did not."""
-    command = [sys.executable, "-P", "-m", _PROGRAM, *arguments]
+def tried(release: Release, *arguments: str) -> Outcome:
+    """Let a process of its own run a tiny model, and say how the library failed, as Outcome.repacked; None if not."""
+    command = [sys.executable, "-P", "-m", _PROGRAM, release.package, *arguments]
     try:
         done = subprocess.run(
             command,
             env=child_environment(),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=_PATIENCE_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"it did not run a tiny model within {_PATIENCE_S:g} s"
+        return Outcome(f"it did not run a tiny model within {_PATIENCE_S:g} s")
     except OSError:  # no process can be started here: nothing is known
-        return None
-    return ending(done.returncode)
+        return Outcome()
+    if (failure := ending(done.returncode)) is not None or done.returncode:
+        return Outcome(failure)
+    gpus, wrong = json.loads(done.stdout.splitlines()[-1])
+    return Outcome(wrong, None, tuple(gpus))
 
 
 def ending(code: int) -> str | None:

@@ -1,4 +1,4 @@
-"""libmtmd of llama-cpp-python, in the child process: it aborts where it does not expect something.
+"""libmtmd of llama.cpp, in the child process: it aborts where it does not expect something.
 
 Only its functions for pixels are called, never those for files, which know other formats and start other programs.
 """
@@ -7,17 +7,15 @@ import ctypes
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError
+from edgedec.errors import ModelFormatError, RequestError
 from edgedec.pictures import Block
-from edgedec_runtimes.llamacpp.library import how_to_install, last_complaint, load_library, take_log
+from edgedec_runtimes.llamacpp.library import last_complaint, mtmd
 from edgedec_runtimes.pictures.contract import Picture, PictureLayout
 from edgedec_runtimes.pictures.opening import Opening
 from edgedec_runtimes.pictures.stub import spelled, write_stub
@@ -35,17 +33,16 @@ class Mtmd:
 
         Raises:
             ModelFormatError: libmtmd refuses the file.
-            RuntimeUnavailableError: llama-cpp-python is not installed, or has no libmtmd.
+            RuntimeUnavailableError: No llama.cpp is installed, or it has no libmtmd.
         """
         self._header = opening.header
-        self._llama, self._api = libraries()
-        api = self._api
+        api = self._api = mtmd()
         with tempfile.TemporaryDirectory(prefix="edgedec-") as folder:
             stub = Path(folder) / "stub.gguf"
             write_stub(stub, opening.architecture)
-            params = self._llama.llama_model_default_params()
+            params = self._api.llama_model_default_params()
             params.vocab_only = True
-            self._vocabulary = self._llama.llama_model_load_from_file(str(stub).encode(), params)
+            self._vocabulary = self._api.llama_model_load_from_file(str(stub).encode(), params)
         if not self._vocabulary:
             raise ModelFormatError(f"llama.cpp has no architecture {opening.architecture!r}: {last_complaint()}")
         settings = api.mtmd_context_params_default()
@@ -93,7 +90,7 @@ class Mtmd:
     def close(self) -> None:
         """Free the projector and the stub."""
         self._api.mtmd_free(self._context)
-        self._llama.llama_model_free(self._vocabulary)
+        self._api.llama_model_free(self._vocabulary)
 
     @contextmanager
     def _chunks(self, width: int, height: int, rgb: bytes | None) -> Iterator[list[Any]]:
@@ -139,23 +136,8 @@ class Mtmd:
             ) from None
 
 
-@cache
-def libraries() -> tuple[ModuleType, ModuleType]:
-    """Return llama_cpp's low-level module and that of libmtmd (RuntimeUnavailableError where they can't be used)."""
-    llama = load_library()
-    try:
-        from llama_cpp import mtmd_cpp
-    except Exception as error:
-        raise RuntimeUnavailableError(
-            f"pictures are encoded by libmtmd of llama-cpp-python, which does not import here: {error}; "
-            f"{how_to_install()}"
-        ) from error
-    take_log(llama, mtmd_cpp.mtmd_log_set)
-    return llama, mtmd_cpp
-
-
 def encoder_version() -> str:
     """Return the release that decides on the bits of rows, with llama.cpp's kernels for this processor."""
-    llama, _ = libraries()
-    features = llama.llama_print_system_info().decode(errors="replace").strip()
-    return f"libmtmd {llama.llama_version().decode()} {features}"
+    api = mtmd()
+    features = api.llama_print_system_info().decode(errors="replace").strip()
+    return f"libmtmd {api.llama_version().decode()} {features}"

@@ -15,13 +15,21 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.llamacpp.library import llama
+from edgedec_runtimes.llamacpp import library
 from edgedec_runtimes.llamacpp.trial import repack_complaint
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 _ENCODE, _DECODE = 0, 1
 _CONTEXT, _MODEL = "P13llama_context", "PK11llama_model"
+
+
+def llama() -> Any:
+    """Return the low-level module of llama-cpp-python, which binds more than edgedec does; its log is taken."""
+    from llama_cpp import llama_cpp
+
+    library.llama()
+    return llama_cpp
 
 
 def _mangled(name: str, arguments: str) -> str:

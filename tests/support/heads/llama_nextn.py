@@ -8,9 +8,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.llamacpp.library import llama
 from edgedec_runtimes.llamacpp.trial import repack_complaint
-from support.heads.llama_head import function
+from support.heads.llama_head import function, llama
 
 F32 = NDArray[np.float32]
 _MODEL, _NEXTN = 0, 1  # the types of a context

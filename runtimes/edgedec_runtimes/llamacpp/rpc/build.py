@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from edgedec.errors import EdgedecError, RuntimeUnavailableError
-from edgedec_runtimes.llamacpp.library import packaged_libraries
-from edgedec_runtimes.llamacpp.rpc.library import built_library
+from edgedec_runtimes.llamacpp.rpc.library import BUILT_FOR, built_library
+from edgedec_runtimes.llamacpp.trial import folders
 
 _SOURCES = ("ggml-rpc.cpp", "transport.cpp")
 _FLAGS = (
@@ -35,7 +35,7 @@ def build(sdist: Path | None = None, target: Path | None = None) -> Path:
         raise RuntimeUnavailableError(
             "compiling the RPC library needs Linux or macOS, with a C++ compiler (g++, or Xcode's command line tools)"
         )
-    base = next((path for folder in packaged_libraries() for path in sorted(folder.glob("libggml-base.*"))), None)
+    base = next((path for folder in folders(BUILT_FOR) for path in sorted(folder.glob("libggml-base.*"))), None)
     if base is None:
         raise RuntimeUnavailableError(
             "llama-cpp-python has no libggml-base beside it; install it by pip, on Linux or macOS"
@@ -54,9 +54,7 @@ def build(sdist: Path | None = None, target: Path | None = None) -> Path:
 
 
 def _fetched(folder: Path) -> Path:
-    import llama_cpp
-
-    name = f"llama-cpp-python=={llama_cpp.__version__}"
+    name = f"{BUILT_FOR.distribution}=={BUILT_FOR.version}"
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", str(folder)]
     _run([*pip, name])
     return next(folder.glob("llama_cpp_python-*.tar.gz"))

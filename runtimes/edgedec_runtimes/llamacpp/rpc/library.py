@@ -1,7 +1,7 @@
 """Finds and loads ggml's RPC library, and connects this process to servers.
 
 llama-cpp-python has the library where it was built with GGML_RPC. Elsewhere it can be compiled alone, in seconds
-(edgedec_runtimes.llamacpp.rpc.build), and is loaded into llama.cpp as a back end.
+(edgedec_runtimes.llamacpp.rpc.build), and is loaded into llama.cpp as a back end. Other packages have none.
 """
 
 import ctypes
@@ -13,7 +13,9 @@ from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.storage.probe_cache import cache_folder
-from edgedec_runtimes.llamacpp.library import llama, packaged_libraries, version
+from edgedec_runtimes.llamacpp.binding import RELEASES
+from edgedec_runtimes.llamacpp.library import chosen, llama, version
+from edgedec_runtimes.llamacpp.trial import folders
 
 VARIABLE = "EDGEDEC_RPC_LIBRARY"
 HOW_TO_GET_IT = (
@@ -21,6 +23,7 @@ HOW_TO_GET_IT = (
     'C++ compiler), or install one that has it (CMAKE_ARGS="-DGGML_RPC=ON" pip install --force-reinstall '
     "--no-cache-dir --no-binary llama-cpp-python llama-cpp-python)"
 )
+BUILT_FOR = RELEASES[0]
 _NAMES = ("libggml-rpc.so", "libggml-rpc.dylib", "ggml-rpc.dll")
 
 
@@ -31,15 +34,13 @@ def built_library() -> Path:
     """
     if (named := os.environ.get(VARIABLE)) is not None:
         return Path(named)
-    import llama_cpp
-
-    return cache_folder(None) / "rpc" / f"llama-cpp-python-{llama_cpp.__version__}" / _NAMES[0]
+    return cache_folder(None) / "rpc" / f"{BUILT_FOR.distribution}-{BUILT_FOR.version}" / _NAMES[0]
 
 
 def find_library() -> Path | None:
     """Return the RPC library of the installed llama-cpp-python, or one compiled for it; None without either."""
-    own = [folder / name for folder in packaged_libraries() for name in _NAMES]
-    if not own:
+    own = [folder / name for folder in folders(BUILT_FOR) for name in _NAMES]
+    if not own or chosen() != BUILT_FOR:
         return None
     return next((path for path in (*own, built_library()) if path.is_file()), None)
 
@@ -47,6 +48,8 @@ def find_library() -> Path | None:
 def rpc_note() -> str:
     """Return a note that says whether llama.cpp has RPC here, and if not, how to get it."""
     path = find_library()
+    if chosen() != BUILT_FOR:
+        return f"no RPC, as only {BUILT_FOR.distribution} may have it"
     if path is None:
         return f"no RPC; to use other machines, {HOW_TO_GET_IT}"
     return f"RPC by {path}"
@@ -61,7 +64,7 @@ def rpc_library() -> Any:
     api = llama()
     try:
         library = ctypes.CDLL(str(path))
-        if not api.llama_supports_rpc() and not _load_backend(path):
+        if not api.llama_supports_rpc() and not api.ggml_backend_load(os.fsencode(path)):
             raise OSError("llama.cpp refuses it")
         library.ggml_backend_rpc_add_server.argtypes = [ctypes.c_char_p]
         library.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
@@ -76,26 +79,14 @@ def rpc_library() -> Any:
     return library
 
 
-def _load_backend(path: Path) -> bool:
-    from llama_cpp._ggml import libggml
-
-    libggml.ggml_backend_load.argtypes = [ctypes.c_char_p]
-    libggml.ggml_backend_load.restype = ctypes.c_void_p
-    return bool(libggml.ggml_backend_load(os.fsencode(path)))
-
-
 def connect(addresses: Sequence[str]) -> None:
     """Make the devices of servers known to llama.cpp. This process ends where a server is not there, or is lost later.
 
     So it is called in a child only.
     """
-    from llama_cpp._ggml import libggml
-
     library = rpc_library()
-    libggml.ggml_backend_register.argtypes = [ctypes.c_void_p]
-    libggml.ggml_backend_register.restype = None
     for address in addresses:
         registry = library.ggml_backend_rpc_add_server(address.encode())
         if not registry:
             raise RuntimeUnavailableError(f"the rpc-server {address} has no devices")
-        libggml.ggml_backend_register(registry)
+        llama().ggml_backend_register(registry)

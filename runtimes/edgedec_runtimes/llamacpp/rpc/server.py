@@ -7,6 +7,7 @@ can read and write the process's memory, so it belongs on a network of your own.
 import ctypes
 import sys
 
+from edgedec_runtimes.llamacpp.library import llama
 from edgedec_runtimes.llamacpp.rpc.addresses import check_addresses
 from edgedec_runtimes.llamacpp.rpc.library import rpc_library
 
@@ -15,11 +16,7 @@ def serve(address: str, n_threads: int) -> None:
     """Serve one program after another at "host:port" until the process is ended."""
     check_addresses([address])
     library = rpc_library()
-    from llama_cpp._ggml import libggml
-
-    libggml.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
-    libggml.ggml_backend_dev_by_name.restype = ctypes.c_void_p
-    devices = (ctypes.c_void_p * 1)(libggml.ggml_backend_dev_by_name(b"CPU"))
+    devices = (ctypes.c_void_p * 1)(llama().ggml_backend_dev_by_name(b"CPU"))
     library.ggml_backend_rpc_start_server(address.encode(), None, n_threads, 1, devices)
 
 
