@@ -86,8 +86,9 @@ class Onnx:
             terms = planned(export, options, n_ctx, n_rows, before, with_library=with_library)
             return (*terms, *of_head(n_ctx))
 
+        memory = None if export.kind == OPTIMUM else chosen.provider.memory
         files = MappedFiles([export.folder / DATA] if DATA in export.files else [], mapped)
-        opened = Opened(ort, graph, export, mapped, files, open_head(export, options, n_threads))
+        opened = Opened(ort, graph, export, mapped, files, open_head(export, options, n_threads), memory)
         if export.kind == OPTIMUM:
             contract = read_foreign(graph, export)
             return ForeignModel(opened, contract, tokenizer, card, terms, options.cache_dir)
