@@ -4,6 +4,7 @@ graphs/NAME-KEY/    below the cache's root; KEY stands for the file's place, siz
 """
 
 import hashlib
+import os
 import shutil
 from collections import Counter
 from dataclasses import dataclass
@@ -57,9 +58,8 @@ def graph_folder(path: Path, cache_dir: Path | None) -> Path:
     gguf = read_gguf(path)
     record = None if gguf.form is None else read_record(path)  # of the file whose place a tile file took
     times = [part.stat().st_mtime_ns if record is None else record.mtime_ns for part in gguf.paths]
-    key = f"{_RELEASE} {path.absolute()} {gguf.n_bytes} {times} {gguf.header_hash}"
-    key = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return _folder(cache_folder(cache_dir)) / f"{path.stem}-{key}"
+    state = f"{_RELEASE} {gguf.n_bytes} {times} {gguf.header_hash}"
+    return _folder(cache_folder(cache_dir)) / f"{path.stem}-{_hash(os.fspath(path.absolute()))}-{_hash(state)}"
 
 
 def graph_bytes(path: Path) -> int:
@@ -72,7 +72,7 @@ def graph_bytes(path: Path) -> int:
 
 
 def make_graph(path: Path, options: LoadOptions) -> Path:
-    """Return the folder with the graph of a GGUF, which is made where there is none yet.
+    """Return the folder with the graph of a GGUF, which is made where there is none yet, in place of older ones.
 
     Raises:
         EdgedecError: As export_onnx; the disk has too little room; another process that makes it was waited for in
@@ -88,6 +88,9 @@ def make_graph(path: Path, options: LoadOptions) -> Path:
         if read_manifest(folder) is None:
             require_space(folder.parent, graph_bytes(path) + _GRAPH_BYTES, f"the graph of {path.name}")
             export_onnx(path, folder, on_progress=options.on_progress, cancel=options.cancel)
+            for graph in list_graphs(cache_folder(options.cache_dir)):
+                if graph.path != folder and graph.path.name.rpartition("-")[0] == folder.name.rpartition("-")[0]:
+                    remove_graph(graph)  # of what the file was before
     return folder
 
 
@@ -108,6 +111,10 @@ def remove_graph(graph: CachedGraph) -> None:
     with storage_errors(graph.path):
         (graph.path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(graph.path)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _folder(root: Path) -> Path:

@@ -100,22 +100,23 @@ def as_device(told: Found) -> Device:
 def _look_here() -> Found:
     """Look in this process, which the driver may end."""
     devices: list[VulkanDevice] = []
+    ort: Any = None
     try:
-        ort: Any = load_library()
+        ort = load_library()
         choose_provider(ort, PROVIDER.device)
         version = f"onnxruntime {ort.__version__}, {PROVIDER.package} {_version()}"
     except EdgedecError as error:
-        return Found(refusal=f"{error}; {_LOADER}" if "finds no device" in str(error) else str(error))
+        is_missing = "finds no device" in str(error)
+        return Found(refusal=f"onnxruntime {ort.__version__} finds none; {_LOADER}" if is_missing else str(error))
     try:
         devices = vulkan_devices()
     except OSError as error:
         if IS_ONLY_WAY:
             return Found(version, f"{error}; {_LOADER}")
     if os.environ.get(SOFTWARE) != "1":
-        hardware = [device for device in devices if device.kind != "software"]
-        if IS_ONLY_WAY and not hardware:
-            return Found(version, f"Vulkan finds no GPU; {_LOADER}")
-        devices = hardware
+        devices = [device for device in devices if device.kind != "software"]
+    if IS_ONLY_WAY and not devices:
+        return Found(version, f"Vulkan finds no GPU; {_LOADER}")
     return Found(version, devices=devices)
 
 

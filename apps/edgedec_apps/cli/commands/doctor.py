@@ -23,7 +23,16 @@ from edgedec_runtimes.shared.cpu_count import usable_cores
 if TYPE_CHECKING:
     from edgedec.runtime import RuntimeReport
 _PACKAGES = (
-    *("numpy", "onnxruntime", "onnxruntime-qnn", "onnx", "llama-cpp-python", "gguf", "llguidance"),
+    *(
+        "numpy",
+        "onnxruntime",
+        "onnxruntime-ep-webgpu",
+        "onnxruntime-qnn",
+        "onnx",
+        "llama-cpp-python",
+        "gguf",
+        "llguidance",
+    ),
     *("starlette", "uvicorn", "huggingface_hub", "typer", "rich", "jinja2"),
 )
 _FEATURES = (
