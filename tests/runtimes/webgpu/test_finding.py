@@ -14,6 +14,8 @@ from edgedec.loading.runtime_choice import Choice, choose_runtime
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import Cap, Setting
 from edgedec_export.cached import graph_bytes, make_graph
+from edgedec_runtimes.shared import comparison as comparing
+from edgedec_runtimes.shared.comparison import Measured
 from edgedec_runtimes.webgpu import finding
 from edgedec_runtimes.webgpu import runtime as webgpu
 from edgedec_runtimes.webgpu.finding import Found
@@ -107,3 +109,21 @@ def test_what_it_cannot_honour_is_refused(
     path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["qwen2"])
     with pytest.raises(RequestError, match=message):
         webgpu.WebGpu().plan(path, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "taken"), [(0.5, "webgpu"), (1.0, "cpu")])
+def test_auto_takes_a_gpu_only_where_it_was_measured_to_be_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, taken: str
+) -> None:
+    """The cpu runtime is compared with every other one that takes the options."""
+    pytest.importorskip("onnx")
+    card(monkeypatch)
+    times = {"cpu": 1.0, "webgpu": factor}
+    monkeypatch.setattr(
+        comparing, "measure", lambda path, runtime, *_, **__: Measured({1: 0.02 * times[runtime.name]}, 0.01)
+    )
+    path, options = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["qwen2"]), LoadOptions(cache_dir=tmp_path)
+    make_graph(path, options)
+    choice = choose_runtime(path, "auto", replace(options, device="auto"), measure=True)
+    assert (choice.runtime.name, "webgpu: " in choice.reason) == (taken, True)
