@@ -119,6 +119,10 @@ def _check_options(export: Export, options: LoadOptions) -> None:
         raise RequestError(
             f"the onnx runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out, and choose a device"
         )
+    if options.device is not None and options.device.lower() == "gpu":
+        raise RequestError(
+            f"the onnx runtime wants a device's own name; the webgpu runtime takes {argument('device')} gpu"
+        )
     read_options(NoOptions, options.runtime_options, "the onnx runtime")
     require_head(export, options)
     refuse_adapters(options, "onnx runtime")
