@@ -4,13 +4,14 @@ The graph is exported once, into the cache. ONNX Runtime runs it by its WebGPU p
 driver that dies ends that process and no other. docs/gpu.md is the user's guide.
 """
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from edgedec import plugins
-from edgedec.errors import OptionError, RequestError, argument
+from edgedec.errors import ModelFormatError, OptionError, RequestError, argument
 from edgedec.gguf.file import DATA, GRAPH, is_onnx, read_gguf
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes
@@ -69,7 +70,15 @@ class WebGpu:
 
         plain = replace(options, device=PROVIDER.device, layer_split=None, n_gpu_layers=None, planning_bytes=None)
         target = f"{__name__}:{load_here.__name__}"
-        return ChildModel(Hosting(target, folder, plain, terms, explain=explain, advice=_ADVICE))
+        try:
+            return ChildModel(Hosting(target, folder, plain, terms, explain=explain, advice=_ADVICE))
+        except ModelFormatError as error:
+            if folder == path:
+                raise
+            shutil.rmtree(folder, ignore_errors=True)
+            raise ModelFormatError(
+                f"{error.marked}; it was deleted from the cache: ask again to make it anew"
+            ) from error
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
         """Return the GPU; see edgedec.memory_plan.HasDevices. None where none can be used: plan() says why."""

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from support.models.software_gpu import software_gpu
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
-from edgedec.errors import RuntimeLostError
+from edgedec.errors import ModelFormatError, RuntimeLostError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
 from edgedec_export.cached import graph_folder, list_graphs, make_graph
@@ -91,3 +92,15 @@ def test_a_graph_is_made_once_and_again_for_another_file(made: tuple[Path, LoadO
     second = make_graph(path, options)
     assert [graph.path for graph in list_graphs(tmp_path / "cache")] == [second]
     assert second != first
+
+
+def test_a_damaged_graph_is_deleted_and_made_anew(made: tuple[Path, LoadOptions], tmp_path: Path) -> None:
+    """The error says so."""
+    path, options = made[0], replace(made[1], cache_dir=tmp_path)
+    data = make_graph(path, options) / "model.onnx.data"
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.MonkeyPatch.context() as patch:
+        software_gpu(patch)
+        with pytest.raises(ModelFormatError, match="it was deleted from the cache: ask again"):
+            WebGpu().load(path, options)
+    assert list_graphs(tmp_path) == []
