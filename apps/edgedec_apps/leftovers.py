@@ -23,6 +23,7 @@ _IN_CACHE = {
     "learned": "what was learned from your files",
     "probes": "measurements of this machine",
     "npu": "compiled graphs of NPUs",
+    "graphs": "graphs for GPUs",
     "optimum": "optimum's packages, for exports",
     "chat-history": "what was typed in chats",
 }

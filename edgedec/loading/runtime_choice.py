@@ -80,7 +80,8 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     choice = replace(_first_taking(path, found, order, options), header=header)
     may_differ = tuple(order[:2]) == _PREFERRED and choice.runtime.name == _PREFERRED[0]
     if options is not None and may_differ and not (header is not None and is_embedder(header)):
-        choice = _compare(choice, found[order[1]], options, measure=measure)
+        for rival in order[1:] if options.device == "auto" else order[1:2]:
+            choice = _compare(choice, found[rival], options, measure=measure)
     return replace(choice, reason="; ".join(filter(None, (choice.reason, note))))
 
 
@@ -237,7 +238,7 @@ class Comparison:
 
 def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
     """Return the choice with the rival in place of its runtime where the rival is known, or found now, to be faster."""
-    first, key = choice.runtime, _key(choice.path, options)
+    first, key = choice.runtime, f"{_key(choice.path, options)} {rival.name}"
     found = _known(options, key)
     if found is None or (measure and not found.is_whole and found.n_tries < _MOST_TRIES):
         if not measure:

@@ -201,7 +201,7 @@ def test_graphs_compute_with_the_files_weights(nodes: Any, kind: str, tmp_path: 
     expected = x.astype(np.float64) @ weights(matrix).T.astype(np.float64)
     np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     (y_2d,) = run([nodes.linear_nodes("t", "x", matrix, accuracy_level=1)], {"x": x[0]})
-    np.testing.assert_array_equal(y_2d, y[0])
+    np.testing.assert_array_equal(y_2d.reshape(y[0].shape), y[0])
 
 
 @pytest.mark.parametrize("n_in", [256, 512, 576])
@@ -249,8 +249,8 @@ def test_sums_of_blocks_are_computed_once(nodes: Any, tmp_path: Path) -> None:
     sums: dict[tuple[str, int], str] = {}
     emitted = [nodes.linear_nodes(name, "x", matrix, block_sums=sums) for name in ("a", "b")]
     assert [[node.op_type for node in nodes] for nodes, _, _ in emitted] == [
-        ["MatMulNBits", "Reshape", "ReduceSum", "FusedMatMul", "Sub"],
-        ["MatMulNBits", "FusedMatMul", "Sub"],
+        ["MatMulNBits", "Reshape", "ReduceSum", "Gemm", "Sub"],
+        ["MatMulNBits", "Gemm", "Sub"],
     ]
     assert sums == {("x", 32): "a.sums"}
     a, b = run(emitted, {"x": x})

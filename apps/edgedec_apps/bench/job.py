@@ -29,7 +29,12 @@ class BenchJob:
     ] = None
     against: Annotated[
         str | None,
-        option("--against", help="Also measure llamacpp, in turns with edgedec.", metavar="NAME", panel=_BENCH),
+        option(
+            "--against",
+            help="Also measure llamacpp, or our cpu runtime beside a GPU, in turns.",
+            metavar="NAME",
+            panel=_BENCH,
+        ),
     ] = None
     warm_store: Annotated[
         bool, option("--warm-store", help="Let drafters keep what they learned in earlier runs.", panel=_BENCH)

@@ -33,7 +33,8 @@ from edgedec_apps.plots import require_picture
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
-_OTHERS = ("llamacpp",)
+CPU = "cpu"
+_OTHERS = ("llamacpp", CPU)
 _READING = "measuring how fast memory is read"
 
 
@@ -150,11 +151,16 @@ def _open_others(
     stack: ExitStack,
     cancel: CancelToken,
 ) -> tuple[dict[str, Runner], str | None]:
-    """Return llama.cpp's runners, and why its prompt lookup is not one of them; `stack` closes what is opened.
+    """Return the runners to compare with, and why llama.cpp's prompt lookup is not one of them; `stack` closes all.
 
-    llama.cpp gets the same file, options, number of threads and token ids, but no memory cap.
+    They get the same file, options, number of threads and token ids, but no memory cap. The cpu runtime drafts, as what
+    a GPU has to beat.
     """
     n_threads = job.load.threads or usable_cores()
+    if job.against == CPU:
+        load = replace(job.load, runtime=CPU, memory=None, device=None, gpu_layers=None, gpu_memory=None)
+        other = stack.enter_context(open_model(job.model, load, job.output, cancel))
+        return {CPU: engine_runner(other, options, draft=True)}, None
     load = replace(job.load, runtime="llamacpp", draft="off", threads=n_threads, memory=None, layer_skip=None)
     load = replace(load, small_model=None, entropy=None)
     other = stack.enter_context(open_model(job.model, load, job.output, cancel))
@@ -200,11 +206,11 @@ def _document(job: BenchJob, outcome: Outcome) -> dict[str, Any]:
 
 
 def _against(outcome: Outcome) -> dict[str, Any]:
-    with_lookup = outcome.lookup_reason is None
+    measured = outcome.trials[0].runs.keys()
 
     def speeds(trials: list[Trial]) -> dict[str, float | None]:
-        lookup = totals(trials, LOOKUP).tok_s if with_lookup else None
-        return {"tok_s": totals(trials, LLAMACPP).tok_s, "lookup_tok_s": lookup}
+        lookup = totals(trials, LOOKUP).tok_s if LOOKUP in measured else None
+        return {"tok_s": totals(trials, CPU if CPU in measured else LLAMACPP).tok_s, "lookup_tok_s": lookup}
 
     tasks = grouped(outcome.trials, lambda trial: trial.request.task)
     by_task = {task: speeds(trials) for task, trials in tasks.items()}

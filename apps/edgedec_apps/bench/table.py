@@ -96,10 +96,12 @@ def _notes(document: Figures) -> list[str]:
 
 
 def _against(name: str, found: dict[str, Any]) -> str:
-    lookup = shown(found["lookup_tok_s"], ".1f", " tok/s")
+    lookup = "" if found["lookup_tok_s"] is None else f"{found['lookup_tok_s']:.1f} tok/s"
     if found["lookup_reason"]:
         lookup = f"not measured: {found['lookup_reason']}"
-    return f"{name}: {shown(found['tok_s'], '.1f', ' tok/s')}; with its prompt lookup {lookup}"
+    return f"{name}: {shown(found['tok_s'], '.1f', ' tok/s')}" + (
+        f"; with its prompt lookup {lookup}" if lookup else ""
+    )
 
 
 def _mb(n_bytes: int | None) -> float | None:

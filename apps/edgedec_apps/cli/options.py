@@ -284,7 +284,12 @@ class LoadFlags:
         int | None, model_option("--gpu-layers", help="Number of layers on the GPU; -1 for all.", metavar="N")
     ] = None
     device: Annotated[
-        str | None, model_option("--device", help="The device (edgedec doctor --all lists them).", metavar="NAME")
+        str | None,
+        model_option(
+            "--device",
+            help="A device (edgedec doctor --all lists them), gpu for any, auto where a GPU was measured to be faster.",
+            metavar="NAME",
+        ),
     ] = None
     runtime_option: Annotated[
         list[str] | None,

@@ -40,15 +40,14 @@ def linear_nodes(
 
     Args:
         name: Prefix of the names of nodes, initializers and output; the output is NAME.y.
-        x: Name of a tensor, float32[1, n, n_in] or float32[n, n_in]; the output has the same rank.
+        x: Name of a tensor, float32[1, n, n_in] or float32[n, n_in]. The output has the same rank, or three dimensions.
         matrix: [n_out, n_in].
         accuracy_level: Attribute of MatMulNBits; 1 computes in float32.
         block_sums: Names of sums of blocks that the graph already computes, by tensor and block; this call adds those
             that it computes. Passing one dict for all matrices with the same x computes its sums once.
     """
     if not isinstance(matrix, Packed):
-        node = make_node("FusedMatMul", [x, f"{name}.weight"], [f"{name}.y"], name=name, domain=CONTRIB, transB=1)
-        return [node], [(f"{name}.weight", matrix)], f"{name}.y"
+        return _float_nodes(name, x, matrix)
     n_out, n_in = matrix.shape
     inputs = [x, f"{name}.data", f"{name}.scales"]
     initializers: list[Initializer] = [(f"{name}.data", matrix.data), *_scales(name, matrix)]
@@ -69,11 +68,33 @@ def linear_nodes(
     if (x, matrix.min_block) not in known:
         sum_nodes, constants, known[x, matrix.min_block] = _block_sums(name, x, n_in, matrix.min_block)
         nodes, initializers = nodes + sum_nodes, initializers + constants
-    share_nodes, arrays, share = linear_nodes(
-        f"{name}.minimums", known[x, matrix.min_block], matrix.minimums, accuracy_level=accuracy_level
-    )
+    sums = known[x, matrix.min_block]
+    if isinstance(matrix.minimums, Packed):
+        emitted = linear_nodes(f"{name}.minimums", sums, matrix.minimums, accuracy_level=accuracy_level)
+    else:
+        emitted = _product(f"{name}.minimums", sums, matrix.minimums)
+    share_nodes, arrays, share = emitted
     nodes += [*share_nodes, make_node("Sub", [product, share], [f"{name}.y"], name=f"{name}.y")]
     return nodes, initializers + arrays, f"{name}.y"
+
+
+def _product(name: str, x: str, matrix: NDArray[np.float32]) -> Emitted:
+    """Return x @ matrix^T for x of two dimensions: a Gemm, as no provider for GPUs has a FusedMatMul."""
+    node = make_node("Gemm", [x, f"{name}.weight"], [f"{name}.y"], name=name, transB=1)
+    return [node], [(f"{name}.weight", matrix)], f"{name}.y"
+
+
+def _float_nodes(name: str, x: str, matrix: NDArray[np.float32]) -> Emitted:
+    """Return x @ matrix^T for x of two or three dimensions; the output is float32[1, n, n_out]."""
+    rows, rows_shape, shape = f"{name}.rows_of_x", f"shape_rows_{matrix.shape[1]}", f"shape_{matrix.shape[0]}"
+    nodes = [
+        make_node("Reshape", [x, rows_shape], [rows], name=rows),
+        make_node("Gemm", [rows, f"{name}.weight"], [f"{name}.product"], name=name, transB=1),
+        make_node("Reshape", [f"{name}.product", shape], [f"{name}.y"], name=f"{name}.y"),
+    ]
+    shapes = ((rows_shape, [-1, matrix.shape[1]]), (shape, [1, -1, matrix.shape[0]]))
+    initializers = [(f"{name}.weight", matrix), *((key, np.array(value, np.int64)) for key, value in shapes)]
+    return nodes, initializers, f"{name}.y"
 
 
 def gather_nodes(name: str, ids: str, matrix: Matrix) -> Emitted:

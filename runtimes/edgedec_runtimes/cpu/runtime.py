@@ -177,7 +177,7 @@ def _check_options(options: LoadOptions) -> None:
     """Raise RequestError for options that the runtime can't honour."""
     if options.kv_type not in KV_TYPES:
         raise OptionError("kv_type", options.kv_type, f"the cpu runtime takes {', '.join(KV_TYPES)}")
-    if options.n_gpu_layers not in (None, 0, -1) or options.device not in (None, "CPU"):
+    if options.n_gpu_layers not in (None, 0, -1) or options.device not in (None, "CPU", "auto"):
         raise RequestError(
             f"the cpu runtime has no GPU; leave {argument('device')} and {argument('n_gpu_layers')} out, or use the "
             "llamacpp runtime"

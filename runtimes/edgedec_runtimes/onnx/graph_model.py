@@ -36,6 +36,7 @@ class Opened:
         mapped: Where ONNX Runtime has mapped the weights' file: addresses and lengths.
         files: The weights' file, watched while it is mapped.
         head: The draft head that follows the texts of all sessions, or None.
+        kv_device: Where keys and values lie, by ONNX Runtime's name; None for the memory of the process.
     """
 
     ort: Any
@@ -44,6 +45,7 @@ class Opened:
     mapped: list[tuple[int, int]]
     files: MappedFiles
     head: HeadBeside | None = None
+    kv_device: str | None = None
 
     def close(self) -> None:
         """Close the file, and free the head; all sessions must be closed."""

@@ -22,6 +22,7 @@ _OLDEST = (1, 24)
 _NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # onnxruntime's own variable, which it reads when it is imported
 _FATAL = 4  # the only level that is logged: the reason of any other error is in the exception
 _NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "available memory")
+_NO_DEVICE = ("webgpu adapter", "no supported adapters", "device is lost", "device lost", "device_lost")
 _NO_OPERATOR = ("not implemented", "could not find an implementation", "no op registered", "is not a registered")
 
 
@@ -127,6 +128,11 @@ def translated(what: str) -> Iterator[None]:
         low = text.lower()
         if any(phrase in low for phrase in _NO_MEMORY) or isinstance(error, MemoryError):
             raise MemoryCapError(f"{what}: the system has no memory ({text}); close programs") from error
+        if any(phrase in low for phrase in _NO_DEVICE):
+            raise RuntimeUnavailableError(
+                f"{what}: the GPU or its driver can't be used ({text}); update the card's driver, or leave "
+                f"{argument('device')} out"
+            ) from error
         if any(phrase in low for phrase in _NO_OPERATOR):
             raise UnsupportedModelError(
                 f"{what}: this onnxruntime lacks an operator ({text}); update onnxruntime, or choose another device"

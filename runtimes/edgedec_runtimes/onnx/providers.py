@@ -25,12 +25,14 @@ class Provider:
         name: ONNX Runtime's name.
         package: The package that brings the provider.
         plug_in: The module of that package with `get_library_path()`; None for a provider that is built in.
+        memory: ONNX Runtime's name of the memory that keys and values lie in; None for that of the process.
     """
 
     device: str
     name: str
     package: str
     plug_in: str | None = None
+    memory: str | None = None
 
 
 PROVIDERS = {
@@ -40,6 +42,7 @@ PROVIDERS = {
         Provider("cuda", "CUDAExecutionProvider", "onnxruntime-gpu"),
         Provider("coreml", "CoreMLExecutionProvider", "onnxruntime (on macOS)"),
         Provider("openvino", "OpenVINOExecutionProvider", "onnxruntime-ep-openvino", "onnxruntime_ep_openvino"),
+        Provider("webgpu", "WebGpuExecutionProvider", "onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu", "webgpu"),
         Provider("qnn", "QNNExecutionProvider", "onnxruntime-qnn", "onnxruntime_qnn"),
     )
 }

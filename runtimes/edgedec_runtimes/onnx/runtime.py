@@ -86,8 +86,9 @@ class Onnx:
             terms = planned(export, options, n_ctx, n_rows, before, with_library=with_library)
             return (*terms, *of_head(n_ctx))
 
+        memory = None if export.kind == OPTIMUM else chosen.provider.memory
         files = MappedFiles([export.folder / DATA] if DATA in export.files else [], mapped)
-        opened = Opened(ort, graph, export, mapped, files, open_head(export, options, n_threads))
+        opened = Opened(ort, graph, export, mapped, files, open_head(export, options, n_threads), memory)
         if export.kind == OPTIMUM:
             contract = read_foreign(graph, export)
             return ForeignModel(opened, contract, tokenizer, card, terms, options.cache_dir)
@@ -117,6 +118,10 @@ def _check_options(export: Export, options: LoadOptions) -> None:
     if options.n_gpu_layers not in (None, 0, -1):
         raise RequestError(
             f"the onnx runtime has no layers on a GPU; leave {argument('n_gpu_layers')} out, and choose a device"
+        )
+    if options.device is not None and options.device.lower() == "gpu":
+        raise RequestError(
+            f"the onnx runtime wants a device's own name; the webgpu runtime takes {argument('device')} gpu"
         )
     read_options(NoOptions, options.runtime_options, "the onnx runtime")
     require_head(export, options)

@@ -42,35 +42,29 @@ class OnnxSession(MeasuredSession):
         self._binding: Any = binding
         self._inputs: dict[str, NDArray[Any]] = {}  # the arrays that are bound now
         self._outputs: Mapping[str, NDArray[Any]] = {}
-        for name, array in buffers.named():
-            bind_input(binding, f"past_{name}", array)
-        self._bind_caches()
+        buffers.bind(binding)
 
     def bound(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> Any:
         """Bind a run's inputs and outputs beside the buffers, and return the binding.
 
         Binding takes longer than copying a few numbers: a small input of the same shape as the last one is copied to
-        the array that is bound already.
+        the array that is bound already. On a GPU that would come too late, as binding copies an input to the GPU.
         """
         for name, array in inputs.items():
             place = self._inputs.get(name)
             fits = place is not None and place.shape == array.shape and array.nbytes <= _COPIED_BYTES
-            if place is not None and fits and place.flags.writeable:
+            if place is not None and fits and place.flags.writeable and self._buffers.device is None:
                 place[...] = array
             else:
                 self._inputs[name] = array
                 bind_input(self._binding, name, array)
         if self._outputs.keys() - outputs.keys():
             self._binding.clear_binding_outputs()
-            self._bind_caches()
+            self._buffers.bind(self._binding, outputs_only=True)
         for name, array in outputs.items():
             bind_output(self._binding, name, array)
         self._outputs = outputs
         return self._binding
-
-    def _bind_caches(self) -> None:
-        for name, array in self._buffers.named():
-            bind_output(self._binding, f"present_{name}", array)
 
     def _move(self, slots: NDArray[np.int32]) -> None:
         self._buffers.move(slots, self.n_cached)
@@ -81,17 +75,15 @@ class OnnxSession(MeasuredSession):
         """Return a second session with a copy of the cached prefix."""
         text = None if self.text is None else self.text.fork(self.n_cached)
         twin = open_session(self._model, self.n_ctx, text)
-        for mine, theirs in zip(self._buffers.parts(self.n_cached), twin._buffers.parts(self.n_cached), strict=True):
-            theirs[:] = mine
+        twin._buffers.write(self._buffers.read(self.n_cached))
         return twin
 
     def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
-        return *self._buffers.parts(n), self.state.written[:, :n]
+        return *self._buffers.read(n), self.state.written[:, :n]
 
     def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> NDArray[np.bool_]:
         *saved, written = arrays
-        for array, cached in zip(self._buffers.parts(n), saved, strict=True):
-            array[:] = cached
+        self._buffers.write(saved)
         return written
 
     def _free(self) -> None:
@@ -111,9 +103,10 @@ def open_session(model: MeasuredModel[Any, Any], n_ctx: int, text: TextBeside | 
         text: What a draft head knows of the text; None where no head follows it.
 
     Raises:
-        MemoryCapError: The system has no memory for the keys and values.
+        MemoryCapError: The system, or the device, has no memory for the keys and values.
     """
-    buffers = KVBuffers(model.handle.export, n_ctx)
-    session = OnnxSession(model, buffers, n_ctx, model.handle.graph.io_binding(), text)
+    opened = model.handle
+    buffers = KVBuffers(opened.ort, opened.export, n_ctx, opened.kv_device)
+    session = OnnxSession(model, buffers, n_ctx, opened.graph.io_binding(), text)
     model.adopt(session)
     return session

@@ -1,6 +1,7 @@
 """edgedec bench: what is run in which order, and what the command prints and refuses."""
 
 import json
+import re
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -285,6 +286,14 @@ def test_against_llamacpp(model: Path, prompts: Path) -> None:
 
 
 @pytest.mark.slow
+def test_against_our_own_runtime(model: Path, prompts: Path) -> None:
+    """What a GPU has to beat is measured in turns with it, with its drafts."""
+    args = ("bench", model, "--prompts", prompts, "-n", "6", "--threads", "1", "--runtime", "reference")
+    found = run_here(*args, "--against", "cpu")
+    assert re.search(r"^cpu: \d+\.\d tok/s$", found.text, re.MULTILINE)
+
+
+@pytest.mark.slow
 def test_ctrl_c_prints_what_was_measured(model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the first prompt ends with its figures, which say that they are not all, and exit code 130."""
     n_ways = 3  # with drafts, plainly, and plainly again
@@ -324,7 +333,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress]
         (("-t", "-1"), 40, "temperature"),
         (("--top-p", "2"), 40, "--top-p"),
         (("--per-task", "0"), 40, "--per-task is 0"),
-        (("--against", "gpt"), 40, "it must be llamacpp"),
+        (("--against", "gpt"), 40, "it must be llamacpp or cpu"),
         (("--prompt-cache", "x"), 40, "--prompt-cache"),
         (("--curve-out", "no/such/folder"), 60, "no directory"),
         (("--prompts", "missing"), 60, "can't be read"),

@@ -1,4 +1,4 @@
-"""edgedec cache: the tile files that the cpu runtime keeps between starts, and the environments of optimum."""
+"""edgedec cache: tile files that the cpu runtime keeps between starts, graphs for GPUs, environments of optimum."""
 
 import os
 import time
@@ -18,6 +18,7 @@ from edgedec_models.cache import list_models
 from edgedec_models.folders import cache_folder
 
 if TYPE_CHECKING:
+    from edgedec_export.cached import CachedGraph
     from edgedec_export.optimum.environment import Environment
     from edgedec_runtimes.cpu.tiles.listing import TileEntry
 
@@ -30,30 +31,38 @@ _STATES = {
 
 
 def list_files(*, as_json: AsJson = False) -> None:
-    """List the tile files with their sizes and models, the last used first, and the environments of optimum."""
+    """List the tile files with their sizes and models, the last used first, graphs, and environments of optimum."""
+    from edgedec_export.cached import list_graphs
     from edgedec_export.optimum.environment import list_environments
     from edgedec_runtimes.cpu.tiles.listing import list_tiles
 
     root, names = cache_folder(), _model_names()
-    entries, environments = list_tiles(root), list_environments(root)
+    entries, environments, graphs = list_tiles(root), list_environments(root), list_graphs(root)
     if as_json:
         found = [{"path": os.fspath(e.path), "size_bytes": e.n_bytes, "current": e.is_current} for e in environments]
-        write_json({"tiles": [_document(entry) for entry in entries], "environments": found})
+        made = [{"path": os.fspath(g.path), "size_bytes": g.n_bytes, "source": g.source} for g in graphs]
+        write_json({"tiles": [_document(entry) for entry in entries], "environments": found, "graphs": made})
         return
-    if not entries and not environments:
+    if not entries and not environments and not graphs:
         write_line("no tile files")
     for entry in entries:
         day = time.strftime("%Y-%m-%d", time.localtime(entry.last_used_s))
         write_line(f"{format_bytes(entry.n_bytes):>9}  {day}  {_tile_name(entry, names)}")
     for environment in environments:
         write_line(f"{format_bytes(environment.n_bytes):>9}  {_environment_name(environment)}")
+    for graph in graphs:
+        write_line(f"{format_bytes(graph.n_bytes):>9}  {_graph_name(graph)}")
 
 
 def prune(
     *,
     everything: Annotated[bool, tiles_option("--all", help="Delete all of them, current ones too.")] = False,
 ) -> None:
-    """Delete tile files whose model is gone or has changed, old environments of optimum, and unfinished files."""
+    """Delete tile files whose model is gone or has changed, old environments of optimum, and unfinished files.
+
+    Graphs for GPUs are deleted with --all alone; the next use of the GPU makes them again.
+    """
+    from edgedec_export.cached import list_graphs, remove_graph
     from edgedec_export.optimum.environment import list_environments, remove_environment
     from edgedec_runtimes.cpu.tiles.listing import prune_tiles
 
@@ -62,6 +71,9 @@ def prune(
     for environment in list_environments(root):
         if (everything or not environment.is_current) and remove_environment(environment):
             removed.append((environment.n_bytes, _environment_name(environment)))
+    for graph in list_graphs(root) if everything else ():
+        remove_graph(graph)
+        removed.append((graph.n_bytes, _graph_name(graph)))
     for n_bytes, name in removed:
         say(f"{format_bytes(n_bytes):>9}  {name}")
     say(f"{format_bytes(sum(n_bytes for n_bytes, _ in removed))} freed")
@@ -125,6 +137,10 @@ def _tile_name(entry: "TileEntry", names: Mapping[Path, str]) -> str:
 def _environment_name(environment: "Environment") -> str:
     state = "" if environment.is_current else " (of another release, or unfinished)"
     return f"optimum, for edgedec export --via optimum{state}"
+
+
+def _graph_name(graph: "CachedGraph") -> str:
+    return f"graph of {one_line(graph.source) or 'an unfinished export'}, for a GPU"
 
 
 def _document(entry: "TileEntry") -> dict[str, Any]:

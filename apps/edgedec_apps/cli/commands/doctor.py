@@ -22,7 +22,16 @@ from edgedec_runtimes.shared.processor import cpu_facts
 if TYPE_CHECKING:
     from edgedec.runtime import RuntimeReport
 _PACKAGES = (
-    *("numpy", "onnxruntime", "onnxruntime-qnn", "onnx", "llama-cpp-python", "gguf", "llguidance"),
+    *(
+        "numpy",
+        "onnxruntime",
+        "onnxruntime-ep-webgpu",
+        "onnxruntime-qnn",
+        "onnx",
+        "llama-cpp-python",
+        "gguf",
+        "llguidance",
+    ),
     *("starlette", "uvicorn", "huggingface_hub", "typer", "rich", "jinja2"),
 )
 _FEATURES = (

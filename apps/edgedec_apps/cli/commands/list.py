@@ -61,6 +61,8 @@ def command(
         write_line(f"\non the disk in all: {format_bytes(in_all)}")
     if limit is None and (n_bytes := sum(n for path, n in tiles.items() if path not in {m.path for m in models})):
         write_line(f"\ntiles of other models: {format_bytes(n_bytes)} (edgedec cache list shows them)")
+    if limit is None and (n_bytes := _graph_bytes()):
+        write_line(f"\ngraphs for GPUs: {format_bytes(n_bytes)} (edgedec cache list shows them)")
     if entries:
         write_line("\nto pull (memory: at least the weights; speed: what reading them allows here):")
         write_table([_HEADINGS, *(_entry_row(entry, expected) for entry, expected in entries)])
@@ -100,6 +102,14 @@ def _tiles() -> dict[Path, int]:
         for path in entry.models:
             tiles[path] = tiles.get(path, 0) + entry.n_bytes
     return tiles
+
+
+def _graph_bytes() -> int:
+    if not (cache_folder() / "graphs").is_dir():
+        return 0
+    from edgedec_export.cached import list_graphs  # here, as it imports numpy
+
+    return sum(graph.n_bytes for graph in list_graphs(cache_folder()))
 
 
 def _to_pull(here: set[str], limit: int | None) -> "list[tuple[Entry, Expectation]]":

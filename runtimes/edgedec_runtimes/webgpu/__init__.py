@@ -1,0 +1,1 @@
+"""The webgpu runtime: exported graphs on any GPU, in a process of their own."""
