@@ -380,6 +380,11 @@ class BatchedSession(OuterSession):
         before.close()
         return True
 
+    def recall(self, token_ids: Sequence[int], n_held: int) -> int:
+        """Let the session inside take back what it has of a prompt."""
+        self.n_valid = n = self.inner.recall(token_ids, n_held)
+        return n
+
     def save(self) -> bytes:
         """Serialize the cached KV."""
         if self.n_valid is not None and self.inner.n_cached > self.n_valid > 0:

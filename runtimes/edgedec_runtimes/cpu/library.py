@@ -14,7 +14,7 @@ from typing import Any
 from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableError, SessionError, StorageError
 from edgedec.plugins import DISTRIBUTION
 
-ABI_VERSION = 28
+ABI_VERSION = 29
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -202,6 +202,13 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_session_save_vectors": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
     "ec_session_load_vectors": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
     "ec_session_load": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
+    "ec_session_state_bytes": (c_uint64, (c_void_p, c_int32)),
+    "ec_session_save_state": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_uint64)),
+    "ec_session_load_state": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
+    "ec_session_page_bytes": (c_uint64, (c_void_p,)),
+    "ec_session_save_pages": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_uint64)),
+    "ec_session_load_pages": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_uint64)),
+    "ec_sum": (c_uint64, (c_void_p, c_uint64)),
     "ec_session_adapt": (c_int32, (c_void_p, c_void_p, c_int32)),
     "ec_session_close": (None, (c_void_p,)),
     "ec_forward": (c_int32, (c_void_p, POINTER(Item), c_int32, c_void_p, c_void_p, c_void_p)),

@@ -1,4 +1,4 @@
-"""edgedec cache: the tile files that the cpu runtime keeps between starts, and the environments of optimum."""
+"""edgedec cache: tile files and prompts that the cpu runtime keeps between starts, and environments of optimum."""
 
 import os
 import time
@@ -30,38 +30,47 @@ _STATES = {
 
 
 def list_files(*, as_json: AsJson = False) -> None:
-    """List the tile files with their sizes and models, the last used first, and the environments of optimum."""
+    """List the tile files with their sizes and models, the last used first, prompts that were read, and optimum."""
     from edgedec_export.optimum.environment import list_environments
     from edgedec_runtimes.cpu.tiles.listing import list_tiles
+    from edgedec_runtimes.shared.block_files import FOLDER, list_folders
 
     root, names = cache_folder(), _model_names()
-    entries, environments = list_tiles(root), list_environments(root)
+    entries, environments, prompts = list_tiles(root), list_environments(root), list_folders(root / FOLDER)
     if as_json:
         found = [{"path": os.fspath(e.path), "size_bytes": e.n_bytes, "current": e.is_current} for e in environments]
-        write_json({"tiles": [_document(entry) for entry in entries], "environments": found})
+        kept = [{"name": each.name, "size_bytes": each.n_bytes, "last_used_s": each.last_used_s} for each in prompts]
+        write_json({"tiles": [_document(entry) for entry in entries], "environments": found, "prompts": kept})
         return
-    if not entries and not environments:
+    if not entries and not environments and not prompts:
         write_line("no tile files")
     for entry in entries:
         day = time.strftime("%Y-%m-%d", time.localtime(entry.last_used_s))
         write_line(f"{format_bytes(entry.n_bytes):>9}  {day}  {_tile_name(entry, names)}")
+    for each in prompts:
+        day = time.strftime("%Y-%m-%d", time.localtime(each.last_used_s))
+        write_line(f"{format_bytes(each.n_bytes):>9}  {day}  {_prompts_name(each.name)}")
     for environment in environments:
         write_line(f"{format_bytes(environment.n_bytes):>9}  {_environment_name(environment)}")
 
 
 def prune(
     *,
-    everything: Annotated[bool, tiles_option("--all", help="Delete all of them, current ones too.")] = False,
+    everything: Annotated[bool, tiles_option("--all", help="Delete all of them, and all prompts.")] = False,
 ) -> None:
     """Delete tile files whose model is gone or has changed, old environments of optimum, and unfinished files."""
     from edgedec_export.optimum.environment import list_environments, remove_environment
     from edgedec_runtimes.cpu.tiles.listing import prune_tiles
+    from edgedec_runtimes.shared.block_files import FOLDER, delete_folder, list_folders
 
     root, names = cache_folder(), _model_names()
     removed = [(entry.n_bytes, _tile_name(entry, names)) for entry in prune_tiles(root, everything=everything)]
     for environment in list_environments(root):
         if (everything or not environment.is_current) and remove_environment(environment):
             removed.append((environment.n_bytes, _environment_name(environment)))
+    for each in list_folders(root / FOLDER) if everything else ():
+        delete_folder(root / FOLDER, each.name)
+        removed.append((each.n_bytes, _prompts_name(each.name)))
     for n_bytes, name in removed:
         say(f"{format_bytes(n_bytes):>9}  {name}")
     say(f"{format_bytes(sum(n_bytes for n_bytes, _ in removed))} freed")
@@ -120,6 +129,10 @@ def _tile_name(entry: "TileEntry", names: Mapping[Path, str]) -> str:
     if not found:
         found = "a model that is being rearranged" if entry.state == "unfinished" else "an unknown model"
     return found if entry.state == "current" else f"{found} ({_STATES[entry.state]})"
+
+
+def _prompts_name(folder: str) -> str:
+    return f"prompts that {one_line(folder.rpartition('-')[0])} has read"
 
 
 def _environment_name(environment: "Environment") -> str:

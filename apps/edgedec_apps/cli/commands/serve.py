@@ -299,14 +299,13 @@ def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener
             say(f"edgedec: {sentence}")
 
     options_of = partial(
-        engine_options, n_parallel=settings.n_parallel, n_texts=flags.texts, grammars=serves_grammars()
+        engine_options, n_parallel=settings.n_parallel, n_texts=flags.texts, grammars=serves_grammars(), keeps_prompts=True
     )
     return Opener(
         named=[named.recipe.model for named in Names(settings).served],
         options=options_of(load),
         others=options_of(replace(load, **_ON_DEMAND)),
         request_bytes=settings.room_bytes,
-        prompt_cache=load.prompt_cache,
         showing=showing,
         tell=tell,
     )
