@@ -333,10 +333,7 @@ class Session(Protocol):
         """Open a second session that shares this one's cached prefix (CapabilityError where that can't be done)."""
 
     def recall(self, token_ids: Sequence[int], n_held: int) -> int:
-        """Take back what the runtime keeps of a prompt whose first `n_held` tokens are cached; return how many are then.
-
-        They have the bits of reading. The last token is never among them, and where it fails, there may be fewer.
-        """
+        """Take back what is kept of a prompt beyond `n_held` tokens, with the bits of reading; return n_cached then."""
         return n_held
 
     def save(self) -> bytes:

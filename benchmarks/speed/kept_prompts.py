@@ -33,7 +33,7 @@ def ask(model: str, n_tokens: int, seed: int, cache: str, first: int, size: str 
         ids = np.random.default_rng(seed).integers(1000, 30000, n_tokens).tolist()
         found = []
         for number in (first, 1 - first):
-            prompt = [*ids, *engine.tokenizer.encode(_QUESTIONS[number], add_bos=False)]
+            prompt = [*ids, *engine.tokenizer.encode(_QUESTIONS[number], add_special=False)]
             begun, first_s, answer = time.perf_counter(), 0.0, []
             with engine.stream(tuple(prompt), max_tokens=16, temperature=0.0, ignore_end=True) as stream:
                 for token in stream:

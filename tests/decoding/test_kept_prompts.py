@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -75,11 +74,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def of_llama(llama: Path, tmp_path: Path) -> Iterator[dict[tuple[int, ...], tuple[int, ...]]]:
-    """The texts of the llama without anything kept; its prompts are kept in tmp_path then."""
+def of_llama(llama: Path, tmp_path: Path) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """The texts of the llama without anything kept."""
     with load(llama, tmp_path / "none", prompt_cache=None) as engine:
-        found = dict(zip((FIRST, SECOND, OTHER), texts(engine, FIRST, SECOND, OTHER), strict=True))
-    yield found
+        return dict(zip((FIRST, SECOND, OTHER), texts(engine, FIRST, SECOND, OTHER), strict=True))
 
 
 def test_another_process_begins_with_what_was_read(path: Path, plain: dict[Any, Any], tmp_path: Path) -> None:
@@ -210,11 +208,10 @@ def test_cancelled_while_reading(llama: Path, of_llama: dict[Any, Any], tmp_path
 
 def test_a_text_of_other_forwards_is_not_kept(llama: Path, of_llama: dict[Any, Any], tmp_path: Path) -> None:
     """Forwards of one's own on a session that has read a prompt write nothing under the prompt's addresses."""
-    with load(llama, tmp_path) as engine:
-        with engine.prompt_read(FIRST[:300]) as read:
-            wrong = np.array(FIRST[:600][::-1], np.int32)
-            read.slot.session.forward(wrong, n_past=0)
-            read.slot.session.forward(wrong, n_past=300)
+    with load(llama, tmp_path) as engine, engine.prompt_read(FIRST[:300]) as read:
+        wrong = np.array(FIRST[:600][::-1], np.int32)
+        read.slot.session.forward(wrong, n_past=0)
+        read.slot.session.forward(wrong, n_past=300)
     with load(llama, tmp_path) as engine:
         assert texts(engine, FIRST) == [of_llama[FIRST]]
 

@@ -230,7 +230,7 @@ def test_kept_prompts_are_given_up_before_drafts(choice: Choice) -> None:
     wishes = replace(WISHES, options=replace(WISHES.options, prompt_cache_bytes=10**9))
     assert planned(choice, 2000, wishes).setting.options.prompt_cache_bytes == 10**9
     tight = planned(choice, 600, wishes)
-    assert list(tight.plan.given_up)[0] == "no prompts kept on the disk"
+    assert next(iter(tight.plan.given_up)) == "no prompts kept on the disk"
     assert tight.setting.options.prompt_cache_bytes == 0
 
 

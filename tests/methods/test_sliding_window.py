@@ -11,9 +11,7 @@ from support.decoding.stopped import Stopped
 from support.models.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.api.load import open_choice
-from edgedec.api.options import Application, EngineOptions, Lossy
-from edgedec.api.wishes import choose
+from edgedec.api.options import Lossy
 from edgedec.errors import (
     CapabilityError,
     ContextFullError,

@@ -16,7 +16,7 @@ from support.processes.command_line import run_here
 
 import edgedec
 from edgedec.api.load import open_choice
-from edgedec.api.options import Application, EngineOptions, Lossy
+from edgedec.api.options import EngineOptions, Lossy
 from edgedec.api.wishes import choose
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar

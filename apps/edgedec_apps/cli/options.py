@@ -326,8 +326,8 @@ class LoadFlags:
         str | None,
         model_option(
             "--prompt-cache",
-            help="Most of the disk for prompts that were read, of all models, so that none is read twice (cpu runtime); "
-            "off: none. By default 2GB in run, chat and serve.",
+            help="Most of the disk for prompts that were read, so that none is read twice (cpu runtime); off: none. "
+            "By default 2GB in run, chat and serve.",
             metavar="SIZE",
         ),
     ] = None

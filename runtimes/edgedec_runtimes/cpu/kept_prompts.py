@@ -148,10 +148,13 @@ class KeptPrompts:
         """
         session: CpuSession = item.session
         reading = self._readings.get(session)
-        if reading is None or item.n_past + begin >= len(reading.ids):
+        if reading is None:
             return
-        if item.parents is not None or not reading.is_read_by(item, begin, end):
-            del self._readings[session]  # it is another text
+        if item.n_past + begin < len(reading.ids):
+            if item.parents is not None or not reading.is_read_by(item, begin, end):
+                del self._readings[session]  # it is another text
+                return
+        elif reading.n_kept == len(reading.names):
             return
         with suppress(EdgedecError, MemoryError):  # the weights are damaged, which the next forward says
             self._write(session, reading)

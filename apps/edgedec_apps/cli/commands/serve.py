@@ -299,7 +299,11 @@ def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener
             say(f"edgedec: {sentence}")
 
     options_of = partial(
-        engine_options, n_parallel=settings.n_parallel, n_texts=flags.texts, grammars=serves_grammars(), keeps_prompts=True
+        engine_options,
+        n_parallel=settings.n_parallel,
+        n_texts=flags.texts,
+        grammars=serves_grammars(),
+        keeps_prompts=True,
     )
     return Opener(
         named=[named.recipe.model for named in Names(settings).served],

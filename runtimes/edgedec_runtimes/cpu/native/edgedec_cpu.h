@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 29
+#define EC_ABI_VERSION 28
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -363,20 +363,6 @@ EC_API uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_toke
 EC_API int32_t ec_session_save(ec_session *session, int32_t n_tokens, const int32_t *places, void *target,
                                uint64_t n_bytes);
 EC_API int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
-/* What ec_session_save writes behind keys and values, by itself: what else the session needs of the first n_tokens. */
-EC_API uint64_t ec_session_state_bytes(const ec_session *session, int32_t n_tokens);
-EC_API int32_t ec_session_save_state(ec_session *session, int32_t n_tokens, const int32_t *places, void *target,
-                                     uint64_t n_bytes);
-EC_API int32_t ec_session_load_state(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
-/* Copy the keys and values of the slots [begin, end) in whole pages of 64, as they lie in memory, which does not depend
- * on how many slots there are. */
-EC_API uint64_t ec_session_page_bytes(const ec_session *session);
-EC_API int32_t ec_session_save_pages(const ec_session *session, int32_t begin, int32_t end, void *target,
-                                     uint64_t n_bytes);
-EC_API int32_t ec_session_load_pages(ec_session *session, int32_t begin, int32_t end, const void *source,
-                                     uint64_t n_bytes);
-/* Return a number that another one of so many bytes has by chance once in 2^64: against damage, not against forgers. */
-EC_API uint64_t ec_sum(const void *data, uint64_t n_bytes);
 /* Set what the session multiplies each adapter's part by: n numbers, by adapter; 0 leaves an adapter out. The rows that
  * the session holds belong to the numbers before, so that the next forward begins with n_past 0. Forks have the same. */
 EC_API int32_t ec_session_adapt(ec_session *session, const float *scales, int32_t n);

@@ -1,6 +1,5 @@
 """Several models on one server: loaded on demand, unloaded for others, and never under a request."""
 
-import os
 import socket
 import threading
 import time
