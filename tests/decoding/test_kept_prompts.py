@@ -22,11 +22,11 @@ from edgedec_runtimes.shared import block_files
 
 pytestmark = pytest.mark.slow
 BLOCK = 256
-N_CTX = 1400
+N_CTX = 800
 WISH: dict[str, Any] = {"max_tokens": 12, "ignore_end": True, "temperature": 0.9, "seed": 4}
-DOCUMENT = tuple(int(token_id) for token_id in np.random.default_rng(7).integers(3, 200, 1100))
+DOCUMENT = tuple(int(token_id) for token_id in np.random.default_rng(7).integers(3, 200, 600))
 FIRST, SECOND = (*DOCUMENT, 70, 71, 72), (*DOCUMENT, 80, 81)
-OTHER = (*DOCUMENT[:600], *DOCUMENT[:300])  # shares two blocks, and a part of a third
+OTHER = (*DOCUMENT[:300], *DOCUMENT[:300])  # shares a block, and a part of another one
 KINDS = ("llama", "qwen35", "lfm2", "mamba2", "falcon-h1", "gemma3")
 
 
@@ -91,18 +91,17 @@ def test_another_process_begins_with_what_was_read(path: Path, plain: dict[Any, 
         with load(path, tmp_path) as engine:
             result = engine.generate(prompt, **WISH)
         assert result.token_ids == plain[prompt]
-        n_reused = result.stats.n_reused_tokens
-        assert n_reused == (4 if prompt is SECOND else 3) * BLOCK
-        assert f"{n_reused:,} tokens of the prompt came from the prompt cache on the disk" in result.stats.explanation
+        assert result.stats.n_reused_tokens == 2 * BLOCK
+        assert "512 tokens of the prompt came from the prompt cache on the disk" in result.stats.explanation
 
 
 def test_what_two_contexts_and_threads_keep_is_one(llama: Path, of_llama: dict[Any, Any], tmp_path: Path) -> None:
     """The layout depends on neither; a prompt of the other length finds the blocks."""
     with load(llama, tmp_path) as engine:
         texts(engine, FIRST)
-    with load(llama, tmp_path, n_ctx=4000, n_threads=2) as engine:
+    with load(llama, tmp_path, n_ctx=2000, n_threads=2) as engine:
         result = engine.generate(SECOND, **WISH)
-    assert (result.token_ids, result.stats.n_reused_tokens) == (of_llama[SECOND], 4 * BLOCK)
+    assert (result.token_ids, result.stats.n_reused_tokens) == (of_llama[SECOND], 2 * BLOCK)
 
 
 @pytest.mark.parametrize("draft", ["suffix", "suffix+recycling", "skip"])
@@ -125,7 +124,7 @@ def test_joint_requests_and_several_texts(path: Path, plain: dict[Any, Any], tmp
     with load(path, tmp_path, n_texts=2) as engine:
         found = engine.samples(SECOND, 2, **WISH)
         assert found[0].token_ids == plain[SECOND]
-        assert found[0].stats.n_reused_tokens == 4 * BLOCK
+        assert found[0].stats.n_reused_tokens == 2 * BLOCK
 
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0", "gear"])
@@ -140,7 +139,7 @@ def test_kv_types_are_apart(tmp_path: Path, tmp_path_factory: pytest.TempPathFac
         (text,) = texts(engine, SECOND)
     with load(model, cache, kv_type=kv_type) as engine:
         result = engine.generate(SECOND, **WISH)
-    assert (result.token_ids, result.stats.n_reused_tokens) == (text, 4 * BLOCK)
+    assert (result.token_ids, result.stats.n_reused_tokens) == (text, 2 * BLOCK)
 
 
 def test_adapters_are_apart(tmp_path: Path) -> None:
@@ -154,8 +153,8 @@ def test_adapters_are_apart(tmp_path: Path) -> None:
                 with load(base, cache, lora=[adapter], prompt_cache=keeps) as engine:
                     result = engine.generate(FIRST, lora=[scale], **WISH)
                 assert found.setdefault(scale, result.token_ids) == result.token_ids
-                assert result.stats.n_reused_tokens in ((0, 4 * BLOCK) if keeps else (0,))
-    assert len(files(cache)) == 3 * 4
+                assert result.stats.n_reused_tokens in ((0, 2 * BLOCK) if keeps else (0,))
+    assert len(files(cache)) == 3 * 2
 
 
 def test_what_the_cap_evicts_is_read(llama: Path, of_llama: dict[Any, Any], tmp_path: Path) -> None:
@@ -178,7 +177,9 @@ def test_damage_is_read_anew(path: Path, plain: dict[Any, Any], tmp_path: Path) 
         file.write_bytes(before[:-5] + bytes([before[-5] ^ 4]) + before[-4:])
         with load(path, tmp_path) as engine:
             assert texts(engine, SECOND) == [plain[SECOND]]
-        assert not file.exists() or file.read_bytes() == before
+        with load(path, tmp_path) as engine:
+            assert reused(engine, SECOND) == 2 * BLOCK
+        assert file.read_bytes() == before
 
 
 def test_a_full_disk_is_said_once(llama: Path, of_llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,11 +190,11 @@ def test_a_full_disk_is_said_once(llama: Path, of_llama: Any, tmp_path: Path, mo
 
     monkeypatch.setattr(block_files, "write_atomically", refuse)
     with load(llama, tmp_path) as engine:
-        assert texts(engine, FIRST) == [of_llama[FIRST]]
-        engine.model.kept.files.close()  # type: ignore[attr-defined]
-        result = engine.generate(SECOND, **WISH)
-    assert result.token_ids == of_llama[SECOND]
-    assert any("No space left on device" in sentence for sentence in result.stats.explanation)
+        said: list[str] = []
+        while not said:  # the writing is another thread's
+            result = engine.generate(FIRST, **WISH)
+            assert result.token_ids == of_llama[FIRST]
+            said = [sentence for sentence in result.stats.explanation if "No space left on device" in sentence]
 
 
 def test_cancelled_while_reading(llama: Path, of_llama: dict[Any, Any], tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_a_text_of_other_forwards_is_not_kept(llama: Path, of_llama: dict[Any, A
     with load(llama, tmp_path) as engine, engine.prompt_read(FIRST[:300]) as read:
         wrong = np.array(FIRST[:600][::-1], np.int32)
         read.slot.session.forward(wrong, n_past=0)
-        read.slot.session.forward(wrong, n_past=300)
+        read.slot.session.forward(wrong[:300], n_past=300)
     with load(llama, tmp_path) as engine:
         assert texts(engine, FIRST) == [of_llama[FIRST]]
 
@@ -228,7 +229,7 @@ def test_a_sliding_context_and_short_prompts_keep_nothing(llama: Path, tmp_path:
     assert files(tmp_path) == []
     with load(llama, tmp_path, draft="model", draft_model=llama) as engine:
         texts(engine, FIRST)
-    assert len(files(tmp_path)) == 4
+    assert len(files(tmp_path)) == 2
     with pytest.raises(RequestError, match="no size"):
         load(llama, tmp_path, prompt_cache="much")
 
@@ -236,7 +237,7 @@ def test_a_sliding_context_and_short_prompts_keep_nothing(llama: Path, tmp_path:
 def test_a_conversation_is_kept_with_its_answers(llama: Path, tmp_path: Path) -> None:
     """The answer's tokens are kept once the next message has them in its prompt."""
     with load(llama, tmp_path) as engine:
-        answer = engine.generate(FIRST, **WISH | {"max_tokens": 250}).token_ids
+        answer = engine.generate(FIRST, **WISH | {"max_tokens": 170}).token_ids
         turn = (*FIRST, *answer, 90, 91)
         (text,) = texts(engine, turn)
     with load(llama, tmp_path) as engine:

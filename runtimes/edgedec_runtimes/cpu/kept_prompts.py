@@ -119,6 +119,8 @@ class KeptPrompts:
         if n * BLOCK_TOKENS - n_held >= _LEAST_GAIN:
             n_before, n_held = n_held, self._load(session, reading, n_held, n, has_state=has_state)
             reading.n_loaded = max(n_held - n_before, 0)
+            if n_held < n * BLOCK_TOKENS:  # a file was damaged, or is gone by now
+                reading.n_kept = n_held // BLOCK_TOKENS
         files.use([f"{name}.{kind}" for name in names[:n] for kind in ("kv", "state")[: 1 + has_state]], time.time())
         self._readings[session] = reading
         return n_held
