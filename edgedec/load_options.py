@@ -53,6 +53,7 @@ class LoadOptions:
         planning_bytes: Most bytes that making the memory plan may take for a while, or None; a runtime that would take
             more returns only the terms that it knows without (MemoryTerm.partial).
         draft_head: A trained draft head that follows each session's text, or None.
+        prompt_cache_bytes: Most bytes of the disk, in `cache_dir`, that the prompts of all models take; 0 keeps none.
         adapters: Low-rank adapters of the model, each a GGUF or a folder of PEFT with the scale that texts begin with.
         n_gpu_layers: Layers on the GPU; 0 for none, None for the runtime's default, -1 for all.
         device: Name of the device (`edgedec doctor` lists the names), or None.
@@ -75,6 +76,7 @@ class LoadOptions:
     resident_bytes: int | None = None
     planning_bytes: int | None = None
     draft_head: Path | None = None
+    prompt_cache_bytes: int = 0
     adapters: tuple[tuple[Path, float], ...] = ()
     n_gpu_layers: int | None = None
     device: str | None = None

@@ -308,9 +308,9 @@ class Session(Protocol):
     def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Return whether `n_rows` rows of a forward at `n_past`, and steps after them, have the bits of single steps.
 
-        A runtime that has to measure this measures it here, once for contexts of about this length, with forwards of
-        its own at `n_past` (raises what they raise). With `measure` False it evaluates nothing: what is not known yet
-        is False. By default it is what exact_rows() says.
+        A runtime that has to measure this does so here, once for contexts of about this length, with forwards of its
+        own at `n_past` (raises what they raise). With `measure` False, what is not known yet is False. By default it
+        is what exact_rows() says.
         """
         return n_rows <= (self.exact_rows(n_past) or 1)
 
@@ -331,6 +331,10 @@ class Session(Protocol):
 
     def fork(self) -> "Session":
         """Open a second session that shares this one's cached prefix (CapabilityError where that can't be done)."""
+
+    def recall(self, token_ids: Sequence[int], n_held: int) -> int:
+        """Take back what is kept of a prompt beyond `n_held` tokens, with the bits of reading; return n_cached then."""
+        return n_held
 
     def save(self) -> bytes:
         """Return the cached KV as bytes, which only the same model, runtime version and options can load."""

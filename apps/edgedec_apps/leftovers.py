@@ -19,6 +19,7 @@ MODEL, HEADS = "model", "draft heads"
 
 _IN_CACHE = {
     "tiles": "tiles, which make starts fast",
+    "prompts": "prompts that were read",
     "heads": HEADS,
     "learned": "what was learned from your files",
     "probes": "measurements of this machine",

@@ -60,6 +60,7 @@ def load(
     n_texts: int = 1,
     n_threads: int | None = None,
     kv_type: str = "f16",
+    prompt_cache: int | str | None = None,
     n_gpu_layers: int | None = None,
     device: str | None = None,
     runtime_options: Mapping[str, object] | None = None,

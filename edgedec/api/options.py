@@ -158,6 +158,9 @@ class EngineOptions:
         n_threads: As in LoadOptions.
         kv_type: As in LoadOptions; or "auto", which takes f16, and a smaller type where memory is short. A smaller type
             may change the text.
+        prompt_cache: Most of the disk ("2GB", or bytes) that prompts take which were read, of all models together, so
+            that none is read twice, also in other processes; None keeps none. They lie in the cache, for their owner's
+            eyes only. Only the cpu runtime keeps them.
         n_gpu_layers: As in LoadOptions.
         device: As in LoadOptions.
         runtime_options: Options that only the runtime has, by their names (edgedec.load_options): the cpu runtime's
@@ -191,6 +194,7 @@ class EngineOptions:
     n_texts: int = 1
     n_threads: int | None = None
     kv_type: str = "f16"
+    prompt_cache: int | str | None = None
     n_gpu_layers: int | None = None
     device: str | None = None
     runtime_options: Mapping[str, object] | None = None
@@ -247,6 +251,7 @@ class EngineOptions:
             n_threads=self.n_threads,
             kv_type=self.kv_type,
             tiles_only=True,
+            prompt_cache_bytes=0 if self.prompt_cache is None or self.lossy.slide else parse_size(self.prompt_cache),
             adapters=tuple(map(self._adapter, self.lora)),
             planning_bytes=planning_bytes,
             n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,
@@ -266,14 +271,12 @@ class Application:
         base_bytes: Bytes that the process holds without a model (edgedec_apps.base_memory); `memory` is then for the
             whole process. None where `memory` is for edgedec's models only.
         store_bytes: Most bytes that each drafter keeps between requests.
-        prompt_cache: Whether the KV cache will be read from a file or saved to one.
         request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.
         earlier_peak_bytes: The most bytes that the process held before the model was looked at.
     """
 
     base_bytes: int | None = None
     store_bytes: int = STORE_BYTES
-    prompt_cache: bool = False
     request_bytes: int = 0
     earlier_peak_bytes: int = 0
 

@@ -124,18 +124,13 @@ def engine_wishes(
     Raises:
         EdgedecError: Options don't go together, a drafter or a model is not found, or `layer_skip` is refused.
     """
-    if options.lossy.slide and application.prompt_cache:
-        raise RequestError(
-            f"a context that slides can't be saved or restored; leave {argument('slide')} or "
-            f"{argument('prompt_cache')} out"
-        )
     load_options, embeds = options.load_options(planning_bytes), embeds_only(choice.path)
     if (elsewhere := machines_of(choice.runtime, load_options.runtime_options)) is not None:
         load_options = replace(load_options, machines=elsewhere.machines)
     companion, companion_path = companion_of(options.lossy.methods), None
     draft = None if embeds else options.draft
     if companion is not None and companion.model is not None:
-        _require_alone(companion.what, options, application)
+        _require_alone(companion.what, options)
         from edgedec.loading.second_model import pair_options
 
         draft, load_options = None, pair_options(load_options)
@@ -158,7 +153,6 @@ def engine_wishes(
         pinned,
         draft_model,
         application.store_bytes,
-        application.prompt_cache,
         GRAMMAR_BYTES if options.grammars and not embeds else 0,
         companion=companion_path,
         companion_role="" if companion is None else companion.role,
@@ -242,7 +236,7 @@ def _head(choice: Choice, draft: str | DrafterFactory | None, options: EngineOpt
     return usable_head(choice.path, kinds(choice.path), options.resolving.cache_dir)
 
 
-def _require_alone(what: str, options: EngineOptions, application: Application) -> None:
+def _require_alone(what: str, options: EngineOptions) -> None:
     """Raise RequestError if an option is given that a text of two models can't honour; `what` says what these are."""
     refused = {
         f"a draft model ({argument('draft_model')})": options.draft_model is not None,
@@ -252,7 +246,6 @@ def _require_alone(what: str, options: EngineOptions, application: Application) 
         f"a draft store ({argument('draft_store')})": options.drafting.store is not None,
         f"adapters ({argument('lora')})": bool(options.lora),
         f"a context that slides ({argument('slide')})": options.lossy.slide,
-        f"a prompt cache ({argument('prompt_cache')})": application.prompt_cache,
     }
     for option, is_given in refused.items():
         if is_given:

@@ -132,8 +132,10 @@ def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
         n = place.start if place.start < n < place.end else n  # a block is read again whole, or not at all
     if not capabilities.rollback and n != slot.session.n_cached:
         n = 0
-    text.n_cached = text.stats.n_reused_tokens = n
+    is_exact = n <= slot.n_exact
     slot.cached_ids, slot.n_exact = list(prompt[:n]), min(slot.n_exact, n)
+    text.n_cached = text.stats.n_reused_tokens = n = slot.session.recall(prompt, n)
+    slot.cached_ids, slot.n_exact = list(prompt[:n]), n if is_exact else min(slot.n_exact, n)
 
 
 def remember_cached(slot: SessionSlot, text: TextState) -> None:

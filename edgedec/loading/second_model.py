@@ -116,7 +116,7 @@ def open_companion(path: Path, target: Model, options: LoadOptions, method: Comp
 
 def pair_options(options: LoadOptions) -> LoadOptions:
     """Return the options for a target that writes with a companion: nothing is drafted, and requests take turns."""
-    return replace(options, max_rows=1, n_parallel=1, draft_head=None)
+    return replace(options, max_rows=1, n_parallel=1, draft_head=None, prompt_cache_bytes=0)
 
 
 def companion_options(options: LoadOptions) -> LoadOptions:
@@ -129,7 +129,7 @@ def _of_this_machine(options: LoadOptions) -> LoadOptions:
 
     A number of layers is then one of the target's, on all machines together, and says nothing of another model.
     """
-    options = replace(options, adapters=())
+    options = replace(options, adapters=(), prompt_cache_bytes=0)
     if not options.machines:
         return options
     counts = options.n_gpu_layers is not None and options.n_gpu_layers > 0

@@ -39,6 +39,7 @@ def rungs(wishes: Setting, runtime: object, *, with_devices: bool = False) -> Se
     lengths = _CONTEXTS if wishes.options.n_ctx is None else ()
     return (
         *(partial(_with_context, n_ctx) for n_ctx in lengths[:1]),
+        _without_kept_prompts,
         _without_pictures,
         *_cuts("grammars", "grammar_bytes", "grammars of at most {}", _GRAMMAR_BYTES),
         *(partial(_without_option, kind, one) for one in sacrifices if with_devices or not one.with_devices),
@@ -74,6 +75,12 @@ def _cut(kind: str, name: str, phrase: str, n_bytes: int, setting: Setting) -> S
         return setting
     fields: dict[str, Any] = {name: n_bytes}
     return setting.less(kind, phrase.format(format_bytes(n_bytes)), **fields)
+
+
+def _without_kept_prompts(setting: Setting) -> Setting:
+    if not setting.options.prompt_cache_bytes:
+        return setting
+    return setting.less("prompts", "no prompts kept on the disk", {"prompt_cache_bytes": 0})
 
 
 def _without_pictures(setting: Setting) -> Setting:

@@ -137,7 +137,7 @@ def _definite(wishes: Setting, choice: Choice, cap: Cap) -> Setting:
     """
     options, n_trained, n_ctx = with_kv_type(wishes.options), trained_context(choice.path), wishes.options.n_ctx
     if n_ctx is None:
-        n_copies = options.n_parallel + wishes.n_texts - 1 + 2 * wishes.prompt_cache
+        n_copies = options.n_parallel + wishes.n_texts - 1
         n_ctx = longest_context(choice.path, 0 if wishes.slides else _room_bytes(choice, wishes, cap), n_copies)
     if n_trained and embeds_only(choice.path):
         n_ctx = min(n_ctx, n_trained)

@@ -36,8 +36,6 @@ class Setting:
         pinned: Whether the drafters were asked for by name; they are not given up then.
         draft_model: The draft model's file, or None.
         store_bytes: Most bytes that each drafter with a store keeps between requests.
-        prompt_cache: Whether the KV cache is read from a file or saved to one. While that happens, memory holds the KV
-            cache a second time and the contents of the file besides.
         grammar_bytes: Most bytes that compiled grammars take, and that each text takes whose tokens a grammar limits;
             0 where no grammar is used. The first grammar also takes a second copy of the vocabulary.
         given_up: What was given up to fit: for each kind of sacrifice, the phrase that describes it.
@@ -62,7 +60,6 @@ class Setting:
     pinned: bool = False
     draft_model: Path | None = None
     store_bytes: int = STORE_BYTES
-    prompt_cache: bool = False
     grammar_bytes: int = 0
     given_up: Mapping[str, str] = field(default_factory=dict)
     companion: Path | None = None

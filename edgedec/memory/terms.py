@@ -133,7 +133,7 @@ def _drafter_terms(setting: Setting, n_ctx: int) -> Iterator[MemoryTerm]:
 def _request_terms(setting: Setting, terms: Sequence[MemoryTerm]) -> Iterator[MemoryTerm]:
     """Yield the terms of what texts and requests take beside the model, whose own terms are among `terms`."""
     n_parallel, n_more = setting.options.n_parallel, setting.n_texts - 1
-    kv_bytes, logit_bytes = (sum(t.n_bytes for t in terms if t.name == name) for name in ("KV cache", "logits"))
+    logit_bytes = sum(t.n_bytes for t in terms if t.name == "logits")
     if setting.grammar_bytes:
         detail = f"{format_bytes(setting.grammar_bytes)} to compile them, as much for each text that keeps to one"
         n_bytes = setting.grammar_bytes * (1 + n_parallel * setting.n_texts)
@@ -144,8 +144,6 @@ def _request_terms(setting: Setting, terms: Sequence[MemoryTerm]) -> Iterator[Me
         n_rows = ROWS_OF_TEXT * n_parallel * n_more * logit_bytes // setting.options.max_rows if device == HOST else 0
         detail = f"keys, values and two rows of logits of {n_more} more"
         yield MemoryTerm(TEXTS, n_more * n_held + n_page + n_rows, detail, grows=True, device=device)
-    if setting.prompt_cache:
-        yield MemoryTerm("prompt cache", 2 * kv_bytes, "while it is read or saved", grows=True)
     if n_parallel > 1:
         yield MemoryTerm("shared forwards", 2 * n_parallel * logit_bytes, "logits of parallel requests")
     if setting.request_bytes:

@@ -338,8 +338,7 @@ class BatchedSession(OuterSession):
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item, together with other sessions' items where they come at the same time."""
-        self.cancelled = False
-        n_end = item.n_past + item.n_rows
+        self.cancelled, n_end = False, item.n_past + item.n_rows
         if self._is_cut(item):
             while item.n_rows > (n_rows := self.model.piece_rows(self)):
                 piece, item = cut(item, n_rows)
@@ -379,6 +378,11 @@ class BatchedSession(OuterSession):
             self.inner, self.n_valid = fork, n_tokens
         before.close()
         return True
+
+    def recall(self, token_ids: Sequence[int], n_held: int) -> int:
+        """Let the session inside take back what is kept of a prompt."""
+        self.n_valid = n = self.inner.recall(token_ids, n_held)
+        return n
 
     def save(self) -> bytes:
         """Serialize the cached KV."""

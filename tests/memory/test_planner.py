@@ -225,11 +225,13 @@ def test_all_models_of_the_process_count_together(choice: Choice) -> None:
     assert "other models" not in {term.name for term in planned(choice, 900).plan.terms}
 
 
-def test_a_prompt_cache_counts_twice(choice: Choice) -> None:
-    """Its bytes, and the file's contents that they are a part of; it is not given up."""
-    wishes = replace(WISHES, prompt_cache=True)
-    terms = {term.name: term.n_bytes for term in planned(choice, 2000, wishes).plan.terms}
-    assert terms["prompt cache"] == 2 * terms["KV cache"] == 2 * 4096 * 40_000
+def test_kept_prompts_are_given_up_before_drafts(choice: Choice) -> None:
+    """Nothing is kept on the disk then."""
+    wishes = replace(WISHES, options=replace(WISHES.options, prompt_cache_bytes=10**9))
+    assert planned(choice, 2000, wishes).setting.options.prompt_cache_bytes == 10**9
+    tight = planned(choice, 600, wishes)
+    assert next(iter(tight.plan.given_up)) == "no prompts kept on the disk"
+    assert tight.setting.options.prompt_cache_bytes == 0
 
 
 def test_each_text_of_one_prompt_counts(choice: Choice) -> None:

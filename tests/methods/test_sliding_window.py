@@ -11,9 +11,7 @@ from support.decoding.stopped import Stopped
 from support.models.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.api.load import open_choice
-from edgedec.api.options import Application, EngineOptions, Lossy
-from edgedec.api.wishes import choose
+from edgedec.api.options import Lossy
 from edgedec.errors import (
     CapabilityError,
     ContextFullError,
@@ -153,9 +151,6 @@ def test_what_it_can_not_do_is_refused(model: Model, path: Path) -> None:
         session.forward(np.ones(1, np.int32), n_past=1)
     with pytest.raises(RequestError, match="at least 64"):
         SlidingSession(model.session(63))
-    choice = choose(path, "cpu", LoadOptions(n_ctx=N_CTX), measure=False)
-    with pytest.raises(RequestError, match="prompt_cache"):
-        open_choice(choice, EngineOptions(lossy=Lossy(slide=True)), Application(prompt_cache=True))
     with Reference().load(path, LoadOptions(n_ctx=N_CTX)) as chunked:
         if chunked.capabilities.prefill_chunk != 1:
             with pytest.raises(CapabilityError, match="slide"):

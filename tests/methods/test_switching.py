@@ -16,7 +16,7 @@ from support.processes.command_line import run_here
 
 import edgedec
 from edgedec.api.load import open_choice
-from edgedec.api.options import Application, EngineOptions, Lossy
+from edgedec.api.options import EngineOptions, Lossy
 from edgedec.api.wishes import choose
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
@@ -413,13 +413,11 @@ def test_what_does_not_go_together_is_refused(paths: tuple[Path, Path], options:
 
 
 def test_other_refusals(paths: tuple[Path, Path], models: Models, tmp_path: Path) -> None:
-    """A draft model, a prompt cache, another vocabulary, trees and layers, saving; half a pair on the command line."""
+    """A draft model, another vocabulary, trees and layers, saving; half a pair on the command line."""
     choice = choose(paths[LARGE], "cpu", LoadOptions(), measure=False)
     options = EngineOptions(n_ctx=64, lossy=switching(small_model=paths[SMALL], entropy=1.0))
     with pytest.raises(RequestError, match="draft_model"):
         open_choice(choice, replace(options, draft_model=paths[SMALL]))
-    with pytest.raises(RequestError, match="prompt_cache"):
-        open_choice(choice, options, Application(prompt_cache=True))
     other = tiny_llama(tmp_path / "other.gguf", n_vocab=300)
     with pytest.raises(UnsupportedModelError, match="its vocabulary of 300 tokens is not the large model's of 260"):
         edgedec.load(paths[LARGE], lossy=switching(small_model=other, entropy=1.0), runtime="cpu", offline=True)

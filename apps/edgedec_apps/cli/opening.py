@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from edgedec.api.engine import Engine
@@ -12,7 +10,7 @@ from edgedec.api.load import open_engine
 from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
 from edgedec.api.requests import require_rule
 from edgedec.drafter import STORE_BYTES
-from edgedec.errors import EdgedecError, ModelFormatError, OptionError
+from edgedec.errors import EdgedecError, OptionError
 from edgedec.memory.setting import Cap
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
@@ -32,6 +30,7 @@ from edgedec_apps.server.core.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 
 _RPC_WAIT_S = 120.0
+_PROMPT_CACHE = "2GB"  # of the disk, for commands that keep prompts
 _DRAFTING = {f"draft_{name}": name for name in ("overlap", "tree", "numerics", "store")}
 _LOSSY = ("slide", "layer_skip", "layer_skip_force")
 _SWITCHING = ("small_model", "entropy", "entropy_force")
@@ -48,6 +47,7 @@ def open_model(
     one_request: bool = False,
     n_texts: int = 1,
     grammars: bool = False,
+    keeps_prompts: bool = False,
 ) -> Engine:
     """Find a model, plan its memory and load it, with progress and warnings on standard error.
 
@@ -59,6 +59,7 @@ def open_model(
         one_request: Whether the engine will serve a single request, whose text the drafters need not keep for others.
         n_texts: Texts of one prompt that are written at the same time.
         grammars: Whether texts may keep to grammars, which takes memory.
+        keeps_prompts: Whether prompts are kept on the disk unless the flags say otherwise.
 
     Raises:
         EdgedecError: As edgedec.load.
@@ -67,11 +68,9 @@ def open_model(
         show_log()
     base = None if flags.memory is None else base_bytes()  # before the model's file is looked at
     with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
-        if flags.prompt_cache is not None:
-            from edgedec_apps.prompt_cache import require_prompt_cache
-
-            require_prompt_cache(flags.prompt_cache)
-        options = engine_options(flags, on_progress, cancel, n_texts=n_texts, grammars=grammars)
+        options = engine_options(
+            flags, on_progress, cancel, n_texts=n_texts, grammars=grammars, keeps_prompts=keeps_prompts
+        )
         application = application_of(flags, base, one_request=one_request)
         if (preset := preset_of(name)) is not None:
             name, options = preset.model, loading(preset, options)
@@ -95,6 +94,7 @@ def engine_options(
     n_parallel: int = 1,
     n_texts: int = 1,
     grammars: bool = False,
+    keeps_prompts: bool = False,
 ) -> EngineOptions:
     """Return the options of edgedec.load that the flags give; the chat template's file is read.
 
@@ -102,7 +102,7 @@ def engine_options(
         EdgedecError: An option is out of range, or the chat template can't be read.
     """
     given = {KEYWORDS.get(field.name, field.name): getattr(flags, field.name) for field in fields(flags)}
-    for name in (*_DRAFTING, *_LOSSY, *_SWITCHING, "prompt_cache"):
+    for name in (*_DRAFTING, *_LOSSY, *_SWITCHING):
         del given[name]
     switching = {name: value for name in _SWITCHING if (value := getattr(flags, name)) not in (None, False)}
     given["lossy"] = Lossy(
@@ -110,6 +110,8 @@ def engine_options(
     )
     drafting = {field: getattr(flags, name) for name, field in _DRAFTING.items()}
     given["drafting"] = DraftOptions(**drafting, max_rows=1 if flags.draft == "off" else None)
+    size = flags.prompt_cache or (_PROMPT_CACHE if keeps_prompts else "off")
+    given["prompt_cache"] = None if size == "off" else size
     given["runtime_options"] = _own_options(flags.runtime_option or [])
     given["projector"] = None if flags.mmproj == "off" else flags.mmproj
     given["chat_template"] = None if flags.chat_template is None else read_text(flags.chat_template)
@@ -143,7 +145,7 @@ def application_of(
         request_bytes: Bytes that a server keeps for requests.
     """
     store_bytes = ONE_REQUEST_BYTES if one_request and flags.draft_store is None else STORE_BYTES
-    return Application(base, store_bytes, flags.prompt_cache is not None, request_bytes)
+    return Application(base, store_bytes, request_bytes)
 
 
 def room_bytes_of(flags: LoadFlags) -> int:
@@ -164,23 +166,9 @@ def sampling_options(flags: SamplingFlags) -> dict[str, Any]:
     return options
 
 
-def restore_prompt_cache(engine: Engine, path: Path | None) -> None:
-    """Load the prompt cache where its file exists; a file that does not fit is reported, and replaced later."""
-    if path is None or not path.exists() or not path.stat().st_size:
-        return
+def save_draft_store(engine: Engine) -> None:
+    """Save the draft store; the answer is out already, so a failure is only reported."""
     try:
-        engine.load_prompt_cache(path)
-    except ModelFormatError as error:
-        say(f"edgedec: {in_options(error)}; going on without it")
-
-
-def store_prompt_cache(engine: Engine, path: Path | None) -> None:
-    """Save the prompt cache and the draft store; the answer is out already, so a failure is only reported."""
-    saves = [engine.save_draft_store]
-    if path is not None:
-        saves.append(partial(engine.save_prompt_cache, path))
-    for save in saves:
-        try:
-            save()
-        except EdgedecError as error:
-            say(f"edgedec: {in_options(error)}")
+        engine.save_draft_store()
+    except EdgedecError as error:
+        say(f"edgedec: {in_options(error)}")

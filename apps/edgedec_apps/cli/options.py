@@ -328,8 +328,13 @@ class LoadFlags:
         ),
     ] = None
     prompt_cache: Annotated[
-        Path | None,
-        model_option("--prompt-cache", help="File to load the KV cache from and to save it to.", metavar="FILE"),
+        str | None,
+        model_option(
+            "--prompt-cache",
+            help="Most of the disk for prompts that were read, so that none is read twice (cpu runtime); off: none. "
+            "By default 2GB in run, chat and serve.",
+            metavar="SIZE",
+        ),
     ] = None
     offline: Offline = False
 

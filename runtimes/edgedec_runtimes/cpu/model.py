@@ -3,7 +3,8 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +32,14 @@ from edgedec_runtimes.cpu.library import (
 )
 from edgedec_runtimes.cpu.logit_ops import NativeRowOps
 from edgedec_runtimes.cpu.session import CpuSession, opened
+from edgedec_runtimes.cpu.state_memory import BLOCK_TOKENS
 from edgedec_runtimes.cpu.tiles.cache import Tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import CheckedItem
+
+if TYPE_CHECKING:
+    from edgedec_runtimes.cpu.kept_prompts import KeptPrompts
 
 CAPABILITIES = Capabilities(
     rollback=True,
@@ -58,9 +63,13 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
     Attributes:
         tiles: The weights.
         adapters: What the native model borrows of its adapters.
+        keeping: Where prompts are kept on the disk: edgedec's cache, the model's name, most bytes; None for nowhere.
+        kept: Keeps prompts on the disk, once there was one that is long enough.
     """
 
     adapters = NO_ADAPTERS
+    keeping: tuple[Path, str, int] | None = None
+    kept: "KeptPrompts | None" = None
 
     def __init__(  # more than 7 parameters: one for each part that the runtime makes of a model
         self,
@@ -149,6 +158,22 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
                 session.be_followed(self._heads[0], self._ops)
             return session
 
+    def recall(self, session: CpuSession, token_ids: Sequence[int], n_held: int) -> int:
+        """Return how many tokens of a prompt a session holds, after it took what the disk has of it."""
+        if self.kept is None:
+            if self.keeping is None or len(token_ids) < BLOCK_TOKENS:
+                return n_held
+            from edgedec_runtimes.cpu.kept_prompts import kept_in  # most processes have no long prompt
+
+            self.kept = kept_in(*self.keeping, self.card.fingerprint, has_places=self.has_places)
+        return self.kept.begin(session, token_ids, n_held)
+
+    def close(self) -> None:
+        """Free the weights and every session, and wait for prompts that are being written."""
+        super().close()
+        if self.kept is not None and self.lock.is_ours:
+            self.kept.files.close()
+
     def follow_with(self, head: CpuDraftHead) -> None:
         """Have a draft head follow the text of every session that is opened from now on; the model closes the head."""
         self._heads.append(head)
@@ -160,7 +185,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         for item in checked:
             item.session.state.begin(item)
             n_total += item.n_rows
-        for pieces in _groups(checked, results):
+        for pieces in _groups(checked, results, self.kept):
             self._run_together(pieces, place)
             if on_progress is not None and n_total > KERNEL_ROWS:
                 n_done += sum(end - begin for _, _, _, begin, end in pieces)
@@ -213,6 +238,8 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
                 for tap, states in zip(item.taps, item.session.rows.tapped, strict=True):
                     result.hidden[tap][begin:end] = states
             item.session.state.advance(end - begin)
+            if self.kept is not None:
+                self.kept.note(item, begin, end)
 
     def _refuse(self, code: int) -> NoReturn:
         """Raise the error of a forward; an error of the weights is raised by every later use, too."""
@@ -225,21 +252,26 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         raise AssertionError("a forward that failed has an error")
 
 
-def _groups(checked: list[CheckedItem], results: list[Forward]) -> list[list[Piece]]:
+def _groups(checked: list[CheckedItem], results: list[Forward], kept: "KeptPrompts | None") -> list[list[Piece]]:
     """Cut items into forwards of at most KERNEL_ROWS rows: first the beginnings of long chains, then all ends.
 
     The rows of logits of a forward follow one another. So an end begins a new one where its beginning had some, too.
+    Where prompts are kept, a chain is also cut where its states are.
     """
-    if len(checked) == 1 and checked[0].n_rows <= KERNEL_ROWS:  # a step: nothing to cut or to join
+
+    def most(item: CheckedItem, begin: int) -> int:
+        return KERNEL_ROWS if kept is None else kept.n_rows_at(item, begin, KERNEL_ROWS)
+
+    if len(checked) == 1 and checked[0].n_rows <= most(checked[0], 0):  # a step: nothing to cut or to join
         return [[(checked[0], results[0], 0, 0, checked[0].n_rows)]]
     beginnings: list[list[Piece]] = []
     ends: list[list[Piece]] = [[]]
     n_last, first = 0, 0
     for item, result in zip(checked, results, strict=True):
         begin, n = 0, item.n_rows
-        while n - begin > KERNEL_ROWS:
-            beginnings.append([(item, result, first, begin, begin + KERNEL_ROWS)])
-            begin += KERNEL_ROWS
+        while n - begin > (n_rows := most(item, begin)):
+            beginnings.append([(item, result, first, begin, begin + n_rows)])
+            begin += n_rows
         if ends[-1] and (n_last + n - begin > KERNEL_ROWS or (begin and len(item.wanted) > 1)):
             ends.append([])
             n_last = 0

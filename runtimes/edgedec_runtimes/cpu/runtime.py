@@ -37,7 +37,7 @@ from edgedec_runtimes.cpu.library import (
 from edgedec_runtimes.cpu.model import CAPABILITIES, CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.options import CpuOptions, own
-from edgedec_runtimes.cpu.state_memory import scratch_floats, state_terms
+from edgedec_runtimes.cpu.state_memory import prompt_terms, scratch_floats, state_terms
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
@@ -136,6 +136,8 @@ class Cpu:
             model = CpuModel(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms, options.max_rows)
             model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)
+            if options.prompt_cache_bytes and options.cache_dir is not None:
+                model.keeping = (options.cache_dir, card.name or path.stem, options.prompt_cache_bytes)
             if head is not None:
                 model.follow_with(head)
             undo.pop_all()
@@ -230,6 +232,7 @@ def _terms(
             "KV cache", kv_bytes * options.n_parallel, f"{counted(n_ctx, 'token')} × {options.n_parallel}", grows=True
         ),
         *_column_terms(network, n_ctx, options.n_parallel),
+        *prompt_terms(network, options, n_ctx),
         *state_terms(network, options.n_parallel, n_rows),
         *adapter_terms(options, network),
         MemoryTerm("logits", n_rows * n.n_vocab * 4, counted(n_rows, "row")),

@@ -97,6 +97,7 @@ class CpuSession(OwnSession):
     """Implements edgedec.model.Session.
 
     Attributes:
+        handle: The native session; use it inside using().
         rows: The native description of its rows in a forward.
         family: The same object for a session and all forks of it.
     """
@@ -104,7 +105,7 @@ class CpuSession(OwnSession):
     def __init__(self, model: LibraryModel[Any, Any], handle: ctypes.c_void_p, n_ctx: int) -> None:
         """Take over a native session."""
         super().__init__(model, n_ctx)
-        self._handle = handle
+        self.handle = handle
         self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
         self._finalizer.atexit = False  # a daemon thread may be in a forward then
         self.rows = NativeRows(handle, model.card.n_embd)
@@ -112,30 +113,32 @@ class CpuSession(OwnSession):
 
     def be_followed(self, head: CpuDraftHead, ops: LogitOps, *, is_fork: bool = False) -> None:
         """Have a draft head follow the session's text; the native state of a fork is made already."""
-        self.follower = CpuDraftHeadState(head, self._handle, self.using, ops)
+        self.follower = CpuDraftHeadState(head, self.handle, self.using, ops)
         if not is_fork:
             self.follower.reset()
 
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
-        """Add to the explanation how many experts forwards went through and read, where the model has experts."""
+        """Add to the explanation what came from the disk, and how many experts forwards went through and read."""
+        if self._model.kept is not None:
+            stats.explanation += self._model.kept.described(self)
         with suppress(EdgedecError), self.using():  # of a closed session nothing is told
             stats.explanation += described(touched_experts(self._model.handle))
             stats.explanation += expert_reads(self._model.handle).described()
 
     def _adapt(self) -> None:
-        set_scales(self._handle, self._scales)
+        set_scales(self.handle, self._scales)
 
     def _move(self, slots: NDArray[np.int32]) -> None:
         if slots[-1] == self.n_cached + len(slots) - 1:  # they ascend, so each is in its place already
             return
-        check(native().ec_session_move(self._handle, address(slots), len(slots), self.n_cached), "keeping a path")
+        check(native().ec_session_move(self.handle, address(slots), len(slots), self.n_cached), "keeping a path")
 
     def _fork(self) -> "CpuSession":
         """Return a second session; the pages of the cached prefix are shared until one of the two writes there.
 
         Pages behind the prefix, which a longer text before has left, are freed.
         """
-        twin = opened(lambda to: native().ec_session_fork(self._handle, self.n_cached, to), "forking a session")
+        twin = opened(lambda to: native().ec_session_fork(self.handle, self.n_cached, to), "forking a session")
         session = CpuSession(self._model, twin, self.n_ctx)
         session.family = self.family
         if isinstance(self.follower, CpuDraftHeadState):
@@ -144,32 +147,32 @@ class CpuSession(OwnSession):
         return session
 
     def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
-        kv = np.empty(native().ec_session_saved_bytes(self._handle, n), np.uint8)
+        kv = np.empty(native().ec_session_saved_bytes(self.handle, n), np.uint8)
         places = None if self.state.places is None else address(self.state.places)
-        check(native().ec_session_save(self._handle, n, places, address(kv), len(kv)), "saving a session")
+        check(native().ec_session_save(self.handle, n, places, address(kv), len(kv)), "saving a session")
         return self.state.written[:, :n], kv
 
     def _layout(self, n: int) -> Sequence[tuple[Any, tuple[int, ...]]]:
-        return (np.bool_, (len(self.state.written), n)), (np.uint8, (native().ec_session_saved_bytes(self._handle, n),))
+        return (np.bool_, (len(self.state.written), n)), (np.uint8, (native().ec_session_saved_bytes(self.handle, n),))
 
     def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> NDArray[np.bool_]:
         written, kv = arrays
-        check(native().ec_session_load(self._handle, n, address(kv), len(kv)), "restoring a session")
+        check(native().ec_session_load(self.handle, n, address(kv), len(kv)), "restoring a session")
         return written
 
     def _beside(self, n: int) -> bytes:
         """Return the vectors that the session needs to go back, with their bytes before them, and what a head knows."""
-        vectors, of_head = np.empty(native().ec_session_vector_bytes(self._handle, n), np.uint8), super()._beside(n)
+        vectors, of_head = np.empty(native().ec_session_vector_bytes(self.handle, n), np.uint8), super()._beside(n)
         if not len(vectors) and not of_head:
             return b""
-        code = native().ec_session_save_vectors(self._handle, n, address(vectors), len(vectors))
+        code = native().ec_session_save_vectors(self.handle, n, address(vectors), len(vectors))
         check(code, "saving a session")
         return _LENGTH.pack(len(vectors)) + vectors.tobytes() + of_head
 
     def _take_beside(self, data: bytes, n: int) -> None:
         n_bytes = _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else 0
         vectors = np.frombuffer(data[_LENGTH.size :][:n_bytes], np.uint8)
-        if native().ec_session_load_vectors(self._handle, n, address(vectors), len(vectors)):
+        if native().ec_session_load_vectors(self.handle, n, address(vectors), len(vectors)):
             raise ModelFormatError(f"the saved state can't be used: {last_error()}; evaluate the tokens again")
         super()._take_beside(data[_LENGTH.size + n_bytes :], n)
 

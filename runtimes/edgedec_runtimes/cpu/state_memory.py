@@ -1,7 +1,9 @@
 """What layers with a recurrent state take of memory: the terms of a plan (native/forward/recurrent_state.h)."""
 
 from edgedec.errors import counted
+from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
+from edgedec_runtimes.cpu import kv_types
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.shared.hyperparameters import RECURRENT
 
@@ -10,6 +12,12 @@ LOGGED_ROWS = 32
 SPARE_ROWS = 8
 """Rows whose memory is kept when they are dropped."""
 MOST_CHECKPOINTS = 4
+BLOCK_TOKENS = 256
+"""Tokens of a block of a prompt on the disk."""
+PLACE_BYTES = 12
+"""Bytes of a token's place in such a block, in models that turn by pictures' rows and columns."""
+QUEUED = 2
+"""Most of their files that wait to be written."""
 _LANES = 32  # of a tile of a state
 
 
@@ -64,3 +72,13 @@ def state_terms(network: Network, n_parallel: int, n_rows: int) -> tuple[MemoryT
         ),
         MemoryTerm("checkpoints of states", of_checkpoints, f"{MOST_CHECKPOINTS} × {n_parallel}"),
     )
+
+
+def prompt_terms(network: Network, options: LoadOptions, n_ctx: int) -> tuple[MemoryTerm, ...]:
+    """Return the term of prompts' files: those that wait, one that is written, one that is read; none without them."""
+    if not options.prompt_cache_bytes or n_ctx < BLOCK_TOKENS:
+        return ()
+    token_bytes = kv_types.token_bytes(network, options.kv_type) + PLACE_BYTES
+    of_states = 2 * state_bytes(network) + kv_types.column_bytes(network, n_ctx)
+    n_bytes = (QUEUED + 2) * max(BLOCK_TOKENS * token_bytes, of_states)
+    return (MemoryTerm("prompt cache", n_bytes, "prompts on their way to the disk, and back", grows=True),)

@@ -119,6 +119,10 @@ class LibraryModel(Closeable, Generic[H, S]):
         """Evaluate one item."""
         raise NotImplementedError
 
+    def recall(self, session: S, token_ids: Sequence[int], n_held: int) -> int:
+        """Return how many tokens of a prompt a session holds, after it took what is kept elsewhere; here nothing is."""
+        return n_held
+
     def cancel(self, session: S) -> None:
         """Stop the forward that the session is in, from any thread; without one, nothing happens."""
         self.stop.cancel(session)

@@ -219,7 +219,16 @@ class OwnSession(Session):
 
     def _head(self, n_tokens: int) -> bytes:
         """Return what a saved state begins with: model and scales of adapters, and how many tokens follow."""
+        return _HEAD.pack(self.mark, n_tokens)
+
+    @property
+    def mark(self) -> bytes:
+        """What the keys and values of a text depend on: the model's fingerprint, and the scales of adapters."""
         mark = self._model.card.fingerprint.encode()
         if any(self._scales):
             mark = sha256(mark + np.array(self._scales, "<f4").tobytes()).hexdigest().encode()
-        return _HEAD.pack(mark, n_tokens)
+        return mark
+
+    def recall(self, token_ids: Sequence[int], n_held: int) -> int:
+        """Begin to read a prompt; see edgedec.model.Session."""
+        return self._model.recall(self, token_ids, n_held)

@@ -55,67 +55,36 @@ def test_a_device_is_written_to_and_stays_a_device(model: Path) -> None:
     assert FULL.is_char_device()
 
 
-@needs_full_device
-def test_a_device_is_no_prompt_cache(model: Path) -> None:
-    """--prompt-cache is a file to come back to: a device is refused before the work, and not replaced."""
-    run_here("run", model, "Hello", "--prompt-cache", FULL).failed(60, "/dev/full is no regular file")
-    assert FULL.is_char_device()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
 def test_without_space_the_old_files_stay(model: Path, folder: Path) -> None:
     """Where nothing can be written, the text comes out, the JSON file is a StorageError, and old files stay."""
-    file, cache = folder / "a.json", folder / "cache"
+    file, prompt = folder / "a.json", "x" * 600
     file.write_text("old")
-    cache.touch()
-    args = ("run", model, "Hello", *GREEDY, "--json-out", file, "--prompt-cache", cache)
+    args = ("run", model, prompt, *GREEDY, "--json-out", file)
     result = run_shell('ulimit -f 0; exec "$@"', *args)
-    assert (result.code, result.text) == (60, run_here("run", model, "Hello", *GREEDY).text)
-    of_cache, of_json = result.err.splitlines()
-    assert f"the prompt cache {cache} could not be written" in of_cache
-    assert f"{file} could not be written" in of_json
-    assert (file.read_text(), cache.read_bytes()) == ("old", b"")
-    assert names(folder) == ["a.json", "cache"]
-
-
-def test_a_prompt_cache_that_can_not_be_made_is_said(model: Path, folder: Path) -> None:
-    """The text is out by then: the exit code is 0, also where nothing can be deleted, as on a read-only file system."""
-    cache = folder / ("x" * 250)  # with the ending that it has at first the name is too long, for deleting it too
-    result = run_here("run", model, "Hello", *GREEDY, "--prompt-cache", cache)
-    assert (result.code, result.text) == (0, run_here("run", model, "Hello", *GREEDY).text)
-    assert result.err == f"edgedec: the prompt cache {cache} could not be written: File name too long\n"
+    assert (result.code, result.text) == (60, run_here("run", model, prompt, *GREEDY, "--prompt-cache", "off").text)
+    assert f"{file} could not be written" in result.err
+    assert file.read_text() == "old"
+    assert names(folder) == ["a.json"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["reference", "llamacpp"])
-def test_a_prompt_cache_is_made_and_reused(model: Path, folder: Path, runtime: str) -> None:
-    """The second run starts from the first one's KV, gives the same text, and leaves one file."""
+def test_prompts_are_kept_listed_and_deleted(model: Path) -> None:
+    """The second run begins with what the first one read, unless --prompt-cache is off."""
 
-    def n_reused_and_text() -> tuple[int, str]:
-        args = (*GREEDY, "--runtime", runtime, "--prompt-cache", folder / "cache", "--json")
-        result = run_here("run", model, "x" * 600, *args)
-        document = json.loads(result.out)
+    def n_reused_and_text(*args: str) -> tuple[int, str]:
+        document = json.loads(run_here("run", model, "x" * 600, *GREEDY, "--runtime", "cpu", "--json", *args).out)
         return document["stats"]["n_reused_tokens"], document["text"]
 
-    first, second = n_reused_and_text(), n_reused_and_text()
-    assert first[0] == 0
-    assert second[0] >= 512
-    assert second[1] == first[1]
-    assert names(folder) == ["cache"]
-
-
-def test_a_prompt_cache_that_does_not_fit_is_replaced(model: Path, plain_model: Path, folder: Path) -> None:
-    """The cache of another model is told and replaced; a foreign file is refused before the work, and stays."""
-    cache, notes = folder / "cache", folder / "notes.txt"
-    assert run_here("run", plain_model, "Hello", *GREEDY, "--prompt-cache", cache).code == 0
-    result = run_here("run", model, "Hello", *GREEDY, "--prompt-cache", cache)
-    assert result.code == 0
-    assert result.err.endswith("going on without it\n")
-    assert run_here("run", model, "Hello", *GREEDY, "--prompt-cache", cache).err == ""
-    notes.write_text("mine")
-    run_here("run", model, "Hello", "--prompt-cache", notes).failed(60, "notes.txt exists and is no prompt cache")
-    assert notes.read_text() == "mine"
+    (n_first, text), second = n_reused_and_text(), n_reused_and_text()
+    assert (n_first, second) == (0, (512, text))
+    assert n_reused_and_text("--prompt-cache", "off") == (0, text)
+    (kept,) = json.loads(run_here("cache", "list", "--json").out)["prompts"]
+    assert f"prompts that {kept['name'].rpartition('-')[0]} has read\n" in run_here("cache", "list").out
+    run_here("cache", "prune", "--all")
+    assert json.loads(run_here("cache", "list", "--json").out)["prompts"] == []
+    run_here("run", model, "Hello", "--prompt-cache", "a file").failed(2, "'a file' is no size")
 
 
 def test_a_cache_that_takes_no_tiles_is_said_once(model: Path, cache: Path) -> None:

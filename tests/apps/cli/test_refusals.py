@@ -54,7 +54,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_files_that_may_not_be_read(model: Path, tmp_path: Path) -> None:
-    """A model, a prompt, a template and a prompt cache without permission are StorageErrors that name the file."""
+    """A model, a prompt and a template without permission are StorageErrors that name the file."""
     with TemporaryDirectory() as name:  # pytest's own are closed to others
         folder = Path(name)
         folder.chmod(0o755)
@@ -66,7 +66,6 @@ def test_files_that_may_not_be_read(model: Path, tmp_path: Path) -> None:
         assert run_here("info", sound).code == 0
         uses = [("run", secret, "hi"), ("run", secret, "hi", "--runtime", "llamacpp"), ("info", secret)]
         uses += [("run", sound, *args) for args in (("-f", secret), ("hi", "--chat-template", secret))]
-        uses += [("run", sound, "hi", "--prompt-cache", secret)]
         with as_anybody():
             results = [run_here(*args) for args in uses]
     for result in results:

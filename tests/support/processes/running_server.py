@@ -70,7 +70,6 @@ def started(
     *paths: Path,
     load_options: dict[str, Any] | None = None,
     adapt: Callable[[Prepare], Prepare] = lambda prepare: prepare,
-    prompt_cache: Path | None = None,
     tools: OfferedTools | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
@@ -81,7 +80,7 @@ def started(
     failures: list[BaseException] = []
     given: dict[str, Any] = {"runtime": "cpu", "n_ctx": 512, "draft": "off", "n_parallel": chosen.n_parallel}
     options = EngineOptions(**given | (load_options or {}))
-    opener = Opener(chosen.models, options, options, 0, prompt_cache, nullcontext, print)
+    opener = Opener(chosen.models, options, options, 0, nullcontext, print)
 
     def on_ready(service: Service) -> None:
         services.append(service)

@@ -1,4 +1,4 @@
-"""edgedec cache: tile files that the cpu runtime keeps between starts, graphs for GPUs, environments of optimum."""
+"""edgedec cache: tile files and prompts that the cpu runtime keeps, graphs for GPUs, and environments of optimum."""
 
 import os
 import time
@@ -31,23 +31,30 @@ _STATES = {
 
 
 def list_files(*, as_json: AsJson = False) -> None:
-    """List the tile files with their sizes and models, the last used first, graphs, and environments of optimum."""
+    """List the tile files with their sizes and models, the last used first, prompts, graphs, and optimum."""
     from edgedec_export.cached import list_graphs
     from edgedec_export.optimum.environment import list_environments
     from edgedec_runtimes.cpu.tiles.listing import list_tiles
+    from edgedec_runtimes.shared.block_files import FOLDER, list_folders
 
     root, names = cache_folder(), _model_names()
-    entries, environments, graphs = list_tiles(root), list_environments(root), list_graphs(root)
+    entries, environments = list_tiles(root), list_environments(root)
+    prompts, graphs = list_folders(root / FOLDER), list_graphs(root)
     if as_json:
         found = [{"path": os.fspath(e.path), "size_bytes": e.n_bytes, "current": e.is_current} for e in environments]
+        kept = [{"name": each.name, "size_bytes": each.n_bytes, "last_used_s": each.last_used_s} for each in prompts]
         made = [{"path": os.fspath(g.path), "size_bytes": g.n_bytes, "source": g.source} for g in graphs]
-        write_json({"tiles": [_document(entry) for entry in entries], "environments": found, "graphs": made})
+        tiles = [_document(entry) for entry in entries]
+        write_json({"tiles": tiles, "environments": found, "prompts": kept, "graphs": made})
         return
-    if not entries and not environments and not graphs:
+    if not (entries or environments or prompts or graphs):
         write_line("no tile files")
     for entry in entries:
         day = time.strftime("%Y-%m-%d", time.localtime(entry.last_used_s))
         write_line(f"{format_bytes(entry.n_bytes):>9}  {day}  {_tile_name(entry, names)}")
+    for each in prompts:
+        day = time.strftime("%Y-%m-%d", time.localtime(each.last_used_s))
+        write_line(f"{format_bytes(each.n_bytes):>9}  {day}  {_prompts_name(each.name)}")
     for environment in environments:
         write_line(f"{format_bytes(environment.n_bytes):>9}  {_environment_name(environment)}")
     for graph in graphs:
@@ -56,7 +63,7 @@ def list_files(*, as_json: AsJson = False) -> None:
 
 def prune(
     *,
-    everything: Annotated[bool, tiles_option("--all", help="Delete all of them, current ones too.")] = False,
+    everything: Annotated[bool, tiles_option("--all", help="Delete all of them, and all prompts.")] = False,
 ) -> None:
     """Delete tile files whose model is gone or has changed, old environments of optimum, and unfinished files.
 
@@ -65,6 +72,7 @@ def prune(
     from edgedec_export.cached import list_graphs, remove_graph
     from edgedec_export.optimum.environment import list_environments, remove_environment
     from edgedec_runtimes.cpu.tiles.listing import prune_tiles
+    from edgedec_runtimes.shared.block_files import FOLDER, delete_folder, list_folders
 
     root, names = cache_folder(), _model_names()
     removed = [(entry.n_bytes, _tile_name(entry, names)) for entry in prune_tiles(root, everything=everything)]
@@ -74,6 +82,9 @@ def prune(
     for graph in list_graphs(root) if everything else ():
         remove_graph(graph)
         removed.append((graph.n_bytes, _graph_name(graph)))
+    for each in list_folders(root / FOLDER) if everything else ():
+        delete_folder(root / FOLDER, each.name)
+        removed.append((each.n_bytes, _prompts_name(each.name)))
     for n_bytes, name in removed:
         say(f"{format_bytes(n_bytes):>9}  {name}")
     say(f"{format_bytes(sum(n_bytes for n_bytes, _ in removed))} freed")
@@ -132,6 +143,10 @@ def _tile_name(entry: "TileEntry", names: Mapping[Path, str]) -> str:
     if not found:
         found = "a model that is being rearranged" if entry.state == "unfinished" else "an unknown model"
     return found if entry.state == "current" else f"{found} ({_STATES[entry.state]})"
+
+
+def _prompts_name(folder: str) -> str:
+    return f"prompts that {one_line(folder.rpartition('-')[0])} has read"
 
 
 def _environment_name(environment: "Environment") -> str:

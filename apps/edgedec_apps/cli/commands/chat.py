@@ -69,7 +69,7 @@ def converse(job: ChatJob) -> None:
     from edgedec_apps.cli.chat.slash_commands import handle
     from edgedec_apps.cli.chat.templates import require_template
     from edgedec_apps.cli.chat.tool_servers import chat_tools, connect
-    from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
+    from edgedec_apps.cli.opening import open_model, sampling_options, save_draft_store
     from edgedec_apps.cli.sampling_options import grammar_options
 
     output = job.output
@@ -80,14 +80,7 @@ def converse(job: ChatJob) -> None:
 
     def opened(name: str) -> "Engine":
         def work(cancel: CancelToken) -> "Engine":
-            engine = open_model(name, job.load, output, cancel, grammars=bool(grammar))
-            if name == job.model:
-                try:
-                    restore_prompt_cache(engine, job.load.prompt_cache)
-                except BaseException:
-                    engine.close()
-                    raise
-            return engine
+            return open_model(name, job.load, output, cancel, grammars=bool(grammar), keeps_prompts=True)
 
         return interruptible(work)
 
@@ -108,7 +101,7 @@ def converse(job: ChatJob) -> None:
         chat.reset(job.system)
         for message in _messages(chat, keep_history=job.keep_history):
             handle(chat, message)
-        store_prompt_cache(chat.engine, job.load.prompt_cache if chat.model == job.model else None)
+        save_draft_store(chat.engine)
 
 
 def _messages(conversation: "Conversation", *, keep_history: bool) -> Iterator[str]:

@@ -109,7 +109,7 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
         CutTextError: The text was cut before its grammar allowed an end; it is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
-    from edgedec_apps.cli.opening import open_model, restore_prompt_cache, sampling_options, store_prompt_cache
+    from edgedec_apps.cli.opening import open_model, sampling_options, save_draft_store
     from edgedec_apps.cli.sampling_options import grammar_options
 
     if job.raw and job.system is not None:
@@ -130,17 +130,15 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
     pictures = picture_parts(job.image or [])
 
     def work(cancel: CancelToken) -> "tuple[Written, _About, bool]":
-        with open_model(
-            job.model, job.load, job.output, cancel, one_request=True, n_texts=n_texts, grammars=bool(grammar)
-        ) as engine:
-            restore_prompt_cache(engine, job.load.prompt_cache)
+        plan: dict[str, Any] = {"n_texts": n_texts, "grammars": bool(grammar), "keeps_prompts": True}
+        with open_model(job.model, job.load, job.output, cancel, one_request=True, **plan) as engine:
             progress = ProgressLine(quiet=job.output.quiet)
             given = _prompt(engine, job, prompt, pictures)
             seen = [] if isinstance(given, str) or not pictures else pictures_document(engine.mark_pictures, given)
             with progress as on_progress:
                 started = options | {"cancel": cancel, "on_progress": on_progress}
                 found = _written(engine, job, given, way, n_texts, started, progress)
-            store_prompt_cache(engine, job.load.prompt_cache)
+            save_draft_store(engine)
             return found, _About(job.model, held_by(engine), sampling_line(engine, options), seen), cancel.cancelled
 
     try:

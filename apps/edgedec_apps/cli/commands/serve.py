@@ -169,8 +169,8 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags, t
     """Serve models over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.
 
     A request may name any model on this machine. It is loaded then, and where memory is short the least recently used
-    one is unloaded; --memory is for all of them together. Options of drafts, layers and templates, and a prompt cache
-    that is a file, are for the models of the command line.
+    one is unloaded; --memory is for all of them together. Options of drafts, layers and templates are
+    for the models of the command line.
 
     With --mcp the web chat may use tools of other programs: they run here, and the page asks before each call. Who may
     use the server may run them.
@@ -299,14 +299,17 @@ def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener
             say(f"edgedec: {sentence}")
 
     options_of = partial(
-        engine_options, n_parallel=settings.n_parallel, n_texts=flags.texts, grammars=serves_grammars()
+        engine_options,
+        n_parallel=settings.n_parallel,
+        n_texts=flags.texts,
+        grammars=serves_grammars(),
+        keeps_prompts=True,
     )
     return Opener(
         named=[named.recipe.model for named in Names(settings).served],
         options=options_of(load),
         others=options_of(replace(load, **_ON_DEMAND)),
         request_bytes=settings.room_bytes,
-        prompt_cache=load.prompt_cache,
         showing=showing,
         tell=tell,
     )

@@ -102,7 +102,7 @@ def _memory(choice: Choice | None, found: ModelInfo, cap: Cap) -> dict[str, Any]
 
 def _planned(choice: Choice, n_ctx: int | None, cap: Cap) -> Planned:
     """Return the plan of `edgedec run` for a length of context; None for the default one."""
-    options = engine_options(flags := LoadFlags(context=n_ctx))
+    options = engine_options(flags := LoadFlags(context=n_ctx), keeps_prompts=True)
     wishes = engine_wishes(choice, options, application_of(flags, None, one_request=True), available_bytes())
     return plan_wishes(choice, wishes.setting, cap)
 

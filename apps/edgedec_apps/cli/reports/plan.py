@@ -134,9 +134,8 @@ def _settings(
     application = application_of(flags, cap.beside_bytes, one_request=not served, request_bytes=request_bytes)
     with ProgressLine(quiet=quiet) as on_progress:
         grammars = served and serves_grammars()
-        options = engine_options(
-            flags, on_progress, cancel, n_parallel=n_parallel or 1, n_texts=wanted.n_texts, grammars=grammars
-        )
+        how: dict[str, Any] = {"n_parallel": n_parallel or 1, "n_texts": wanted.n_texts, "keeps_prompts": True}
+        options = engine_options(flags, on_progress, cancel, grammars=grammars, **how)
         choice = _choice(model, options, room, wanted.machine)
         wishes = engine_wishes(choice, options, application, room)
         with stage(on_progress, "planning the memory"):

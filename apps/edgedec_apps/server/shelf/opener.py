@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from hashlib import sha256
 from pathlib import Path
 
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_choice
 from edgedec.api.options import Application, EngineOptions
 from edgedec.api.wishes import engine_wishes, find_model
-from edgedec.errors import EdgedecError, MemoryCapError, ModelFormatError
+from edgedec.errors import EdgedecError, MemoryCapError
 from edgedec.gguf.file import FileState, file_states
 from edgedec.gguf.model_info import read_model_info, trained_context
 from edgedec.gguf.model_kinds import embeds_only
@@ -26,7 +25,6 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.adapter_names import adapter
 from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.fit_first import require_fit
-from edgedec_apps.prompt_cache import require_prompt_cache
 from edgedec_apps.server.shelf.account import Account, planning_need
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
 
@@ -46,8 +44,6 @@ class Opener:
         options: How these are loaded.
         others: How all other models are loaded.
         request_bytes: Bytes that the server keeps for requests; 0 without a cap.
-        prompt_cache: The file for the KV cache of the first of `named`, or a folder with a file for each model; or
-            None.
         showing: Returns a context in which a model is prepared or loaded; it yields what the progress is reported to.
         tell: Called with sentences for the person who started the server.
     """
@@ -56,7 +52,6 @@ class Opener:
     options: EngineOptions
     others: EngineOptions
     request_bytes: int
-    prompt_cache: Path | None
     showing: Callable[[], AbstractContextManager[OnProgress | None]]
     tell: Callable[[str], None]
     _refused: dict[tuple[Recipe, int | None], tuple[FileState, str]] = field(default_factory=dict, init=False)
@@ -89,16 +84,12 @@ class Opener:
             EdgedecError: As edgedec.load.
         """
         options = self._options(recipe, n_ctx, cancel)
-        cache_file = self._cache_file(recipe)
-        if cache_file is not None:
-            require_prompt_cache(cache_file)
         cap, account = self._cap, self._account
         beside_bytes, is_capped = account.measure(), options.memory is not None
         earlier_peak_bytes = _ANY_PEAK if account.others else peak_resident_bytes() or 0
         cap = replace(cap, beside_bytes=account.base_bytes, earlier_peak_bytes=earlier_peak_bytes)
         application = Application(
             cap.beside_bytes if is_capped else None,
-            prompt_cache=cache_file is not None,
             request_bytes=self.request_bytes if is_capped else 0,
             earlier_peak_bytes=cap.earlier_peak_bytes,
         )
@@ -125,7 +116,7 @@ class Opener:
             budget_bytes=(1 << 62) if cap.n_bytes is None else cap.n_bytes - beside_bytes - shared,
             n_ctx=planned.setting.options.n_ctx or 0,
             n_ctx_train=trained_context(choice.path),
-            open=lambda: self._open(choice, options, application, cache_file),
+            open=lambda: self._open(choice, options, application),
         )
 
     def _require(self, plan: MemoryPlan, recipe: Recipe, n_ctx: int | None, path: Path) -> None:
@@ -155,22 +146,12 @@ class Opener:
             cancel=cancel,
         )
 
-    def _cache_file(self, recipe: Recipe) -> Path | None:
-        """Return the file that keeps the KV cache of a model, or None."""
-        path = self.prompt_cache
-        if path is not None and path.is_dir():
-            return path / f"{sha256(repr(recipe).encode()).hexdigest()[:32]}.kv"
-        return path if [recipe.model] == list(self.named[:1]) else None
-
-    def _open(
-        self, choice: Choice, options: EngineOptions, application: Application, cache_file: Path | None
-    ) -> Loaded:
+    def _open(self, choice: Choice, options: EngineOptions, application: Application) -> Loaded:
         before_bytes = resident_bytes() or 0
         with self.showing() as on_progress:
             engine = open_choice(choice, replace(options, on_progress=on_progress), application)
         model = object()  # stands for the engine, and does not hold it
         try:
-            self._restore(engine, cache_file)
             template = engine.card.chat_template if options.chat_template is None else options.chat_template
             path = choice.path
             file = ModelFile(path, read_model_info(path), path.stat().st_mtime, template, embeds_only(path))
@@ -186,30 +167,17 @@ class Opener:
 
         def close() -> None:
             try:
-                self._close(engine, cache_file)
+                self._close(engine)
             finally:
                 self._account.close(model)
 
         return Loaded(engine, file, close, planned[0] if planned else None)
 
-    def _restore(self, engine: Engine, cache_file: Path | None) -> None:
-        """Load a KV cache where its file exists; one that does not fit is reported, and replaced later."""
-        if cache_file is not None and cache_file.exists() and cache_file.stat().st_size:
-            try:
-                engine.load_prompt_cache(cache_file)
-            except ModelFormatError as error:
-                self.tell(f"{error}; going on without it")
-
-    def _close(self, engine: Engine, cache_file: Path | None) -> None:
-        """Save the KV cache and the draft store, and free the model; a failure to save is only reported."""
-        saves: list[Callable[[], None]] = [engine.save_draft_store]
-        if cache_file is not None:
-            saves.append(lambda: engine.save_prompt_cache(cache_file))
+    def _close(self, engine: Engine) -> None:
+        """Save the draft store, and free the model; a failure to save is only reported."""
         try:
-            for save in saves:
-                try:
-                    save()
-                except EdgedecError as error:
-                    self.tell(str(error))
+            engine.save_draft_store()
+        except EdgedecError as error:
+            self.tell(str(error))
         finally:
             engine.close()

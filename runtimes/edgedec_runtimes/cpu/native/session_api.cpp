@@ -1,9 +1,12 @@
 // The C interface of sessions: opening, forking, moving, saving and loading.
+#include <string.h>
+
 #include <memory>
 #include <string>
 
 #include "api_calls.h"
 #include "draft_head/draft_head.h"
+#include "edgedec_prompts.h"
 
 using namespace edgedec;
 
@@ -14,6 +17,40 @@ void check_tokens(const ec_session *session, int32_t n_tokens) {
   if (session->cache.shape().page_bytes() == 0) return;
   for (int32_t i = 0; i < (n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; ++i)
     require(session->cache.pages()[i] != nullptr, "the session does not hold so many tokens");
+}
+
+// Check that [begin, end) are slots of whole pages, and that n_bytes are theirs.
+void check_pages(const ec_session *session, int32_t begin, int32_t end, uint64_t n_bytes) {
+  require(begin >= 0 && begin <= end && end <= session->cache.n_ctx(), "the pages are out of range");
+  require(begin % PAGE_TOKENS == 0 && end % PAGE_TOKENS == 0, "the slots are no whole pages");
+  const uint64_t n_pages = (uint64_t)((end - begin) / PAGE_TOKENS);
+  require(n_bytes == n_pages * (uint64_t)session->cache.shape().page_bytes(), "the pages have another size");
+}
+
+uint64_t kv_bytes(const ec_session *session, int32_t n_tokens) {
+  return (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
+}
+
+// Write what the session holds of the first n_tokens beside keys and values.
+void save_state(ec_session *session, int32_t n_tokens, const int32_t *places, uint8_t *target) {
+  ec_item end{};
+  end.session = session, end.n_past = n_tokens, end.places = places;
+  require(renew(end, nullptr) == Outcome::done, "the session's rows could not be evaluated again");
+  if (session->model->mapping != nullptr) session->model->mapping->check();
+  uint8_t *columns = target + session->notes.saved_bytes(n_tokens);
+  session->notes.save(n_tokens, target);
+  session->columns.save(n_tokens, columns);
+  session->states.save(*session->model->kernels, session->notes, n_tokens,
+                       columns + session->columns.saved_bytes(n_tokens));
+}
+
+void load_state(ec_session *session, int32_t n_tokens, const uint8_t *source) {
+  const uint8_t *columns = source + session->notes.saved_bytes(n_tokens);
+  RowNotes loaded(session->notes, 0);
+  loaded.load(n_tokens, source);
+  session->states.load(n_tokens, columns + session->columns.saved_bytes(n_tokens));
+  session->columns.load(n_tokens, columns);
+  session->notes = std::move(loaded);
 }
 
 }  // namespace
@@ -57,25 +94,15 @@ int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, i
 
 uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens) {
   if (n_tokens < 0) return 0;
-  return (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens + session->notes.saved_bytes(n_tokens) +
-         session->columns.saved_bytes(n_tokens) + session->states.saved_bytes();
+  return kv_bytes(session, n_tokens) + ec_session_state_bytes(session, n_tokens);
 }
 
 int32_t ec_session_save(ec_session *session, int32_t n_tokens, const int32_t *places, void *target, uint64_t n_bytes) {
   return guarded([&] {
     check_tokens(session, n_tokens);
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the target has another size");
-    ec_item end{};
-    end.session = session, end.n_past = n_tokens, end.places = places;
-    require(renew(end, nullptr) == Outcome::done, "the session's rows could not be evaluated again");
-    if (session->model->mapping != nullptr) session->model->mapping->check();
-    uint8_t *notes = (uint8_t *)target + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
-    uint8_t *columns = notes + session->notes.saved_bytes(n_tokens);
+    save_state(session, n_tokens, places, (uint8_t *)target + kv_bytes(session, n_tokens));
     session->cache.save(n_tokens, (uint8_t *)target);
-    session->notes.save(n_tokens, notes);
-    session->columns.save(n_tokens, columns);
-    session->states.save(*session->model->kernels, session->notes, n_tokens,
-                         columns + session->columns.saved_bytes(n_tokens));
     return EC_OK;
   });
 }
@@ -84,16 +111,73 @@ int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *sourc
   return guarded([&] {
     require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the source has another size");
-    const uint8_t *notes = (const uint8_t *)source + (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
-    const uint8_t *columns = notes + session->notes.saved_bytes(n_tokens);
-    RowNotes loaded(session->notes, 0);
-    loaded.load(n_tokens, notes);
-    session->states.load(n_tokens, columns + session->columns.saved_bytes(n_tokens));
-    session->columns.load(n_tokens, columns);
-    session->notes = std::move(loaded);
+    load_state(session, n_tokens, (const uint8_t *)source + kv_bytes(session, n_tokens));
     session->cache.load(n_tokens, (const uint8_t *)source);
     return EC_OK;
   });
+}
+
+uint64_t ec_session_state_bytes(const ec_session *session, int32_t n_tokens) {
+  if (n_tokens < 0) return 0;
+  return session->notes.saved_bytes(n_tokens) + session->columns.saved_bytes(n_tokens) + session->states.saved_bytes();
+}
+
+int32_t ec_session_save_state(ec_session *session, int32_t n_tokens, const int32_t *places, void *target,
+                              uint64_t n_bytes) {
+  return guarded([&] {
+    check_tokens(session, n_tokens);
+    require(n_bytes == ec_session_state_bytes(session, n_tokens), "the target has another size");
+    save_state(session, n_tokens, places, (uint8_t *)target);
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_load_state(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes) {
+  return guarded([&] {
+    require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
+    require(n_bytes == ec_session_state_bytes(session, n_tokens), "the source has another size");
+    load_state(session, n_tokens, (const uint8_t *)source);
+    return EC_OK;
+  });
+}
+
+uint64_t ec_session_page_bytes(const ec_session *session) { return (uint64_t)session->cache.shape().page_bytes(); }
+
+int32_t ec_session_save_pages(const ec_session *session, int32_t begin, int32_t end, void *target, uint64_t n_bytes) {
+  return guarded([&] {
+    check_pages(session, begin, end, n_bytes);
+    check_tokens(session, end);
+    if (session->model->mapping != nullptr) session->model->mapping->check();
+    session->cache.save_pages(begin, end, (uint8_t *)target);
+    return EC_OK;
+  });
+}
+
+int32_t ec_session_load_pages(ec_session *session, int32_t begin, int32_t end, const void *source, uint64_t n_bytes) {
+  return guarded([&] {
+    check_pages(session, begin, end, n_bytes);
+    session->cache.load_pages(begin, end, (const uint8_t *)source);
+    return EC_OK;
+  });
+}
+
+uint64_t ec_sum(const void *data, uint64_t n_bytes) {
+  constexpr uint64_t factor = 0x9E3779B97F4A7C15u;
+  uint64_t lanes[4] = {1, 2, 3, 4}, word[4];
+  const uint8_t *at = (const uint8_t *)data;
+  for (uint64_t left = n_bytes; left > 0;) {
+    const uint64_t n = left < sizeof word ? left : sizeof word;
+    if (n < sizeof word) memset(word, 0, sizeof word);
+    memcpy(word, at, (size_t)n);
+    for (int i = 0; i < 4; ++i) {
+      lanes[i] = (lanes[i] ^ word[i]) * factor;
+      lanes[i] ^= lanes[i] >> 29;
+    }
+    at += n, left -= n;
+  }
+  uint64_t sum = n_bytes;
+  for (const uint64_t lane : lanes) sum = (sum ^ lane) * factor, sum ^= sum >> 32;
+  return sum;
 }
 
 uint64_t ec_session_vector_bytes(const ec_session *session, int32_t n_tokens) {

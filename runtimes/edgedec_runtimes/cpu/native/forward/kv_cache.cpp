@@ -247,4 +247,19 @@ void KVCache::load(int32_t n_tokens, const uint8_t *source) {
     visit(slot, [&](uint8_t *p, int64_t n) { memcpy(p, source, (size_t)n), source += n; });
 }
 
+void KVCache::save_pages(int32_t begin, int32_t end, uint8_t *target) const {
+  const size_t n_bytes = (size_t)shape_.page_bytes();
+  for (int32_t i = begin / PAGE_TOKENS; n_bytes > 0 && i < end / PAGE_TOKENS; ++i, target += n_bytes)
+    memcpy(target, pages_[(size_t)i].get(), n_bytes);
+}
+
+void KVCache::load_pages(int32_t begin, int32_t end, const uint8_t *source) {
+  const size_t n_bytes = (size_t)shape_.page_bytes();
+  for (int32_t i = begin / PAGE_TOKENS; n_bytes > 0 && i < end / PAGE_TOKENS; ++i, source += n_bytes) {
+    if (!pages_[(size_t)i] || pages_[(size_t)i].use_count() > 1) pages_[(size_t)i] = new_page((int64_t)n_bytes);
+    memcpy(pages_[(size_t)i].get(), source, n_bytes);
+    addresses_[(size_t)i] = pages_[(size_t)i].get();
+  }
+}
+
 }  // namespace edgedec

@@ -60,6 +60,9 @@ class KVCache {
   int64_t token_bytes() const;
   void save(int32_t n_tokens, uint8_t *target) const;
   void load(int32_t n_tokens, const uint8_t *source);
+  // Copy the pages of the slots [begin, end), which begin and end a page, as they lie in memory.
+  void save_pages(int32_t begin, int32_t end, uint8_t *target) const;
+  void load_pages(int32_t begin, int32_t end, const uint8_t *source);  // std::bad_alloc: some may be loaded
 
  private:
   template <class Visit>

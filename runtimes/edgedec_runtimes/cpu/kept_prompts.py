@@ -1,0 +1,264 @@
+"""Prompts on the disk: blocks of 256 tokens of a session's KV cache, which later sessions and processes begin with.
+
+A block is addressed by what it holds: SHA-256 over the address of the block before it (of the model, its arithmetic, KV
+type and adapters for the first one) and its tokens. So prompts that begin alike share blocks, and a block that is found
+has the bits that reading would give. ADDRESS.kv has keys and values, in the pages of the KV cache. Where a model has
+recurrent states or short convolutions, ADDRESS.state has these behind a block: behind every fourth one, and behind the
+last one of a prompt. From there a text can go on.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import EdgedecError, counted
+from edgedec_runtimes.cpu.kv_types import PAGE_TOKENS
+from edgedec_runtimes.cpu.library import address, check, native
+from edgedec_runtimes.cpu.session import CpuSession
+from edgedec_runtimes.cpu.state_memory import BLOCK_TOKENS, PLACE_BYTES, QUEUED
+from edgedec_runtimes.shared.block_files import FOLDER, BlockFiles, folder_name
+from edgedec_runtimes.shared.session_state import CheckedItem
+
+_STATE_BLOCKS = 4
+_LEAST_GAIN = 64  # tokens
+_MOST_VECTOR_BYTES = 1 << 30  # of pictures, in a file of states
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A prompt that a session reads.
+
+    Attributes:
+        ids: int64, its tokens; negative ones are rows of pictures, by what they show.
+        names: The addresses of its whole blocks.
+        begun_s: When it began.
+        n_kept: How many of the first blocks are on the disk, or on their way.
+        n_loaded: How many of its tokens came from the disk.
+    """
+
+    ids: NDArray[np.int64]
+    names: list[str]
+    begun_s: float
+    n_kept: int = 0
+    n_loaded: int = 0
+
+    def wants_state(self, n_tokens: int) -> bool:
+        """Return whether states are kept behind the first tokens."""
+        n, rest = divmod(n_tokens, BLOCK_TOKENS)
+        return rest == 0 and 0 < n <= len(self.names) and (n % _STATE_BLOCKS == 0 or n == len(self.names))
+
+    def may_end(self, n_blocks: int) -> bool:
+        """Return whether a text may go on behind some blocks: it has a token there, and no picture on both sides."""
+        end = n_blocks * BLOCK_TOKENS
+        return end < len(self.ids) and (self.ids[end - 1] >= 0 or self.ids[end] >= 0)
+
+    def is_read_by(self, item: CheckedItem, begin: int, end: int) -> bool:
+        """Return whether rows of an item are those of the prompt at their places."""
+        ids = self.ids[item.n_past + begin : item.n_past + end]
+        if item.tokens is None:
+            return bool((ids < 0).all())
+        return np.array_equal(ids, item.tokens[begin : begin + len(ids)])
+
+
+def addresses(first: bytes, ids: NDArray[np.int64]) -> list[str]:
+    """Return the addresses of the whole blocks of a text; `first` is what its bits depend on beside its tokens."""
+    found, previous = [], sha256(first).digest()
+    for end in range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS):
+        previous = sha256(previous + ids[end - BLOCK_TOKENS : end].astype("<i8").tobytes()).digest()
+        found.append(previous.hex())
+    return found
+
+
+def kept_in(cache: Path, model: str, most_bytes: int, fingerprint: str, *, has_places: bool) -> "KeptPrompts":
+    """Return what keeps the prompts of a model in edgedec's cache, with those of others at most so many bytes."""
+    files = BlockFiles(cache / FOLDER / folder_name(model, fingerprint), most_bytes, sum_of, n_queued=QUEUED)
+    return KeptPrompts(files, has_places=has_places)
+
+
+def sum_of(data: NDArray[np.uint8]) -> int:
+    """Return a checksum of 64 bits, at the speed of the memory."""
+    return int(native().ec_sum(address(data), data.nbytes))
+
+
+class KeptPrompts:
+    """Brings the prompts that the sessions of a model read to the disk, and back.
+
+    Attributes:
+        files: The files of the blocks.
+    """
+
+    def __init__(self, files: BlockFiles, *, has_places: bool) -> None:
+        self.files = files
+        self._readings: WeakKeyDictionary[CpuSession, _Reading] = WeakKeyDictionary()
+        self._has_places = has_places
+
+    def begin(self, session: CpuSession, token_ids: Sequence[int], n_held: int) -> int:
+        """Begin to read a prompt whose first `n_held` tokens the session holds; return how many it holds then.
+
+        Those that the disk has are loaded, but never the prompt's last token, nor a part of a picture.
+        """
+        self._readings.pop(session, None)
+        ids, files = np.array(token_ids, np.int64), self.files
+        reading = _Reading(ids, addresses(session.mark, ids), time.time())
+        names = reading.names
+        if not names:
+            return n_held
+        with session.using():
+            has_pages, has_state = _page_bytes(session) > 0, _state_bytes(session, BLOCK_TOKENS) > 0
+        missing = (i for i, name in enumerate(names) if has_pages and not files.has(f"{name}.kv"))
+        n = reading.n_kept = next(missing, len(names))
+        while n and not (reading.may_end(n) and (not has_state or files.has(f"{names[n - 1]}.state"))):
+            n -= 1
+        if n * BLOCK_TOKENS - n_held >= _LEAST_GAIN:
+            n_before, n_held = n_held, self._load(session, reading, n_held, n, has_state=has_state)
+            reading.n_loaded = max(n_held - n_before, 0)
+            if n_held < n * BLOCK_TOKENS:  # a file was damaged, or is gone by now
+                reading.n_kept = n_held // BLOCK_TOKENS
+        files.use([f"{name}.{kind}" for name in names[:n] for kind in ("kv", "state")[: 1 + has_state]], time.time())
+        self._readings[session] = reading
+        return n_held
+
+    def described(self, session: CpuSession) -> list[str]:
+        """Return sentences on the prompt that a session read last: what came from the disk, and what ails the files."""
+        n = reading.n_loaded if (reading := self._readings.get(session)) is not None else 0
+        found = [f"{counted(n, 'token')} of the prompt came from the prompt cache on the disk"] if n else []
+        return [*found, *filter(None, [self.files.note])]
+
+    def n_rows_at(self, item: CheckedItem, begin: int, most: int) -> int:
+        """Return how many rows of an item, from one on, go into a forward: at most `most`, up to where states are kept.
+
+        Call it with the model's lock held.
+        """
+        reading, n_tokens = self._readings.get(item.session), item.n_past + begin
+        n = BLOCK_TOKENS - n_tokens % BLOCK_TOKENS
+        if reading is None or n >= most or not reading.wants_state(n_tokens + n) or item.parents is not None:
+            return most
+        is_mutual = item.block is not None and item.block.mutual
+        return most if is_mutual or not _state_bytes(item.session, BLOCK_TOKENS) else n
+
+    def note(self, item: CheckedItem, begin: int, end: int) -> None:
+        """Let the blocks that a session has read be written, now that it has read more; as many as are taken.
+
+        Call it with the model's lock held, when rows [begin, end) of an item are evaluated.
+        """
+        session: CpuSession = item.session
+        reading = self._readings.get(session)
+        if reading is None:
+            return
+        if item.n_past + begin < len(reading.ids):
+            if item.parents is not None or not reading.is_read_by(item, begin, end):
+                del self._readings[session]  # it is another text
+                return
+        elif reading.n_kept == len(reading.names):
+            return
+        with suppress(EdgedecError, MemoryError):  # the weights are damaged, which the next forward says
+            self._write(session, reading)
+
+    def _write(self, session: CpuSession, reading: _Reading) -> None:
+        files, n_tokens, n_whole = self.files, session.n_cached, session.state.n_whole
+        n_read = min(n_whole // BLOCK_TOKENS, len(reading.names))
+        while reading.n_kept < n_read and files.takes_more:
+            name = f"{reading.names[reading.n_kept]}.kv"
+            if _page_bytes(session) and not files.has(name):
+                data = self._pages(session, reading.n_kept)
+                files.write(name, data, reading.begun_s - 0.001 * reading.n_kept)
+            reading.n_kept += 1
+        if n_whole == n_tokens and reading.wants_state(n_tokens) and _state_bytes(session, n_tokens):
+            name = f"{reading.names[n_tokens // BLOCK_TOKENS - 1]}.state"
+            if files.takes_more and not files.has(name):
+                files.write(name, _state(session, n_tokens), reading.begun_s - 0.001 * n_tokens // BLOCK_TOKENS)
+
+    def _load(self, session: CpuSession, reading: _Reading, n_held: int, n_blocks: int, *, has_state: bool) -> int:
+        """Load the first blocks as far as the session lacks them; return how many tokens it holds then.
+
+        Keys and values take effect block by block, other sessions' forwards between them; states only with all blocks.
+        """
+        n, done = n_blocks * BLOCK_TOKENS, min(n_held, session.state.n_whole) // BLOCK_TOKENS
+        begun, is_done = done, False
+        with session.using() if has_state else nullcontext(), suppress(EdgedecError):  # closed, or no memory
+            while done < n_blocks and self._load_block(session, reading.names[done], done):
+                done += 1
+            is_done = done == n_blocks and (not has_state or self._load_state(session, reading.names[done - 1], n))
+        with suppress(EdgedecError), session.using():
+            if not is_done and has_state:  # keys and values may be there, and states of another place
+                session.state.restore(0, True)
+                return 0
+            if done == begun:
+                return n_held
+            if session.follower is not None:
+                session.follower.restore(b"", session.n_cached)
+        return session.n_cached
+
+    def _load_block(self, session: CpuSession, name: str, index: int) -> bool:
+        """Load a block behind those that the session holds; return whether it did."""
+        with session.using():
+            n_pages, n_bytes = self._sizes(session)
+        data = np.empty(0, np.uint8) if n_pages == 0 else self.files.read(f"{name}.kv", n_bytes, n_bytes)
+        if data is None:
+            return False
+        begin, end = index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS
+        with session.using():
+            code = native().ec_session_load_pages(session.handle, begin, end, address(data), n_pages)
+            check(code, "loading a prompt")
+            places = None
+            if len(data) > n_pages:
+                own = np.frombuffer(data[n_pages:].tobytes(), np.int32).reshape(-1, 3)
+                places = np.concatenate([session.state.held_places(begin), own])
+            session.state.restore(end, True, places)
+        return True
+
+    def _load_state(self, session: CpuSession, name: str, n_tokens: int) -> bool:
+        """Load the states behind the first tokens, and what pictures were read as; return whether it did."""
+        n_bytes = _state_bytes(session, n_tokens)
+        data = self.files.read(f"{name}.state", n_bytes, n_bytes + _MOST_VECTOR_BYTES)
+        if data is None:
+            return False
+        vectors, load = data[n_bytes:], native().ec_session_load_state
+        if load(session.handle, n_tokens, address(data), n_bytes):
+            return False
+        return not native().ec_session_load_vectors(session.handle, n_tokens, address(vectors), len(vectors))
+
+    def _pages(self, session: CpuSession, index: int) -> NDArray[np.uint8]:
+        """Return the data of a block."""
+        n_pages, n_bytes = self._sizes(session)
+        data, begin, end = np.empty(n_bytes, np.uint8), index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS
+        check(native().ec_session_save_pages(session.handle, begin, end, address(data), n_pages), "keeping a prompt")
+        if n_bytes > n_pages:
+            places = np.ascontiguousarray(session.state.held_places(end)[begin:], np.int32)
+            data[n_pages:] = places.reshape(-1).view(np.uint8)
+        return data
+
+    def _sizes(self, session: CpuSession) -> tuple[int, int]:
+        """Return the bytes of a block's pages, and of all of a block."""
+        n_pages = _page_bytes(session) * BLOCK_TOKENS // PAGE_TOKENS
+        return n_pages, n_pages + BLOCK_TOKENS * PLACE_BYTES * self._has_places
+
+
+def _page_bytes(session: CpuSession) -> int:
+    """Return the bytes of a page of the KV cache; 0 where the model has no attention."""
+    return int(native().ec_session_page_bytes(session.handle))
+
+
+def _state_bytes(session: CpuSession, n_tokens: int) -> int:
+    """Return the bytes of states and columns behind some tokens; 0 where the model has neither."""
+    return int(native().ec_session_state_bytes(session.handle, n_tokens))
+
+
+def _state(session: CpuSession, n_tokens: int) -> NDArray[np.uint8]:
+    """Return the data of the states behind the first tokens."""
+    n_bytes = _state_bytes(session, n_tokens)
+    n_vectors = int(native().ec_session_vector_bytes(session.handle, n_tokens))
+    data = np.empty(n_bytes + n_vectors, np.uint8)
+    places = None if session.state.places is None else address(session.state.places)
+    code = native().ec_session_save_state(session.handle, n_tokens, places, address(data), n_bytes)
+    check(code, "keeping a prompt")
+    vectors = data[n_bytes:]
+    check(native().ec_session_save_vectors(session.handle, n_tokens, address(vectors), n_vectors), "keeping a prompt")
+    return data
