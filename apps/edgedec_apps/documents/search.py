@@ -38,8 +38,8 @@ class Found:
         """Return a sentence for a person; `name` stands for the documents."""
         places = "; ".join(_places(self.passages))
         return (
-            f"{name}: longer than the context of {n_ctx} tokens, so it was searched: of "
-            f"{counted(self.n_searched, 'passage')}, the {self.n_read} that match the question best are read ({places})"
+            f"{name}: longer than the context of {n_ctx} tokens, so it was searched for the question; read: "
+            f"{self.n_read} of {counted(self.n_searched, 'passage')} ({places})"
         )
 
     def document(self) -> dict[str, Any]:
@@ -69,6 +69,8 @@ def search(
 ) -> Found | None:
     """Return as many of the best passages as fit, for one question; the same ones for the same arguments.
 
+    Where all that match fit, their neighbours follow.
+
     Args:
         documents: The documents.
         question: What is asked about them.
@@ -86,7 +88,9 @@ def search(
     """
     most = max(_LEAST, min(_MOST, n_room * _TOKEN_CHARACTERS // _AT_ONCE))
     passages = passages_of(documents, most)
-    ranked = rank(passages, question, cancel, on_progress)
+    best = rank(passages, question, cancel, on_progress)
+    beside = [i + step for i in best for step in (1, -1) if 0 <= i + step < len(passages)]
+    ranked = list(dict.fromkeys([*best, *beside]))
 
     def of(n: int) -> Found:
         read = _joined(passages, sorted(ranked[:n]))
