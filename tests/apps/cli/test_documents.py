@@ -55,23 +55,23 @@ def test_what_fits_is_read_whole(model: Path, tmp_path: Path) -> None:
 
 def test_what_is_too_long_is_searched_and_that_is_said(model: Path, book: Path) -> None:
     """The text is that of a prompt with the passages; they are told, with their places, and so is the sum."""
-    found = run_here("run", model, "thing 63", "-f", book, *SHORT, "--json", "--explain")
+    found = run_here("run", model, "thing 441", "-f", book, *SHORT, "--json", "--explain")
     read = document(found)["search"]
     place = read["passages"][0]["place"]
     shown = "\n\n".join(f"[book.txt, {each['place']}]\n{each['text']}" for each in read["passages"])
-    alone = document(run_here("run", model, f"{shown}\n\nthing 63", *SHORT, "--json"))
+    alone = document(run_here("run", model, f"{shown}\n\nthing 441", *SHORT, "--json"))
     assert document(found)["token_ids"] == alone["token_ids"]
-    assert LINES[8] in shown, "the line with thing 63"
+    assert LINES[62] in shown, "the line with thing 441"
     assert f"of {read['n_passages']} passages ({place}" in found.err
     assert f"read: book.txt, {place}: " in found.err
-    assert "too long" not in run_here("run", model, "thing 63", "-f", book, *SHORT, "-q").err
+    assert "too long" not in run_here("run", model, "thing 441", "-f", book, *SHORT, "-q").err
 
 
 def test_answers_to_several_questions_are_those_to_each_alone(model: Path, book: Path, tmp_path: Path) -> None:
     """Of a document that fits, the later questions read what is new; of a longer one, each has passages of its own."""
     note = tmp_path / "note.txt"
     note.write_text("\n".join(LINES[:10]), encoding="utf-8")
-    asked = ("Which thing?", "thing 63", "Why?")
+    asked = ("Which thing?", "thing 441", "Why?")
     for file in (note, book):
         together = document(run_here("run", model, *asked[:2], "-f", file, *SHORT, "--json"))["answers"]
         for question, answer in zip(asked[:2], together, strict=True):
@@ -102,15 +102,15 @@ def test_a_text_too_many_is_drawn_for_each_question(model: Path, tmp_path: Path)
 def test_passages_may_be_ranked_by_an_embedding_model(model: Path, book: Path, tmp_path: Path) -> None:
     """The best passage by its vectors is read first; the same ones are read again."""
     bert = TinyBert(seed=1).write_gguf(tmp_path / "bert.gguf", pooling_type=1)
-    asked = ("run", model, "thing 63", "-f", book, *SHORT, "--embedding-model", bert, "--json")
+    asked = ("run", model, "thing 441", "-f", book, *SHORT, "--embedding-model", bert, "--json")
     read = document(run_here(*asked))["search"]
     assert read == document(run_here(*asked))["search"]
 
     import edgedec
 
-    passages = passages_of([read_document(book)], 224)
+    passages = passages_of([read_document(book)], (599 - 8) * 3 // 6)
     with edgedec.load(bert) as embedder:
-        best = passages[by_meaning(embedder, passages, "thing 63")[0]]
+        best = passages[by_meaning(embedder, passages, "thing 441")[0]]
     assert len(passages) == read["n_passages"]
     assert any(best.text.strip() in each["text"] for each in read["passages"])
 
@@ -118,7 +118,7 @@ def test_passages_may_be_ranked_by_an_embedding_model(model: Path, book: Path, t
 def test_a_prompt_that_does_not_fit_says_what_would_help(model: Path, book: Path) -> None:
     """The context to ask for, or a question; a question without a word of the document, and --raw, are told so."""
     alone = run_here("run", model, "-f", book, *SHORT)
-    alone.failed(41, "longer context (--context 2048", "Or ask a question about it: then edgedec searches it")
+    alone.failed(41, "longer context (--context at least 1792)", "Or ask a question about it: then edgedec searches it")
     run_here("run", model, "zebra", "-f", book, *SHORT).failed(41, "no passage with a word of the question fits")
     raw = run_here("run", model, "zebra", "-f", book, *SHORT, "--raw")
     raw.failed(41, "longer context (--context")

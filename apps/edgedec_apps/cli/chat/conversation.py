@@ -230,7 +230,11 @@ def _make_room(conversation: Conversation, tools: "Tools | None") -> None:
     """
     engine = conversation.engine
     n_answer = conversation.options.get("max_tokens") or engine.n_ctx // 4
-    messages, n_dropped = engine.fit_messages(conversation.messages, min(n_answer, engine.n_ctx // 2), tools)
+    try:
+        messages, n_dropped = engine.fit_messages(conversation.messages, min(n_answer, engine.n_ctx // 2), tools)
+    except PromptTooLongError:
+        engine.chat_ids(conversation.messages[-1:], tools=tools)  # raises the error that names the context to ask for
+        raise
     if n_dropped:
         with suppress(PromptTooLongError):  # the last message alone takes more than half
             messages, n_dropped = engine.fit_messages(conversation.messages, engine.n_ctx // 2, tools)
