@@ -160,7 +160,7 @@ class LoadedModel(OpenModel):
                 f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
                 f"use generate() (--raw), or load it with {argument('chat_template')}"
             )
-        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max, self._pictures)
+        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max, self.card.n_ctx_train, self._pictures)
 
     def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
         """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""

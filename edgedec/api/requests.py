@@ -150,12 +150,14 @@ class ChatPrompts:
         template: The model's chat template.
         tokenizer: The model's tokenizer.
         n_most: Most tokens of a prompt.
+        n_trained: Tokens of context that the model was trained for; 0 where that is not known.
         pictures: Makes ids of pictures, or None.
     """
 
     template: ChatTemplate
     tokenizer: Tokenizer
     n_most: int
+    n_trained: int = 0
     pictures: PictureReader | None = None
 
     def render(
@@ -182,7 +184,8 @@ class ChatPrompts:
         add_special = not self._has_bos(text)
         if pictures and self.pictures is not None:
             return self.pictures.ids(self.tokenizer, text, pictures, self.n_most, add_special=add_special)
-        return encode_prompt(self.tokenizer, text, self.n_most, add_special=add_special, parse_special=True)
+        n_most, n_trained = self.n_most, self.n_trained
+        return encode_prompt(self.tokenizer, text, n_most, n_trained, add_special=add_special, parse_special=True)
 
     def fit(
         self,
@@ -297,7 +300,8 @@ class Requests:
             RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
         if isinstance(prompt, str):
-            return tuple(encode_prompt(self._tokenizer, prompt, self._n_prompt_max))
+            n_trained = self._model.card.n_ctx_train
+            return tuple(encode_prompt(self._tokenizer, prompt, self._n_prompt_max, n_trained))
         return as_token_ids(prompt)
 
 

@@ -108,7 +108,7 @@ def check_request(request: Request, session: Session, constraint: Constraint | N
                     f"a grammar decides where the text ends, so {argument(name)} can't be kept: leave one of them out"
                 )
     if n_prompt >= (most := session.n_text_max):
-        raise too_long(n_prompt, most - 1)
+        raise too_long(n_prompt, most - 1, session.model.card.n_ctx_train)
     if n_prompt + (n_begun := len(request.begun_ids)) > most:
         raise RequestError(f"the prompt's {n_prompt} tokens and the {n_begun} to resume are over the context of {most}")
 

@@ -27,20 +27,27 @@ def require_messages(n_messages: int, n_most: int) -> None:
         )
 
 
-def require_may_fit(tokenizer: Tokenizer, text: str, n_most: int) -> None:
+def require_may_fit(tokenizer: Tokenizer, text: str, n_most: int, n_trained: int = 0) -> None:
     """Raise PromptTooLongError for a text that certainly takes more than `n_most` tokens, without tokenizing it."""
     least = _least_tokens(tokenizer, text, n_most)
     if least > n_most:
-        raise too_long(least, n_most, exact=False)
+        raise too_long(least, n_most, n_trained, exact=False)
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, text: str, n_most: int, *, add_special: bool = True, parse_special: bool = False
+    tokenizer: Tokenizer,
+    text: str,
+    n_most: int,
+    n_trained: int = 0,
+    *,
+    add_special: bool = True,
+    parse_special: bool = False,
 ) -> list[int]:
-    """Return the tokens of a prompt, at most `n_most` (PromptTooLongError where it has more)."""
+    """Return the tokens of a prompt, at most `n_most` (raises too_long() where it has more)."""
     ids = _encode(tokenizer, text, n_most, add_special=add_special, parse_special=parse_special)
     if isinstance(ids, int) or len(ids) > n_most:
-        raise too_long(ids, n_most, exact=False) if isinstance(ids, int) else too_long(len(ids), n_most)
+        n_tokens, exact = (ids, False) if isinstance(ids, int) else (len(ids), True)
+        raise too_long(n_tokens, n_most, n_trained, exact=exact)
     return ids
 
 
@@ -50,14 +57,20 @@ def count_tokens(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: b
     return ids if isinstance(ids, int) else len(ids)
 
 
-def too_long(n_tokens: int, n_most: int, *, exact: bool = True) -> PromptTooLongError:
-    """Return the error for a prompt of `n_tokens` tokens, or of at least so many where that is not exact."""
+def too_long(n_tokens: int, n_most: int, n_trained: int = 0, *, exact: bool = True) -> PromptTooLongError:
+    """Return the error for a prompt of `n_tokens` tokens, or of at least so many where that is not exact.
+
+    It names the context that would do, unless that is beyond the `n_trained` tokens of the model (0: not known).
+    """
     least = "" if exact else "at least "
     n_ctx = -(-(n_tokens + _ANSWER) // _CONTEXT_STEP) * _CONTEXT_STEP
+    n_ctx = n_trained if n_tokens < n_trained < n_ctx else n_ctx
+    longer = f"load the model with a longer context ({argument('n_ctx')} {least}{n_ctx})"
+    if 0 < n_trained < n_ctx:
+        longer = f"load a model that was trained for {least}{n_ctx} (this one: {n_trained})"
     return PromptTooLongError(
         f"the prompt takes {least}{counted(n_tokens, 'token')}; the context of {n_most + 1} leaves room for {n_most}. "
-        f"Shorten it, or load the model with a longer context ({argument('n_ctx')} {least}{n_ctx}), or one that slides "
-        f"({argument('slide')})"
+        f"Shorten it, or {longer}, or one that slides ({argument('slide')})"
     )
 
 

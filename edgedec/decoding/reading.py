@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -32,11 +32,21 @@ def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnPro
     session = item.session
     n_held = session.n_cached
     try:
-        return session.evaluate(item, on_progress)
+        return session.evaluate(item, on_progress and _of_prompt(on_progress, text, item))
     except BaseException:  # KeyboardInterrupt too
         if session.n_cached != n_held:  # else the session still holds what it held before
             text.n_cached = min(session.n_cached, n_most)
         raise
+
+
+def _of_prompt(on_progress: OnProgress, text: TextState, item: ForwardItem) -> OnProgress | None:
+    """Report where an item of a prompt begins; return what passes on the progress through it as that of the prompt."""
+    end = item.n_past + item.n_rows
+    n_all = max(end, len(text.request.prompt_ids))
+    if item.n_rows == 1:
+        return None
+    report_progress(on_progress, "prefill", item.n_past, n_all, "tokens")
+    return lambda found: on_progress(replace(found, done=end - (found.total or 0) + found.done, total=n_all))
 
 
 def read(text: TextState, session: Session, n_end: int, on_progress: OnProgress | None = None) -> Forward:
@@ -49,8 +59,6 @@ def read(text: TextState, session: Session, n_end: int, on_progress: OnProgress 
         end = item.n_past + item.n_rows
         forward = evaluate(text, item, end, on_progress)
         text.n_cached = end
-        if end < n_end:
-            report_progress(on_progress, "prefill", end, n_end, "tokens")
     return forward
 
 

@@ -9,6 +9,7 @@ from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 from support.processes.command_line import run_here
 
 import edgedec
+from edgedec.decoding.prompt_length import too_long
 from edgedec.errors import PromptTooLongError
 from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
@@ -64,12 +65,25 @@ def test_a_long_prompt_is_taken_without_an_option(trained: Path) -> None:
 
 @pytest.mark.slow
 def test_a_prompt_that_is_too_long_names_the_option_and_a_number(tmp_path: Path) -> None:
-    """With that number, the prompt fits with an answer of 512 tokens."""
-    path = tiny_llama(tmp_path / "short.gguf", n_ctx_train=256)
-    with edgedec.load(path, runtime="cpu") as model, pytest.raises(PromptTooLongError) as caught:
+    """With that number, the prompt fits with an answer of 512 tokens, or of fewer where the model was trained so."""
+    path = tiny_llama(tmp_path / "long.gguf", n_ctx_train=4096)
+    with edgedec.load(path, runtime="cpu", n_ctx=256) as model, pytest.raises(PromptTooLongError) as caught:
         model.generate("river " * 50, max_tokens=1)
     assert "the prompt takes 301 tokens; the context of 256 leaves room for 255" in str(caught.value)
     assert "longer context (n_ctx 1024)" in str(caught.value)
-    done = run_here("run", path, "river " * 50, "--runtime", "cpu", "--raw")
+    done = run_here("run", path, "river " * 50, "--runtime", "cpu", "--raw", "-c", "256")
     assert "(--context 1024)" in done.err
     assert run_here("run", path, "river " * 50, "--runtime", "cpu", "--raw", "-c", "1024", "-n", "4", "-q").code == 0
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "exact", "words"),
+    [
+        (300, True, "longer context (n_ctx 1000), or"),
+        (1000, True, "load a model that was trained for 1536 (this one: 1000), or one that slides (slide)"),
+        (1200, False, "load a model that was trained for at least 1792 (this one: 1000), or"),
+    ],
+)
+def test_no_context_is_named_that_the_model_was_not_trained_for(n_tokens: int, exact: bool, words: str) -> None:
+    """The number is at most the trained one; where the prompt is longer, another model or a window would do."""
+    assert words in str(too_long(n_tokens, 255, 1000, exact=exact))

@@ -1,51 +1,52 @@
-"""Where a prompt comes from: the argument, a file, or standard input."""
+"""Where a prompt comes from: arguments, files, or standard input."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edgedec.errors import RequestError
 from edgedec.memory_plan import parse_size
 from edgedec_apps import texts
 from edgedec_apps.cli.shown.progress import shown
+from edgedec_apps.cli.shown.terminal import one_line, say
+from edgedec_apps.documents.files import Document, document_from, read_document
 from edgedec_apps.texts import decoded, read_text
 
 _STANDARD_INPUT = "standard input"
 
 
-def find_prompt(prompt: str | None, file: Path | None, memory: str | None = None, *, quiet: bool = False) -> str | None:
-    """Return the prompt; None for a chat, at a terminal without a prompt.
+def find_documents(files: Sequence[Path], memory: str | None = None, *, quiet: bool = False) -> list[Document] | None:
+    """Return what a prompt is about: the content of files, or that of standard input where it is no terminal.
 
-    The prompt is the argument, the content of `file`, or that of standard input where it is no terminal. Content and
-    argument together are one prompt: the content, an empty line, the argument. The content comes first, so that another
-    question on the same content finds it in the prompt cache. Content loses a byte order mark at the start and one line
-    end at the end; where it is blank, the argument is the prompt.
+    None stands for neither. A text loses a byte order mark at the start and one line end at the end.
 
     Args:
-        prompt: The argument.
-        file: A file, or - for standard input.
-        memory: The most memory of the process. At most a 64th of it is read, as encoding a prompt takes several copies
-            of up to four bytes a character.
-        quiet: Whether it is not said that standard input is awaited.
+        files: Files, texts or PDFs; - is standard input.
+        memory: The most memory of the process. Of a text at most a 64th of it is read, as encoding a prompt takes
+            several copies of up to four bytes a character.
+        quiet: Whether it is not said what is read.
 
     Raises:
-        RequestError: A text is not UTF-8 or too long.
-        StorageError: The file can't be read.
+        RequestError: A text is not UTF-8 or too long, or a PDF can't be read.
+        StorageError: A file can't be read.
     """
-    given = argument_text(prompt, "the prompt")
-    if file is None and sys.stdin.isatty():
-        return given
-    most_bytes = _most_bytes(None if memory is None else parse_size(memory))
-    if file is not None and str(file) != "-":
-        content = read_text(file, most_bytes)
-    else:
-        with shown("reading standard input", quiet=quiet or sys.stdin.isatty()):
-            content = decoded(sys.stdin.buffer.read(most_bytes + 1), _STANDARD_INPUT, most_bytes)
-    content = content.removesuffix("\n").removesuffix("\r")
-    if given is None:
-        return content
-    return f"{content}\n\n{given}" if content.strip() else given
+    if not files and sys.stdin.isatty():
+        return None
+    cap_bytes = None if memory is None else parse_size(memory)
+    most_bytes, found = _most_bytes(cap_bytes), list[Document]()
+    for file in files or [Path("-")]:
+        if str(file) == "-":
+            with shown("reading standard input", quiet=quiet or sys.stdin.isatty()):
+                document = document_from(sys.stdin.buffer, _STANDARD_INPUT, most_bytes, cap_bytes)
+        else:
+            with shown(f"reading {file.name}", quiet=quiet):
+                document = read_document(file, most_bytes, cap_bytes)
+        if document.is_cut and not quiet:
+            say(f"edgedec: {one_line(document.name)} is too long to be read whole; its end is left out")
+        found.append(replace(document, text=document.text.removesuffix("\n").removesuffix("\r")))
+    return found
 
 
 def system_text(system: str | None, file: Path | None) -> str | None:

@@ -42,9 +42,9 @@ and the chat says so.
   conversation.
 - `/save FILE` writes the messages as JSON to a file that only you can read; `/load FILE` goes on with them, with any
   model. `/save` replaces a saved chat, and no other file.
-- `/file FILE` puts the text of a text file or a PDF before the next message. `/model NAME` changes the model and keeps
-  the conversation. `/show` shows model, context, memory and sampling. `/stats` explains the last answer as `--explain`
-  does, `/stats all` as `--explain-all` does.
+- `/file FILE` puts a text or a PDF before the next message, or searches it for each message where it is longer than the
+  context. `/model NAME` changes the model and keeps the conversation. `/show` shows model, context, memory and
+  sampling. `/stats` explains the last answer as `--explain` does, `/stats all` as `--explain-all` does.
 - At a terminal, answers are shown as Markdown while they come. `/set markdown off` shows the text itself, as pipes,
   files, grammars and `TERM=dumb` get it; `NO_COLOR=1` leaves out the colours.
 - A paste of several lines is one message, which Enter sends. Alt-Enter begins a new line, Tab completes commands, and

@@ -22,7 +22,7 @@ from edgedec_apps.server.llama import infill_api, lora_api, token_api
 from edgedec_apps.server.ollama import api as ollama_api
 from edgedec_apps.server.openai import api as openai_api
 from edgedec_apps.server.openai import embeddings_api, responses_api
-from edgedec_apps.server.page import tools, uploads
+from edgedec_apps.server.page import passages, tools, uploads
 
 STATIC = Path(__file__).parent / "page" / "static"
 
@@ -49,6 +49,7 @@ def build_app(service: Service) -> Starlette:
         *infill_api.routes(),
         *ollama_api.routes(),
         *uploads.routes(),
+        *passages.routes(),
         *tools.routes(),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]

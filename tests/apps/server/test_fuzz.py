@@ -92,6 +92,12 @@ BODIES: dict[str, dict[str, Any]] = {
         "n_predict": 3,
         "stream": False,
     },
+    "/page/passages": {
+        "messages": messages("x"),
+        "files": [{"name": "a", "text": "y\fz"}],
+        "question": "y",
+        "max_tokens": 3,
+    },
     "/extract": {"question": "x?", "passage": "y x", "n": 2, "max_tokens": 3},
     "/v1/rerank": {
         "query": "x",

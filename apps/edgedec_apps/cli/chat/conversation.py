@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from edgedec.chat import Message
 from edgedec.errors import CancelledError, PromptTooLongError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.about import say_found
 from edgedec_apps.cli.chat.tool_calls import MOST_ROUNDS, ChatTools
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.pictures import with_pictures
@@ -17,13 +18,17 @@ from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print
 from edgedec_apps.cli.shown.terminal import say
 from edgedec_apps.cli.shown.thoughts import OwnMarks, answer_message, own_marks, with_thoughts
 from edgedec_apps.cli.wording import in_options
+from edgedec_apps.documents.asking import Asking
+from edgedec_apps.documents.files import Document
+from edgedec_apps.documents.search import Found
 from edgedec_apps.reply_marks import marks_of, opened_mark, schemas_of
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
     from edgedec.sequence import Generation
     from edgedec_apps.call_bodies import ToolCall
-    from edgedec_apps.cli.chat.tool_calls import Tools
+    from edgedec_apps.cli.about import say_found
+from edgedec_apps.cli.chat.tool_calls import Tools
 
 
 @dataclass(slots=True)
@@ -42,6 +47,7 @@ class Conversation:
         messages: The messages that the next answer follows.
         last: The last answer.
         attached: Texts of files, which come before the next message.
+        searched: Documents that are longer than the context; passages of them come before each message.
         tools: The tools that the model may call.
         pictures: Pictures, as parts of a message, which come before these.
     """
@@ -58,12 +64,13 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     last: "Generation | None" = None
     attached: list[str] = field(default_factory=list)
+    searched: list[Document] = field(default_factory=list)
     tools: ChatTools = field(default_factory=ChatTools)
     pictures: list[dict[str, Any]] = field(default_factory=list)
 
     def reset(self, system: str | None) -> None:
         """Forget all messages, and begin with a system message unless it is None."""
-        self.messages, self.attached, self.pictures = [], [], []
+        self.messages, self.attached, self.searched, self.pictures = [], [], [], []
         self.last = None
         self.instruct(system)
 
@@ -91,9 +98,35 @@ def ask(conversation: Conversation, text: str) -> None:
         EdgedecError: As Engine.chat_stream.
         CancelledError: Ctrl-C stopped the answer to a message from a pipe.
     """
-    _send(conversation, with_pictures(conversation.pictures, "\n\n".join([*conversation.attached, text])))
+    asked = _with_passages(conversation, text) if conversation.searched else text
+    _send(conversation, with_pictures(conversation.pictures, "\n\n".join([*conversation.attached, asked])))
     if conversation.messages and conversation.messages[-1]["role"] == "assistant":  # else Ctrl-C came before a word
         conversation.attached, conversation.pictures = [], []
+
+
+def _with_passages(conversation: Conversation, text: str) -> str:
+    """Return a message behind the passages of the documents that match it best, in half of the context."""
+    engine, system = conversation.engine, conversation.system
+    before = [] if system is None else [{"role": "system", "content": system}]
+    asking = Asking(
+        engine,
+        lambda found: with_pictures(conversation.pictures, "\n\n".join([*conversation.attached, found])),
+        before,
+        conversation.tools.definitions(engine),
+        n_answer=engine.n_ctx // 2,
+    )
+
+    def work(cancel: CancelToken) -> Found | None:
+        with ProgressLine(quiet=conversation.quiet) as on_progress:
+            return asking.search(conversation.searched, text, cancel, on_progress)
+
+    found = interruptible(work)
+    if found is None:
+        conversation.tell("no passage of the documents matches; nothing of them is read")
+        return text
+    if not conversation.quiet:
+        say_found(conversation.searched, found, engine.n_ctx)
+    return found.content
 
 
 def regenerate(conversation: Conversation) -> None:
@@ -197,7 +230,11 @@ def _make_room(conversation: Conversation, tools: "Tools | None") -> None:
     """
     engine = conversation.engine
     n_answer = conversation.options.get("max_tokens") or engine.n_ctx // 4
-    messages, n_dropped = engine.fit_messages(conversation.messages, min(n_answer, engine.n_ctx // 2), tools)
+    try:
+        messages, n_dropped = engine.fit_messages(conversation.messages, min(n_answer, engine.n_ctx // 2), tools)
+    except PromptTooLongError:
+        engine.chat_ids(conversation.messages[-1:], tools=tools)  # raises the error that names the context to ask for
+        raise
     if n_dropped:
         with suppress(PromptTooLongError):  # the last message alone takes more than half
             messages, n_dropped = engine.fit_messages(conversation.messages, engine.n_ctx // 2, tools)

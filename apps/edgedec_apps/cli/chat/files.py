@@ -1,4 +1,4 @@
-"""Files of a chat: what /save writes and /load reads, and the texts that /file puts before a message."""
+"""Files of a chat: what /save writes and /load reads."""
 
 import json
 from collections.abc import Sequence
@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.chat import Message
-from edgedec.errors import CancelledError, ModelFormatError, RequestError, StorageError
-from edgedec.progress import CancelToken
+from edgedec.errors import ModelFormatError, RequestError, StorageError
 from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.cli.pictures import picture_part
 from edgedec_apps.texts import read_text
 
-_PDF = b"%PDF-"
-_HEAD_BYTES = 1024  # in which a PDF says that it is one
-_MOST_PDF_BYTES = 64_000_000
 _FORMAT = "edgedec chat 1"
 _ROLES = ("system", "user", "assistant", "tool")
 _TEXTS = ("role", "content", "reasoning_content", "name", "tool_call_id")
@@ -79,50 +75,6 @@ def _read(content: Any) -> Any:
     if isinstance(content, str):
         return content
     return [picture_part(Path(part["image"])) if part["type"] == "image" else part for part in content]
-
-
-def file_text(path: Path, most_bytes: int, cancel: CancelToken) -> str:
-    """Return the text of a text file in UTF-8, or of a PDF, of at most `most_bytes` bytes.
-
-    A PDF is read by a process of its own, within limits of memory and time.
-
-    Raises:
-        RequestError: The file is empty, too long, a PDF without text, or neither of both kinds.
-        StorageError: The file can't be read.
-    """
-    if not path.is_file() and path.exists():
-        raise RequestError(f"{path} is no file")
-    try:
-        with path.open("rb") as file:
-            is_pdf = file.read(_HEAD_BYTES).lstrip().startswith(_PDF)
-            size = path.stat().st_size
-    except OSError as error:
-        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
-    text = _pdf_text(path, size, cancel) if is_pdf else read_text(path, most_bytes)
-    if not text.strip():
-        raise RequestError(f"{path} holds no text")
-    if "\0" in text:
-        raise RequestError(f"{path} is no text: it holds zero bytes")
-    if len(text.encode()) > most_bytes:
-        raise RequestError(f"{path} holds more than {most_bytes} bytes of text; give a shorter one")
-    return text.strip("\r\n")
-
-
-def _pdf_text(path: Path, size: int, cancel: CancelToken) -> str:
-    from edgedec_apps.server.page.uploads import MOST_BYTES, missing_reader, read_pdf  # here, as it imports the server
-
-    if why := missing_reader():
-        raise RequestError(f"{path} is a PDF; {why}")
-    if size > _MOST_PDF_BYTES:
-        raise RequestError(f"{path} has {size} bytes; a PDF may have at most {_MOST_PDF_BYTES}")
-    found = read_pdf(path.read_bytes(), MOST_BYTES, cancel)
-    if cancel.cancelled:
-        raise CancelledError("interrupted")
-    if "error" in found:
-        raise RequestError(f"{path} can't be read: {found['error']}")
-    if found["cut"]:
-        raise RequestError(f"{path} holds more text than is read of a PDF; give a shorter one")
-    return str(found["text"])
 
 
 def _is_message(value: Any) -> bool:

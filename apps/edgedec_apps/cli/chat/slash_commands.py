@@ -1,13 +1,12 @@
 """The commands of a chat: the lines that begin with a slash, typed or from a pipe."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from edgedec.errors import EdgedecError, PromptTooLongError, RequestError, SessionError, counted
 from edgedec_apps.cli.chat.conversation import Conversation, ask, regenerate
-from edgedec_apps.cli.chat.files import file_text, load_messages, save_messages
+from edgedec_apps.cli.chat.files import load_messages, save_messages
 from edgedec_apps.cli.chat.models import facts, switch
 from edgedec_apps.cli.chat.settings import set_option, settings
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
@@ -16,6 +15,7 @@ from edgedec_apps.cli.shown.explain import explained, sampling_line
 from edgedec_apps.cli.shown.replies import summary
 from edgedec_apps.cli.shown.terminal import one_line, say
 from edgedec_apps.cli.wording import in_options
+from edgedec_apps.documents.files import read_document
 
 
 class Command(NamedTuple):
@@ -128,11 +128,24 @@ def _path(command: str, rest: str) -> Path:
 
 def _attach(conversation: Conversation, rest: str) -> None:
     path, engine = _path("/file", rest), conversation.engine
-    text = interruptible(partial(file_text, path, engine.n_ctx * _MOST_TOKEN_BYTES))
+    if not path.is_file() and path.exists():
+        raise RequestError(f"{path} is no file")
+    cap, most = engine.plan.process_cap_bytes, engine.n_ctx * _MOST_TOKEN_BYTES
+    free = None if cap is None else max(0, cap - engine.plan.total_bytes)
+    most_bytes = None if free is None else max(most, free // _TEXT_PART)
+    document = interruptible(lambda cancel: read_document(path, most_bytes, free, cancel))
+    text = document.whole.strip("\r\n")
+    if not text.strip():
+        raise RequestError(f"{path} holds no text")
     try:
         n_tokens = len(engine.prompt_ids(text))
-    except PromptTooLongError as error:
-        raise PromptTooLongError(f"{path}: {error.marked}") from error
+    except PromptTooLongError:
+        conversation.searched.append(document)
+        what = f"longer than the context of {engine.n_ctx} tokens; for each message it is searched (until /clear)"
+        conversation.tell(
+            f"{one_line(rest)}: {what}{', but for its end, which is too long' if document.is_cut else ''}"
+        )
+        return
     conversation.attached.append(text)
     conversation.tell(f"{one_line(rest)}: {counted(n_tokens, 'token')}; its text comes before your next message")
 
@@ -192,7 +205,7 @@ def _regenerate(conversation: Conversation, _: str) -> None:
 
 
 _COLUMN = 18
-_MOST_TOKEN_BYTES = 64  # of a file's text, for each token of the context; what is longer is not read
+_MOST_TOKEN_BYTES, _TEXT_PART = 64, 16  # of a file's text under a memory cap: for each token, or of what is free
 _LEAVE = "/bye"
 _COMMANDS = {
     "/help": Command(_help, "", "this list"),
@@ -201,7 +214,7 @@ _COMMANDS = {
     "/set": Command(_set, "NAME VALUE", "temperature, system, ...; no VALUE: default, alone: list"),
     "/save": Command(_save, "FILE", "write the conversation to a file"),
     "/load": Command(_load, "FILE", "go on with the conversation of such a file"),
-    "/file": Command(_attach, "FILE", "put the text of a text file or a PDF before the next message"),
+    "/file": Command(_attach, "FILE", "put a text or a PDF before the next message; search a long one"),
     "/image": Command(_attach_picture, "FILE", "put a picture before the next message; or drop its file"),
     "/model": Command(_switch, "NAME", "go on with another model"),
     "/tools": Command(_list_tools, "", "the tools that the model may call (--mcp)"),

@@ -11,7 +11,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, prompt_option
 from edgedec_apps.cli.output_files import require_writable, write_json_file
-from edgedec_apps.cli.prompt import find_prompt
+from edgedec_apps.cli.prompt import find_documents
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_text
 
@@ -41,8 +41,9 @@ def command(
     """
     from edgedec_apps.cli.opening import open_model
 
-    passage = find_prompt(None, file, load.memory, quiet=output.quiet)
-    if passage is None or not passage.strip():
+    documents = find_documents([] if file is None else [file], load.memory, quiet=output.quiet)
+    passage = documents[0].whole if documents else ""
+    if not passage.strip():
         raise RequestError("there is no text to quote from; name a file by --file, or pipe the text in")
     require_writable(output.json_out)
     load, unused = _without_drafts(load)

@@ -1,6 +1,9 @@
 """edgedec run: a prompt in, text out."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +11,8 @@ import typer
 
 from edgedec.errors import CancelledError, RequestError, RuntimeLostError, ScorerError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli import completion
+from edgedec_apps.cli.about import passage_lines, rank_by_model, say_found
 from edgedec_apps.cli.commands.chat import ChatJob, converse
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import (
@@ -23,15 +28,18 @@ from edgedec_apps.cli.options import (
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines, with_pictures
 from edgedec_apps.cli.preset_options import with_preset
-from edgedec_apps.cli.prompt import find_prompt, system_text
+from edgedec_apps.cli.prompt import argument_text, find_documents, system_text
 from edgedec_apps.cli.reports.memory_report import Held, held_by, held_document, held_line
 from edgedec_apps.cli.sampling_options import ChoiceFlags, SamplingFlags
 from edgedec_apps.cli.shown.explain import sampling_line
 from edgedec_apps.cli.shown.log import telling_of_losses
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, cut_text, print_stream, print_texts, say_summary
-from edgedec_apps.cli.shown.terminal import say, write_json
+from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_text
 from edgedec_apps.cli.shown.thoughts import OwnMarks, own_marks, with_thoughts
+from edgedec_apps.documents.asking import ANSWER, Asking
+from edgedec_apps.documents.files import Document
+from edgedec_apps.documents.search import Found, whole
 
 if TYPE_CHECKING:
     from edgedec.api.best_text import BestOf
@@ -50,19 +58,30 @@ class RunJob:
 
     model: ModelName
     prompt: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
-            metavar="PROMPT",
-            help="The prompt, after the content of --file or of standard input. Without any of them, a chat.",
+            metavar="PROMPT...",
+            help="The prompt, after the content of --file or of standard input. Several, each about that content, are "
+            "answered one after another. Without any of these, a chat.",
         ),
     ] = None
     file: Annotated[
-        Path | None,
+        list[Path] | None,
         prompt_option(
             "--file",
             "-f",
-            help="A file (- is standard input) with the prompt, or with what it is about.",
+            help="A text or a PDF (- is standard input) with the prompt, or with what it is about. Repeatable.",
             metavar="FILE",
+        ),
+    ] = None
+    embedding_model: Annotated[
+        str | None,
+        prompt_option(
+            "--embedding-model",
+            help="Search files that are longer than the context by this model's vectors, not by words.",
+            metavar="NAME",
+            complete=completion.any_model,
+            further=True,
         ),
     ] = None
     image: Annotated[
@@ -82,15 +101,16 @@ class RunJob:
 def command(job: RunJob) -> None:
     """Run a model on a prompt: text goes to standard output, all else to standard error.
 
-    A PROMPT with --file, or with a pipe, is about that content: cat FILE | edgedec run MODEL "Explain this". At a
-    terminal, without a prompt, it becomes a chat.
+    A PROMPT with --file, or with a pipe, is about that content: cat FILE | edgedec run MODEL "Explain this". Of content
+    that is longer than the context, the passages that match PROMPT best are read. At a terminal, without a prompt, it
+    becomes a chat.
     """
-    text = find_prompt(job.prompt, job.file, job.load.memory, quiet=job.output.quiet)
+    asked = _Asked.of(job)
     given = system_text(job.system, job.system_file)
     sampling, system = with_preset(job.model, job.sampling, given)
     job = replace(job, sampling=sampling, system=None if job.raw and given is None else system)
-    if text is not None:
-        _run_prompt(job, text)
+    if asked is not None:
+        _run_prompt(job, asked)
     elif job.image:
         raise RequestError("--image needs a prompt; give one, or pipe it in (in a chat, /image attaches pictures)")
     elif job.choice != ChoiceFlags():
@@ -101,8 +121,25 @@ def command(job: RunJob) -> None:
         converse(ChatJob(job.model, job.system, job.load, job.sampling, job.output, job.history, ToolFlags()))
 
 
-def _run_prompt(job: RunJob, prompt: str) -> None:
-    """Load the model, generate, print the text and report.
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a command asks: questions, None for the documents themselves, and documents that each of them is about."""
+
+    questions: "Sequence[str | None]"
+    documents: Sequence[Document]
+
+    @classmethod
+    def of(cls, job: RunJob) -> "_Asked | None":
+        """Return what is asked; None for a chat, at a terminal without a prompt (raises as find_documents)."""
+        prompts = [argument_text(prompt, "the prompt") for prompt in job.prompt or []]
+        if len(prompts) > 1 and job.file is None and sys.stdin.isatty():
+            raise RequestError("several prompts need --file; put a prompt of several words in quotation marks")
+        documents = find_documents(job.file or [], job.load.memory, quiet=job.output.quiet)
+        return None if documents is None and not prompts else cls(prompts or [None], documents or [])
+
+
+def _run_prompt(job: RunJob, asked: _Asked) -> None:
+    """Load the model, answer, and print the texts and reports.
 
     Raises:
         CancelledError: Ctrl-C ended the generation; the text so far is printed.
@@ -112,12 +149,7 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
     from edgedec_apps.cli.opening import open_model, sampling_options, save_draft_store
     from edgedec_apps.cli.sampling_options import grammar_options
 
-    if job.raw and job.system is not None:
-        raise RequestError("--system needs the chat template; leave out --raw")
-    if job.raw and job.image:
-        raise RequestError("--image needs the chat template; leave out --raw")
-    if not job.raw and not prompt.strip():
-        raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
+    _require_complete(job, asked)
     require_writable(job.output.json_out)
     way, n_texts = None, 1
     if job.choice != ChoiceFlags():
@@ -127,33 +159,72 @@ def _run_prompt(job: RunJob, prompt: str) -> None:
         n_texts = n_texts_of(way, job.choice)
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
-    pictures = picture_parts(job.image or [])
+    writing = _Writing(job, asked, way, n_texts, options)
+    answers: list[_Answer] = []
 
-    def work(cancel: CancelToken) -> "tuple[Written, _About, bool]":
+    def work(cancel: CancelToken) -> bool:
         plan: dict[str, Any] = {"n_texts": n_texts, "grammars": bool(grammar), "keeps_prompts": True}
-        with open_model(job.model, job.load, job.output, cancel, one_request=True, **plan) as engine:
-            progress = ProgressLine(quiet=job.output.quiet)
-            given = _prompt(engine, job, prompt, pictures)
-            seen = [] if isinstance(given, str) or not pictures else pictures_document(engine.mark_pictures, given)
-            with progress as on_progress:
-                started = options | {"cancel": cancel, "on_progress": on_progress}
-                found = _written(engine, job, given, way, n_texts, started, progress)
+        one = len(asked.questions) == 1
+        with open_model(job.model, job.load, job.output, cancel, one_request=one, **plan) as engine:
+            _answer_all(engine, writing, answers, cancel)
             save_draft_store(engine)
-            return found, _About(job.model, held_by(engine), sampling_line(engine, options), seen), cancel.cancelled
+            return cancel.cancelled
 
     try:
-        found, about, interrupted = interruptible(work)
+        interrupted = interruptible(work)
     except ScorerError as failed:
         if not job.output.as_json:
             print_texts(failed.texts)  # they were written; only their scores are missing
         raise
-    _report(found, about, job.output)
+    _write_documents(answers, job.output)
+    found = answers[-1].found
     texts, unscored = (found, False) if isinstance(found, tuple) else ((found.generation,), interrupted)
     if unscored or any(text.finish_reason == "cancelled" for text in texts):
         raise CancelledError("interrupted")
-    for text in texts:
+    for text in [text for answer in answers for text in answer.shown]:
         if error := cut_text(text):
             raise error
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """How texts are written: the command, what is asked, how one is chosen, how many there are, and their options."""
+
+    job: RunJob
+    asked: _Asked
+    way: "BestOf | SearchBy | None"
+    n_texts: int
+    options: dict[str, Any]
+
+
+def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", cancel: CancelToken) -> None:
+    """Answer the questions one after another, and append the answers; what was printed of one is not taken back."""
+    job, questions = writing.job, writing.asked.questions
+    pictures = picture_parts(job.image or [])
+    for number, question in enumerate(questions, 1):
+        if len(questions) > 1 and not job.output.as_json:
+            write_text(f"--- question {number} of {len(questions)}: {one_line(question or '')} ---\n")
+        progress = ProgressLine(quiet=job.output.quiet)
+        with progress as on_progress:
+            options = writing.options | {"cancel": cancel, "on_progress": on_progress}
+            given, read = _prompt(engine, job, writing.asked.documents, question, pictures, options)
+            seen = [] if isinstance(given, str) or not pictures else pictures_document(engine.mark_pictures, given)
+            found = _written(engine, job, given, writing.way, writing.n_texts, options, progress)
+        sampled = sampling_line(engine, writing.options)
+        answers.append(_Answer(found, _About(job.model, held_by(engine), sampled, seen, question, read)))
+        _say(answers[-1], job.output)
+        if cancel.cancelled:
+            return
+
+
+def _require_complete(job: RunJob, asked: _Asked) -> None:
+    """Raise RequestError where options exclude each other, or a prompt is empty."""
+    if job.raw and job.system is not None:
+        raise RequestError("--system needs the chat template; leave out --raw")
+    if job.raw and job.image:
+        raise RequestError("--image needs the chat template; leave out --raw")
+    if not job.raw and not all(whole(asked.documents, question, named=False).strip() for question in asked.questions):
+        raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
 
 
 def _written(
@@ -196,18 +267,35 @@ def _written(
     return (one.generation,)
 
 
-def _prompt(engine: "Engine", job: RunJob, prompt: str, pictures: list[dict[str, Any]]) -> "str | list[Message]":
-    """Return the messages for the chat template, or the text to continue: with --raw, or for a model that has none."""
+def _prompt(
+    engine: "Engine",
+    job: RunJob,
+    documents: Sequence[Document],
+    question: str | None,
+    pictures: list[dict[str, Any]],
+    options: dict[str, Any],
+) -> "tuple[str | list[Message], Found | None]":
+    """Return the messages for the chat template, and what was searched for them.
+
+    With --raw, or for a model that has no template, it is the text to continue instead of messages.
+    """
     if not job.raw and engine.can_chat:
-        messages = [{"role": "system", "content": job.system}] if job.system is not None else []
-        return [*messages, {"role": "user", "content": with_pictures(pictures, prompt)}]
+        system = [{"role": "system", "content": job.system}] if job.system is not None else []
+        rank = rank_by_model(job.embedding_model, job.load, job.output)
+        n_answer = options.get("max_tokens") or ANSWER
+        content, several = partial(with_pictures, pictures), len(documents) > 1
+        asking = Asking(engine, content, system, n_answer=n_answer, named=several, rank=rank)
+        text, found = asking.about(documents, question, options["cancel"], options["on_progress"])
+        if found is not None and not job.output.quiet:
+            say_found(documents, found, engine.n_ctx)
+        return [*system, {"role": "user", "content": with_pictures(pictures, text)}], found
     if pictures:
         raise RequestError("the model has no chat template, which --image needs; leave --image out")
     if job.system is not None:
         raise RequestError("the model has no chat template, which --system needs; leave --system out")
     if not job.raw and not job.output.quiet:
         say("edgedec: the model has no chat template; the prompt is continued, as with --raw")
-    return prompt
+    return whole(documents, question, named=len(documents) > 1), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,34 +307,67 @@ class _About:
         held: The memory that was held.
         sampled: A line on the options of sampling.
         pictures: The pictures of the prompt, with their sizes and tokens.
+        question: The question, or None.
+        read: What was searched for it in documents, or None.
     """
 
     model: str
     held: Held
     sampled: str
     pictures: list[dict[str, Any]]
+    question: str | None
+    read: Found | None
 
 
-def _report(found: "Written", about: _About, output: OutputFlags) -> None:
-    texts = found if isinstance(found, tuple) else found.texts
-    if not output.quiet:
-        shown = texts if isinstance(found, tuple) else (found.generation,)
-        for number, text in enumerate(shown, 1):
-            lines = [about.sampled, *pictures_lines(about.pictures), held_line(about.held)]
-            say_summary(text, output.detail, lines if number == len(shown) else [])
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What was written to a prompt, and what is reported of it."""
+
+    found: "Written"
+    about: _About
+
+    @property
+    def shown(self) -> "tuple[Generation, ...]":
+        """The texts that are printed."""
+        return self.found if isinstance(self.found, tuple) else (self.found.generation,)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        found, about = self.found, self.about
+        texts = found if isinstance(found, tuple) else found.texts
+        documents = [_document(text, about.model) for text in texts]
+        document = documents[0] if len(texts) == 1 else {"model": about.model, "texts": documents}
         if not isinstance(found, tuple):
-            from edgedec_apps.cli.choice import say_choice
+            from edgedec_apps.cli.choice import choice_document
 
-            say_choice(found, others=output.detail != "none" or output.verbose)
+            document = documents[found.place] | {"choice": choice_document(found), "texts": documents}
+        pictures = {"pictures": about.pictures} if about.pictures else {}
+        read = {} if about.read is None else {"search": about.read.document()}
+        return document | pictures | read | {"memory": held_document(about.held)}
+
+
+def _say(answer: _Answer, output: OutputFlags) -> None:
+    """Print the summary of an answer, and what explains it."""
+    if output.quiet:
+        return
+    about = answer.about
+    for number, text in enumerate(answer.shown, 1):
+        read = passage_lines(about.read) if about.read is not None else []
+        lines = [about.sampled, *pictures_lines(about.pictures), *read, held_line(about.held)]
+        say_summary(text, output.detail, lines if number == len(answer.shown) else [])
+    if not isinstance(answer.found, tuple):
+        from edgedec_apps.cli.choice import say_choice
+
+        say_choice(answer.found, others=output.detail != "none" or output.verbose)
+
+
+def _write_documents(answers: "Sequence[_Answer]", output: OutputFlags) -> None:
+    """Write the JSON object, where one is wanted; that of several questions has a list of their answers."""
     if not output.as_json and output.json_out is None:
         return
-    documents = [_document(text, about.model) for text in texts]
-    document = documents[0] if len(texts) == 1 else {"model": about.model, "texts": documents}
-    if not isinstance(found, tuple):
-        from edgedec_apps.cli.choice import choice_document
-
-        document = documents[found.place] | {"choice": choice_document(found), "texts": documents}
-    document |= ({"pictures": about.pictures} if about.pictures else {}) | {"memory": held_document(about.held)}
+    document = answers[0].document()
+    if len(answers) > 1:
+        document = {"answers": [{"question": each.about.question} | each.document() for each in answers]}
     if output.as_json:
         write_json(document)
     if output.json_out is not None:

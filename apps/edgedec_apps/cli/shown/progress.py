@@ -10,12 +10,14 @@ from typing import Any
 
 from edgedec.progress import OnProgress, Progress, stage
 from edgedec_apps.cli.shown.terminal import neutral, one_line, say
+from edgedec_apps.reading_pace import ReadingPace
 
 _PATIENCE_S = 0.5  # before work is shown at a terminal
 _LINE_PATIENCE_S = 1.0  # before work is shown elsewhere
 _LINE_EVERY_S = 10.0  # between two lines on work without progress
 _PACE_AFTER_S = 10.0  # before a line says how fast tokens come
 _TICK_S = 0.25
+_PROMPT = "prefill"
 
 Key = tuple[str, str]
 
@@ -27,6 +29,7 @@ class _Work:
     latest: Progress
     started: float
     n_before: int = 0  # what was done before it began: a run that goes on where another one stopped
+    pace: ReadingPace | None = None  # of a prompt
     task: Any = None
     tenth: int = -1
     said_at: float | None = None
@@ -79,6 +82,9 @@ class ProgressLine:
         with self._lock:
             work = self._works.setdefault(key, _Work(progress, now, progress.done))
             work.latest = progress
+            if progress.phase == _PROMPT and progress.unit:
+                work.pace = work.pace or ReadingPace()
+                work.pace.add(progress.done, now)
             self._show(work, now)
             if _is_over(progress):
                 del self._works[key]
@@ -108,13 +114,14 @@ class ProgressLine:
     def _draw(self, work: _Work, now: float) -> None:
         latest = work.latest
         if work.task is not None:
-            self._bar.update(work.task, completed=latest.done, total=latest.total, unit=latest.unit)
+            pace = "" if work.pace is None else _reading(work.pace, latest)
+            self._bar.update(work.task, completed=latest.done, total=latest.total, unit=latest.unit, pace=pace)
         elif now - work.started >= _PATIENCE_S and not _is_over(latest):
             if self._bar is None:
                 self._bar = _bar()
                 self._bar.start()
             label = neutral(work.label)
-            work.task = self._bar.add_task(label, completed=latest.done, total=latest.total, unit=latest.unit)
+            work.task = self._bar.add_task(label, completed=latest.done, total=latest.total, unit=latest.unit, pace="")
 
     def _say_bytes(self, work: _Work) -> None:
         """Print a line for each tenth of a download."""
@@ -179,16 +186,25 @@ def _pace(work: _Work, seconds: float) -> str:
     ' (100 tokens/s, 66 min left)'
     >>> _pace(_Work(Progress("measuring", 10, 60, "runs"), 0.0), 60.0)
     ' (5 min left)'
-    >>> _pace(_Work(Progress("prefill", 2500, 4000, "tokens"), 0.0), 2.0)
-    ''
     """
     latest = work.latest
+    if work.pace is not None:
+        return _reading(work.pace, latest)
     rate = (latest.done - work.n_before) / max(seconds, 1e-9)
     if latest.unit not in ("tokens", "runs") or latest.total is None or seconds < _PACE_AFTER_S or rate <= 0:
         return ""
-    left_s = (latest.total - latest.done) / rate
-    left = f"{left_s / 60:.0f} min" if left_s >= 100 else f"{left_s:.0f} s"
+    left = _duration((latest.total - latest.done) / rate)
     return f" ({rate:.0f} tokens/s, {left} left)" if latest.unit == "tokens" else f" ({left} left)"
+
+
+def _reading(pace: ReadingPace, latest: Progress) -> str:
+    """Return how fast a prompt is read, and how long its rest will take, as its later tokens take longer."""
+    left_s = pace.left_s(latest.total or 0)
+    return "" if left_s is None else f" ({pace.per_s or 0:.0f} tokens/s, {_duration(left_s)} left)"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{seconds:.0f} s"
 
 
 def _bar() -> Any:
@@ -209,9 +225,15 @@ def _bar() -> Any:
                 return Text(f"{task.completed / 1e6:.0f} of {(total or 0) / 1e6:.0f} MB{speed}")
             if unit == "%":
                 return Text("")
-            seconds = f"{task.elapsed or 0:.0f} s"
+            seconds, pace = f"{task.elapsed or 0:.0f} s", task.fields["pace"]
             speed = f" {task.speed:.0f}/s" if unit == "tokens" and task.speed and task.elapsed > _PACE_AFTER_S else ""
-            return Text((_amount(Progress("", round(task.completed), total, unit)) or seconds) + speed)
+            return Text((_amount(Progress("", round(task.completed), total, unit)) or seconds) + (pace or speed))
+
+    class Left(TimeRemainingColumn):
+        """The time that is left, unless the amount of work says it."""
+
+        def render(self, task: Any) -> Text:
+            return Text("") if task.fields["pace"] else super().render(task)
 
     # In a narrow terminal the label is shortened, as a line that wraps could not be overwritten.
     text = TextColumn(
@@ -222,6 +244,6 @@ def _bar() -> Any:
         BarColumn(12),
         TaskProgressColumn(table_column=Column(no_wrap=True)),
         Amount(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        Left(compact=True, table_column=Column(no_wrap=True)),
     )
     return Bar(*columns, console=Console(stderr=True, emoji=False, highlight=False), transient=True, expand=True)

@@ -110,7 +110,8 @@ def problem_of(error: BaseException) -> Problem:
     if not isinstance(error, EdgedecError):
         return Problem(500, f"internal error: {type(error).__name__}", "internal_error")
     if isinstance(error, PromptTooLongError):
-        return Problem(400, str(error), "context_length_exceeded", "messages")
+        words = error.naming({"n_ctx": "--context", "slide": "--slide"})
+        return Problem(400, words, "context_length_exceeded", "messages")
     if isinstance(error, ModelNotFoundError):
         return Problem(404, str(error), "model_not_found", "model")
     if isinstance(error, RequestError):

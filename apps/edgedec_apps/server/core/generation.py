@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from edgedec.api.engine import Engine
 from edgedec.api.requests import Reuse
 from edgedec.decoding.samples import SampleStream
 from edgedec.errors import MemoryCapError
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec_apps.infill import Gap
+from edgedec_apps.reading_pace import ReadingPace
 from edgedec_apps.reply_marks import hidden_marks, marks_of, schemas_of
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.parts import Splitter
@@ -130,24 +132,52 @@ class Begun:
     opened: tuple[str, ...]
 
 
-Event = Begun | Piece | Finished
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a prompt is read.
+
+    Attributes:
+        index: The first text of the prompt.
+        n_prompt: Tokens of the prompt.
+        n_reused: Those that an earlier request has read.
+        n_read: Those that are read by now, with these.
+        seconds: The time that the reading has taken.
+        left_s: The seconds that the rest will take; None where that is not known yet.
+    """
+
+    index: int
+    n_prompt: int
+    n_reused: int
+    n_read: int
+    seconds: float
+    left_s: float | None
 
 
-def events(engine: Engine, request: TextRequest, prompts: Sequence[Encoded], cancel: CancelToken) -> Iterator[Event]:
+Event = Begun | Reading | Piece | Finished
+Tell = Callable[[Event], None]
+
+
+def events(
+    engine: Engine, request: TextRequest, prompts: Sequence[Encoded], cancel: CancelToken, tell: Tell | None = None
+) -> Iterator[Event]:
     """Generate the texts of a request in this thread; stop after the text in which `cancel` comes.
 
-    `prompts` are the request's prompts.
+    `prompts` are the request's prompts; `tell` is called with each Reading of them, or is None.
 
     Raises:
         EdgedecError: As Engine.stream.
     """
     for index, prompt in enumerate(prompts):
+        first = index * request.n
+        options = _common(engine, request, prompt, cancel)
+        if tell is not None:
+            options["on_progress"] = _reporting(first, tell)
         if request.best_of > request.n:
-            yield from _best(engine, request, prompt, index * request.n, cancel)
+            yield from _best(engine, request, prompt, first, options)
         elif request.n > 1:
-            yield from _several(engine, request, prompt, index * request.n, cancel)
+            yield from _several(engine, request, prompt, first, options)
         else:
-            yield from _one(engine, request, prompt, index, cancel)
+            yield from _one(engine, request, prompt, first, options)
         if cancel.cancelled:
             return
 
@@ -163,11 +193,30 @@ def require_room(engine: Engine, request: TextRequest, prompts: Sequence[Encoded
             raise ApiError(f"{name}: {error.naming({'n_texts': '--texts'})}", code="no_room", param=name) from error
 
 
-def _several(engine: Engine, request: TextRequest, prompt: Encoded, first: int, cancel: CancelToken) -> Iterator[Event]:
+def _reporting(index: int, tell: Tell) -> OnProgress:
+    """Return what takes the progress of a prompt, and tells it as Readings."""
+    pace, reports = ReadingPace(), list[tuple[int, float]]()
+
+    def report(progress: Progress) -> None:
+        if progress.phase != "prefill" or not progress.total:
+            return
+        now = perf_counter()
+        reports.append((progress.done, now))
+        pace.add(progress.done, now)
+        n_reused, began = reports[0]
+        left_s = pace.left_s(progress.total)
+        tell(Reading(index, progress.total, n_reused, progress.done, now - began, left_s))
+
+    return report
+
+
+def _several(
+    engine: Engine, request: TextRequest, prompt: Encoded, first: int, options: dict[str, Any]
+) -> Iterator[Event]:
     """Generate the n texts of a prompt together; their indices are `first` and those that follow it."""
     n_read = [0] * request.n
     open_texts = list(range(request.n))
-    with closing(_samples(engine, request, prompt, request.n, cancel)) as stream:
+    with closing(_samples(engine, request, prompt, request.n, options)) as stream:
         for found in stream:
             k = found.text
             n_read[k] += 1
@@ -180,9 +229,11 @@ def _several(engine: Engine, request: TextRequest, prompt: Encoded, first: int, 
         yield Finished(first + k, stream.generations[k])
 
 
-def _best(engine: Engine, request: TextRequest, prompt: Encoded, first: int, cancel: CancelToken) -> Iterator[Event]:
+def _best(
+    engine: Engine, request: TextRequest, prompt: Encoded, first: int, options: dict[str, Any]
+) -> Iterator[Event]:
     """Generate `best_of` texts of a prompt together, and finish the n whose tokens are the most probable on average."""
-    with closing(_samples(engine, request, prompt, request.best_of, cancel)) as stream:
+    with closing(_samples(engine, request, prompt, request.best_of, options)) as stream:
         for _ in stream:
             pass
     texts = sorted(stream.generations, key=_mean_logprob, reverse=True)
@@ -196,16 +247,16 @@ def _mean_logprob(generation: Generation) -> float:
     return (generation.logprob_sum or 0.0) / n if n else -inf
 
 
-def _samples(engine: Engine, request: TextRequest, prompt: Encoded, n: int, cancel: CancelToken) -> SampleStream:
-    options = dict(request.options)
+def _samples(engine: Engine, request: TextRequest, prompt: Encoded, n: int, options: dict[str, Any]) -> SampleStream:
     if request.best_of <= request.n:
         options.setdefault("logprobs", None)  # which takes time where nobody asks for it
-    return engine.samples_stream(prompt.token_ids, n, **_common(engine, request, prompt, cancel), **options)
+    return engine.samples_stream(prompt.token_ids, n, **options)
 
 
 def _common(engine: Engine, request: TextRequest, prompt: Encoded, cancel: CancelToken) -> dict[str, Any]:
-    """Return the options that every text of a prompt has beside those of the request; its pictures are encoded."""
+    """Return the options that every text of a prompt has; its pictures are encoded."""
     return {
+        **request.options,
         "pictures": engine.picture_rows(prompt.pictures, cancel=cancel),
         "reuse": request.reuse,
         "draft": request.draft,
@@ -214,8 +265,8 @@ def _common(engine: Engine, request: TextRequest, prompt: Encoded, cancel: Cance
     }
 
 
-def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, cancel: CancelToken) -> Iterator[Event]:
-    stream = engine.stream(prompt.token_ids, **_common(engine, request, prompt, cancel), **request.options)
+def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, options: dict[str, Any]) -> Iterator[Event]:
+    stream = engine.stream(prompt.token_ids, **options)
     stats: DecodeStats = stream.generation.stats
     try:
         for n, output in enumerate(stream, 1):
@@ -225,8 +276,10 @@ def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, canc
     yield Finished(index, stream.generation)
 
 
-async def run_in_thread(make: Callable[[], Iterator[Event]], put: Callable[[Event], None], cancel: CancelToken) -> None:
+async def run_in_thread(make: Callable[[Tell], Iterator[Event]], put: Tell, cancel: CancelToken) -> None:
     """Run an iterator in a thread, and call `put` in the event loop with each item; return when the thread ends.
+
+    `make` returns the iterator; it gets a function that calls `put` so, too, in the middle of an item.
 
     When the task is cancelled, `cancel` ends the iterator, and the task still waits for that end: only then is the
     engine free.
@@ -245,7 +298,7 @@ async def run_in_thread(make: Callable[[], Iterator[Event]], put: Callable[[Even
 
     def work() -> None:
         try:
-            for event in make():
+            for event in make(lambda event: hand(put, event)):
                 hand(put, event)
         except BaseException as error:  # a panic of Rust code is not an Exception, and the task must not wait forever
             hand(ended.set_exception, error if isinstance(error, Exception) else RuntimeError(repr(error)))

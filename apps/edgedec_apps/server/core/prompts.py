@@ -108,7 +108,7 @@ def _as_text(
         opened = opened_mark(text, marks)
         if begun is not None:
             text, opened = continued(text, begun, opened, thinking_mark(marks, source))
-    require_may_fit(engine.tokenizer, text, engine.n_prompt_max)
+    require_may_fit(engine.tokenizer, text, engine.n_prompt_max, engine.card.n_ctx_train)
     return text, opened, pictures
 
 

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
@@ -14,6 +15,8 @@ from edgedec_apps.server.core.generation import (
     Event,
     Finished,
     Piece,
+    Reading,
+    Tell,
     TextRequest,
     events,
     require_room,
@@ -54,6 +57,17 @@ class Dialect(Protocol):
 
     def whole(self, generations: list[Generation], queued_s: float) -> Mapping[str, Any]:
         """Return the answer in one piece; without texts, to a request that only wants the model to be loaded."""
+
+
+@runtime_checkable
+class TellsReading(Protocol):
+    """A dialect whose stream may tell how far a prompt is read."""
+
+    tells_reading: bool
+    """Whether the request wants that."""
+
+    def reading(self, reading: Reading) -> Iterable[bytes]:
+        """Return what a report adds to the stream."""
 
 
 Read = Callable[[Lease], tuple[TextRequest | None, Dialect]]
@@ -108,6 +122,8 @@ class _Work:
                         queued_s = event.queued_s
                         begun = self.dialect.begun(event)
                         chunks.extend(begun if self.dialect.streams else ())
+                    elif isinstance(event, Reading) and isinstance(self.dialect, TellsReading):
+                        chunks.extend(self.dialect.reading(event))
                     elif isinstance(event, Piece) and self.dialect.streams:
                         chunks.extend(self.dialect.piece(event))
                     elif isinstance(event, Finished):
@@ -140,12 +156,13 @@ class _Work:
                 self.service.metrics.count_waiting(queued_s)
                 opened = tuple(prompt.opened for prompt in prompts for _ in range(self.request.n))
                 queue.put_nowait(Begun(queued_s, sum(len(prompt.token_ids) for prompt in prompts), opened))
-                await run_in_thread(lambda: self._counted(prompts, cancel), queue.put_nowait, cancel)
+                await run_in_thread(partial(self._counted, prompts, cancel), queue.put_nowait, cancel)
         finally:
             self.lease.release()
 
-    def _counted(self, prompts: Sequence[Encoded], cancel: CancelToken) -> Iterator[Event]:
-        for event in events(self.lease.loaded.engine, self.request, prompts, cancel):
+    def _counted(self, prompts: Sequence[Encoded], cancel: CancelToken, tell: Tell) -> Iterator[Event]:
+        tells = isinstance(self.dialect, TellsReading) and self.dialect.tells_reading and self.dialect.streams
+        for event in events(self.lease.loaded.engine, self.request, prompts, cancel, tell if tells else None):
             if isinstance(event, Finished):
                 self.service.metrics.count_generation(event.generation)
             yield event

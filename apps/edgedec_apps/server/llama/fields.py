@@ -7,6 +7,7 @@ from edgedec.api.engine import Engine
 from edgedec.api.requests import adapter_scales
 from edgedec.errors import RequestError
 from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.generation import Reading
 
 _ALIASES = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n", "ignore_eos": "ignore_end"}
 # Samplers that edgedec does not have, with the values that switch them off, and what only has a meaning beside them.
@@ -76,6 +77,13 @@ def require_no_other_samplers(fields: Fields) -> None:
     for name, values in _OFF.items():
         fields.only(name, *values)
     fields.skip(*_OF_THESE)
+
+
+def prompt_progress(reading: Reading) -> dict[str, Any]:
+    """Return llama-server's field on how far a prompt is read, and our own one on how long the rest will take."""
+    counts = {"total": reading.n_prompt, "cache": reading.n_reused, "processed": reading.n_read}
+    left = {} if reading.left_s is None else {"edgedec": {"prompt_left_ms": round(1000 * reading.left_s)}}
+    return {"prompt_progress": counts | {"time_ms": round(1000 * reading.seconds)}} | left
 
 
 def ignore_llama_servers(fields: Fields) -> None:

@@ -12,12 +12,13 @@ from edgedec.sequence import Generation
 from edgedec_apps.infill import Gap
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.generation import Begun, Finished, Piece, TextRequest
+from edgedec_apps.server.core.generation import Begun, Finished, Piece, Reading, TextRequest
 from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.reply import Dialect, Reply
 from edgedec_apps.server.core.sender import sse
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.core.structured import structured_options, with_close
+from edgedec_apps.server.llama.fields import prompt_progress
 from edgedec_apps.server.openai.forms import report
 from edgedec_apps.server.openai.requests import (
     ignore_the_services,
@@ -40,8 +41,9 @@ async def infill(request: Request, service: Service) -> Response:
     fields, wanted = await read_wanted(request, service)
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
+        tells = fields.flag("return_progress")
         texts, stream, warms_up = read_infill(fields, lease.loaded.engine)
-        return texts, InfillForm(wanted.named.name, streams=stream, warms_up=warms_up)
+        return texts, InfillForm(wanted.named.name, streams=stream, warms_up=warms_up, tells_reading=tells)
 
     return cast(Response, Reply(service, wanted, fields, read))
 
@@ -85,18 +87,23 @@ class InfillForm:
         model: The model's name.
         streams: Whether the answer is a stream.
         warms_up: Whether only the prompt was to be read, so that there is no text.
+        tells_reading: Whether the stream tells how far the prompt is read.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, model: str, *, streams: bool, warms_up: bool) -> None:
-        self.streams = streams
+    def __init__(self, model: str, *, streams: bool, warms_up: bool, tells_reading: bool = False) -> None:
+        self.streams, self.tells_reading = streams, tells_reading
         self._model = model
         self._warms_up = warms_up
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
         """Return nothing: a stream begins with the first token."""
         return ()
+
+    def reading(self, reading: Reading) -> Iterator[bytes]:
+        """Yield how far the prompt is read."""
+        yield sse({"index": 0, "content": "", "tokens": [], "stop": False} | prompt_progress(reading))
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to the text."""

@@ -10,10 +10,11 @@ from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.replies import Parts
 from edgedec_apps.server.core.errors import problem_of
-from edgedec_apps.server.core.generation import Begun, Finished, Piece
+from edgedec_apps.server.core.generation import Begun, Finished, Piece, Reading
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reports import chat_entries, completion_logprobs, explanations, finish_reason, timings
 from edgedec_apps.server.core.sender import sse
+from edgedec_apps.server.llama.fields import prompt_progress
 from edgedec_apps.server.openai.requests import Delivery
 
 
@@ -40,7 +41,7 @@ class _Form(ABC):
         self._delivery = delivery
         self._tokenizer = tokenizer
         self._n = n
-        self.streams = delivery.stream
+        self.streams, self.tells_reading = delivery.stream, delivery.progress
 
     @abstractmethod
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
@@ -49,6 +50,14 @@ class _Form(ABC):
     def begun(self, begun: Begun) -> Iterable[bytes]:
         """Return nothing: a stream begins with the first token."""
         return ()
+
+    def reading(self, reading: Reading) -> Iterator[bytes]:
+        """Yield how far a prompt is read, in llama-server's form."""
+        yield self._event(self._nothing(reading.index), prompt_progress(reading))
+
+    @abstractmethod
+    def _nothing(self, index: int) -> dict[str, Any]:
+        """Return an entry of `choices` that adds nothing to a text."""
 
     def end(self, generations: list[Generation]) -> Iterator[bytes]:
         """Yield the token counts, where the request wants them, and the end of the stream."""
@@ -134,6 +143,9 @@ class ChatForm(_Form):
             self._begun.add(index)
             yield self._event(_chunk(index, {"role": "assistant", "content": ""}))
 
+    def _nothing(self, index: int) -> dict[str, Any]:
+        return _chunk(index, {"role": "assistant", "content": None})
+
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
         parts = self._splitter.whole(index, generation)
         text = parts.text or (None if parts.calls else "")
@@ -206,6 +218,9 @@ class CompletionForm(_Form):
         text = "" if finished.index in self._lengths else self._echo(finished.index)
         choice = _completion(finished.index, text, None, finish_reason(finished.generation))
         yield self._event(choice, report([finished.generation], queued_s))
+
+    def _nothing(self, index: int) -> dict[str, Any]:
+        return _completion(index, "", None)
 
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
         logprobs = self._logprobs(generation.outputs, 0)

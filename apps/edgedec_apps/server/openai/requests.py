@@ -50,6 +50,7 @@ class Delivery:
         live: With the counts so far in every part of the stream.
         logprobs: With log-probabilities.
         echo: With the prompt before the text.
+        progress: With how far the prompt is read, where it is a stream.
     """
 
     stream: bool = False
@@ -57,6 +58,7 @@ class Delivery:
     live: bool = False
     logprobs: bool = False
     echo: bool = False
+    progress: bool = False
 
 
 def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
@@ -131,11 +133,11 @@ def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int,
     usage = stream_options.flag("include_usage")
     stream_options.skip("include_obfuscation")
     stream_options.end()
-    live = fields.flag("timings_per_token")
+    live, progress = fields.flag("timings_per_token"), fields.flag("return_progress")
     speculative, reuse = read_speculative(fields), read_reuse(fields)
     ignore_the_services(fields)
     fields.end()
-    return n, speculative, reuse, Delivery(stream, usage, live, logprobs, echo)
+    return n, speculative, reuse, Delivery(stream, usage, live, logprobs, echo, progress)
 
 
 def require_gaps(fields: Fields, name: str, engine: Engine) -> None:

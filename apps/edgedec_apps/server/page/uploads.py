@@ -1,9 +1,6 @@
 """Files for the web chat: `POST /page/pdf` returns the text of a PDF. Texts are read in the browser itself."""
 
 import asyncio
-import json
-import subprocess
-import sys
 from typing import Any
 
 from starlette.requests import Request
@@ -12,17 +9,14 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken
+from edgedec_apps.documents.files import LEAST_READER_BYTES, READER_BYTES, Limits, is_pdf, missing_reader, read_pdf
 from edgedec_apps.server.core.bodies import read_body
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.room import SHARE, Share
 from edgedec_apps.server.core.service import Service, endpoint
-from edgedec_runtimes.shared.child_environment import child_environment
 
-_MODULE = "edgedec_apps.server.page.pdf_text"
 _PATIENCE_S = 20.0
-_LEAST_BYTES = 48_000_000  # of the process that reads a PDF
-MOST_BYTES = 256_000_000
-"""The most bytes that the process may hold which reads a PDF."""
+_MOST_CHARACTERS = 1_000_000  # which the page keeps of the files of a message
 
 
 def routes() -> list[BaseRoute]:
@@ -31,7 +25,9 @@ def routes() -> list[BaseRoute]:
 
 
 async def pdf(request: Request, service: Service) -> Response:
-    """Return the text of the PDF in the body: "text", "n_pages", and "cut", whether the end of the text is missing.
+    """Return the text of the PDF in the body: "text" (pages end in form feeds), "n_pages", and "cut".
+
+    Where "cut" is true, the end of the text is missing.
 
     Raises:
         ApiError: No PDF can be read here (501); the body is no PDF, damaged, protected or without text (400), too large
@@ -39,7 +35,7 @@ async def pdf(request: Request, service: Service) -> Response:
     """
     _require_reader()
     data = await read_body(request, service.settings)
-    if not data[:1024].lstrip().startswith(b"%PDF-"):
+    if not is_pdf(data):
         raise ApiError("the file is not a PDF: it does not begin with %PDF-", code="invalid_pdf")
     share: Share = request.scope[SHARE]
     n_bytes = _memory(service, share)
@@ -56,58 +52,21 @@ def _require_reader() -> None:
         raise ApiError(f"{why}; attach the text itself", status=501, code="not_supported")
 
 
-def missing_reader() -> str | None:
-    """Return why no PDF can be read here; None where one can."""
-    return "what is packed into one program can't read PDFs" if getattr(sys, "frozen", False) else None
-
-
 def _memory(service: Service, share: Share) -> int:
     """Return the bytes that the process may hold: as many as this request may still have, up to the most."""
     free = service.room.n_most - share.n_bytes
-    if free < _LEAST_BYTES:
+    if free < LEAST_READER_BYTES:
         raise ApiError(
-            f"reading a PDF takes at least {format_bytes(_LEAST_BYTES)} of memory, and this request may use "
+            f"reading a PDF takes at least {format_bytes(LEAST_READER_BYTES)} of memory, and this request may use "
             f"{format_bytes(max(0, free))} more; allow the server more (--memory), or attach the text itself",
             status=413,
             code="too_large",
         )
-    return min(free, MOST_BYTES)
+    return min(free, READER_BYTES)
 
 
 async def _read(data: bytes, n_bytes: int, service: Service) -> dict[str, Any]:
     """Return what read_pdf returns; a server that stops ends the process."""
     cancel = CancelToken()
     with service.running(cancel):
-        return await asyncio.to_thread(read_pdf, data, n_bytes, cancel)
-
-
-def read_pdf(data: bytes, n_bytes: int, cancel: CancelToken) -> dict[str, Any]:
-    """Return what a process that may hold `n_bytes` says of a PDF; an "error" where it ends without a word."""
-    process = subprocess.Popen(
-        command(n_bytes),
-        env=child_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    with process, cancel.calling(process.kill):
-        if cancel.cancelled:
-            process.kill()
-        try:
-            out, _ = process.communicate(data, timeout=_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return {"error": f"it took longer than {_PATIENCE_S:g} s to read"}
-        except BaseException:
-            process.kill()
-            raise
-    try:
-        found: dict[str, Any] = json.loads(out)
-    except ValueError:
-        return {"error": f"it ended the process that reads it (exit status {process.returncode})"}
-    return found
-
-
-def command(n_bytes: int) -> list[str]:
-    """Return the command of the process that reads a file, which may hold `n_bytes` bytes of memory."""
-    return [sys.executable, "-P", "-m", _MODULE, str(n_bytes)]
+        return await asyncio.to_thread(read_pdf, data, Limits(n_bytes, _PATIENCE_S, _MOST_CHARACTERS), cancel)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from random import Random
 
@@ -260,8 +261,6 @@ def test_files_come_before_the_next_message(model: Path, tmp_path: Path) -> None
         ("empty", b"\n \n", "holds no text"),
         ("picture", b"\x89PNG\r\n", "is not UTF-8"),
         ("zeros", b"a\0b", "holds zero bytes"),
-        ("long", b"word " * 3000, "long: the prompt takes at least"),
-        ("longer", b"word " * 100_000, "holds more than"),
         ("bad.pdf", b"%PDF-1.4 nothing", "it is no PDF, or damaged"),
         ("", None, "is no file"),
     ],
@@ -274,6 +273,33 @@ def test_files_that_are_refused(model: Path, tmp_path: Path, name: str, content:
     found = run_here("chat", model, *SHORT, stdin=f"/file {path}\n".encode())
     assert found.code in (RequestError.exit_code, PromptTooLongError.exit_code, StorageError.exit_code), found.err
     assert words in found.err
+
+
+@pytest.mark.slow
+def test_a_message_that_is_too_long_says_what_context_would_do(model: Path) -> None:
+    """As a prompt of `run` does."""
+    run_here("chat", model, *SHORT, "-c", "256", stdin=b"x" * 300).failed(41, "longer context (--context 1024)")
+
+
+@pytest.mark.slow
+def test_a_file_that_is_too_long_is_searched_for_each_message(model: Path, tmp_path: Path) -> None:
+    """The answer is that to the passages that match, behind their place; another message has others, until /clear."""
+    book = tmp_path / "book.txt"
+    book.write_text("".join(f"Line {i} tells of thing {i * 7}.\n" for i in range(100)), encoding="utf-8")
+    context = ("-c", "400", "--runtime", "cpu")
+    asked = f"/file {book}\nthing 441\n/clear\nthing 441\n"
+    found = run_here("chat", model, *SHORT, *context, stdin=asked.encode())
+    assert found.code == 0, found.err
+    assert (
+        f"({book}: longer than the context of 400 tokens; for each message it is searched (until /clear))" in found.err
+    )
+    (place,) = re.findall(r"book.txt: longer .* read: \d of \d+ passages \(lines (\d+-\d+)\)", found.err)
+    first, last = map(int, place.split("-"))
+    assert first <= 64 <= last, "the line with thing 441"
+    passages = "\n".join(book.read_text(encoding="utf-8").splitlines()[first - 1 : last])
+    given = f"[book.txt, lines {place}]\n{passages}\n\nthing 441"
+    expected = (run_here("run", model, text, *SHORT, *context, "-q").out for text in (given, "thing 441"))
+    assert found.out == b"".join(expected)
 
 
 def test_another_model_goes_on_with_the_conversation(model: Path, tmp_path: Path) -> None:

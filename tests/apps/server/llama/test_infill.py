@@ -177,3 +177,17 @@ def test_a_real_coder() -> None:
         asked = {"input_prefix": before, "input_suffix": after, "n_predict": 8, "temperature": 0}
         assert running.client.post("/infill", json=asked).json()["content"].split("\n")[0] == "a + b"
         assert running.engine.infill_ids(before, after) == ids_of(running, f"{PRE}{before}{SUF}{after}{MID}")
+
+
+def test_the_reading_of_the_prompt_is_told(running: Running) -> None:
+    """In a stream that wants it, before the text, which stays the same."""
+    asked = {"input_prefix": "return ", "input_suffix": "\n", "stream": True}
+    found = []
+    for wanted in (True, False):
+        reply = running.client.post("/infill", json=asked | {"return_progress": wanted})
+        found.append([json.loads(line.removeprefix("data: ")) for line in reply.text.splitlines() if line])
+    told = [part for part in found[0] if "prompt_progress" in part]
+    assert told == found[0][: len(told)] != []
+    assert told[-1]["prompt_progress"]["total"] == found[0][-1]["tokens_evaluated"]
+    assert all((part["content"], part["tokens"], part["stop"]) == ("", [], False) for part in told)
+    assert [part["content"] for part in found[0][len(told) :]] == [part["content"] for part in found[1]]

@@ -19,7 +19,7 @@ from edgedec_apps.server.shelf.models import Prepare, Prepared, Recipe
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 GBNF = 'root ::= "<" [xy]{2,3} ">"'
-IGNORED = {"samplers": ["top_k", "temperature"], "t_max_predict_ms": 500, "n_keep": 4, "return_progress": True}
+IGNORED = {"samplers": ["top_k", "temperature"], "t_max_predict_ms": 500, "n_keep": 4, "return_tokens": True}
 SILENT: dict[str, Any] = {
     "typical_p": 1.0,
     "mirostat": 0,

@@ -1,8 +1,5 @@
 """PDFs that the web chat is given: their texts, and what is refused, with a reason, by whatever the file holds."""
 
-import random
-import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,7 +9,8 @@ import pytest
 from support.processes.running_server import PATIENCE_S, Running, started, wait_until
 from support.texts.pdf_files import pdf_of, swelling
 
-from edgedec_apps.server.page import pdf_text, uploads
+from edgedec_apps.documents import files
+from edgedec_apps.server.page import uploads
 
 pytestmark = pytest.mark.slow
 
@@ -50,16 +48,9 @@ def test_only_the_page_itself_and_the_key_may_send_files(chat_path: Path) -> Non
 
 
 def test_the_text_of_a_pdf(server: Running) -> None:
-    """Pages with an empty line between them; pages without text count, and add nothing."""
+    """Pages with form feeds between them; a page without text counts."""
     found = send(server, pdf_of(*PAGES)).json()
-    assert found == {"text": "The first page.\nIts second (line).\n\nThe last page.", "n_pages": 3, "cut": False}
-
-
-def test_a_long_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At so many characters, which is said; pages behind that are not read."""
-    monkeypatch.setattr(pdf_text, "MOST_CHARACTERS", 20)
-    found = pdf_text.text_of(pdf_of(*PAGES))
-    assert found == {"text": "The first page.\nIts ", "n_pages": 3, "cut": True}
+    assert found == {"text": "The first page.\nIts second (line).\f\fThe last page.", "n_pages": 3, "cut": False}
 
 
 @pytest.mark.parametrize(
@@ -78,47 +69,6 @@ def test_what_is_no_pdf_with_a_text_is_refused(server: Running, data: bytes, wor
     assert server.client.get("/health").status_code == 200
 
 
-def test_a_password_is_named() -> None:
-    """A PDF that needs a password is refused as such; one whose password is empty is read."""
-    import io
-
-    from pypdf import PdfWriter
-
-    def locked(password: str) -> bytes:
-        writer, file = PdfWriter(clone_from=io.BytesIO(pdf_of("Secret"))), io.BytesIO()
-        writer.encrypt(password, "owner", algorithm="RC4-128")
-        writer.write(file)
-        return file.getvalue()
-
-    assert pdf_text.text_of(locked("")) == {"text": "Secret", "n_pages": 1, "cut": False}
-    assert pdf_text.text_of(locked("word")) == {"error": "it is protected by a password"}
-
-
-def test_damaged_pdfs_end_in_a_text_or_an_exception() -> None:
-    """300 PDFs with bytes changed, cut or doubled: a text, a refusal, or an exception that the process reports."""
-    rng = random.Random(7)
-    whole = pdf_of(*PAGES)
-    n_read = 0
-    for _ in range(300):
-        data = bytearray(whole)
-        for _ in range(rng.randrange(1, 6)):
-            at = rng.randrange(len(data))
-            change = rng.randrange(3)
-            if change == 0:
-                data[at] = rng.randrange(256)
-            elif change == 1:
-                del data[at : at + rng.randrange(1, 40)]
-            else:
-                data[at:at] = data[max(0, at - 30) : at]
-        try:
-            found = pdf_text.text_of(bytes(data))
-        except Exception:
-            continue
-        assert found.keys() in ({"text", "n_pages", "cut"}, {"error"})
-        n_read += "text" in found
-    assert 0 < n_read < 300
-
-
 def test_a_file_that_swells_is_stopped(server: Running) -> None:
     """Some kilobytes that become 300 MB are refused, and this process does not hold them."""
     data = swelling(300_000_000)
@@ -133,16 +83,6 @@ def test_what_takes_too_long_is_ended(server: Running, monkeypatch: pytest.Monke
     assert "it took longer than 0.001 s to read" in message(send(server, pdf_of(*PAGES)), 400)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the system can't limit processes")
-def test_a_process_without_its_server_ends() -> None:
-    """Nobody ends a PDF's process whose server was killed: the system does, after so much computing."""
-    code = (
-        "from edgedec_apps.server.page import pdf_text; pdf_text.MOST_CPU_S = 1; pdf_text.limit(10**9)\n"
-        "while True: pass"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode in (-signal.SIGXCPU, -signal.SIGKILL)
-
-
 def test_memory_and_size_are_bounded(chat_path: Path) -> None:
     """A server with little memory for requests says so; a body that is too large is refused as everywhere."""
     with started(chat_path, room_bytes=40_000_000, max_body_bytes=10_000) as running:
@@ -155,7 +95,7 @@ def test_a_server_that_ends_ends_the_process(chat_path: Path, tmp_path: Path, mo
     """A PDF that is being read does not hold the end up: the process that reads it is ended."""
     reading = tmp_path / "reading"
     code = f"import pathlib, time; pathlib.Path({str(reading)!r}).touch(); time.sleep(600)"
-    monkeypatch.setattr(uploads, "command", lambda n_bytes: [sys.executable, "-c", code])
+    monkeypatch.setattr(files, "command", lambda limits: [sys.executable, "-c", code])
     monkeypatch.setattr(uploads, "_PATIENCE_S", 600.0)
     with started(chat_path) as running:
         replies: list[httpx.Response] = []

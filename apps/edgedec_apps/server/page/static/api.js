@@ -47,6 +47,14 @@ export async function pdfText(file, settings) {
   return (await post("/page/pdf", file, settings, undefined, "application/pdf")).json();
 }
 
+// What is to be read of files, {name, text}, for a question behind earlier messages: {content, note}; both are null where
+// the files fit the context.
+export async function passages(messages, files, question, settings, signal) {
+  const { model, messages: before, max_tokens: most } = request(messages, settings, 1, []);
+  const body = { model, messages: before, files, question, ...(most && { max_tokens: most }) };
+  return (await post("/page/passages", JSON.stringify(body), settings, signal)).json();
+}
+
 // The tools that the server has for this page: {definition, server, ask}.
 export async function listTools(settings, signal) {
   const response = await fetch("/page/tools", { headers: headers(settings), cache: "no-store", signal });
@@ -67,6 +75,7 @@ function request(messages, settings, count, tools) {
     stream: true,
     stream_options: { include_usage: true },
     timings_per_token: true,
+    return_progress: true,
     reuse: "longest", // as edgedec chat does: a next turn evaluates what is new
     speculative: { draft: settings.draft },
   };
@@ -80,7 +89,7 @@ function request(messages, settings, count, tools) {
 }
 
 // Ask for `count` answers, of a model that may call `tools`. Calls onPart({index, text, reasoning, calls, reason, timings,
-// edgedec}) for every part of one; throws what the server says went wrong.
+// reading, edgedec}) for every part of one; throws what the server says went wrong.
 export async function answer({ messages, settings, count, tools }, signal, onPart) {
   const body = JSON.stringify(request(messages, settings, count, tools));
   const response = await post("/v1/chat/completions", body, settings, signal);
@@ -105,6 +114,7 @@ export async function answer({ messages, settings, count, tools }, signal, onPar
         calls: (choice.delta?.tool_calls ?? []).map(({ id, function: { name, arguments: given } }) => ({ id, name, arguments: given })),
         reason: choice.finish_reason ?? null,
         timings: part.timings,
+        reading: part.prompt_progress,
         edgedec: part.edgedec,
       });
     }

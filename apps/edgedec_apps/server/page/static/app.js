@@ -1,6 +1,6 @@
 // The web chat: conversations on the left, the one at hand in the middle, answers that come as they are made.
 
-import { answer } from "/static/api.js";
+import { answer, passages } from "/static/api.js";
 import { Attachments } from "/static/attachments.js";
 import * as conversing from "/static/conversation.js";
 import { copy, element, find } from "/static/dom.js";
@@ -15,6 +15,7 @@ const { newAnswer, newConversation, titleOf } = conversing;
 const [log, prompt, send, stop, announce] = ["log", "prompt", "send", "stop", "announce"].map(find);
 const [settingsDialog, keysDialog, exportMenu] = ["settings", "keys", "export"].map(find);
 
+const LEAST_SEARCHED = 2000; // characters of files; what is shorter is always sent whole
 const small = matchMedia("(max-width: 44rem)");
 
 let settings = loadSettings();
@@ -132,6 +133,7 @@ function take(answer, part) {
   answer.content += part.text;
   answer.reasoning += part.reasoning;
   answer.calls.push(...part.calls);
+  if (part.reading) meta.reading = { ...part.reading, left: part.edgedec?.prompt_left_ms };
   if (part.timings) Object.assign(meta, part.timings);
   if (meta.predicted_n) sample(meta, now, Boolean(part.reason));
   const seconds = (now - meta.begunMs) / 1000;
@@ -174,7 +176,7 @@ function redraw(conversation) {
 }
 
 async function generateOne(conversation, signal) {
-  const messages = conversing.sentMessages(conversation.messages);
+  const earlier = [...conversation.messages];
   const answers = Array.from({ length: Number(find("count").value) }, () => newAnswer(settings.model));
   conversation.messages.push({ role: "assistant", answers, chosen: 0 });
   save();
@@ -186,6 +188,8 @@ async function generateOne(conversation, signal) {
   };
   redraw(conversation);
   try {
+    await search(earlier, signal);
+    const messages = conversing.sentMessages(earlier);
     const wanted = { messages, settings, count: answers.length, tools: await tools.definitions(models.card, signal) };
     await answer(wanted, signal, (part) => {
       take(answers[part.index], part);
@@ -198,8 +202,20 @@ async function generateOne(conversation, signal) {
       else each.error = problem(error);
     }
   }
-  for (const { meta } of answers) delete meta.begunMs; // a time of this page's own clock
+  for (const { meta } of answers) {
+    delete meta.begunMs; // a time of this page's own clock
+    delete meta.reading;
+  }
   return answers;
+}
+
+// Note what is to be read of the files of the last message where they are longer than the context.
+async function search(messages, signal) {
+  const last = messages.at(-1);
+  const files = (last.files ?? []).filter(({ text }) => text).map(({ name, text }) => ({ name, text }));
+  if (last.found || files.reduce((sum, { text }) => sum + text.length, 0) < LEAST_SEARCHED) return;
+  last.found = await passages(conversing.sentMessages(messages.slice(0, -1)), files, last.content, settings, signal);
+  drawMessages();
 }
 
 function spoken(answers) {

@@ -1,6 +1,7 @@
 // What a conversation is, and how it is sent and exported.
 //
-// A message of the user is {role, content, files: [{name, text, picture, thumbnail}]}, the last two of a picture; one of
+// A message of the user is {role, content, files: [{name, text, picture, thumbnail}], found}: the last two of a file are
+// of a picture, and found, {content, note}, is what is read of files that are longer than the context. One of
 // the assistant {role, answers, chosen}, whose answers, {content, reasoning, calls, meta, error}, stand side by side;
 // the chosen one is what the conversation goes on with. A call of a tool is {id, name, arguments, result, failed, note};
 // behind calls another answer follows.
@@ -32,15 +33,23 @@ export function upgraded(message) {
 export function contentOf(message) {
   if (message.role === "assistant") return chosenOf(message).content;
   const all = message.files ?? [];
-  const files = all.filter(({ text }) => text).map(({ name, text }) => `File ${name}:\n\n${text.trimEnd()}`);
-  const text = [...files, message.content].filter((part) => part).join("\n\n");
+  const files = all.filter(({ text }) => text).map(({ name, text }) => `File ${name}:\n\n${unpaged(text).trimEnd()}`);
+  const text = message.found?.content ?? [...files, message.content].filter((part) => part).join("\n\n");
   const pictures = all.filter(sentUrl).map((file) => ({ type: "image_url", image_url: { url: sentUrl(file) } }));
   return pictures.length ? [...pictures, ...(text ? [{ type: "text", text }] : [])] : text;
 }
 
+// The text of a PDF, whose pages end in form feeds, as it is read whole.
+function unpaged(text) {
+  return text.includes("\f") ? text.split("\f").filter((page) => page).join("\n\n") : text;
+}
+
+// The messages of a chat. Passages that were found for an earlier message are left out: they would fill the context.
 export function sentMessages(messages) {
-  return messages.flatMap((message) => {
-    const sent = { role: message.role, content: contentOf(message) };
+  const last = messages.findLastIndex(({ role }) => role === "user");
+  return messages.flatMap((message, i) => {
+    const isOld = message.found?.content && i < last;
+    const sent = { role: message.role, content: isOld ? message.content : contentOf(message) };
     if (message.role !== "assistant") return [sent];
     const { reasoning, calls = [] } = chosenOf(message);
     if (reasoning) sent.reasoning_content = reasoning;

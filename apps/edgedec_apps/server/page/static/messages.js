@@ -18,6 +18,14 @@ export function summary(meta) {
   return parts.join(" · ");
 }
 
+// What an answer waits for.
+function waiting({ reading }) {
+  if (!reading) return "waiting for the model";
+  const { total, processed, left } = reading;
+  const rest = left > 500 ? `, ${Math.round(left / 1000)} s left` : "";
+  return `reading the prompt: ${processed} of ${total} tokens${rest}`;
+}
+
 // A message as a node. `actions` has onEdit(text), onRegenerate() and onChoose(index).
 export function messageNode(message, actions) {
   const isUser = message.role === "user";
@@ -27,6 +35,7 @@ export function messageNode(message, actions) {
   node.setAttribute("aria-label", isUser ? "You" : "Answer");
   if (isUser) {
     node.append(...(message.files ?? []).map(fileNode));
+    if (message.found?.note) node.append(element("p", "note", message.found.note));
     const text = element("div", "text", message.content);
     text.hidden = !message.content;
     const edits = button("Edit", () => edit(node, message, actions.onEdit));
@@ -103,7 +112,7 @@ function showAnswer(node, { content, reasoning, calls = [], meta, error }, isRun
   patch(part(".text"), render(content));
   patch(part(".tool-calls"), element("div", "", ...calls.map(callNode)));
   part(".error").textContent = error ?? "";
-  part(".note").textContent = isRunning && meta.predicted_n === undefined ? "waiting for the model" : summary(meta);
+  part(".note").textContent = isRunning && meta.predicted_n === undefined ? waiting(meta) : summary(meta);
   const drawn = graph(meta);
   part(".drafting").hidden = !meta.predicted_n;
   part(".chart").hidden = !drawn;

@@ -1,0 +1,1 @@
+"""Documents that a prompt is about: reading them, and searching those that are longer than the context."""

@@ -1,0 +1,61 @@
+"""Files of the web chat that are longer than the context: `POST /page/passages` returns what of them is to be read."""
+
+import asyncio
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from edgedec_apps.documents.asking import ANSWER, Asking
+from edgedec_apps.documents.files import Document
+from edgedec_apps.documents.pdf_text import PAGE_BREAK
+from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.lent import Computed, Lending, read_wanted, until_done
+from edgedec_apps.server.core.messages import read_messages
+from edgedec_apps.server.core.prompts import tokenizer_bytes
+from edgedec_apps.server.core.service import Service, endpoint
+
+_CHARACTER_BYTES = 16  # of what a search holds of a text: passages, and prompts of them
+
+
+def routes() -> list[BaseRoute]:
+    """Return the route."""
+    return [Route("/page/passages", endpoint(passages), methods=["POST"])]
+
+
+async def passages(request: Request, service: Service) -> Response:
+    """Return "content", the message about files with the passages that match it best, and "note", which says so.
+
+    Both are null where the files fit the context whole, behind the earlier `messages`.
+
+    Raises:
+        ApiError: The request is malformed (400).
+        PromptTooLongError: The files are too long, and nothing in them matches the question.
+    """
+    fields, wanted = await read_wanted(request, service)
+    earlier = fields.objects("messages")
+    before = read_messages(earlier) if earlier else []
+    documents = [_document(Fields(file, f"files[{i}].")) for i, file in enumerate(fields.objects("files"))]
+    question = fields.text("question") or None
+    n_answer = fields.whole("max_tokens", low=1) or ANSWER
+    fields.end()
+
+    async def compute(lending: Lending) -> dict[str, Any]:
+        engine, texts = lending.lease.loaded.engine, [document.text for document in documents]
+        asking = Asking(engine, before=before, n_answer=n_answer, named=True)
+        n_bytes = await tokenizer_bytes([*texts, question or ""]) + _CHARACTER_BYTES * sum(map(len, texts))
+        async with lending.share.more(n_bytes):
+            work = asyncio.to_thread(asking.about, documents, question, lending.cancel)
+            content, found = await until_done(work, lending)
+        if found is None:
+            return {"content": None, "note": None}
+        return {"content": content, "note": found.line(", ".join(each.name for each in documents), engine.n_ctx)}
+
+    return cast(Response, Computed(service, wanted, fields, compute))
+
+
+def _document(file: Fields) -> Document:
+    name, text = file.text("name") or "file", file.text("text") or ""
+    file.end()
+    return Document(name, text, is_paged=PAGE_BREAK in text)

@@ -1,0 +1,140 @@
+"""edgedec run with files: read whole or searched, one or several, one question or more; what is said of it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.models.tiny_bert import TinyBert
+from support.processes.command_line import Result, run_here
+from support.texts.pdf_files import pdf_of
+
+from edgedec_apps.documents.files import read_document
+from edgedec_apps.documents.meaning import by_meaning
+from edgedec_apps.documents.passages import passages_of
+
+pytestmark = pytest.mark.slow
+
+SHORT = ("-t", "0", "-n", "8", "--ignore-end", "--runtime", "cpu", "-c", "600")
+LINES = [f"Line {i} tells of thing {i * 7}." for i in range(1, 101)]
+
+
+def document(result: Result) -> dict[str, Any]:
+    """Return the one JSON object that standard output holds."""
+    assert result.code == 0, result
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    """A text of 100 lines, longer than the context."""
+    path = tmp_path / "book.txt"
+    path.write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    return path
+
+
+def test_what_fits_is_read_whole(model: Path, tmp_path: Path) -> None:
+    """A PDF is its pages' text, several files stand below their names, a PDF may be piped; nothing is said."""
+    note, paper = tmp_path / "a.txt", tmp_path / "b.pdf"
+    note.write_text("one\n", encoding="utf-8")
+    paper.write_bytes(pdf_of("two", "", "three"))
+    both = "File a.txt:\n\none\n\nFile b.pdf:\n\ntwo\n\nthree\n\nWhy?"
+    for given, args, stdin in (
+        ("two\n\nthree\n\nWhy?", ("-f", paper), b""),
+        ("two\n\nthree\n\nWhy?", (), paper.read_bytes()),
+        (both, ("-f", note, "-f", paper), b""),
+    ):
+        found = document(run_here("run", model, "Why?", *args, *SHORT, "--json", stdin=stdin))
+        alone = document(run_here("run", model, given, *SHORT, "--json"))
+        assert found["token_ids"] == alone["token_ids"]
+        assert found["stats"]["n_prompt_tokens"] == alone["stats"]["n_prompt_tokens"]
+        assert "search" not in found
+
+
+def test_what_is_too_long_is_searched_and_that_is_said(model: Path, book: Path) -> None:
+    """The text is that of a prompt with the passages; they are told, with their places, and so is the sum."""
+    found = run_here("run", model, "thing 441", "-f", book, *SHORT, "--json", "--explain")
+    read = document(found)["search"]
+    place = read["passages"][0]["place"]
+    shown = "\n\n".join(f"[book.txt, {each['place']}]\n{each['text']}" for each in read["passages"])
+    alone = document(run_here("run", model, f"{shown}\n\nthing 441", *SHORT, "--json"))
+    assert document(found)["token_ids"] == alone["token_ids"]
+    assert LINES[62] in shown, "the line with thing 441"
+    assert f"of {read['n_passages']} passages ({place}" in found.err
+    assert f"read: book.txt, {place}: " in found.err
+    assert "too long" not in run_here("run", model, "thing 441", "-f", book, *SHORT, "-q").err
+
+
+def test_answers_to_several_questions_are_those_to_each_alone(model: Path, book: Path, tmp_path: Path) -> None:
+    """Of a document that fits, the later questions read what is new; of a longer one, each has passages of its own."""
+    note = tmp_path / "note.txt"
+    note.write_text("\n".join(LINES[:10]), encoding="utf-8")
+    asked = ("Which thing?", "thing 441", "Why?")
+    for file in (note, book):
+        together = document(run_here("run", model, *asked[:2], "-f", file, *SHORT, "--json"))["answers"]
+        for question, answer in zip(asked[:2], together, strict=True):
+            alone = document(run_here("run", model, question, "-f", file, *SHORT, "--json"))
+            assert (answer["question"], answer["token_ids"]) == (question, alone["token_ids"])
+            assert answer.get("search") == alone.get("search")
+            assert ("search" in alone) == (file == book)
+        if file == note:
+            assert together[1]["stats"]["n_reused_tokens"] > len("\n".join(LINES[:10]))
+    shown = run_here("run", model, *asked, "-f", note, *SHORT)
+    texts = [run_here("run", model, question, "-f", note, *SHORT, "-q").text for question in asked]
+    heads = [f"--- question {i} of 3: {question} ---\n" for i, question in enumerate(asked, 1)]
+    assert shown.text == "".join(head + text for head, text in zip(heads, texts, strict=True))
+    assert len(re.findall("first token", shown.err)) == 3
+
+
+def test_a_text_too_many_is_drawn_for_each_question(model: Path, tmp_path: Path) -> None:
+    """Questions, several texts of each, a stop string and a seed: as each question alone."""
+    note = tmp_path / "note.txt"
+    note.write_text("abc\n", encoding="utf-8")
+    how = ("-f", note, "-n", "6", "-k", "2", "--seed", "5", "--stop", "a", "--runtime", "cpu", "-c", "600", "--json")
+    together = document(run_here("run", model, "x", "y", *how))["answers"]
+    for question, answer in zip("xy", together, strict=True):
+        alone = document(run_here("run", model, question, *how))
+        assert [text["token_ids"] for text in answer["texts"]] == [text["token_ids"] for text in alone["texts"]]
+
+
+def test_passages_may_be_ranked_by_an_embedding_model(model: Path, book: Path, tmp_path: Path) -> None:
+    """The best passage by its vectors is read first; the same ones are read again."""
+    bert = TinyBert(seed=1).write_gguf(tmp_path / "bert.gguf", pooling_type=1)
+    asked = ("run", model, "thing 441", "-f", book, *SHORT, "--embedding-model", bert, "--json")
+    read = document(run_here(*asked))["search"]
+    assert read == document(run_here(*asked))["search"]
+
+    import edgedec
+
+    passages = passages_of([read_document(book)], (599 - 8) * 3 // 6)
+    with edgedec.load(bert) as embedder:
+        best = passages[by_meaning(embedder, passages, "thing 441")[0]]
+    assert len(passages) == read["n_passages"]
+    assert any(best.text.strip() in each["text"] for each in read["passages"])
+
+
+def test_a_prompt_that_does_not_fit_says_what_would_help(model: Path, book: Path) -> None:
+    """The context to ask for, or a question; a question without a word of the document, and --raw, are told so."""
+    alone = run_here("run", model, "-f", book, *SHORT)
+    alone.failed(41, "longer context (--context at least 1792)", "Or ask a question about it: then edgedec searches it")
+    run_here("run", model, "zebra", "-f", book, *SHORT).failed(41, "no passage with a word of the question fits")
+    raw = run_here("run", model, "zebra", "-f", book, *SHORT, "--raw")
+    raw.failed(41, "longer context (--context")
+    assert "search" not in raw.err
+    run_here("run", model, "word " * 3000, *SHORT).failed(41, "load a model that was trained for", "(--slide)")
+
+
+def test_files_that_can_not_be_read_end_the_command(model: Path, tmp_path: Path) -> None:
+    """Before a model is loaded, with the reason."""
+    bad, empty = tmp_path / "bad.pdf", tmp_path / "empty.pdf"
+    bad.write_bytes(b"%PDF-1.4 nothing")
+    empty.write_bytes(pdf_of(""))
+    for file, code, words in (
+        (bad, 40, "it is no PDF, or damaged"),
+        (empty, 40, "its pages have no text"),
+        (tmp_path, 40, "is a folder"),
+        (tmp_path / "no", 60, "No such file"),
+    ):
+        run_here("run", "no-such-model", "x", "-f", file).failed(code, words)
