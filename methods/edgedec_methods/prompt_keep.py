@@ -1,10 +1,11 @@
 """SpecPC: a small model reads a long prompt, and its attention says which part of the prompt the target reads.
 
-The reading model evaluates the whole prompt. How much its heads attend from the last WINDOW tokens to each token is the
-token's worth: the most that a head of the later layers gives, later rows counting more. The worth of a token is also
-that of its neighbours, so stretches are kept, not words. The target reads the tokens of the highest worth, as if they
-followed one another. The first and the last tokens of the prompt and the frame of a chat (control tokens, and what
-follows them) are always read. Without a reading model, the target's own first layers read the prompt.
+The first third of the reading model's layers evaluates the whole prompt. How much its heads attend from the last WINDOW
+tokens to each token is the token's worth: the most that a head gives, later rows counting more. (The paper takes the
+later layers. Here the first third finds the line that a question is about sooner, docs/findings.md, and costs a third.)
+The worth of a token is also that of its neighbours, so stretches are kept, not words. The target reads the tokens of
+the highest worth, as if they followed one another. The first and the last tokens of the prompt and the frame of a chat
+(control tokens, and what follows them) are always read. Without a reading model, the target's own first layers read.
 
 Lossy: what was left out is not known to the target. The text depends on the models, the share that is kept, the prompt,
 the settings and the seed, and on nothing else.
@@ -42,8 +43,8 @@ FIRST, LAST, FRAME = 32, 128, 4
 """Tokens that are always read: the first and the last ones of a prompt, and each control token with those behind it."""
 LEAST = 256
 """A prompt is not cut to fewer tokens than these."""
-OWN_LAYERS = 0.5
-"""The part of the target's layers that reads a prompt where there is no reading model."""
+DEPTH = 1 / 3
+"""The part of a model's layers that reads a whole prompt; of them, the attention of the first third does not count."""
 _NO_ROWS = np.empty(0, np.int32)
 _NONE = np.empty(0, np.intp)
 
@@ -103,11 +104,11 @@ class Reader:
     def __init__(self, session: Session, *, own: bool) -> None:
         """Take a session (CapabilityError where its model can't return the mass of attention)."""
         capabilities, card = session.model.capabilities, session.model.card
-        for name in ("attention_mass", "layers") if own else ("attention_mass", "rollback"):
+        for name in ("attention_mass", "layers", "rollback"):
             capabilities.require(name, card.runtime)
         self.session, self.own = session, own
-        n_layer = math.ceil(card.n_layer * OWN_LAYERS) if own else card.n_layer
-        self._layers = LayerSet.of(card.n_layer, range(n_layer)) if own else None
+        n_layer = math.ceil(card.n_layer * DEPTH)
+        self._layers = LayerSet.of(card.n_layer, range(n_layer))
         self._heard = tuple(range(n_layer // 3, n_layer))
         self._ids: Sequence[int] = ()  # what the session holds
 
@@ -140,7 +141,7 @@ def kept_tokens(worth: NDArray[np.float32], is_frame: NDArray[np.bool_], keep: f
     """
     n = len(worth)
     n_kept = max(math.ceil(keep * n), min(n, LEAST))
-    around = np.lib.stride_tricks.sliding_window_view(np.pad(worth, (POOL // 2, POOL - 1 - POOL // 2)), POOL)
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(worth, (POOL - 1 - POOL // 2, POOL // 2)), POOL)
     pooled = around.max(axis=1)
     for i in range(FRAME):
         pooled[i:][is_frame[: n - i]] = np.inf
@@ -236,9 +237,23 @@ class KeptSession(UnsavedSession, OuterSession):
             raise SessionError(f"n_past is {item.n_past}; the session has {counted(len(self._ids), 'token')}")
         if item.n_past + len(item.tokens) > self.n_ctx:
             raise ContextFullError(f"{item.n_past} tokens and {len(item.tokens)} more are over {self.n_ctx}")
-        if item.n_past < self._n_prompt <= item.n_past + len(item.tokens) and item.parents is None:
-            return self._end_prompt(item, [*self._ids[: item.n_past], *item.tokens.tolist()], on_progress)
+        if item.n_past < self._n_prompt <= item.n_past + len(item.tokens):
+            ids = [*self._ids[: item.n_past], *item.tokens.tolist()]
+            if item.parents is None:
+                return self._end_prompt(item, ids, on_progress)
+            self._hold_prompt(ids[: self._n_prompt], item.n_past, on_progress)
         return self._go_on(item, item.tokens, on_progress)
+
+    def _hold_prompt(self, prompt: list[int], n_past: int, on_progress: OnProgress | None) -> None:
+        """Have the session inside hold what is read of a prompt's first tokens, for drafts behind the prompt's end."""
+        kept = self._choose(prompt, on_progress)
+        if not np.array_equal(self._held(n_past), kept[kept < n_past]):
+            self._end_prompt(ForwardItem(self, 0, np.array(prompt, np.int32), rows=_NO_ROWS), prompt, on_progress)
+
+    def _held(self, n: int) -> NDArray[np.intp]:
+        """Return which of the text's first `n` tokens the session inside holds."""
+        n = min(n, len(self._ids))
+        return np.concatenate([self._kept[self._kept < n], np.arange(self._n_cut, max(n, self._n_cut))])
 
     def _go_on(self, item: ForwardItem, tokens: NDArray[np.int32], on_progress: OnProgress | None) -> Forward:
         """Evaluate an item behind what the session inside holds of the text."""
@@ -266,7 +281,7 @@ class KeptSession(UnsavedSession, OuterSession):
         n_prompt = self._n_prompt
         kept = self._choose(ids[:n_prompt], on_progress)
         places = np.concatenate([kept, np.arange(n_prompt, len(ids))])
-        held = [*(self._ids[i] for i in self._kept), *self._ids[self._n_cut :]]
+        held = [self._ids[i] for i in self._held(len(self._ids))]
         text = [ids[i] for i in places]
         n_same = n_common(held, text, min(len(text) - 1, self.inner.n_cached))
         if (chunk := self.inner.model.capabilities.prefill_chunk) > 1:  # of single steps nothing is as if read at once
@@ -274,11 +289,11 @@ class KeptSession(UnsavedSession, OuterSession):
         rows = item.rows
         if not isinstance(rows, str) or rows == "all":
             wanted = item.n_past + (np.arange(len(ids) - item.n_past) if isinstance(rows, str) else rows)
-            found = np.searchsorted(places, wanted)
-            if not np.array_equal(places[found], wanted):
+            if not np.isin(wanted, places[places >= item.n_past]).all():
                 raise CapabilityError(
                     f"logits of a token that was left out are wanted; leave {argument('prompt_keep')} out"
                 )
+            found = np.searchsorted(places, wanted)
             n_same = min([n_same, *found[:1].tolist()])
             rows = (found - n_same).astype(np.int32)
         tokens = np.array(text[n_same:], np.int32)
@@ -300,12 +315,12 @@ class KeptSession(UnsavedSession, OuterSession):
         n = len(prompt)
         if prompt == self._chosen[0]:
             return self._chosen[1]
-        if max(math.ceil(self._keep * n), LEAST) >= n:
-            return np.arange(n)
-        if self._reader.own:
-            self._forget()
-        worth = self._reader.worth(prompt, on_progress)
-        kept = kept_tokens(worth, frame_of(self.model.tokenizer, prompt), self._keep)
+        kept = np.arange(n)
+        if max(math.ceil(self._keep * n), LEAST) < n:
+            if self._reader.own:
+                self._forget()
+            worth = self._reader.worth(prompt, on_progress)
+            kept = kept_tokens(worth, frame_of(self.model.tokenizer, prompt), self._keep)
         self._chosen = prompt, kept
         return kept
 

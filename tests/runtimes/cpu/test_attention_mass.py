@@ -1,5 +1,6 @@
 """The mass of attention is the reference's, sums to what rows weigh, and does not depend on how the rows are cut."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,21 +43,19 @@ def loaded(path: Path, runtime: Runtime | None = None, **options: int | str) -> 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with two layers."""
-    return tiny_llama(tmp_path_factory.mktemp("mass") / "m.gguf", n_ctx_train=512)
+    return tiny_llama(tmp_path_factory.mktemp("mass") / "m.gguf", n_embd=128, n_ctx_train=512)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma4", "gpt-oss", "lfm2", "exaone4", "qwen35moe"])
 def test_the_mass_is_the_reference_s(tmp_path: Path, name: str) -> None:
     """Soft caps, windows, sinks, keys of other layers, gates, and layers without attention, whose mass is 0."""
     tiny = WINDOWED_EXAONE4 if name == "exaone4" else ARCHITECTURES[name]
-    file = write_tiny(tmp_path / "m.gguf", tiny)
+    file = write_tiny(tmp_path / "m.gguf", replace(tiny, types=("F32",), dealt=True))
     with loaded(file) as ours, loaded(file, Reference()) as reference:
         found, expected = (mass(model.session(64), TOKENS[:48] % 200, WEIGHTS) for model in (ours, reference))
     assert found.shape == expected.shape
     np.testing.assert_array_equal(found.any(axis=2), expected.any(axis=2))
-    # Of quantized weights activations are rounded, so that scores differ; a wrong slot or head differs by far more.
-    assert np.abs(found - expected).max() < 0.12 * expected.max()
-    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.98
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-5)
 
 
 def test_the_mass_of_a_head_is_what_its_rows_weigh(path: Path) -> None:
