@@ -66,6 +66,7 @@ class Capabilities:
         taps: Hidden states after given layers can be returned.
         hidden_input: A forward can start from hidden states instead of tokens.
         vector_rows: A forward can start from vectors in place of embeddings, as pictures of the model need.
+        attention_mass: The most heads of a layer, where a forward can return its attention's mass; 0 where it can't.
         final_states: The model was trained to embed texts and has no logits: each of its sessions is an EncoderSession,
             whose evaluate() refuses.
         max_rows: Most rows of logits that one forward returns for one session; means the same as in LoadOptions.
@@ -81,6 +82,7 @@ class Capabilities:
     taps: bool = False
     hidden_input: bool = False
     vector_rows: bool = False
+    attention_mass: int = 0
     final_states: bool = False
     max_rows: int = 64
     prefill_chunk: int = 512
@@ -147,6 +149,7 @@ class Forward:
         ops: The functions that sampling calls on rows of logits.
         best: The most probable token of each row of logits, the lowest id on a tie; empty where the runtime leaves it
             to the caller to look for it.
+        mass: f32[n_layers, n_heads, n_past + n], what `ForwardItem.mass` asked for; 0 where a layer has no such head.
         is_own: Whether the arrays belong to this result, and stay valid.
     """
 
@@ -154,6 +157,7 @@ class Forward:
     hidden: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     ops: LogitOps = NUMPY_ROW_OPS
     best: list[int] = field(default_factory=list)
+    mass: NDArray[np.float32] | None = None
     is_own: bool = False
 
 
@@ -175,6 +179,8 @@ class ForwardItem:
         taps: The layers whose output to return for every row.
         block: The picture's block that the vectors belong to; None for vectors that stand as tokens do.
         first: The number of the first row within the block, whose earlier rows are the last cached ones.
+        mass: Layers, and f32[w]: the attention of each head of these layers in the item's last w rows is added up by
+            the position that it goes to, each row's times its number. None for none.
     """
 
     session: "Session"
@@ -188,6 +194,7 @@ class ForwardItem:
     taps: tuple[int, ...] = ()
     block: Block | None = None
     first: int = 0
+    mass: tuple[tuple[int, ...], NDArray[np.float32]] | None = None
 
     @property
     def n_rows(self) -> int:
@@ -264,10 +271,11 @@ class Session(Protocol):
         taps: tuple[int, ...] = (),
         block: Block | None = None,
         first: int = 0,
+        mass: tuple[tuple[int, ...], NDArray[np.float32]] | None = None,
         on_progress: OnProgress | None = None,
     ) -> Forward:
         """Evaluate new rows; evaluate() with an item of these attributes."""
-        item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps, block, first)
+        item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps, block, first, mass)
         return self.evaluate(item, on_progress)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:

@@ -351,7 +351,7 @@ class BatchedSession(OuterSession):
 
     def _is_cut(self, item: ForwardItem) -> bool:
         """Tell whether an item may be read in pieces: a prompt that fits, of which at most the last row is wanted."""
-        plain = item.parents is None and not item.taps and item.resume_after in (None, -1)
+        plain = item.parents is None and not item.taps and item.mass is None and item.resume_after in (None, -1)
         at_most_last = item.rows == "last" if isinstance(item.rows, str) else not len(item.rows)
         whole = item.block is not None and item.block.mutual
         return plain and at_most_last and not whole and self.model.joins and item.n_past + item.n_rows <= self.n_ctx

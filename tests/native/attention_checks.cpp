@@ -149,6 +149,44 @@ std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::v
   return out;
 }
 
+// Return the values that queries see, summed by the weights that they give to each position.
+std::vector<Floats> weighed(const Kernels &kernels, const Cached &c, const std::vector<const Query *> &queries,
+                            int32_t n_slots) {
+  const size_t d = (size_t)c.kind.head_dim;
+  const int64_t n_spans = (n_slots + SPAN_TOKENS - 1) / SPAN_TOKENS, stride = n_spans * SPAN_TOKENS;
+  Floats packed(MAX_QUERIES * d, NAN), scores((size_t)(MAX_QUERIES * SPAN_TOKENS), NAN);
+  Floats unpacked((SPAN_TOKENS + PAGE_TOKENS) * d, NAN), weights(queries.size() * (size_t)stride, NAN);
+  AttentionWork w{};
+  w.head_dim = c.kind.head_dim;
+  w.n_queries = (int32_t)queries.size();
+  w.layout = c.shape.layers[1].layout;
+  w.rotations = c.shape.rotations;
+  w.n_rot = c.shape.n_rot;
+  w.rope_interleaved = c.kind.interleaved;
+  w.key_bias = c.kind.biased ? c.bias.data() : nullptr;
+  w.pages = c.cache.pages();
+  w.offset = c.shape.layers[1].offset(1);
+  w.n_slots = n_slots;
+  w.scale = scale_of(c);
+  w.softcap = c.kind.softcap;
+  w.span_end = n_spans;
+  w.packed = packed.data();
+  w.weights = scores.data();
+  w.unpacked = unpacked.data();
+  for (size_t i = 0; i < queries.size(); ++i) {
+    w.query[i] = queries[i]->values.data();
+    w.start[i] = queries[i]->start;
+    w.visible[i] = queries[i]->visible;
+    w.sink[i] = c.kind.has_sinks ? &queries[i]->sink : nullptr;
+  }
+  kernels.weigh(w, weights.data(), stride);
+  std::vector<Floats> sums(queries.size(), Floats(d, 0.0f));
+  for (size_t q = 0; q < queries.size(); ++q)
+    for (int32_t t = queries[q]->start; t < queries[q]->visible; ++t)
+      for (size_t i = 0; i < d; ++i) sums[q][i] += weights[q * (size_t)stride + (size_t)t] * c.value(t, i);
+  return sums;
+}
+
 std::vector<double> expected(const Cached &c, const Query &query) {
   std::vector<double> weights, sum((size_t)c.kind.head_dim, 0.0);
   for (int32_t t = query.start; t < query.visible; ++t) {
@@ -206,6 +244,14 @@ void check_chains(const Kernels &kernels, std::mt19937 &random, const Kind &kind
       for (size_t i = 0; i < found.size(); ++i)
         expect(same_bits(found[i], alone[i]), kernels, what + ": " + std::to_string(found.size()) + " queries at once");
     }
+  }
+  const std::vector<Floats> found = weighed(kernels, c, together, n);
+  for (size_t q = 0; q < queries.size(); ++q) {
+    const std::vector<double> sums = expected(c, queries[q]);
+    double most = 0;
+    for (size_t i = 0; i < sums.size(); ++i) most = std::max(most, fabs(found[q][i] - sums[i]));
+    expect(most < kind.tolerance(), kernels, what + ": weights beside plain sums");
+    expect(same_bits(weighed(kernels, c, {&queries[q]}, n)[0], found[q]), kernels, what + ": weights of one query");
   }
 }
 

@@ -33,7 +33,10 @@ _RPC_WAIT_S = 120.0
 _PROMPT_CACHE = "2GB"  # of the disk, for commands that keep prompts
 _DRAFTING = {f"draft_{name}": name for name in ("overlap", "tree", "numerics", "store")}
 _LOSSY = ("slide", "layer_skip", "layer_skip_force")
-_SWITCHING = ("small_model", "entropy", "entropy_force")
+_METHODS = {
+    "switching": {name: name for name in ("small_model", "entropy", "entropy_force")},
+    "prompt_keep": {"prompt_keep": "keep", "prompt_keep_model": "model"},
+}  # by its name, a method's options by those of the command line
 ONE_REQUEST_BYTES = 4_000_000
 """Most bytes that each drafter keeps where there is one request only: the store holds that request's own text, too."""
 
@@ -102,11 +105,15 @@ def engine_options(
         EdgedecError: An option is out of range, or the chat template can't be read.
     """
     given = {KEYWORDS.get(field.name, field.name): getattr(flags, field.name) for field in fields(flags)}
-    for name in (*_DRAFTING, *_LOSSY, *_SWITCHING):
+    for name in (*_DRAFTING, *_LOSSY, *(name for names in _METHODS.values() for name in names)):
         del given[name]
-    switching = {name: value for name in _SWITCHING if (value := getattr(flags, name)) not in (None, False)}
+    methods = {
+        method: {own: value for name, own in names.items() if (value := getattr(flags, name)) not in (None, False)}
+        for method, names in _METHODS.items()
+    }
     given["lossy"] = Lossy(
-        **{name: getattr(flags, name) for name in _LOSSY}, methods={"switching": switching} if switching else None
+        **{name: getattr(flags, name) for name in _LOSSY},
+        methods={method: options for method, options in methods.items() if options} or None,
     )
     drafting = {field: getattr(flags, name) for name, field in _DRAFTING.items()}
     given["drafting"] = DraftOptions(**drafting, max_rows=1 if flags.draft == "off" else None)

@@ -271,6 +271,25 @@ class LoadFlags:
     entropy_force: Annotated[
         bool, model_option("--entropy-force", help="Allow an --entropy beyond what was measured.", further=True)
     ] = False
+    prompt_keep: Annotated[
+        float | None,
+        model_option(
+            "--prompt-keep",
+            help="LOSSY: read this share of a long prompt's tokens, such as 0.3.",
+            metavar="X",
+            further=True,
+        ),
+    ] = None
+    prompt_keep_model: Annotated[
+        str | None,
+        model_option(
+            "--prompt-keep-model",
+            help="The smaller model of the same vocabulary that says which; by default the model's own first layers.",
+            metavar="MODEL",
+            complete=completion.any_model,
+            further=True,
+        ),
+    ] = None
     kv_type: Annotated[
         str,
         model_option(

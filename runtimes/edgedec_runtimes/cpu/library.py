@@ -14,7 +14,7 @@ from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableErr
 from edgedec.plugins import DISTRIBUTION
 from edgedec_runtimes.shared.native import library_name
 
-ABI_VERSION = 28
+ABI_VERSION = 29
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -72,6 +72,12 @@ class Item(ctypes.Structure):
         ("block", c_int32),
         ("n_added", c_int32),
         ("places", c_void_p),
+        ("mass_layers", c_void_p),
+        ("mass_weights", c_void_p),
+        ("mass", c_void_p),
+        ("n_mass", c_int32),
+        ("n_mass_heads", c_int32),
+        ("n_mass_slots", c_int32),
     )
 
 

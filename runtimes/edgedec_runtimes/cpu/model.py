@@ -213,14 +213,18 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             hidden: dict[int, NDArray[np.float32]] = {}
             for tap in item.taps:
                 hidden[tap] = np.empty((item.n_rows, self.card.n_embd), np.float32)
-            results.append(Forward(logits[first:last], hidden, self._ops, [], is_own))
+            mass = None
+            if item.mass is not None:
+                shape = (len(item.mass[0]), self.capabilities.attention_mass, item.n_past + item.n_rows)
+                mass = np.zeros(shape, np.float32)
+            results.append(Forward(logits[first:last], hidden, self._ops, [], mass, is_own))
             first = last
         return results, place
 
     def _run_together(self, pieces: list[Piece], place: int) -> None:
         """Evaluate at most KERNEL_ROWS rows in one native forward; the logits of all items lie at `place`."""
-        for item, _, _, begin, end in pieces:
-            item.session.rows.fill(item, begin, end)
+        for item, result, _, begin, end in pieces:
+            item.session.rows.fill(item, begin, end, result.mass)
         first_item, _, first, _, _ = pieces[0]
         rows = first_item.session.rows
         items, logits = rows.pointer, place + 4 * self.card.n_vocab * (first + rows.wanted.start)

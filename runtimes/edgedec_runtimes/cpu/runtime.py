@@ -132,7 +132,8 @@ class Cpu:
                 return (*_terms(held, network, options, n_ctx, n_rows, before), *of_head(n_ctx))
 
             reads = not network.n_per_layer  # else layers also read the tokens
-            can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads)
+            n_heads = network.most_heads
+            can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=n_heads)
             model = CpuModel(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms, options.max_rows)
             model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)

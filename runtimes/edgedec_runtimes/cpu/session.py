@@ -53,8 +53,8 @@ class NativeRows:
         self.wanted = slice(0, 0)
         self.tapped = np.empty((0, 0, n_embd), np.float32)
 
-    def fill(self, c: CheckedItem, begin: int, end: int) -> None:
-        """Describe rows [begin, end) of an item."""
+    def fill(self, c: CheckedItem, begin: int, end: int, mass: NDArray[np.float32] | None = None) -> None:
+        """Describe rows [begin, end) of an item, whose attention is added to `mass` where that is given."""
         item, n = self.item, end - begin
         tokens, wanted, first = c.tokens, c.wanted, 0
         if n < c.n_rows:  # a part of a long chain
@@ -74,9 +74,9 @@ class NativeRows:
             self._parents[:n] = c.parents
             item.parents = self._parents_address
         if c.is_special or self._pointed_to:
-            self._fill_special(c, begin, end)
+            self._fill_special(c, begin, end, mass)
 
-    def _fill_special(self, c: CheckedItem, begin: int, end: int) -> None:
+    def _fill_special(self, c: CheckedItem, begin: int, end: int, mass: NDArray[np.float32] | None) -> None:
         """Set the fields of a special item, or take them back."""
         hidden = None if c.hidden is None else c.hidden[begin:end]
         attn = None if c.layers is None else c.layers.attn.astype(np.uint8)
@@ -87,10 +87,15 @@ class NativeRows:
         self.item.first_layer, self.item.n_taps = c.first_layer, len(taps)
         self.item.n_added = 0 if hidden is None else hidden.shape[1] // self._n_embd - 1
         self.item.block = MUTUAL_BLOCK if c.block is not None and c.block.mutual else 0
+        layers, weights, self.item.n_mass = None, None, 0
+        if c.mass is not None and mass is not None and c.mass[1][begin:end].any():
+            layers, weights = np.array(c.mass[0], np.int32), c.mass[1][begin:end]
+            self.item.n_mass, self.item.n_mass_heads, self.item.n_mass_slots = mass.shape
         fields = {"hidden": hidden, "attn": attn, "mlp": mlp, "taps": taps, "tapped": self.tapped}
+        fields |= {"mass_layers": layers, "mass_weights": weights, "mass": mass}
         for name, array in fields.items():
             setattr(self.item, name, None if array is None else address(array))
-        self._pointed_to = (hidden, attn, mlp, taps) if c.is_special else ()
+        self._pointed_to = (hidden, attn, mlp, taps, layers, weights) if c.is_special else ()
 
 
 class CpuSession(OwnSession):

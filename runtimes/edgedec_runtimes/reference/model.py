@@ -74,7 +74,7 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
 
     def __init__(self, weights: Weights, tokenizer: ReferenceTokenizer, card: ModelCard, needs: Needs) -> None:
         reads = weights.per_layer is None  # else layers also read the tokens
-        can = replace(_CAPABILITIES, hidden_input=reads, vector_rows=reads)
+        can = replace(_CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=weights.hyper.most_heads)
         super().__init__(
             weights, card, can, tokenizer, partial(memory_terms, needs), lambda: None, tree_rows=LOGIT_ROWS
         )
@@ -104,7 +104,12 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         session.state.begin(item)
         result = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
         hidden = {tap: np.empty((n, self.card.n_embd), np.float32) for tap in item.taps}
-        inputs, rows = self._inputs(item), _rows(item)
+        inputs, rows, mass = self._inputs(item), _rows(item), None
+        if item.mass is not None:
+            layers, factors = item.mass
+            mass = np.zeros((len(layers), self.capabilities.attention_mass, item.n_past + n), np.float32)
+            to = dict(zip(layers, mass, strict=True))
+            rows = [replace(row, weight=factor, mass=to) for row, factor in zip(rows, factors.tolist(), strict=True)]
         outputs: Iterable[RowOutput] = (self._evaluated(item, i, inputs[i], row) for i, row in enumerate(rows))
         if item.block is not None and item.block.mutual:
             outputs = evaluate_together(weights, session.cache, inputs, rows)
@@ -120,7 +125,7 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
                 on_progress(Progress("prefill", i + 1, n, "tokens"))
         if item.parents is not None:
             session.state.advance(n)
-        return Forward(result, hidden)
+        return Forward(result, hidden, mass=mass)
 
     def _inputs(self, item: CheckedItem) -> Floats:
         """Return what each row begins with: f32[n_rows, n_embd], of vectors with what is added behind layers."""

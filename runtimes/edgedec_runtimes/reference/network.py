@@ -39,6 +39,8 @@ class Row:
         layers: The half-layers to run; None for all.
         places: int32[3], the time, height and width that it turns to; None where they are its position.
         behind: int[n], the slots of rows behind it that it sees as well.
+        weight: What its attention is multiplied by in `mass`.
+        mass: By layer, f32[n_head, n_slots], to which its attention is added.
     """
 
     visible: NDArray[np.intp]
@@ -47,6 +49,8 @@ class Row:
     layers: LayerSet | None = None
     places: NDArray[np.int32] | None = None
     behind: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, np.intp))
+    weight: float = 0.0
+    mass: Mapping[int, Floats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,10 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, row: Row
     grouped = q.reshape(shape.n_head_kv, -1, shape.head_dim)
     scores = grouped @ keys.transpose(1, 2, 0) * np.float32(switches.attention_scale)
     sinks = None if layer.sinks is None else layer.sinks.reshape(shape.n_head_kv, -1, 1)
-    mixed = _softmax(_capped(scores, switches.attention_softcap), sinks) @ values.transpose(1, 0, 2)
+    shares = _softmax(_capped(scores, switches.attention_softcap), sinks)
+    if i in row.mass and row.weight:
+        row.mass[i][: shape.n_head, seen] += np.float32(row.weight) * shares.reshape(shape.n_head, -1)
+    mixed = shares @ values.transpose(1, 0, 2)
     result = mixed.reshape(-1) if gate is None else mixed.reshape(-1) * _sigmoid(gate)
     output = _project(layer.attn_output, layer.attn_output_bias, result)
     return _normed(output, layer.attn_post_norm, hyper.rms_epsilon)

@@ -140,6 +140,11 @@ class Hyperparameters:
         """Return how many layers have a mixer of this kind."""
         return sum(self.has_mixer(layer, mixer) for layer in range(self.n_layer))
 
+    @property
+    def most_heads(self) -> int:
+        """The most heads of queries that a layer with attention has; 0 without such layers."""
+        return max((layer.n_head for layer in self.layers if layer.has(ATTENTION)), default=0)
+
     def stores_kv(self, layer: int) -> bool:
         """Return whether a layer stores keys and values; a layer that reads those of another one does not."""
         return self.has_mixer(layer, ATTENTION) and self.layers[layer].kv_from == layer

@@ -57,6 +57,7 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
         raise RequestError("a forward takes either tokens, or hidden together with resume_after")
     tokens = None if item.tokens is None else _tokens(item.tokens, limits)
     is_special = item.hidden is not None or item.layers is not None or bool(item.taps) or item.block is not None
+    is_special = is_special or item.mass is not None
     if is_special or item.parents is not None:
         _require_capable(item, limits)
     hidden = None if item.hidden is None else _hidden(item.hidden, item.resume_after, limits)
@@ -80,7 +81,8 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     wanted, taps = _wanted(item.rows, n), tuple(item.taps)
     if len(wanted) > limits.capabilities.max_rows:
         _refuse_rows(len(wanted), limits.capabilities.max_rows)
-    what = (tokens, hidden, n, first_layer, parents, layers, wanted, taps, is_special, item.block, item.first)
+    mass = None if item.mass is None else _mass(item, *item.mass, n, n_layer)
+    what = (tokens, hidden, n, first_layer, parents, layers, wanted, taps, is_special, item.block, item.first, mass)
     checked = CheckedItem(session, item.n_past, *what)
     if state.n_whole < item.n_past:
         state.check_written(checked)
@@ -101,6 +103,7 @@ def _require_capable(item: ForwardItem, limits: Limits) -> None:
         "taps": bool(item.taps),
         "hidden_input": item.hidden is not None and item.resume_after != -1,
         "vector_rows": item.resume_after == -1 or item.block is not None,
+        "attention_mass": item.mass is not None,
     }
     for name, is_needed in needs.items():
         if is_needed:
@@ -149,6 +152,20 @@ def _hidden(given: NDArray[np.float32], resume_after: int | None, limits: Limits
     if resume_after == -1 and not (np.abs(hidden) < _LARGEST).all():
         raise RequestError(f"a vector has an element that is no number or not below {_LARGEST:g}; encode again")
     return hidden
+
+
+def _mass(
+    item: ForwardItem, layers: tuple[int, ...], given: NDArray[np.float32], n: int, n_layer: int
+) -> tuple[tuple[int, ...], NDArray[np.float32]]:
+    """Return the layers whose attention is added up, and f32[n], what that of each row is multiplied by."""
+    weights = np.asarray(given, np.float32)
+    if item.tokens is None or item.parents is not None:
+        raise RequestError("the mass of attention is that of a chain of tokens; leave `mass` out for other rows")
+    if not all(0 <= layer < n_layer for layer in layers):
+        raise RequestError(f"the mass of layers {layers} was asked for; the model has layers 0 to {n_layer - 1}")
+    if weights.ndim != 1 or not 1 <= len(weights) <= n or not np.isfinite(weights).all():
+        raise RequestError(f"mass has numbers of the shape {weights.shape}; it must have 1 to {n}, one for a last row")
+    return tuple(layers), np.concatenate([np.zeros(n - len(weights), np.float32), weights])
 
 
 def _check_block(item: ForwardItem, n: int, limits: Limits) -> None:

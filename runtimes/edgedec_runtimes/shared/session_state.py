@@ -35,8 +35,9 @@ class CheckedItem:
         layers: The layers that run, or None for all.
         wanted: int32, the rows whose logits are returned, ascending.
         taps: The layers whose output is returned for every row.
-        is_special: Whether it begins with hidden states, leaves layers out or has taps.
+        is_special: Whether it begins with hidden states, leaves layers out, has taps or wants attention's mass.
         block, first: The picture's block that the rows belong to, or None, and the number of the first row in it.
+        mass: Layers, and f32[n_rows] to multiply the attention of each row by, to be added up; None for none.
     """
 
     session: Any
@@ -52,6 +53,7 @@ class CheckedItem:
     is_special: bool
     block: Block | None = None
     first: int = 0
+    mass: tuple[tuple[int, ...], NDArray[np.float32]] | None = None
 
 
 class SessionState:

@@ -33,6 +33,7 @@ _ON_DEMAND = {
     for name in (
         *("layer_skip", "layer_skip_force", "draft_model", "draft_head", "lora", "draft_overlap", "draft_store"),
         *("small_model", "entropy", "entropy_force", "mmproj", "chat_template"),
+        *("prompt_keep", "prompt_keep_model"),
     )
 } | {"offline": True}
 

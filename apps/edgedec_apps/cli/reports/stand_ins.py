@@ -29,14 +29,15 @@ def stand_ins(model: str, flags: LoadFlags, *, quiet: bool) -> Iterator[tuple[st
         EdgedecError: As model_or_stand_in.
     """
     with tempfile.TemporaryDirectory(prefix="edgedec-") as root:
-        folders = [Path(root, name) for name in ("model", "draft", "small")]
-        names = (model, flags.draft_model, flags.small_model)
-        here, draft, small = (
+        folders = [Path(root, name) for name in ("model", "draft", "small", "reading")]
+        names = (model, flags.draft_model, flags.small_model, flags.prompt_keep_model)
+        here, draft, small, reading = (
             None if name is None else _stand_in(name, flags, folder, quiet=quiet)
             for name, folder in zip(names, folders, strict=True)
         )
         note = _NOTE if here is not None and Path(here).is_relative_to(root) else ""
-        yield here or model, replace(flags, draft_model=draft, small_model=small), note
+        found = replace(flags, draft_model=draft, small_model=small, prompt_keep_model=reading)
+        yield here or model, found, note
 
 
 def _stand_in(model: str, flags: LoadFlags, folder: Path, *, quiet: bool) -> str:

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 28
+#define EC_ABI_VERSION 29
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -228,6 +228,12 @@ typedef struct ec_item {
                              added to the state; first_layer is 0 then */
   const int32_t *places;  /* [n_past + n_rows][3], of each slot: the places that its pairs turn to, where
                              ec_model_set_rope says which; NULL: all are its position */
+  const int32_t *mass_layers; /* [n_mass], the layers whose attention is added up; of a chain only */
+  const float *mass_weights;  /* [n_rows], what the attention of each row is multiplied by; 0: it is left out */
+  float *mass;            /* [n_mass][n_mass_heads][n_mass_slots], to which each row's attention is added, by slot */
+  int32_t n_mass;
+  int32_t n_mass_heads;   /* at least those of each of these layers */
+  int32_t n_mass_slots;   /* at least n_past + n_rows */
 } ec_item;
 
 /* Whether an item's rows are a block: none; a block in which a row sees the rows before it, or in which all rows see

@@ -10,7 +10,6 @@
 namespace edgedec {
 namespace {
 
-constexpr int QUERY_GROUP = 8;         // queries that share what a kernel loads
 constexpr int CHUNKS_PER_THREAD = 3;   // with fewer chunks of queries, spans are cut as well
 constexpr int PIECES_PER_THREAD = 6;   // there are then
 constexpr int CUT_ROWS = 32;           // the most rows of a forward whose spans are cut
@@ -71,6 +70,7 @@ void Run::mix_rows(int thread, int32_t l, const std::vector<int32_t> &rows, floa
   if (going_on.empty()) return;
   if (layer.convolves()) convolve(thread, l, going_on, memory);
   if (layer.attends()) attend(thread, l, going_on, memory);
+  if (layer.attends() && plan_.adds_mass) add_mass(thread, l, going_on, memory);
   if (!layer.recurs()) return;
   if (is_space) pass_results(thread, l, going_on, memory);
   else gate_results(thread, l, going_on, memory);
@@ -237,7 +237,8 @@ void Run::attend(int thread, int32_t l, const std::vector<int32_t> &rows, float 
 
 size_t attention_scratch(const ec_model &model, const Plan &plan) {
   const size_t d = (size_t)model.most([](const Layer &layer) { return layer.shape.head_dim; }), tree = (size_t)(plan.n_rows / PAGE_TOKENS + 2) * PAGE_TOKENS;
-  return MAX_QUERIES * (d + SPAN_TOKENS) + QUERY_GROUP * (d + tree) + (SPAN_TOKENS + PAGE_TOKENS) * d;
+  const size_t mass = plan.adds_mass ? (size_t)plan.n_spans() * SPAN_TOKENS : 0;
+  return MAX_QUERIES * (d + SPAN_TOKENS) + QUERY_GROUP * (d + tree + mass) + (SPAN_TOKENS + PAGE_TOKENS) * d;
 }
 
 size_t attention_kept(const ec_model &model, const Plan &plan) {

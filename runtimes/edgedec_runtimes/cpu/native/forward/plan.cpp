@@ -60,11 +60,21 @@ void check_item(const ec_model &model, const ec_item &item) {
     require(item.wanted[i] >= 0 && item.wanted[i] < item.n_rows, "a wanted row is out of range");
   for (int32_t i = 0; i < item.n_taps; ++i)
     require(item.taps[i] >= item.first_layer && item.taps[i] < c.n_layer, "a tap is out of range");
+  if (item.n_mass == 0) return;
+  require(item.n_mass > 0 && item.parents == nullptr, "attention is added up for the rows of a chain");
+  require(item.mass_layers != nullptr && item.mass_weights != nullptr && item.mass != nullptr, "no room for attention");
+  require(item.n_mass_slots >= item.n_past + item.n_rows, "attention has fewer slots than the item");
+  for (int32_t i = 0; i < item.n_mass; ++i) {
+    require(item.mass_layers[i] >= item.first_layer && item.mass_layers[i] < c.n_layer, "a layer is out of range");
+    const Layer &layer = model.layers[(size_t)item.mass_layers[i]];
+    require(!layer.attends() || layer.shape.n_head <= item.n_mass_heads, "a layer has more heads than attention");
+  }
 }
 
 }  // namespace
 
 void Plan::end_early(const ec_model &model) {
+  if (adds_mass) return;  // all rows attend in all layers
   const int32_t n_layer = n_storing = model.config.n_layer;
   const auto stores = [&](const Layer &layer) { return layer.stores_kv || (layer.mixes() && !layer.attends()); };
   while (attn_rows.empty() && n_storing > 1 && !stores(model.layers[(size_t)n_storing - 1])) --n_storing;
@@ -137,6 +147,7 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     plan.n_rows += item.n_rows;
     plan.most_slots = std::max(plan.most_slots, item.n_past + item.n_rows);
     plan.n_added = std::max(plan.n_added, item.n_added);
+    plan.adds_mass = plan.adds_mass || item.n_mass > 0;
     subset = subset || item.attn != nullptr || item.mlp != nullptr || item.first_layer > 0;
   }
   plan.n_wanted = (int32_t)plan.wanted.size();

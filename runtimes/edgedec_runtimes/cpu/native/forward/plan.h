@@ -44,6 +44,7 @@ struct Plan {
   std::vector<std::vector<TreeStep>> tree_steps;
   int32_t n_kept_states = 0;
   int32_t n_added = 0;   // the most of an item
+  bool adds_mass = false;  // whether an item wants attention added up
   int32_t n_folded = 0;  // after the forward: how many layers have folded what their states had to fold
   // Where the states after a layer are copied to, row by row; layer -1 stands for the embeddings.
   struct Tap {

@@ -18,6 +18,7 @@ namespace edgedec {
 constexpr int PANEL_TILES = 2;  // a panel is 32 rows of a matrix: their products are one block of quantized activations
 constexpr int PANEL_ROWS = PANEL_TILES * TILE_ROWS;
 constexpr int BAND = 64;  // the most activations that pass a panel together
+constexpr int QUERY_GROUP = 8;  // queries that share what a kernel of attention loads
 
 // Whether a thread that is late may read what later stages write, and throw away what it made of it: pieces in its
 // hands are computed by others, and a few rows are normalized by each thread for itself. ThreadSanitizer would report
@@ -182,6 +183,11 @@ class Run {
   Spans set_queries(AttentionWork &w, int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece);
   AttentionWork work_of(int32_t l, int64_t head, const ec_item &item, float *memory) const;
   void attend_piece(int32_t l, const std::vector<int32_t> &rows, const AttentionPiece &piece, float *memory);
+
+  // --- attention_mass.cpp ---
+  void add_mass(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
+  void add_mass_of_head(int32_t l, const std::vector<int32_t> &rows, const RowRange &range, int64_t head, float *to,
+                        float *memory) const;
 
   // --- row_convolution.cpp ---
   const Activations &block_input(int thread, const RowConvolution &before, const std::vector<int32_t> &rows,

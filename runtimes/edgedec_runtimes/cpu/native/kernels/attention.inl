@@ -134,20 +134,22 @@ Part begun(const AttentionWork &w, int query) {
   return {w.out[query], -INFINITY, 0.0f};
 }
 
-// Divide the sums of a query by all its weights, that of its sink among them.
-void divide(const AttentionWork &w, int query, const Part &part) {
+// Return what a query's weights are multiplied by, so that with that of its sink they sum to 1.
+float share_of(const AttentionWork &w, int query, const Part &part) {
   const float *sink = w.sink[query];
-  const int32_t head_dim = w.head_dim;
-  Floats factor = set(1.0f / part.total);
-  if (sink != nullptr) {
-    const float peak = *sink > part.most ? *sink : part.most;
-    const Floats before = exp_of(set(part.most - peak)), own = exp_of(set(*sink - peak));
-    float lanes[2][LANES];
-    store(lanes[0], before);
-    store(lanes[1], own);
-    factor = set(lanes[0][0] / (part.total * lanes[0][0] + lanes[1][0]));
-  }
-  for (int32_t d = 0; d < head_dim; d += LANES) store(part.sums + d, mul(load(part.sums + d), factor));
+  if (sink == nullptr) return 1.0f / part.total;
+  const float peak = *sink > part.most ? *sink : part.most;
+  const Floats before = exp_of(set(part.most - peak)), own = exp_of(set(*sink - peak));
+  float lanes[2][LANES];
+  store(lanes[0], before);
+  store(lanes[1], own);
+  return lanes[0][0] / (part.total * lanes[0][0] + lanes[1][0]);
+}
+
+// Divide the sums of a query by all its weights.
+void divide(const AttentionWork &w, int query, const Part &part) {
+  const Floats factor = set(share_of(w, query, part));
+  for (int32_t d = 0; d < w.head_dim; d += LANES) store(part.sums + d, mul(load(part.sums + d), factor));
 }
 
 // Write a query's result, or what later calls go on from.
@@ -345,6 +347,43 @@ void attend_as(const AttentionWork &w) {
 void attend(const AttentionWork &work) {
   if (work.layout.bits < 16) attend_as<true>(work);
   else attend_as<false>(work);
+}
+
+// Write the weights of one chunk of queries.
+template <bool PACKED>
+void weigh_chunk(const AttentionWork &w, int chunk, float *out, int64_t stride) {
+  const View first(w, w.span_begin, chunk);
+  for (int q = 0; q < first.n; ++q)
+    for (int32_t d = 0; d < w.head_dim; ++d) w.packed[d * first.n + q] = w.query[first.first + q][d];
+  if (stays_rotated(w)) edgedec::hadamard(w.packed, w.head_dim, first.n);
+  for (int64_t span = w.span_begin; span < w.span_end; ++span) {
+    const View view(w, span, chunk);
+    for (int64_t page = 0; PACKED && page < 2; ++page)
+      if (view.high > page * PAGE)
+        unpacked_keys(w, 2 * span + page, view.high - page * PAGE < PAGE ? view.high - page * PAGE : PAGE,
+                      w.unpacked + page * PAGE * w.head_dim);
+    if (view.low < view.high) Functions<PACKED>::score[view.n - 1](w, view, w.packed, w.weights);
+    for (int q = 0; q < view.n; ++q)
+      if (view.begin[q] < view.end[q])
+        memcpy(out + (view.first + q) * stride + view.base + view.begin[q], w.weights + q * SPAN + view.begin[q],
+               (size_t)(view.end[q] - view.begin[q]) * sizeof(float));
+  }
+  for (int i = first.first; i < first.first + first.n; ++i) {
+    float *row = out + i * stride;
+    const int64_t begin = w.start[i], end = w.visible[i];
+    if (w.softcap != 0.0f) softcap(row + begin, w.softcap, end - begin);
+    Part part = {row, 0.0f, 0.0f};
+    part.total = softmax(row, begin, end, begin, end, &part.most);
+    const float factor = share_of(w, i, part);
+    for (int64_t slot = begin; slot < end; ++slot) row[slot] *= factor;
+  }
+}
+
+void weigh(const AttentionWork &work, float *weights, int64_t stride) {
+  for (int chunk = 0; chunk * CHUNK < work.n_queries; ++chunk) {
+    if (work.layout.bits < 16) weigh_chunk<true>(work, chunk, weights, stride);
+    else weigh_chunk<false>(work, chunk, weights, stride);
+  }
 }
 
 // Join the spans of each query that calls of attend() have kept.

@@ -107,7 +107,7 @@ const Kernels *portable_kernels() {
   static const Kernels kernels = {
       EDGEDEC_NAME, supported, matmul,     quantize,   rms_norm,   rope,    gated,       add_rows,
       softcap,      to_halves, map,        multiply_by_sigmoid,    fold_state, step_state,  attend,
-      join_spans,   panel,      pairs,     to_pairs,   widen,   layer_norm,  exp_row,
+      weigh,        join_spans,   panel,      pairs,     to_pairs,   widen,   layer_norm,  exp_row,
       row_maxima,   row_sum,    row_chances,           ROWS_IN_PAIRS};
   return &kernels;
 }

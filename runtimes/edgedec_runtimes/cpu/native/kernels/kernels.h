@@ -207,6 +207,9 @@ struct Kernels {
   void (*step_state)(float *state, int64_t n_key, const float *key, const float *query, float *update, float decay,
                      float gain, bool corrects, float *out);
   void (*attend)(const AttentionWork &work);
+  // Write the weight that each query gives to each position that it sees to weights[query][position]; with its sink's
+  // they sum to 1. No query has a path. `stride` is a multiple of SPAN_TOKENS.
+  void (*weigh)(const AttentionWork &work, float *weights, int64_t stride);
   // Join the spans [span_begin, span_end) of queries that calls of attend() have kept.
   void (*join_spans)(const AttentionWork &work);
 
