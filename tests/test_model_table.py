@@ -94,7 +94,7 @@ def parallel(model: Model, expected: Bits) -> bool:
 
 
 def exact_on_cpu(path: Path, cache: Path) -> tuple[bool, bool, bool]:
-    """Return whether trees, texts beside each other, and 80 % of the weights in memory have the bits of single steps."""
+    """Return whether trees, two texts at once, and 80 % of the weights in memory have the bits of single steps."""
     gguf = read_gguf(path)
     n_bytes = tile_job(gguf, read_network(gguf), LoadOptions()).n_bytes * 4 // 5
     options = LoadOptions(n_ctx=64, n_threads=2, cache_dir=cache)
