@@ -47,12 +47,11 @@ def docstrings(path: Path) -> Iterator[str]:
             yield ast.get_docstring(node) or ""
 
 
-def texts() -> Iterator[tuple[Path, str]]:
+@cache
+def texts() -> tuple[tuple[Path, str], ...]:
     """Return the text of every document, and the docstrings of every source file."""
-    for path in DOCUMENTS:
-        yield path, path.read_text(encoding="utf-8")
-    for path in SOURCES:
-        yield path, "\n".join(docstrings(path))
+    documents = [(path, path.read_text(encoding="utf-8")) for path in DOCUMENTS]
+    return (*documents, *((path, "\n".join(docstrings(path))) for path in SOURCES))
 
 
 @cache
@@ -61,12 +60,13 @@ def file_names() -> frozenset[str]:
     return frozenset(path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file())
 
 
-def exists(name: str, document: Path) -> bool:
+@cache
+def exists(name: str, folder: Path) -> bool:
     """Tell whether a path exists: from the checkout's root, from a package's folder, or from the document's folder."""
     if "/" not in name:
         return name in file_names() or (ROOT / name).exists()
     roots = [ROOT, *(ROOT / package for package in PACKAGES), *((ROOT / package).parent for package in PACKAGES)]
-    return any(any(root.glob(name.rstrip("."))) for root in [*roots, ROOT / "edgedec", document.parent])
+    return any(any(root.glob(name.rstrip("."))) for root in [*roots, ROOT / "edgedec", folder])
 
 
 def is_ours(name: str) -> bool:
@@ -83,7 +83,7 @@ def test_paths_exist() -> None:
         f"{document.relative_to(ROOT)}: {name}"
         for document, text in texts()
         for name in PATH.findall(text)
-        if is_ours(name) and not exists(name, document)
+        if is_ours(name) and not exists(name, document.parent)
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -75,35 +75,35 @@ def runs(runtime: Runtime, path: Path) -> bool:
     return does(lambda: runtime.accepts(path) is None and forward())
 
 
-def drafts(path: Path) -> bool:
-    """Return whether the nodes of a tree have the bits of single steps on the cpu runtime."""
-    with Cpu().load(path, LoadOptions(n_ctx=64, n_threads=2)) as model:
-        expected, session = step_bits(model), model.session(64)
-        session.forward(TOKENS[:8], n_past=0)
-        nodes, parents = np.repeat(TOKENS[8:12], 2), np.array([-1, -1, 0, 1, 2, 3, 4, 5], np.int32)
-        found = session.forward(nodes, n_past=8, parents=parents, rows="all").logits.view(np.uint32)
-        return bool((found == np.repeat(expected[8:12], 2, axis=0)).all())
+def drafts(model: Model, expected: Bits) -> bool:
+    """Return whether the nodes of a tree have the bits of single steps."""
+    session = model.session(64)
+    session.forward(TOKENS[:8], n_past=0)
+    nodes, parents = np.repeat(TOKENS[8:12], 2), np.array([-1, -1, 0, 1, 2, 3, 4, 5], np.int32)
+    found = session.forward(nodes, n_past=8, parents=parents, rows="all").logits.view(np.uint32)
+    return bool((found == np.repeat(expected[8:12], 2, axis=0)).all())
 
 
-def parallel(path: Path) -> bool:
-    """Return whether two texts in one forward of the cpu runtime have the bits of each alone."""
-    with Cpu().load(path, LoadOptions(n_ctx=64, n_threads=2)) as model:
-        expected, first, second = step_bits(model), model.session(64), model.session(64)
-        first.forward(TOKENS[:9], n_past=0)
-        items = [ForwardItem(first, 9, TOKENS[9:12], rows="all"), ForwardItem(second, 0, TOKENS, rows="all")]
-        one, other = (forward.logits.view(np.uint32) for forward in model.forward(items))
-        return bool((one == expected[9:12]).all() and (other == expected).all())
+def parallel(model: Model, expected: Bits) -> bool:
+    """Return whether two texts in one forward have the bits of each alone."""
+    first, second = model.session(64), model.session(64)
+    first.forward(TOKENS[:9], n_past=0)
+    items = [ForwardItem(first, 9, TOKENS[9:12], rows="all"), ForwardItem(second, 0, TOKENS, rows="all")]
+    one, other = (forward.logits.view(np.uint32) for forward in model.forward(items))
+    return bool((one == expected[9:12]).all() and (other == expected).all())
 
 
-def streams(path: Path, cache: Path) -> bool:
-    """Return whether the bits stay where only 80 % of the weights may be in memory."""
+def exact_on_cpu(path: Path, cache: Path) -> tuple[bool, bool, bool]:
+    """Return whether trees, two texts at once, and 80 % of the weights in memory have the bits of single steps."""
     gguf = read_gguf(path)
     n_bytes = tile_job(gguf, read_network(gguf), LoadOptions()).n_bytes * 4 // 5
-    options = LoadOptions(n_ctx=64, n_threads=1, cache_dir=cache)
+    options = LoadOptions(n_ctx=64, n_threads=2, cache_dir=cache)
     with Cpu().load(path, options) as model:
         expected = step_bits(model)
+        found = (drafts(model, expected), parallel(model, expected))
     with Cpu().load(path, replace(options, resident_bytes=n_bytes)) as model:
-        return bool((step_bits(model) == expected).all())
+        streamed = model.session(64).forward(TOKENS, n_past=0, rows="all").logits.view(np.uint32)
+        return (*found, bool((streamed == expected).all()))
 
 
 def exports(path: Path, out: Path) -> bool:
@@ -128,14 +128,15 @@ def trains(path: Path) -> bool:
 def features(path: Path, exported: Path, folder: Path) -> tuple[bool, ...]:
     """Return what works with a model, in the order of COLUMNS; `exported` is the same with types that exports take."""
     on_cpu = runs(Cpu(), path)
+    exact_drafts, in_parallel, streaming = exact_on_cpu(path, folder / "cache") if on_cpu else (False, False, False)
     return (
         on_cpu,
         runs(LlamaCpp(), path),
         exports(exported, folder / "onnx"),
-        on_cpu and drafts(path),
+        exact_drafts,
         trains(exported),
-        on_cpu and parallel(path),
-        on_cpu and streams(path, folder / "cache"),
+        in_parallel,
+        streaming,
     )
 
 
@@ -143,8 +144,8 @@ DEALT_TYPES = (*TILE_TYPES, *TILE_TYPES[:2])  # 29: dealt in turn, 27 would not 
 
 
 def write_mixed(path: Path, tiny: Tiny, types: tuple[str, ...]) -> Path:
-    """Write a model of as many layers as it takes for every one of the types to have matrices, 12 at least."""
-    for n_layer in range(12, 40):
+    """Write a model of as many layers as it takes for every one of the types to have matrices, 6 at least."""
+    for n_layer in range(max(6, tiny.n_layer), 40):
         write_tiny(path, replace(tiny, types=types, dealt=True, n_layer=n_layer, n_ctx_train=4096))
         if {GGMLType[name] for name in types} <= {tensor.type for tensor in read_gguf(path).tensors.values()}:
             return path

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Build one-folder applications with PyInstaller, of a small script that embeds edgedec and of the desktop example where
-# PySide6 is installed, and have both answer.
+# Build a one-folder application with PyInstaller, of the desktop example where PySide6 is installed, else of a small
+# script that embeds edgedec, and have it answer.
 # usage: frozen_app.sh FOLDER   (needs edgedec and pyinstaller in the current environment, and smollm2-135m)
 set -euo pipefail
 folder=$1
 desktop=$(cd "$(dirname "$0")/../../apps/desktop" && pwd)
 mkdir -p "$folder"
-cat >"$folder/small_app.py" <<'PY'
+cd "$folder"
+if python -c 'from importlib.util import find_spec as f; raise SystemExit(f("PySide6") is not None)'; then
+  cat >small_app.py <<'PY'
 import sys
 
 import edgedec
@@ -14,12 +16,11 @@ import edgedec
 with edgedec.load(sys.argv[1], n_ctx=256, offline=True) as model:
     print(model.chat([{"role": "user", "content": "Say hello."}], max_tokens=8, temperature=0).text)
 PY
-cd "$folder"
-pyinstaller --log-level ERROR --noconfirm --onedir small_app.py
-./dist/small_app/small_app smollm2-135m | grep -q .
-echo "the frozen application answers ($(du -sm dist/small_app | cut -f1) MB)"
-
-python -c 'from importlib.util import find_spec as f; raise SystemExit(f("PySide6") is None)' || exit 0
+  pyinstaller --log-level ERROR --noconfirm --onedir small_app.py
+  ./dist/small_app/small_app smollm2-135m | grep -q .
+  echo "the frozen application answers ($(du -sm dist/small_app | cut -f1) MB)"
+  exit
+fi
 cat >desktop_app.py <<'PY'
 import sys
 

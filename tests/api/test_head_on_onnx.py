@@ -12,11 +12,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 PROMPTS = (
     "Write a short story about a dog who finds a friend.",
-    "What should I think of when I plan a garden?",
     "def mean(values):\n    ",
 )
 LONG = " ".join(f"Item {i} of the list costs {3 * i} coins." for i in range(12)) + " Which items should I buy?"
-N_TOKENS = 48
+N_TOKENS = 32
 
 
 @pytest.fixture(scope="module")

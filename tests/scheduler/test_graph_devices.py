@@ -89,10 +89,10 @@ def measuring(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(scope="module")
 def texts() -> Texts:
-    """Return prompts and what the small model writes after them, by the names of the prompts."""
+    """Return a prompt of each kind and what the small model writes after it, by the names of the prompts."""
     found = {}
     with edgedec.load(real_model("smollm2-135m.gguf"), n_ctx=2048) as model:
-        for request in prepare(model, read_prompts(), N_TOKENS):
+        for request in prepare(model, read_prompts()[::4], N_TOKENS):
             result = model.generate(request.token_ids, max_tokens=N_TOKENS, temperature=0, ignore_end=True)
             found[request.id] = request.token_ids, tuple(result.token_ids)
     return found

@@ -20,6 +20,7 @@ from edgedec.storage import probe_cache
 from edgedec.tokenizer import Tokenizer
 
 _LAST = 32  # tokens of a prompt that decide where the text stands
+_MOST_TOKENS = 15_000  # of the text, whose contexts take 10 MB then; a vocabulary of bytes would make 52,000 of it
 _FILE = Path(__file__).with_name("common_text.txt")
 
 
@@ -57,14 +58,14 @@ class CommonText:
 
 
 def common_text(tokenizer: Tokenizer, cache_dir: Path | None, fingerprint: str) -> CommonText:
-    """Return the text in a tokenizer's tokens, empty where it can't be encoded.
+    """Return the text in a tokenizer's tokens, 15,000 at most; empty where it can't be encoded.
 
     Args:
         tokenizer: The target's.
         cache_dir: Where the tokens are remembered, as encoding takes a moment; None for nowhere.
         fingerprint: The target's, by which they are remembered.
     """
-    return CommonText(_tokens(tokenizer, cache_dir, fingerprint))
+    return CommonText(_tokens(tokenizer, cache_dir, fingerprint)[:_MOST_TOKENS])
 
 
 def _tokens(tokenizer: Tokenizer, cache_dir: Path | None, fingerprint: str) -> list[int]:

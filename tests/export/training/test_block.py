@@ -23,7 +23,7 @@ if True:  # after the skip
     from edgedec_export.training.block.student import BlockStudent
     from edgedec_export.training.network import TAP_SCALE, Weights, rms, target_shares, turned, turns
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 N_LIST, SIZE = 40, 4
 TOKEN_IDS = np.arange(7, 7 + N_LIST, dtype=np.int32)
 

@@ -21,7 +21,7 @@ if True:  # after the skip
     from edgedec_export.training.narrow.student import NarrowStudent
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def student(parts: TargetParts, lessons: Any, seed: int = 0) -> NarrowStudent:

@@ -29,7 +29,7 @@ if True:  # after the skip
         target_shares,
     )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 N_TEXT = 12
 
 

@@ -37,7 +37,7 @@ if True:  # after the skip
     from edgedec_export.training.kinds import row_bytes
     from edgedec_export.training.network import cross_entropy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 CURVE = {1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4, 16: 2.0}
 N_MOST = 6
 

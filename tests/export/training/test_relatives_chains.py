@@ -24,7 +24,7 @@ if True:  # after the skip
 
 F64 = NDArray[np.float64]
 KeyAndValue = tuple[F64, F64]
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 SHORT_LIST = np.arange(0, 80, 2, dtype=np.int32)
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,9 +29,13 @@ from edgedec_runtimes.trained_heads.card import BlockShape
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.target import fit
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="training needs torch, which is not installed")
-
+WITHOUT_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="training needs torch, which is not installed")
 OPTIONS = ("--tokens", "4200", "--answer-tokens", "20", "--vocabulary", "64", "--threads", "1", "--offline")
+
+
+def needs_torch(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test as slow, and leave it out where torch is missing."""
+    return pytest.mark.slow(WITHOUT_TORCH(test))  # type: ignore[no-any-return]
 
 
 def names_and_bytes(folder: Path) -> dict[str, bytes]:

@@ -11,6 +11,8 @@ from edgedec_apps.server.core.fields import IGNORED_HEADER
 
 anthropic = pytest.importorskip("anthropic")
 
+pytestmark = pytest.mark.slow  # importing the client takes seconds
+
 TEMPLATE = (
     "{# it may <think> #}{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
