@@ -136,10 +136,7 @@ def test_what_takes_too_long_is_ended(server: Running, monkeypatch: pytest.Monke
 @pytest.mark.skipif(sys.platform == "win32", reason="the system can't limit processes")
 def test_a_process_without_its_server_ends() -> None:
     """Nobody ends a PDF's process whose server was killed: the system does, after so much computing."""
-    code = (
-        "from edgedec_apps.server.page import pdf_text; pdf_text.MOST_CPU_S = 1; pdf_text.limit(10**9)\n"
-        "while True: pass"
-    )
+    code = "from edgedec_apps.limits import limit; limit(1, DATA=10**9)\nwhile True: pass"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode in (-signal.SIGXCPU, -signal.SIGKILL)
 
 
