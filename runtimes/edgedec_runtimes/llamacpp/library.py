@@ -78,7 +78,7 @@ def load_library(release: Release) -> Any:
             f"llama.cpp's library of {release} does not load here ({error}); {how_to_install()}"
         ) from error
     take_log(api.llama_log_set)
-    for folder in folders if release.loads_back_ends else ():
+    for folder in folders if not api.ggml_backend_dev_count() else ():
         api.ggml_backend_load_all_from_path(os.fsencode(folder))
     api.llama_backend_init()
     return api

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.errors import RuntimeUnavailableError
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem
@@ -145,7 +146,11 @@ def run_tiny_model(api: Any, folder: Path, *, repack: bool = True) -> float:
 
 
 def _run(package: str, *arguments: str) -> None:
-    api = load_library(next(release for release in RELEASES if release.package == package))
+    try:
+        api = load_library(next(release for release in RELEASES if release.package == package))
+    except RuntimeUnavailableError as error:
+        print(json.dumps([[], str(error)]), flush=True)
+        return
     handles = [api.ggml_backend_dev_get(index) for index in range(api.ggml_backend_dev_count())]
     gpus = [api.ggml_backend_dev_name(one).decode() for one in handles if api.ggml_backend_dev_type(one) in _GPUS]
     where, wrong = ", ".join(gpus) or "the CPU", None

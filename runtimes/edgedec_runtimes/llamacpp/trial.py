@@ -91,13 +91,12 @@ def choice() -> Chosen | None:
         raise RuntimeUnavailableError(f"{VARIABLE} names {named!r}; unset it, or let it name {names}")
     if len(there) < 2:
         return Chosen(there[0], "no other one is installed") if there else None
-    for release in there:
+    running = [release for release in there if outcome(release).plain is None]
+    for release in running:
         if gpus := outcome(release).gpus:
             return Chosen(release, f"it has {', '.join(gpus)}")
-    for release in there:
-        if outcome(release).plain is None:
-            return Chosen(release, "no library finds a GPU")
-    return Chosen(there[0], "no library runs here")
+    why = "no library that runs has a GPU" if running else "no library runs here"
+    return Chosen((running or there)[0], why)
 
 
 def complaint() -> str | None:
