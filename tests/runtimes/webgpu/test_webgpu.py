@@ -95,8 +95,9 @@ def test_a_graph_is_made_once_and_again_for_another_file(made: tuple[Path, LoadO
 
 
 def test_a_damaged_graph_is_deleted_and_made_anew(made: tuple[Path, LoadOptions], tmp_path: Path) -> None:
-    """The error says so."""
+    """The error says so; a manifest that can't be read counts as no graph."""
     path, options = made[0], replace(made[1], cache_dir=tmp_path)
+    (make_graph(path, options) / "edgedec.json").write_text("{", encoding="utf-8")
     data = make_graph(path, options) / "model.onnx.data"
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.MonkeyPatch.context() as patch:
