@@ -86,6 +86,7 @@ def make_graph(path: Path, options: LoadOptions) -> Path:
     waiting = ResolveOptions(on_progress=options.on_progress, cancel=options.cancel)
     with locked(folder, f"the graph of {path.name}", waiting):
         if read_manifest(folder) is None:
+            shutil.rmtree(folder, ignore_errors=True)  # a damaged one
             require_space(folder.parent, graph_bytes(path) + _GRAPH_BYTES, f"the graph of {path.name}")
             export_onnx(path, folder, on_progress=options.on_progress, cancel=options.cancel)
             for graph in list_graphs(cache_folder(options.cache_dir)):

@@ -93,7 +93,8 @@ def _float_nodes(name: str, x: str, matrix: NDArray[np.float32]) -> Emitted:
         make_node("Reshape", [f"{name}.product", shape], [f"{name}.y"], name=f"{name}.y"),
     ]
     shapes = ((rows_shape, [-1, matrix.shape[1]]), (shape, [1, -1, matrix.shape[0]]))
-    initializers = [(f"{name}.weight", matrix), *((key, np.array(value, np.int64)) for key, value in shapes)]
+    initializers: list[Initializer] = [(f"{name}.weight", matrix)]
+    initializers += [(key, np.array(value, np.int64)) for key, value in shapes]
     return nodes, initializers, f"{name}.y"
 
 

@@ -22,7 +22,7 @@ _OLDEST = (1, 24)
 _NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # onnxruntime's own variable, which it reads when it is imported
 _FATAL = 4  # the only level that is logged: the reason of any other error is in the exception
 _NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "available memory")
-_NO_DEVICE = ("webgpu adapter", "no supported adapters", "device is lost", "device lost", "device_lost")
+_NO_DEVICE = ("webgpu", "no supported adapters", "device is lost", "device lost", "device_lost")
 _NO_OPERATOR = ("not implemented", "could not find an implementation", "no op registered", "is not a registered")
 
 

@@ -6,12 +6,13 @@ driver that dies ends that process and no other. docs/gpu.md is the user's guide
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from edgedec import plugins
-from edgedec.errors import ModelFormatError, OptionError, RequestError, argument
+from edgedec.errors import ModelError, ModelFormatError, OptionError, RequestError, argument
 from edgedec.gguf.file import DATA, GRAPH, is_onnx, read_gguf
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes
@@ -21,7 +22,7 @@ from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel, Hosting
 from edgedec_runtimes.cpu.network import read_network
-from edgedec_runtimes.onnx.exported import Export, FileFacts, read_export
+from edgedec_runtimes.onnx.exported import Export, FileFacts, read_export, verify_files
 from edgedec_runtimes.onnx.memory import memory_terms
 from edgedec_runtimes.onnx.runtime import Onnx
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
@@ -58,7 +59,16 @@ class WebGpu:
         _check(path, options)
         told = require()
         folder = path if is_onnx(path) else plugins.load_plugin(plugins.OWN, "make_graph")(path, options)
-        export, base = read_export(folder), resident_bytes() or 0
+        try:
+            export, base = read_export(folder), resident_bytes() or 0
+            verify_files(folder, export.files, options)
+        except ModelError as error:
+            if folder == path:
+                raise
+            shutil.rmtree(folder, ignore_errors=True)
+            raise ModelFormatError(
+                f"{error.marked}; it was deleted from the cache: ask again to make it anew"
+            ) from error
 
         @lru_cache(maxsize=8)
         def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
@@ -70,15 +80,7 @@ class WebGpu:
 
         plain = replace(options, device=PROVIDER.device, layer_split=None, n_gpu_layers=None, planning_bytes=None)
         target = f"{__name__}:{load_here.__name__}"
-        try:
-            return ChildModel(Hosting(target, folder, plain, terms, explain=explain, advice=_ADVICE))
-        except ModelFormatError as error:
-            if folder == path:
-                raise
-            shutil.rmtree(folder, ignore_errors=True)
-            raise ModelFormatError(
-                f"{error.marked}; it was deleted from the cache: ask again to make it anew"
-            ) from error
+        return ChildModel(Hosting(target, folder, plain, terms, explain=explain, advice=_ADVICE))
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
         """Return the GPU; see edgedec.memory_plan.HasDevices. None where none can be used: plan() says why."""
@@ -137,8 +139,10 @@ def _graph(path: Path, options: LoadOptions) -> Path:
 
 def _export(path: Path, options: LoadOptions) -> Export:
     """Return what the export of a model is, or what it will be where it is made at the first load."""
-    folder = path if is_onnx(path) else _graph(path, options)
-    if folder.exists():
+    if is_onnx(path):
+        return read_export(path)
+    folder = _graph(path, options)
+    with suppress(ModelError):  # there is none, or a damaged one, which loading makes anew
         return read_export(folder)
     gguf = read_gguf(path)
     n, n_bytes = read_network(gguf), plugins.load_plugin(plugins.OWN, "graph_bytes")(path)

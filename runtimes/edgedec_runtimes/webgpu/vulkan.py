@@ -89,7 +89,7 @@ def _device(library: Any, handle: int | None) -> VulkanDevice:
     raw = ctypes.create_string_buffer(_PROPERTY_BYTES)
     library.vkGetPhysicalDeviceProperties(ctypes.c_void_p(handle), raw)
     api, driver, vendor, device, kind = (U32 * 5).from_buffer(raw)
-    name = bytes(raw[20:276]).split(b"\0")[0].decode(errors="replace")
+    name = raw.raw[20:276].split(b"\0")[0].decode(errors="replace")
     budget = _Budget(_BUDGET)
     memory = _Memory(_MEMORY_2, ctypes.pointer(budget))
     library.vkGetPhysicalDeviceMemoryProperties2(ctypes.c_void_p(handle), ctypes.byref(memory))

@@ -40,7 +40,7 @@ def card(monkeypatch: pytest.MonkeyPatch, told: Found = CARD) -> None:
 def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime is the last that is asked for `gpu`, so that its sentence is the one that a person sees."""
     path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["qwen2"])
-    monkeypatch.setattr(finding.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RuntimeUnavailableError) as caught:
         choose_runtime(path, "webgpu", LoadOptions()).runtime.plan(path, LoadOptions(device="gpu"))
     assert str(caught.value).startswith(
