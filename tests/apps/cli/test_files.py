@@ -81,7 +81,7 @@ def test_prompts_are_kept_listed_and_deleted(model: Path) -> None:
     assert (n_first, second) == (0, (512, text))
     assert n_reused_and_text("--prompt-cache", "off") == (0, text)
     (kept,) = json.loads(run_here("cache", "list", "--json").out)["prompts"]
-    assert f"prompts that {kept['name'].rpartition('-')[0]} has read\n" in run_here("cache", "list").out
+    assert f"prompts that {kept['name'].rpartition('-')[0]} has read\n" in run_here("cache", "list").text
     run_here("cache", "prune", "--all")
     assert json.loads(run_here("cache", "list", "--json").out)["prompts"] == []
     run_here("run", model, "Hello", "--prompt-cache", "a file").failed(2, "'a file' is no size")
