@@ -4,8 +4,9 @@
 
 Three processes each ask a question about one document: the first one reads it and keeps it, the second one finds it on
 the disk, the third one keeps nothing. In each, a second question follows, whose prefix is in memory. Times are from the
-request to the first token, on the clock and of the processor: on a busy machine only the latter say much. Answers to equal questions must be equal. The first process is also compared with the third:
-what keeping costs while reading. Each round has a new document. Ends with one line of JSON.
+request to the first token, on the clock and of the processor: on a busy machine only the latter say much. Answers to
+equal questions must be equal. The first process is also compared with the third: what keeping costs while reading. Each
+round has a new document. Ends with one line of JSON.
 """
 
 import argparse
@@ -34,7 +35,8 @@ def ask(model: str, n_tokens: int, n_threads: int | None, seed: int, cache: str,
         found = []
         for number in (first, 1 - first):
             prompt = [*ids, *engine.tokenizer.encode(_QUESTIONS[number], add_special=False)]
-            begun, cpu_begun, first_s, cpu_s, answer = time.perf_counter(), time.process_time(), 0.0, 0.0, []
+            begun, cpu_begun, first_s, cpu_s = time.perf_counter(), time.process_time(), 0.0, 0.0
+            answer: list[int] = []
             stream = engine.stream(tuple(prompt), max_tokens=16, temperature=0.0, ignore_end=True)
             for token in stream:
                 if not answer:

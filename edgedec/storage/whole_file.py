@@ -8,7 +8,7 @@ from pathlib import Path
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp$")
 
 
-def write_atomically(path: Path, *pieces: bytes, private: bool = False, sync: bool = False) -> None:
+def write_atomically(path: Path, *pieces: bytes | memoryview, private: bool = False, sync: bool = False) -> None:
     """Give a file new contents by writing a temporary file in its folder and renaming that.
 
     The temporary file is called `NAME.XXXXXXXXXXXXXXXX.tmp` and is deleted where writing or renaming fails.

@@ -18,7 +18,6 @@ from edgedec.api.options import Lossy
 from edgedec.errors import RequestError
 from edgedec.pictures import Block, PictureRows
 from edgedec.progress import CancelToken
-from edgedec_runtimes.shared import block_files
 
 pytestmark = pytest.mark.slow
 BLOCK = 256
@@ -146,7 +145,7 @@ def test_adapters_are_apart(tmp_path: Path) -> None:
     """A request's scales are part of the address."""
     base = tiny_llama(tmp_path / "base.gguf", n_layer=1)
     adapter, cache = tiny_adapter(tmp_path / "a.gguf", base, seed=1), tmp_path / "cache"
-    found = {}
+    found = dict[float, tuple[int, ...]]()
     for keeps in (None, "1GB"):
         for _ in range(2):
             for scale in (1.0, 0.5, 0.0):
@@ -188,7 +187,7 @@ def test_a_full_disk_is_said_once(llama: Path, of_llama: Any, tmp_path: Path, mo
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(block_files, "write_atomically", refuse)
+    monkeypatch.setattr("edgedec_runtimes.shared.block_files.write_atomically", refuse)
     with load(llama, tmp_path) as engine:
         said: list[str] = []
         while not said:  # the writing is another thread's

@@ -225,12 +225,12 @@ def test_all_models_of_the_process_count_together(choice: Choice) -> None:
     assert "other models" not in {term.name for term in planned(choice, 900).plan.terms}
 
 
-def test_kept_prompts_are_given_up_before_drafts(choice: Choice) -> None:
-    """Nothing is kept on the disk then."""
+def test_kept_prompts_are_given_up(choice: Choice) -> None:
+    """Where memory is short, nothing is kept on the disk; where it is not, as much as was asked for."""
     wishes = replace(WISHES, options=replace(WISHES.options, prompt_cache_bytes=10**9))
     assert planned(choice, 2000, wishes).setting.options.prompt_cache_bytes == 10**9
     tight = planned(choice, 600, wishes)
-    assert next(iter(tight.plan.given_up)) == "no prompts kept on the disk"
+    assert "no prompts kept on the disk" in tight.plan.given_up
     assert tight.setting.options.prompt_cache_bytes == 0
 
 

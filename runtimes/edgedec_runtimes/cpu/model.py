@@ -168,6 +168,10 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             self.kept = kept_in(*self.keeping, self.card.fingerprint, has_places=self.has_places)
         return self.kept.begin(session, token_ids, n_held)
 
+    def recalled(self, session: CpuSession) -> list[str]:
+        """Return sentences on what of a session's latest prompt came from the disk."""
+        return [] if self.kept is None else self.kept.described(session)
+
     def close(self) -> None:
         """Free the weights and every session, and wait for prompts that are being written."""
         super().close()

@@ -124,8 +124,7 @@ class CpuSession(OwnSession):
 
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
         """Add to the explanation what came from the disk, and how many experts forwards went through and read."""
-        if self._model.kept is not None:
-            stats.explanation += self._model.kept.described(self)
+        stats.explanation += self._model.recalled(self)
         with suppress(EdgedecError), self.using():  # of a closed session nothing is told
             stats.explanation += described(touched_experts(self._model.handle))
             stats.explanation += expert_reads(self._model.handle).described()

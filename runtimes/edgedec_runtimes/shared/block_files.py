@@ -85,7 +85,7 @@ class BlockFiles:
                 head = file.read(_HEADER.size)
                 if least_bytes <= n_bytes <= most_bytes:
                     data = np.empty(n_bytes, np.uint8)
-                    n_read, view = 0, memoryview(data)
+                    n_read, view = 0, data.data
                     while n_read < n_bytes and (n := file.readinto(view[n_read:])):
                         n_read += n
                     if n_read == n_bytes and head == self._header(name, data):

@@ -123,6 +123,10 @@ class LibraryModel(Closeable, Generic[H, S]):
         """Return how many tokens of a prompt a session holds, after it took what is kept elsewhere; here nothing is."""
         return n_held
 
+    def recalled(self, session: S) -> list[str]:
+        """Return sentences on what a session took of its latest prompt."""
+        return []
+
     def cancel(self, session: S) -> None:
         """Stop the forward that the session is in, from any thread; without one, nothing happens."""
         self.stop.cancel(session)

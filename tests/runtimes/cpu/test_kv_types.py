@@ -72,7 +72,7 @@ def test_the_plan_is_what_pages_take(tmp_path: Path, name: str) -> None:
         assert planned == 2 * 128 * token_bytes(read_network(read_gguf(path)), kv_type)
         with Cpu().load(path, options) as model:
             assert isinstance(model, CpuModel)
-            assert native().ec_session_saved_bytes(model.session(128)._handle, 128) == planned // 2
+            assert native().ec_session_saved_bytes(model.session(128).handle, 128) == planned // 2
 
 
 def test_bytes_of_a_token(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_fork_frees_what_a_longer_text_has_left(tmp_path: Path) -> None:
 
     def holds(n_tokens: int) -> bool:
         handle = ctypes.c_void_p()
-        code = native().ec_session_fork(session._handle, n_tokens, ctypes.byref(handle))
+        code = native().ec_session_fork(session.handle, n_tokens, ctypes.byref(handle))
         if not code:
             native().ec_session_close(handle)
         return bool(code == 0)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgedec_runtimes.shared import block_files
+from edgedec.storage.whole_file import write_atomically
 from edgedec_runtimes.shared.block_files import BlockFiles, delete_folder, folder_name, list_folders, make_room
 
 N_BYTES = 1000
@@ -23,7 +23,7 @@ HEADER_BYTES = 64
 
 def crc(data: NDArray[np.uint8]) -> int:
     """Return a checksum."""
-    return zlib.crc32(data)
+    return zlib.crc32(data.data)
 
 
 def opened(root: Path, most_bytes: int = 1 << 30, model: str = "m", n_queued: int = 100) -> BlockFiles:
@@ -126,7 +126,7 @@ def test_a_full_disk_and_a_locked_folder_end_the_writing(tmp_path: Path, monkeyp
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(block_files, "write_atomically", refuse)
+    monkeypatch.setattr("edgedec_runtimes.shared.block_files.write_atomically", refuse)
     write(files, 2, 3)
     assert files.note == f"prompts can't be kept in {tmp_path / 'm'}: No space left on device; free or name a disk"
     assert not files.takes_more
@@ -140,13 +140,13 @@ def test_a_full_disk_and_a_locked_folder_end_the_writing(tmp_path: Path, monkeyp
 
 def test_too_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who writes does not wait: what finds no place is dropped."""
-    go, real = threading.Event(), block_files.write_atomically
+    go, real = threading.Event(), write_atomically
 
     def slow(*args: object, **options: object) -> None:
         go.wait(20)
         real(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(block_files, "write_atomically", slow)
+    monkeypatch.setattr("edgedec_runtimes.shared.block_files.write_atomically", slow)
     files = opened(tmp_path, n_queued=2)
     files.write("0.kv", block(0), 1e9)
     while not files.takes_more:
