@@ -103,7 +103,8 @@ def test_as_much_as_fits_is_read(room: int) -> None:
 
 
 def _content(chosen: list[int], question: str) -> str:
-    passages, texts, last = passages_of([TEXT], 200), [], -2
+    passages, last = passages_of([TEXT], 200), -2
+    texts: list[tuple[int, list[Passage]]] = []
     for i in sorted(chosen):
         if i == last + 1:
             texts[-1][1].append(passages[i])
