@@ -38,7 +38,7 @@ def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnPro
             on_progress, "prefill", min(n_prompt, end - (found.total or 0) + found.done), n_prompt, "tokens"
         )
 
-    reads = on_progress is not None and item.n_rows > 1 and item.n_past < n_prompt
+    reads = on_progress is not None and item.n_past < n_prompt
     if reads:
         report_progress(on_progress, "prefill", item.n_past, n_prompt, "tokens")
     try:

@@ -12,6 +12,7 @@ from edgedec_apps.documents.passages import Passage, by_words, passages_of
 _MOST, _LEAST = 1200, 200  # characters of a passage
 _AT_ONCE = 6  # passages of the most characters should fit, at three characters a token
 _TOKEN_CHARACTERS = 3
+_SHOWN = 160  # characters of a passage
 
 Rank = Callable[[Sequence[Passage], str, CancelToken | None, OnProgress | None], list[int]]
 """Returns the indices of passages that are worth reading for a question, the best first."""
@@ -41,6 +42,10 @@ class Found:
             f"{name}: longer than the context of {n_ctx} tokens, so it was searched for the question; read: "
             f"{self.n_read} of {counted(self.n_searched, 'passage')} ({places})"
         )
+
+    def lines(self) -> list[str]:
+        """Return a line for each passage that is read, with its place and its beginning."""
+        return [f"read: {each.name}, {each.place}: {each.text.strip()[:_SHOWN]}" for each in self.passages]
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object of what is read."""
