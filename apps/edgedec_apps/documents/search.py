@@ -9,7 +9,7 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.passages import Passage, by_words, passages_of
 
-_MOST, _LEAST = 1200, 200  # characters of a passage
+_MOST, _LEAST = 1200, 80  # characters of a passage
 _AT_ONCE = 6  # passages of the most characters should fit, at three characters a token
 _TOKEN_CHARACTERS = 3
 _SHOWN = 160  # characters of a passage

@@ -50,8 +50,9 @@ def test_the_reading_is_told_before_the_text(running: Running, path: str) -> Non
         assert n_read == sorted(n_read)
         assert len(set(n_read)) > 2
         again = stream(running, path, prompt, **fields)
-        known = next(part["prompt_progress"]["cache"] for part in again if "prompt_progress" in part)
-        assert known >= n_prompt - 1
+        known = [part["prompt_progress"]["cache"] for part in again if "prompt_progress" in part]
+        assert set(known) <= {n_prompt - 1}
+        assert known or n > 1, "one text evaluates the last token again"
         plain = stream(running, path, prompt, return_progress=False, **fields)
         assert not any("prompt_progress" in part for part in plain)
         assert texts(again) == texts(plain) == texts(parts)
