@@ -74,8 +74,6 @@ def search(
 ) -> Found | None:
     """Return as many of the best passages as fit, for one question; the same ones for the same arguments.
 
-    Where all that match fit, their neighbours follow.
-
     Args:
         documents: The documents.
         question: What is asked about them.
@@ -93,9 +91,7 @@ def search(
     """
     most = max(_LEAST, min(_MOST, n_room * _TOKEN_CHARACTERS // _AT_ONCE))
     passages = passages_of(documents, most)
-    best = rank(passages, question, cancel, on_progress)
-    beside = [i + step for i in best for step in (1, -1) if 0 <= i + step < len(passages)]
-    ranked = list(dict.fromkeys([*best, *beside]))
+    ranked = rank(passages, question, cancel, on_progress)
 
     def of(n: int) -> Found:
         read = _joined(passages, sorted(ranked[:n]))
