@@ -13,7 +13,7 @@ class ReadingPace:
     def __init__(self) -> None:
         self._first: tuple[int, float] | None = None
         self._last = (0, 0.0)
-        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of w, w x, w y, w x², w x y; y is seconds a token
+        self._sums: tuple[float, ...] = (0.0,) * 5  # of w, w x, w y, w x², w x y; y is seconds a token
 
     def add(self, n_read: int, seconds: float) -> None:
         """Take a report: how many tokens of the prompt are read, and the time; later ones have more of both."""

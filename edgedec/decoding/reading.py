@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -11,7 +11,7 @@ from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.errors import CancelledError, RequestError
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.pictures import placed
-from edgedec.progress import CancelToken, OnProgress, report_progress
+from edgedec.progress import CancelToken, OnProgress, Progress, report_progress
 from edgedec.sequence import Request, TextState, n_common
 
 _NO_ROWS = np.empty(0, np.int32)
@@ -24,29 +24,32 @@ def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnPro
         text: The text.
         item: Its rows.
         n_most: Most tokens of the text that count as cached after a failure; drafted rows never do.
-        on_progress: Called with the tokens of a long prefill.
+        on_progress: Called with the tokens of the prompt that are read: at the beginning, in between, and at the end.
 
     Raises:
         What Session.evaluate raises.
     """
     session = item.session
     n_held = session.n_cached
+    n_prompt, end = len(text.request.prompt_ids), item.n_past + item.n_rows
+
+    def report(found: Progress) -> None:
+        report_progress(
+            on_progress, "prefill", min(n_prompt, end - (found.total or 0) + found.done), n_prompt, "tokens"
+        )
+
+    reads = on_progress is not None and item.n_past < n_prompt
+    if reads:
+        report_progress(on_progress, "prefill", item.n_past, n_prompt, "tokens")
     try:
-        return session.evaluate(item, on_progress and _of_prompt(on_progress, text, item))
+        forward = session.evaluate(item, report if reads else None)
     except BaseException:  # KeyboardInterrupt too
         if session.n_cached != n_held:  # else the session still holds what it held before
             text.n_cached = min(session.n_cached, n_most)
         raise
-
-
-def _of_prompt(on_progress: OnProgress, text: TextState, item: ForwardItem) -> OnProgress | None:
-    """Report where an item of a prompt begins; return what passes on the progress through it as that of the prompt."""
-    end = item.n_past + item.n_rows
-    n_all = max(end, len(text.request.prompt_ids))
-    if item.n_rows == 1:
-        return None
-    report_progress(on_progress, "prefill", item.n_past, n_all, "tokens")
-    return lambda found: on_progress(replace(found, done=end - (found.total or 0) + found.done, total=n_all))
+    if reads:
+        report_progress(on_progress, "prefill", min(n_prompt, end), n_prompt, "tokens")
+    return forward
 
 
 def read(text: TextState, session: Session, n_end: int, on_progress: OnProgress | None = None) -> Forward:

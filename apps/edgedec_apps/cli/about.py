@@ -1,15 +1,19 @@
 """Documents at the command line: what ranks their passages, and what a person is told of a search."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.shown.terminal import one_line, say
+from edgedec_apps.documents.asking import ANSWER, Asking
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.passages import Passage, by_words
 from edgedec_apps.documents.search import Found, Rank
 
-_SHOWN = 160  # characters of a passage
+if TYPE_CHECKING:
+    from edgedec.api.engine import Engine
+    from edgedec.chat import Message
 
 
 def rank_by_model(name: str | None, load: LoadFlags, output: OutputFlags) -> Rank:
@@ -37,6 +41,19 @@ def say_found(documents: Sequence[Document], found: Found, n_ctx: int) -> None:
     say(f"edgedec: {found.line(names, n_ctx)}")
 
 
-def passage_lines(found: Found) -> list[str]:
-    """Return a line for each passage that is read, with its place and its beginning."""
-    return [f"read: {each.name}, {each.place}: {one_line(each.text.strip())[:_SHOWN]}" for each in found.passages]
+def text_about(
+    engine: "Engine",
+    documents: Sequence[Document],
+    question: str | None,
+    content: Callable[[str], Any],
+    before: "Sequence[Message]",
+    options: dict[str, Any],
+    rank: Rank,
+) -> tuple[str, Found | None]:
+    """Return the text of a message about documents, and what was searched for it, or None; see Asking.about.
+
+    `options` are those of the generation.
+    """
+    n_answer = options.get("max_tokens") or ANSWER
+    asking = Asking(engine, content, before, n_answer=n_answer, named=len(documents) > 1, rank=rank)
+    return asking.about(documents, question, options["cancel"], options["on_progress"])

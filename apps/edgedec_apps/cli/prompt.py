@@ -5,19 +5,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedec.errors import RequestError
 from edgedec.memory_plan import parse_size
 from edgedec_apps import texts
 from edgedec_apps.cli.shown.progress import shown
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.documents.files import Document, document_from, read_document
 from edgedec_apps.texts import decoded, read_text
+
+if TYPE_CHECKING:
+    from edgedec_apps.documents.files import Document
 
 _STANDARD_INPUT = "standard input"
 
 
-def find_documents(files: Sequence[Path], memory: str | None = None, *, quiet: bool = False) -> list[Document] | None:
+def find_documents(files: Sequence[Path], memory: str | None = None, *, quiet: bool = False) -> "list[Document] | None":
     """Return what a prompt is about: the content of files, or that of standard input where it is no terminal.
 
     None stands for neither. A text loses a byte order mark at the start and one line end at the end.
@@ -34,8 +37,10 @@ def find_documents(files: Sequence[Path], memory: str | None = None, *, quiet: b
     """
     if not files and sys.stdin.isatty():
         return None
+    from edgedec_apps.documents.files import document_from, read_document  # here, as a plain prompt needs none
+
     cap_bytes = None if memory is None else parse_size(memory)
-    most_bytes, found = _most_bytes(cap_bytes), list[Document]()
+    most_bytes, found = _most_bytes(cap_bytes), list["Document"]()
     for file in files or [Path("-")]:
         if str(file) == "-":
             with shown("reading standard input", quiet=quiet or sys.stdin.isatty()):

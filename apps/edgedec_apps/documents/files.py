@@ -18,7 +18,7 @@ MOST_PDF_BYTES = 64_000_000
 """The most bytes of a PDF."""
 LEAST_READER_BYTES, READER_BYTES = 48_000_000, 256_000_000
 """The least and the most bytes of memory of the process that reads a PDF."""
-_PATIENCE_S = 120.0  # for a PDF, where a person waits for it
+_PATIENCE_S = 300.0  # for a PDF, where a person waits for it, and may end it
 _MOST_CHARACTERS = 8_000_000  # of a PDF: some thousand pages
 _MODULE = "edgedec_apps.documents.pdf_text"
 _HEAD_BYTES = 1024  # in which a PDF says that it is one

@@ -9,9 +9,10 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.passages import Passage, by_words, passages_of
 
-_MOST, _LEAST = 1200, 200  # characters of a passage
+_MOST, _LEAST = 1200, 80  # characters of a passage
 _AT_ONCE = 6  # passages of the most characters should fit, at three characters a token
 _TOKEN_CHARACTERS = 3
+_SHOWN = 160  # characters of a passage
 
 Rank = Callable[[Sequence[Passage], str, CancelToken | None, OnProgress | None], list[int]]
 """Returns the indices of passages that are worth reading for a question, the best first."""
@@ -42,6 +43,10 @@ class Found:
             f"{self.n_read} of {counted(self.n_searched, 'passage')} ({places})"
         )
 
+    def lines(self) -> list[str]:
+        """Return a line for each passage that is read, with its place and its beginning."""
+        return [f"read: {each.name}, {each.place}: {each.text.strip()[:_SHOWN]}" for each in self.passages]
+
     def document(self) -> dict[str, Any]:
         """Return the JSON object of what is read."""
         read = [{"document": each.name, "place": each.place, "text": each.text.strip()} for each in self.passages]
@@ -69,8 +74,6 @@ def search(
 ) -> Found | None:
     """Return as many of the best passages as fit, for one question; the same ones for the same arguments.
 
-    Where all that match fit, their neighbours follow.
-
     Args:
         documents: The documents.
         question: What is asked about them.
@@ -88,9 +91,7 @@ def search(
     """
     most = max(_LEAST, min(_MOST, n_room * _TOKEN_CHARACTERS // _AT_ONCE))
     passages = passages_of(documents, most)
-    best = rank(passages, question, cancel, on_progress)
-    beside = [i + step for i in best for step in (1, -1) if 0 <= i + step < len(passages)]
-    ranked = list(dict.fromkeys([*best, *beside]))
+    ranked = rank(passages, question, cancel, on_progress)
 
     def of(n: int) -> Found:
         read = _joined(passages, sorted(ranked[:n]))

@@ -77,9 +77,9 @@ def test_what_fits_is_read_in_the_documents_order() -> None:
     reports: list[Progress] = []
     found = search([TEXT, BOOK], question, 400, lambda text: len(text) <= 700, on_progress=reports.append)
     assert found is not None
-    assert 500 < len(found.content) <= 700
+    assert len(found.content) <= 700
     assert found.content.endswith(f"\n\n{question}")
-    assert "[book.pdf, pages 1-3]\nThe lighthouse stands at Skarvøy.\n\nRagna keeps it." in found.content
+    assert "[book.pdf, page 1]\nThe lighthouse stands at Skarvøy.\n\n" in found.content
     places = [(each.document, each.first) for each in found.passages]
     assert places == sorted(places)
     assert "the thing 700" in found.content
@@ -94,16 +94,15 @@ def test_as_much_as_fits_is_read(room: int) -> None:
     """One more of the ranked passages would not fit, whatever the room."""
     question, ranked = "the thing 700", [20, 10, 11, 3, 30]
     found = search([TEXT], question, 400, lambda text: len(text) <= room, rank=lambda *_: ranked[:])
-    beside = [21, 19, 11, 9, 12, 10, 4, 2, 31, 29]
-    order = list(dict.fromkeys([*ranked, *beside]))
-    fits = [n for n in range(1, len(order) + 1) if len(_content(order[:n], question)) <= room]
+    fits = [n for n in range(1, len(ranked) + 1) if len(_content(ranked[:n], question)) <= room]
     assert (found.n_read if found else 0) == max(fits, default=0)
     if found:
-        assert found.content == _content(order[: found.n_read], question)
+        assert found.content == _content(ranked[: found.n_read], question)
 
 
 def _content(chosen: list[int], question: str) -> str:
-    passages, texts, last = passages_of([TEXT], 200), [], -2
+    passages, last = passages_of([TEXT], 200), -2
+    texts: list[tuple[int, list[Passage]]] = []
     for i in sorted(chosen):
         if i == last + 1:
             texts[-1][1].append(passages[i])

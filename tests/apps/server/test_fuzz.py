@@ -96,7 +96,6 @@ BODIES: dict[str, dict[str, Any]] = {
         "messages": messages("x"),
         "files": [{"name": "a", "text": "y\fz"}],
         "question": "y",
-        "max_tokens": 3,
     },
     "/extract": {"question": "x?", "passage": "y x", "n": 2, "max_tokens": 3},
     "/v1/rerank": {

@@ -12,7 +12,6 @@ import typer
 from edgedec.errors import CancelledError, RequestError, RuntimeLostError, ScorerError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.about import passage_lines, rank_by_model, say_found
 from edgedec_apps.cli.commands.chat import ChatJob, converse
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import (
@@ -37,9 +36,6 @@ from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, cut_text, print_stream, print_texts, say_summary
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_text
 from edgedec_apps.cli.shown.thoughts import OwnMarks, own_marks, with_thoughts
-from edgedec_apps.documents.asking import ANSWER, Asking
-from edgedec_apps.documents.files import Document
-from edgedec_apps.documents.search import Found, whole
 
 if TYPE_CHECKING:
     from edgedec.api.best_text import BestOf
@@ -48,6 +44,8 @@ if TYPE_CHECKING:
     from edgedec.choosing.choice import ChosenText
     from edgedec.choosing.search_by import SearchBy
     from edgedec.sequence import Generation
+    from edgedec_apps.documents.files import Document
+    from edgedec_apps.documents.search import Found
 
     Written = tuple[Generation, ...] | ChosenText
 
@@ -126,7 +124,7 @@ class _Asked:
     """What a command asks: questions, None for the documents themselves, and documents that each of them is about."""
 
     questions: "Sequence[str | None]"
-    documents: Sequence[Document]
+    documents: "Sequence[Document]"
 
     @classmethod
     def of(cls, job: RunJob) -> "_Asked | None":
@@ -223,7 +221,8 @@ def _require_complete(job: RunJob, asked: _Asked) -> None:
         raise RequestError("--system needs the chat template; leave out --raw")
     if job.raw and job.image:
         raise RequestError("--image needs the chat template; leave out --raw")
-    if not job.raw and not all(whole(asked.documents, question, named=False).strip() for question in asked.questions):
+    texts = [document.text for document in asked.documents]
+    if not job.raw and not all("".join([*texts, question or ""]).strip() for question in asked.questions):
         raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
 
 
@@ -270,7 +269,7 @@ def _written(
 def _prompt(
     engine: "Engine",
     job: RunJob,
-    documents: Sequence[Document],
+    documents: "Sequence[Document]",
     question: str | None,
     pictures: list[dict[str, Any]],
     options: dict[str, Any],
@@ -281,13 +280,15 @@ def _prompt(
     """
     if not job.raw and engine.can_chat:
         system = [{"role": "system", "content": job.system}] if job.system is not None else []
-        rank = rank_by_model(job.embedding_model, job.load, job.output)
-        n_answer = options.get("max_tokens") or ANSWER
-        content, several = partial(with_pictures, pictures), len(documents) > 1
-        asking = Asking(engine, content, system, n_answer=n_answer, named=several, rank=rank)
-        text, found = asking.about(documents, question, options["cancel"], options["on_progress"])
-        if found is not None and not job.output.quiet:
-            say_found(documents, found, engine.n_ctx)
+        text, found = question or "", None
+        if documents:
+            from edgedec_apps.cli.about import rank_by_model, say_found, text_about
+
+            rank = rank_by_model(job.embedding_model, job.load, job.output)
+            content = partial(with_pictures, pictures)
+            text, found = text_about(engine, documents, question, content, system, options, rank)
+            if found is not None and not job.output.quiet:
+                say_found(documents, found, engine.n_ctx)
         return [*system, {"role": "user", "content": with_pictures(pictures, text)}], found
     if pictures:
         raise RequestError("the model has no chat template, which --image needs; leave --image out")
@@ -295,6 +296,10 @@ def _prompt(
         raise RequestError("the model has no chat template, which --system needs; leave --system out")
     if not job.raw and not job.output.quiet:
         say("edgedec: the model has no chat template; the prompt is continued, as with --raw")
+    if not documents:
+        return question or "", None
+    from edgedec_apps.documents.search import whole
+
     return whole(documents, question, named=len(documents) > 1), None
 
 
@@ -316,7 +321,7 @@ class _About:
     sampled: str
     pictures: list[dict[str, Any]]
     question: str | None
-    read: Found | None
+    read: "Found | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +357,7 @@ def _say(answer: _Answer, output: OutputFlags) -> None:
         return
     about = answer.about
     for number, text in enumerate(answer.shown, 1):
-        read = passage_lines(about.read) if about.read is not None else []
+        read = [] if about.read is None else [one_line(line) for line in about.read.lines()]
         lines = [about.sampled, *pictures_lines(about.pictures), *read, held_line(about.held)]
         say_summary(text, output.detail, lines if number == len(answer.shown) else [])
     if not isinstance(answer.found, tuple):

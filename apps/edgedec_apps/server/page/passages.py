@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from edgedec_apps.documents.asking import ANSWER, Asking
+from edgedec_apps.documents.asking import Asking
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.pdf_text import PAGE_BREAK
 from edgedec_apps.server.core.fields import Fields
@@ -38,12 +38,11 @@ async def passages(request: Request, service: Service) -> Response:
     before = read_messages(earlier) if earlier else []
     documents = [_document(Fields(file, f"files[{i}].")) for i, file in enumerate(fields.objects("files"))]
     question = fields.text("question") or None
-    n_answer = fields.whole("max_tokens", low=1) or ANSWER
     fields.end()
 
     async def compute(lending: Lending) -> dict[str, Any]:
         engine, texts = lending.lease.loaded.engine, [document.text for document in documents]
-        asking = Asking(engine, before=before, n_answer=n_answer, named=True)
+        asking = Asking(engine, before=before, n_answer=engine.n_ctx // 2, named=True)  # half is for what follows
         n_bytes = await tokenizer_bytes([*texts, question or ""]) + _CHARACTER_BYTES * sum(map(len, texts))
         async with lending.share.more(n_bytes):
             work = asyncio.to_thread(asking.about, documents, question, lending.cancel)

@@ -334,6 +334,26 @@ def test_texts_go_before_the_message(page: Browser, tmp_path: Path) -> None:
     assert sent(page)[1]["messages"][-1]["content"] == "File c.txt:\n\nalone"
 
 
+def test_of_a_long_file_passages_are_sent(page: Browser, tmp_path: Path) -> None:
+    """Those that match the message, which is said; later messages follow them until another file is searched."""
+    record_requests(page)
+    lines = [f"Line {i} tells of thing {i * 7}." for i in range(200)]
+    give_file(page, tmp_path, "book.txt", "\n".join(lines).encode())
+    page.ask("What is thing 441?")
+    first = sent(page)[0]["messages"][0]["content"]
+    assert first.startswith("[book.txt, line")
+    assert first.endswith("\n\nWhat is thing 441?")
+    assert lines[63] in first
+    assert "longer than the context of 4096 tokens" in page.text(".message.user .note")
+    page.ask("Why?")
+    assert [message["content"] for message in sent(page)[1]["messages"][::2]] == [first, "Why?"]
+    give_file(page, tmp_path, "new.txt", "\n".join(lines).encode())
+    page.ask("And thing 700?")
+    third = sent(page)[2]["messages"]
+    assert third[0]["content"] == "What is thing 441?"
+    assert lines[100] in third[-1]["content"]
+
+
 def test_a_message_waits_for_its_files(page: Browser, tmp_path: Path) -> None:
     """While a file is read nothing is sent, and the text stays in its box."""
     page.run(

@@ -50,9 +50,9 @@ export async function pdfText(file, settings) {
 // What is to be read of files, {name, text}, for a question behind earlier messages: {content, note}; both are null where
 // the files fit the context.
 export async function passages(messages, files, question, settings, signal) {
-  const { model, messages: before, max_tokens: most } = request(messages, settings, 1, []);
-  const body = { model, messages: before, files, question, ...(most && { max_tokens: most }) };
-  return (await post("/page/passages", JSON.stringify(body), settings, signal)).json();
+  const { model, messages: before } = request(messages, settings, 1, []);
+  const body = JSON.stringify({ model, messages: before, files, question });
+  return (await post("/page/passages", body, settings, signal)).json();
 }
 
 // The tools that the server has for this page: {definition, server, ask}.

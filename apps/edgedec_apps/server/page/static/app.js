@@ -189,6 +189,7 @@ async function generateOne(conversation, signal) {
   redraw(conversation);
   try {
     await search(earlier, signal);
+    redraw(conversation);
     const messages = conversing.sentMessages(earlier);
     const wanted = { messages, settings, count: answers.length, tools: await tools.definitions(models.card, signal) };
     await answer(wanted, signal, (part) => {
