@@ -11,9 +11,9 @@ from edgedec.api.engine import Engine
 from edgedec.api.open_drafters import Drafts, open_drafters
 from edgedec.api.open_model import EngineParts
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
-from edgedec.api.wishes import Wishes, engine_wishes, find_model
+from edgedec.api.wishes import Wishes, engine_wishes, find_model, methods_around
 from edgedec.chat import ChatTemplate, open_template
-from edgedec.companion import Companion, companion_of
+from edgedec.companion import Companion
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.drafter import DrafterFactory
@@ -109,7 +109,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         model, of_model = _load_model(planned, wishes, options, undo)
         if is_planned:
             return_free_memory()  # before what is allocated next is put among the freed pages
-        sessions, of_sessions = _sessions(model, planned.setting.options, _around(options.lossy))
+        sessions, of_sessions = _sessions(model, planned.setting.options, methods_around(options.lossy))
         sessions[0], companion = _with_companion(sessions[0], planned, wishes.companion, undo)
         of_models = _notes(planned, sessions[0].n_ctx)
         for note in (*of_sessions, *of_models):
@@ -165,7 +165,7 @@ def _slots(
     # A few rows of a small vocabulary are within the working memory that is planned.
     few_rows = _FEW_ROWS_BYTES // (4 * first.model.card.n_vocab)
     n_pages_each = n_pages(0, first.n_ctx)
-    shared = len(sessions) > 1 and not _around(options.lossy) and first.model.capabilities.fork
+    shared = len(sessions) > 1 and not methods_around(options.lossy) and first.model.capabilities.fork
     prefixes = None
     if shared and first.model.capabilities.prefill_chunk == 1:
         from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -232,12 +232,6 @@ def _load_model(
         numerics = plugins.load_plugin(plugins.OWN, options.drafting.numerics)
         model, note = numerics(model, n_ctx, load_options.cache_dir)
     return model, () if note is None else (note,)
-
-
-def _around(lossy: Lossy) -> list[Companion]:
-    """Return the methods without a further model, which stand around the session of each parallel request."""
-    named = companion_of({"slide": {}} if lossy.slide else None), companion_of(lossy.methods)
-    return [method for method in named if method is not None and method.model is None]
 
 
 def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -> tuple[list[Session], list[str]]:

@@ -124,11 +124,8 @@ def engine_wishes(
     Raises:
         EdgedecError: Options don't go together, a drafter or a model is not found, or `layer_skip` is refused.
     """
-    if options.lossy.slide and application.prompt_cache:
-        raise RequestError(
-            f"a context that slides can't be saved or restored; leave {argument('slide')} or "
-            f"{argument('prompt_cache')} out"
-        )
+    if application.prompt_cache and (methods := methods_around(options.lossy)):
+        raise RequestError(f"{methods[0].what} can't be saved; leave that or {argument('prompt_cache')} out")
     load_options, embeds = options.load_options(planning_bytes), embeds_only(choice.path)
     if (elsewhere := machines_of(choice.runtime, load_options.runtime_options)) is not None:
         load_options = replace(load_options, machines=elsewhere.machines)
@@ -175,6 +172,12 @@ def engine_wishes(
     )
     notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))
     return Wishes(setting, factories, _draft_store(options), change, notes, companion, pictures)
+
+
+def methods_around(lossy: Lossy) -> list[Companion]:
+    """Return the methods without a further model, which stand around the session of each parallel request."""
+    named = companion_of({"slide": {}} if lossy.slide else None), companion_of(lossy.methods)
+    return [method for method in named if method is not None and method.model is None]
 
 
 def _layer_skip(path: Path, lossy: Lossy, factories: Mapping[str, DrafterFactory]) -> LossyChange | None:

@@ -77,7 +77,7 @@ class PromptKeep:
     @property
     def what(self) -> str:
         """What the method makes of its models."""
-        return "a model and its reading model"
+        return "prompts that are read in part" if self.model is None else "a model and its reading model"
 
     def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session that reads prompts in part.
