@@ -55,7 +55,7 @@ def kept(models: tuple[Model, Model], prompt: Sequence[int], keep: float, *, own
     n_layer = 1 if own else 2  # a third of the target's two, and of the reading model's six
     run = LayerSet.of(model.card.n_layer, range(n_layer))
     session = model.session(N_CTX)
-    heard, rising = tuple(range(n_layer // 3, n_layer)), np.arange(1, WINDOW + 1, dtype=np.float32) / WINDOW
+    heard, rising = tuple(range(n_layer // 3, n_layer)), np.arange(1, WINDOW + 1, dtype=np.float32) / np.float32(WINDOW)
     found = session.forward(np.array(prompt, np.int32), n_past=0, layers=run, rows=NO_ROWS, mass=(heard, rising)).mass
     session.close()
     assert found is not None, "it was asked for"
@@ -190,9 +190,9 @@ def test_what_does_not_fit_is_refused(paths: tuple[Path, Path], models: tuple[Mo
     target = models[0].session(N_CTX)
     session = KeptSession(target, Reader(target, own=True), 0.5)
     with session.generating(600):
-        for rows in ("all", np.arange(0, 600, 7, np.int32)):
+        for rows in ("all", np.arange(0, 600, 7, dtype=np.int32)):
             with pytest.raises(CapabilityError, match="left out"):
-                session.forward(np.array(PROMPT, np.int32), n_past=0, rows=rows)  # type: ignore[arg-type]
+                session.forward(np.array(PROMPT, np.int32), n_past=0, rows=rows)
         some = session.forward(np.array(PROMPT, np.int32), n_past=0, rows=np.array([0, 599], np.int32)).logits
         assert some.shape == (2, models[0].card.n_vocab)
     with pytest.raises(CapabilityError, match="pictures"):
