@@ -170,6 +170,8 @@ def test_what_is_kept() -> None:
     held = set(found.tolist())
     assert {*range(32), *range(2000 - LAST, 2000), *range(1500, 1504), *range(684, 716), *range(984, 1016)} <= held
     assert kept_tokens(worth, frame, 1.0).tolist() == list(range(2000))
+    ends = {*range(32), *range(2000 - LAST, 2000)}
+    assert ends <= set(kept_tokens(worth, np.ones(2000, np.bool_), 0.1).tolist())
 
 
 def test_what_does_not_fit_is_refused(paths: tuple[Path, Path], models: tuple[Model, Model]) -> None:
