@@ -42,12 +42,14 @@ class Asked:
     Attributes:
         id: Its kind and number.
         lines: The document.
+        at: The line that the question is about.
         question: The question.
         answer: The word that a right answer has.
     """
 
     id: str
     lines: list[str]
+    at: int
     question: str
     answer: str
 
@@ -77,7 +79,7 @@ def made(kind: str, number: int, n_lines: int) -> Asked:
         if i == at:
             found = ask
         lines.append(line)
-    return Asked(f"{kind}{number}", lines, *found)
+    return Asked(f"{kind}{number}", lines, at, *found)
 
 
 def prompt_of(engine: edgedec.Engine, kind: str, number: int, n_tokens: int) -> tuple[tuple[int, ...], Asked]:

@@ -77,7 +77,7 @@ class PromptKeep:
     @property
     def what(self) -> str:
         """What the method makes of its models."""
-        return "a model and its reading model"
+        return "prompts that are read in part" if self.model is None else "a model and its reading model"
 
     def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session that reads prompts in part.
@@ -136,15 +136,15 @@ def kept_tokens(worth: NDArray[np.float32], is_frame: NDArray[np.bool_], keep: f
     """Return the places of the tokens that are read, ascending: a share of all, at least LEAST where there are so many.
 
     >>> worth = np.zeros(1000, np.float32); worth[500] = 1
-    >>> [int(i) for i in kept_tokens(worth, np.zeros(1000, np.bool_), 0.2)[[31, 32, 127, 128, -1]]]
-    [31, 32, 127, 484, 999]
+    >>> [int(i) for i in kept_tokens(worth, np.zeros(1000, np.bool_), 0.2)[[95, 96, 127, 128, -1]]]
+    [95, 484, 515, 872, 999]
     """
     n = len(worth)
     n_kept = max(math.ceil(keep * n), min(n, LEAST))
     around = np.lib.stride_tricks.sliding_window_view(np.pad(worth, (POOL - 1 - POOL // 2, POOL // 2)), POOL)
     pooled = around.max(axis=1)
     for i in range(FRAME):
-        pooled[i:][is_frame[: n - i]] = np.inf
+        pooled[i:][is_frame[: n - i]] = np.finfo(np.float32).max
     pooled[:FIRST] = pooled[n - LAST :] = np.inf
     return np.sort(np.argsort(-pooled, kind="stable")[:n_kept])
 

@@ -13,7 +13,9 @@ from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
 
 import edgedec
-from edgedec.api.options import Lossy
+from edgedec.api.load import open_choice
+from edgedec.api.options import Application, EngineOptions, Lossy
+from edgedec.api.wishes import choose
 from edgedec.errors import CapabilityError, OptionError, RequestError
 from edgedec.grammar import Grammar
 from edgedec.load_options import LoadOptions
@@ -53,7 +55,7 @@ def kept(models: tuple[Model, Model], prompt: Sequence[int], keep: float, *, own
     n_layer = 1 if own else 2  # a third of the target's two, and of the reading model's six
     run = LayerSet.of(model.card.n_layer, range(n_layer))
     session = model.session(N_CTX)
-    heard, rising = tuple(range(n_layer // 3, n_layer)), np.arange(1, WINDOW + 1, dtype=np.float32) / WINDOW
+    heard, rising = tuple(range(n_layer // 3, n_layer)), np.arange(1, WINDOW + 1, dtype=np.float32) / np.float32(WINDOW)
     found = session.forward(np.array(prompt, np.int32), n_past=0, layers=run, rows=NO_ROWS, mass=(heard, rising)).mass
     session.close()
     assert found is not None, "it was asked for"
@@ -168,6 +170,8 @@ def test_what_is_kept() -> None:
     held = set(found.tolist())
     assert {*range(32), *range(2000 - LAST, 2000), *range(1500, 1504), *range(684, 716), *range(984, 1016)} <= held
     assert kept_tokens(worth, frame, 1.0).tolist() == list(range(2000))
+    ends = {*range(32), *range(2000 - LAST, 2000)}
+    assert ends <= set(kept_tokens(worth, np.ones(2000, np.bool_), 0.1).tolist())
 
 
 def test_what_does_not_fit_is_refused(paths: tuple[Path, Path], models: tuple[Model, Model]) -> None:
@@ -181,12 +185,16 @@ def test_what_does_not_fit_is_refused(paths: tuple[Path, Path], models: tuple[Mo
         )
     with pytest.raises(RequestError, match="one of them"):
         loaded(paths, own=False, draft_model=paths[1])
+    options = EngineOptions(lossy=Lossy(methods={"prompt_keep": {"keep": 0.3}}))
+    choice = choose(paths[0], "cpu", LoadOptions(n_ctx=N_CTX), measure=False)
+    with pytest.raises(RequestError, match="prompts that are read in part can't be saved"):
+        open_choice(choice, options, Application(prompt_cache=True))
     target = models[0].session(N_CTX)
     session = KeptSession(target, Reader(target, own=True), 0.5)
     with session.generating(600):
-        for rows in ("all", np.arange(0, 600, 7, np.int32)):
+        for rows in ("all", np.arange(0, 600, 7, dtype=np.int32)):
             with pytest.raises(CapabilityError, match="left out"):
-                session.forward(np.array(PROMPT, np.int32), n_past=0, rows=rows)  # type: ignore[arg-type]
+                session.forward(np.array(PROMPT, np.int32), n_past=0, rows=rows)
         some = session.forward(np.array(PROMPT, np.int32), n_past=0, rows=np.array([0, 599], np.int32)).logits
         assert some.shape == (2, models[0].card.n_vocab)
     with pytest.raises(CapabilityError, match="pictures"):

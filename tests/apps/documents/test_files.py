@@ -69,7 +69,7 @@ def test_damaged_pdfs_end_in_a_text_or_an_exception() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="the system can't limit processes")
 def test_a_process_without_its_starter_ends() -> None:
     """Nobody ends a PDF's process whose starter was killed: the system does, after so much computing."""
-    code = "from edgedec_apps.documents import pdf_text; pdf_text.limit(10**9, 1)\nwhile True: pass"
+    code = "from edgedec_apps.limits import limit; limit(1, DATA=10**9)\nwhile True: pass"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode in (-signal.SIGXCPU, -signal.SIGKILL)
 
 
