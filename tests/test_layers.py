@@ -136,10 +136,8 @@ def test_only_the_training_imports_torch() -> None:
 
 def test_the_short_run_imports_nothing_that_takes_seconds() -> None:
     """A test file that imports torch, Anthropic's client or the driver of a browser is marked slow as a whole."""
-    heavy = re.compile(
-        r"^\w+ = pytest\.importorskip\(.(torch|anthropic)\b|^from support\.processes\.browser", re.MULTILINE
-    )
-    slow = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.MULTILINE)
+    heavy = re.compile(r"^\w+ = pytest\.importorskip\(.(torch|anthropic)\b|^from support\.processes\.browser", re.M)
+    slow = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.M)
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
     assert not [path for path, text in texts.items() if heavy.search(text) and not slow.search(text)]
     assert any(heavy.search(text) for text in texts.values())
