@@ -1,6 +1,7 @@
 """Imports go one way: between the packages, between the rooms of the core, and between files."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,12 @@ def test_only_the_training_imports_torch() -> None:
     training = ROOT / "export/edgedec_export/training"
     said = (training / "__init__.py").read_text(encoding="utf-8")
     assert found == {path for path in training.rglob("*.py") if f"`{path.relative_to(training).as_posix()}`" in said}
+
+
+def test_the_short_run_imports_nothing_that_takes_seconds() -> None:
+    """A test file that imports torch, Anthropic's client or the driver of a browser is marked slow as a whole."""
+    heavy = re.compile(r"^\w+ = pytest\.importorskip\(.(torch|anthropic)\b|^from support\.processes\.browser", re.M)
+    slow = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.M)
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    assert not [path for path, text in texts.items() if heavy.search(text) and not slow.search(text)]
+    assert any(heavy.search(text) for text in texts.values())

@@ -4,9 +4,10 @@ Seeds are fixed, so a test gives one answer. Were it asked with other seeds, a r
 10,000; rules and drafters that are wrong are shown to fail below.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +65,15 @@ SETTINGS = {
 }
 
 
+def in_turn(cases: Iterable[Any]) -> list[Any]:
+    """Return each case with one of the two settings in turn; with the other it is in the lane `long`."""
+    return [
+        pytest.param(case, name, marks=() if i % 2 == j else pytest.mark.long)
+        for i, case in enumerate(cases)
+        for j, name in enumerate(SETTINGS)
+    ]
+
+
 def tiny(path: Path, seed: int) -> Model:
     """Load a model that is quick to run."""
     tiny_llama(path, seed=seed, n_layer=1, n_embd=32, n_ff=32, n_head=2, n_head_kv=1)
@@ -102,8 +112,7 @@ def drafters(request: pytest.FixtureRequest, source: DraftModel) -> dict[str, Dr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("rule", rule_names())
+@pytest.mark.parametrize(("rule", "setting"), in_turn(rule_names()))
 def test_every_rule_keeps_the_distribution(
     session: Session,
     laws: Mapping[str, Mapping[Text, float]],
@@ -119,26 +128,27 @@ def test_every_rule_keeps_the_distribution(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "shape"),
-    [
-        ("recursive", "siblings:3-2"),
-        ("recursive", "beam:3"),
-        ("recursive", "grow"),
-        ("kseq", "paths:3"),
-        ("multipath", "paths:3"),
-        ("coupled", "grow"),
-    ],
+    ("drawn", "setting"),
+    in_turn(
+        [
+            ("recursive", "siblings:3-2"),
+            ("recursive", "beam:3"),
+            ("recursive", "grow"),
+            ("kseq", "paths:3"),
+            ("multipath", "paths:3"),
+            ("coupled", "grow"),
+        ]
+    ),
 )
-@pytest.mark.parametrize("setting", SETTINGS)
 def test_trees_of_a_draft_model_keep_the_distribution(
     session: Session,
     source: DraftModel,
     laws: Mapping[str, Mapping[Text, float]],
+    drawn: tuple[str, str],
     setting: str,
-    rule: str,
-    shape: str,
 ) -> None:
     """Trees that the draft model grows level by level, each verified by a rule that it is made for."""
+    rule, shape = drawn
     drafters, tree = {"model": Hotter(source)}, parse_shape(shape)
     found = generated(session, PROMPT, SETTINGS[setting], rule, drafters, n_tokens=N_TOKENS, seeds=SEEDS, tree=tree)
     assert p_value(found.texts, laws[setting]) > BOUND
@@ -268,7 +278,7 @@ def test_a_real_model_keeps_the_distribution(rule: str) -> None:
             for after, p_after in zip(second.token_ids.tolist(), second.probs.tolist(), strict=True)
         }
         found = generated(
-            session, prompt, params, rule, {"model": Hotter(DraftModel(model))}, n_tokens=2, seeds=range(300), n_draft=2
+            session, prompt, params, rule, {"model": Hotter(DraftModel(model))}, n_tokens=2, seeds=range(100), n_draft=2
         )
     assert p_value(found.texts, law) > BOUND
     assert 0.05 < found.n_accepted / found.n_drafted < 0.9

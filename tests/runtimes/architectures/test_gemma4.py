@@ -1,6 +1,8 @@
 """Gemma 4: its networks beside float64, what a file may leave out, and what is refused by name."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,23 +131,34 @@ def test_experts_in_two_matrices_or_one(tmp_path: Path) -> None:
         np.testing.assert_array_equal(first, second)
 
 
-REFUSED: dict[str, tuple[tuple[dict[str, Any], dict[str, RawTensor]], str]] = {
-    "key": (_changed(SMALL, {"attention.clamp": 1.0}), "does not know 'gemma4.attention.clamp'"),
-    "no divisors": (_changed(SMALL, tensors={"rope_freqs.weight": None}), "it has no tensor 'rope_freqs.weight'"),
-    "no source": (_changed(SMALL, {"attention.shared_kv_layers": 4}), "layer 2 has no keys and values"),
-    "lengths": (_changed(SMALL, {"attention.value_length_swa": 32}), "keys and values of a layer's window differ"),
+REFUSED: dict[str, tuple[Callable[[], tuple[dict[str, Any], dict[str, RawTensor]]], str]] = {
+    "key": (partial(_changed, SMALL, {"attention.clamp": 1.0}), "does not know 'gemma4.attention.clamp'"),
+    "no divisors": (
+        partial(_changed, SMALL, tensors={"rope_freqs.weight": None}),
+        "it has no tensor 'rope_freqs.weight'",
+    ),
+    "no source": (partial(_changed, SMALL, {"attention.shared_kv_layers": 4}), "layer 2 has no keys and values"),
+    "lengths": (
+        partial(_changed, SMALL, {"attention.value_length_swa": 32}),
+        "keys and values of a layer's window differ",
+    ),
     "no norm": (
-        _changed(SMALL, tensors={"per_layer_proj_norm.weight": None}),
+        partial(_changed, SMALL, tensors={"per_layer_proj_norm.weight": None}),
         "no tensor 'per_layer_proj_norm.weight'",
     ),
-    "no gate": (_changed(SMALL, tensors={"blk.2.inp_gate.weight": None}), "no tensor 'blk.2.inp_gate.weight'"),
-    "no table": (_changed(SMALL, tensors={"per_layer_token_embd.weight": None}), "'per_layer_token_embd.weight'"),
+    "no gate": (partial(_changed, SMALL, tensors={"blk.2.inp_gate.weight": None}), "no tensor 'blk.2.inp_gate.weight'"),
+    "no table": (
+        partial(_changed, SMALL, tensors={"per_layer_token_embd.weight": None}),
+        "'per_layer_token_embd.weight'",
+    ),
     "no scales": (
-        _changed(MIXED, tensors={"blk.0.ffn_down_exps.scale": None}),
+        partial(_changed, MIXED, tensors={"blk.0.ffn_down_exps.scale": None}),
         "no tensor 'blk.0.ffn_down_exps.scale'",
     ),
     "both experts": (
-        _changed(MIXED, tensors={"blk.0.ffn_up_exps.weight": RawTensor(0, (256, 256, 8), bytes(256 * 256 * 8 * 4))}),
+        partial(
+            _changed, MIXED, tensors={"blk.0.ffn_up_exps.weight": RawTensor(0, (256, 256, 8), bytes(256 * 256 * 8 * 4))}
+        ),
         "no use for tensor 'blk.0.ffn_up_exps.weight'",
     ),
 }
@@ -155,8 +168,8 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], dict[str, RawTensor]], str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused_by_name(tmp_path: Path, what: str) -> None:
     """Files that lack something, or have something that no layer knows."""
-    (metadata, tensors), words = REFUSED[what]
-    path = write_gguf(tmp_path / "m.gguf", metadata, tensors)
+    made, words = REFUSED[what]
+    path = write_gguf(tmp_path / "m.gguf", *made())
     with pytest.raises(EdgedecError) as caught:
         read_network(read_gguf(path))
     assert words in str(caught.value)

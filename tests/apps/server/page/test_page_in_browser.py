@@ -19,6 +19,8 @@ from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken
 from edgedec_apps.server.shelf.models import Prepare, Prepared, Recipe
 
+pytestmark = pytest.mark.slow
+
 THINKS = (
     "{# <think> #}{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
