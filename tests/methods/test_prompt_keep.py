@@ -13,9 +13,7 @@ from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
 
 import edgedec
-from edgedec.api.load import open_choice
-from edgedec.api.options import Application, EngineOptions, Lossy
-from edgedec.api.wishes import choose
+from edgedec.api.options import Lossy
 from edgedec.errors import CapabilityError, OptionError, RequestError
 from edgedec.grammar import Grammar
 from edgedec.load_options import LoadOptions
@@ -185,10 +183,6 @@ def test_what_does_not_fit_is_refused(paths: tuple[Path, Path], models: tuple[Mo
         )
     with pytest.raises(RequestError, match="one of them"):
         loaded(paths, own=False, draft_model=paths[1])
-    options = EngineOptions(lossy=Lossy(methods={"prompt_keep": {"keep": 0.3}}))
-    choice = choose(paths[0], "cpu", LoadOptions(n_ctx=N_CTX), measure=False)
-    with pytest.raises(RequestError, match="prompts that are read in part can't be saved"):
-        open_choice(choice, options, Application(prompt_cache=True))
     target = models[0].session(N_CTX)
     session = KeptSession(target, Reader(target, own=True), 0.5)
     with session.generating(600):
