@@ -5,8 +5,6 @@ release is refused before a struct is read.
 """
 
 import ctypes
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
+from edgedec_runtimes.shared.native import open_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,21 +171,12 @@ def bind_mtmd(api: Any, folders: tuple[Path, ...]) -> None:
 
 
 def _open(folders: tuple[Path, ...], *names: str) -> list[ctypes.CDLL]:
-    """Open libraries. Where the system finds functions of those that a library needs, the first is enough.
-
-    The others by their paths might be second copies there, with variables of their own.
-    """
-    if sys.platform == "win32":
-        for variable in ("CUDA_PATH", "HIP_PATH"):
-            if (folder := os.environ.get(variable)) is not None and (Path(folder) / "bin").is_dir():
-                os.add_dll_directory(str(Path(folder) / "bin"))
-    else:
-        names = names[:1]
+    """Open libraries, of which the first needs the others."""
     found = {name: find(folders, name) for name in names}
     missing = [name for name, path in found.items() if path is None]
     if missing:
         raise OSError(f"no library {' and '.join(missing)} in {' or '.join(map(str, folders))}")
-    return [ctypes.CDLL(str(path)) for path in found.values()]
+    return open_together([path for path in found.values() if path is not None])
 
 
 def _declare(api: SimpleNamespace, handles: list[ctypes.CDLL], table: str) -> None:

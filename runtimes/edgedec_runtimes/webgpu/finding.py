@@ -21,7 +21,8 @@ from edgedec_runtimes.llamacpp.trial import ending
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.onnx.providers import PROVIDERS, choose_provider
 from edgedec_runtimes.shared.child_environment import child_environment
-from edgedec_runtimes.webgpu.vulkan import IS_ONLY_WAY, VulkanDevice, vulkan_devices
+from edgedec_runtimes.shared.native import VULKAN_ALONE
+from edgedec_runtimes.webgpu.vulkan import VulkanDevice, vulkan_devices
 
 NAME = "WebGPU"
 """The device's name in plans and reports. There is one, as the plug-in chooses among the GPUs by itself."""
@@ -111,11 +112,11 @@ def _look_here() -> Found:
     try:
         devices = vulkan_devices()
     except OSError as error:
-        if IS_ONLY_WAY:
+        if VULKAN_ALONE:
             return Found(version, f"{error}; {_LOADER}")
     if os.environ.get(SOFTWARE) != "1":
         devices = [device for device in devices if device.kind != "software"]
-    if IS_ONLY_WAY and not devices:
+    if VULKAN_ALONE and not devices:
         return Found(version, f"Vulkan finds no GPU; {_LOADER}")
     return Found(version, devices=devices)
 

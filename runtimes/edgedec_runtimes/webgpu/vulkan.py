@@ -1,14 +1,11 @@
 """What Vulkan says of this machine's GPUs: names, kinds and memory. It calls the driver, which may end the process."""
 
 import ctypes
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-IS_ONLY_WAY = sys.platform not in ("win32", "darwin")
-"""Whether a GPU is reached by Vulkan alone here; elsewhere the plug-in uses Direct3D or Metal."""
+from edgedec_runtimes.shared.native import VULKAN
 
-_LIBRARY = {"win32": "vulkan-1.dll", "darwin": "libvulkan.1.dylib"}.get(sys.platform, "libvulkan.so.1")
 _KINDS = {1: "integrated", 2: "discrete", 3: "virtual", 4: "software"}
 _MEMORY_2, _BUDGET, _INSTANCE, _APPLICATION = 1_000_059_006, 1_000_237_000, 1, 0  # VkStructureType
 _VERSION_1_1 = 1 << 22 | 1 << 12
@@ -69,7 +66,7 @@ class VulkanDevice:
 
 def vulkan_devices() -> list[VulkanDevice]:
     """Return the devices of Vulkan, those with memory of their own first (OSError where no loader is installed)."""
-    library = ctypes.CDLL(_LIBRARY)
+    library = ctypes.CDLL(VULKAN)
     application = _Application(_APPLICATION, None, b"edgedec", 1, None, 0, _VERSION_1_1)
     info, instance = _Instance(_INSTANCE, application=ctypes.pointer(application)), ctypes.c_void_p()
     if library.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)) != 0:
