@@ -215,7 +215,8 @@ async function search(messages, signal) {
   const last = messages.at(-1);
   const files = (last.files ?? []).filter(({ text }) => text).map(({ name, text }) => ({ name, text }));
   if (last.found || files.reduce((sum, { text }) => sum + text.length, 0) < LEAST_SEARCHED) return;
-  last.found = await passages(conversing.sentMessages(messages.slice(0, -1)), files, last.content, settings, signal);
+  const before = conversing.sentMessages([...messages.slice(0, -1), { ...last, found: {} }]).slice(0, -1);
+  last.found = await passages(before, files, last.content, settings, signal);
   drawMessages();
 }
 

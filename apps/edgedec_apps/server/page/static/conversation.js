@@ -44,9 +44,9 @@ function unpaged(text) {
   return text.includes("\f") ? text.split("\f").filter((page) => page).join("\n\n") : text;
 }
 
-// The messages of a chat. Of passages that were found, only the latest ones are sent: all would fill the context.
+// The messages of a chat. Passages that were found are left out once another file is searched: all would fill the context.
 export function sentMessages(messages) {
-  const last = messages.findLastIndex(({ found }) => found?.content);
+  const last = messages.findLastIndex(({ found }) => found);
   return messages.flatMap((message, i) => {
     const isOld = message.found?.content && i < last;
     const sent = { role: message.role, content: isOld ? message.content : contentOf(message) };
