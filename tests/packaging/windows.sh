@@ -27,6 +27,20 @@ if [ ! -f "$folder/ready" ]; then
   touch "$folder/ready"
 fi
 
+# What an installation would say of the sources: their plug-ins.
+python3 - "$folder/packages" <<'PY'
+import sys, tomllib
+from pathlib import Path
+
+project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+about = Path(sys.argv[1], "edgedec_llm.dist-info")
+about.mkdir(exist_ok=True)
+(about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+with (about / "entry_points.txt").open("w") as file:
+    for group, entries in project["entry-points"].items():
+        print(f"[{group}]", *(f"{name} = {value}" for name, value in entries.items()), sep="\n", file=file)
+PY
+
 # The drive C has no /proc, as on Windows; the drive Z has this system's.
 [ -d "$WINEPREFIX/drive_c" ] || wine wineboot -i </dev/null >/dev/null 2>&1
 rm -rf "$WINEPREFIX"/drive_c/{sources,python,library}
