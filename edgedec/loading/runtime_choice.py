@@ -254,9 +254,8 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
         found = compared if found is None else replace(compared, n_tries=found.n_tries + 1)
         probe_cache.put(options.cache_dir, _KIND, key, asdict(found))
     other = _taking(rival, choice.path, options, {}) if found.is_faster else None
-    if other is None:
-        return replace(choice, reason=found.reason)
-    return replace(choice, runtime=other, reason=found.reason, slower=first)
+    choice = replace(choice, reason=found.reason)
+    return choice if other is None else replace(choice, runtime=other, slower=first)
 
 
 def _known(options: LoadOptions, key: str) -> Comparison | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from edgedec.errors import ModelFormatError, ModelNotFoundError, StorageError
+from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec_runtimes.weights.levels import U8
 
@@ -27,15 +27,13 @@ def matrix_of(gguf: GGUF, name: str) -> TensorInfo:
 def read_rows(gguf: GGUF, tensor: TensorInfo, n_weights: int) -> Iterator[tuple[int, U8]]:
     """Yield a matrix in pieces of about n_weights: the first row's number, and uint8[n_rows, row_bytes].
 
-    The array of one piece is overwritten by the next.
-
     Raises:
         ModelFormatError: The file has become shorter since it was opened.
         ModelNotFoundError, StorageError: The file is gone, or cannot be read.
     """
     n_in, n_out = tensor.shape
     step = min(n_out, max(1, n_weights // n_in))
-    return _read(gguf, tensor, ((begin, min(step, n_out - begin)) for begin in range(0, n_out, step)), step)
+    return _read(gguf, tensor, ((begin, min(step, n_out - begin)) for begin in range(0, n_out, step)))
 
 
 def sample_rows(gguf: GGUF, tensor: TensorInfo, n_rows: int) -> U8:
@@ -46,26 +44,12 @@ def sample_rows(gguf: GGUF, tensor: TensorInfo, n_rows: int) -> U8:
     """
     n_out = tensor.shape[1]
     chosen = np.unique(np.linspace(0, n_out - 1, min(n_rows, n_out)).astype(np.int64))
-    return np.concatenate([row.copy() for _, row in _read(gguf, tensor, ((int(i), 1) for i in chosen), 1)])
+    return np.concatenate([row for _, row in _read(gguf, tensor, ((int(i), 1) for i in chosen))])
 
 
-def _read(gguf: GGUF, tensor: TensorInfo, spans: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[int, U8]]:
-    """Yield spans of rows, each given by its first row and its number of rows, which is at most `most`."""
-    path = gguf.paths[tensor.shard]
+def _read(gguf: GGUF, tensor: TensorInfo, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, U8]]:
+    """Yield spans of rows, each given by its first row and its number of rows, be the file a GGUF or its tiles."""
     row_bytes = tensor.n_bytes // tensor.shape[1]
-    buffer = np.empty((most, row_bytes), np.uint8)
-    try:
-        with path.open("rb") as file:
-            for begin, n_rows in spans:
-                rows = buffer[:n_rows]
-                file.seek(tensor.offset + begin * row_bytes)
-                if file.readinto(rows.reshape(-1).data) != rows.nbytes:
-                    raise ModelFormatError(
-                        f"{path}: tensor {tensor.name!r} reaches beyond the file's end: the file has become shorter "
-                        "since it was opened; download or copy it again"
-                    )
-                yield begin, rows
-    except FileNotFoundError as error:
-        raise ModelNotFoundError(f"{path}: the file has been deleted or moved; check the folder") from error
-    except OSError as error:
-        raise StorageError(f"{path}: reading failed ({error.strerror or error}); check the disk") from error
+    for begin, n_rows in spans:
+        data = gguf.read_tensor_bytes(tensor.name, begin * row_bytes, n_rows * row_bytes)
+        yield begin, np.frombuffer(data, np.uint8).reshape(n_rows, row_bytes)
