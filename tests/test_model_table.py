@@ -144,8 +144,8 @@ DEALT_TYPES = (*TILE_TYPES, *TILE_TYPES[:2])  # 29: dealt in turn, 27 would not 
 
 
 def write_mixed(path: Path, tiny: Tiny, types: tuple[str, ...]) -> Path:
-    """Write a model of as many layers as it takes for every one of the types to have matrices, 6 at least."""
-    for n_layer in range(max(6, tiny.n_layer), 40):
+    """Write a model of as many layers as it takes for every one of the types to have matrices, 12 at least."""
+    for n_layer in range(12, 40):
         write_tiny(path, replace(tiny, types=types, dealt=True, n_layer=n_layer, n_ctx_train=4096))
         if {GGMLType[name] for name in types} <= {tensor.type for tensor in read_gguf(path).tensors.values()}:
             return path
