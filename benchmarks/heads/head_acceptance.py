@@ -3,7 +3,7 @@
     python benchmarks/heads/head_acceptance.py MODEL HEAD [HEAD ...] --per-task 2 -n 64 --json-out FILE
     python benchmarks/heads/head_acceptance.py MODEL DRAFT.gguf --kind model --per-task 2 -n 64
 
-Decoding is on the cpu runtime, and the head or the draft model alone drafts; the policy decides how much. Every prompt
+Decoding is on the cpu runtime, and the head or the draft model alone drafts, with as many tokens as allowed. Every prompt
 is answered by plain decoding and with each drafter in turn, in an order that changes. The texts must be equal. Speeds
 are times plain decoding, without the prompt's time.
 """
@@ -63,7 +63,8 @@ def totals(engines: dict[str, edgedec.Engine], options: argparse.Namespace) -> d
             continue
         texts = set()
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            result = engines[name].generate(token_ids, max_tokens=options.n_tokens, temperature=options.temperature)
+            sampling = {"max_tokens": options.n_tokens, "temperature": options.temperature, "seed": 0}
+            result = engines[name].generate(token_ids, **sampling)
             texts.add(tuple(result.token_ids))
             for task in (prompt.task, "all"):
                 found.setdefault((name, task), Total()).add(result)
@@ -79,7 +80,7 @@ def table(found: dict[tuple[str, str], Total]) -> dict[str, dict[str, dict[str, 
         plain = found[_PLAIN, task]
         rows.setdefault(name, {})[task] = {
             "tokens_a_step": round(total.n_tokens / max(1, total.n_steps), 3),
-            "ms_a_draft": round(1e3 * total.draft_s / max(1, total.n_drafts), 3),
+            "ms_a_draft": round(1e3 * total.draft_s / total.n_drafts, 3) if total.n_drafts else 0.0,
             "speed": round(total.n_tokens / total.seconds * plain.seconds / plain.n_tokens, 3),
         }
     return rows

@@ -64,12 +64,15 @@ def read_document(
         CancelledError: `cancel` was cancelled.
     """
     if path.is_dir():
-        raise RequestError(f"{path} is a folder; name its files")
+        raise StorageError(f"{path} is a directory; name its files")
     try:
         with path.open("rb") as file:
-            return document_from(file, str(path), most_bytes, free_bytes, cancel)
+            found = document_from(file, str(path), most_bytes, free_bytes, cancel)
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+    if "\0" in found.text:
+        raise RequestError(f"{path} is no text: it holds zero bytes")
+    return found
 
 
 def document_from(
@@ -85,10 +88,7 @@ def document_from(
     data += file.read(max(0, most + 1 - len(data)))
     base = Path(name).name
     if not is_pdf(data):
-        text = decoded(data, name, most_bytes)
-        if "\0" in text:
-            raise RequestError(f"{name} is no text: it holds zero bytes")
-        return Document(base, text)
+        return Document(base, decoded(data, name, most_bytes))
     if why := missing_reader():
         raise RequestError(f"{name} is a PDF; {why}")
     if len(data) > most:

@@ -134,7 +134,7 @@ def test_files_that_can_not_be_read_end_the_command(model: Path, tmp_path: Path)
     for file, code, words in (
         (bad, 40, "it is no PDF, or damaged"),
         (empty, 40, "its pages have no text"),
-        (tmp_path, 40, "is a folder"),
+        (tmp_path, 60, "is a directory"),
         (tmp_path / "no", 60, "No such file"),
     ):
         run_here("run", "no-such-model", "x", "-f", file).failed(code, words)

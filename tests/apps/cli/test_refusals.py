@@ -166,7 +166,6 @@ def test_a_bad_sampling_value_is_found_before_the_model_is_looked_for() -> None:
     [
         ("run",),
         ("rn", "m"),
-        ("run", "m", "hi", "there"),
         ("run", "m", "hi", "--no-such-option"),
         ("run", "m", "hi", "-n", "many"),
         ("run", "m", "hi", "-n"),

@@ -114,8 +114,8 @@ def test_what_can_not_be_read_is_refused(tmp_path: Path, data: bytes, words: str
 
 
 def test_folders_and_absent_files_are_refused(tmp_path: Path) -> None:
-    """A folder is told to be one."""
-    for path, words in ((tmp_path, "is a folder"), (tmp_path / "no", "No such file")):
+    """A directory is told to be one."""
+    for path, words in ((tmp_path, "is a directory"), (tmp_path / "no", "No such file")):
         with pytest.raises(EdgedecError, match=words):
             read_document(path)
 
