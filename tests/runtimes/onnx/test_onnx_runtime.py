@@ -320,7 +320,7 @@ def test_the_report_tells_devices_and_why_others_are_not_there() -> None:
     report = Onnx().report()
     assert report.version.startswith("onnxruntime ")
     assert report.devices[0] == "cpu"
-    assert len(report.devices) + len(report.notes) == 5
+    assert len(report.devices) + len(report.notes) == 6
 
 
 def test_an_operator_that_is_not_there_is_told(exported: Exporter, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_leaving_takes_no_more_words_than_the_command(model: Path) -> None:
 
 def test_a_message_that_cannot_be_answered_ends_a_script(model: Path) -> None:
     """From a pipe, a message that is no UTF-8 or too long ends the conversation; earlier answers stand."""
-    for line, code, words in ((b"a\xff", 40, "standard input, line 2"), (b"x" * 300, 41, "shorten it")):
+    for line, code, words in ((b"a\xff", 40, "standard input, line 2"), (b"x" * 300, 41, "Shorten it")):
         result = run_here("chat", model, *SHORT, "-c", "200", stdin=b"one\n" + line + b"\ntwo\n")
         assert result.code == code
         assert result.out == run_here("run", model, "one", *SHORT, "-c", "200", "-q").out
