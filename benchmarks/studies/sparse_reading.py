@@ -110,8 +110,8 @@ def main() -> None:
     floats = SparseFloats(read_gguf(args.model), args.rows)
     text = np.array(ids, np.int32)
 
-    def rows() -> F32:
-        return log_softmax(floats.logits(floats.states([text])[0][-args.rows :]))
+    def rows() -> F64:
+        return log_softmax(floats.logits(floats.states([text])[0][-args.rows :]).astype(np.float64))
 
     whole, results = rows(), {}
     for change in changes:

@@ -144,7 +144,7 @@ class Panic(BaseException):
 def test_a_failure_that_is_no_exception_ends_the_request() -> None:
     """It reaches who waits, as an error that names it: else the request, and its place, would be held for ever."""
 
-    def fail() -> Iterator[Any]:
+    def fail(_tell: object) -> Iterator[Any]:
         raise Panic("deep inside")
         yield
 
