@@ -3,9 +3,9 @@
     python benchmarks/heads/head_acceptance.py MODEL HEAD [HEAD ...] --per-task 2 -n 64 --json-out FILE
     python benchmarks/heads/head_acceptance.py MODEL DRAFT.gguf --kind model --per-task 2 -n 64
 
-Decoding is on the cpu runtime, and the head or the draft model alone drafts, with as many tokens as allowed. Every prompt
-is answered by plain decoding and with each drafter in turn, in an order that changes. The texts must be equal. Speeds
-are times plain decoding, without the prompt's time.
+Decoding is on the cpu runtime, and the head or the draft model alone drafts, with as many tokens as allowed. Every
+prompt is answered by plain decoding and with each drafter in turn, in an order that changes. The texts must be equal.
+Speeds are times plain decoding, without the prompt's time.
 """
 
 import argparse
