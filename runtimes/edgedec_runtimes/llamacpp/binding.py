@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec_runtimes.shared.native import open_together
+from edgedec_runtimes.shared.native import NEEDED_ARE_FOUND, open_libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +171,15 @@ def bind_mtmd(api: Any, folders: tuple[Path, ...]) -> None:
 
 
 def _open(folders: tuple[Path, ...], *names: str) -> list[ctypes.CDLL]:
-    """Open libraries, of which the first needs the others."""
-    found = {name: find(folders, name) for name in names}
+    """Open libraries, of which the first needs the others; the first alone where its handle leads to them.
+
+    The others by their paths might be second copies there, with variables of their own.
+    """
+    found = {name: find(folders, name) for name in (names[:1] if NEEDED_ARE_FOUND else names)}
     missing = [name for name, path in found.items() if path is None]
     if missing:
         raise OSError(f"no library {' and '.join(missing)} in {' or '.join(map(str, folders))}")
-    return open_together([path for path in found.values() if path is not None])
+    return open_libraries([path for path in found.values() if path is not None])
 
 
 def _declare(api: SimpleNamespace, handles: list[ctypes.CDLL], table: str) -> None:

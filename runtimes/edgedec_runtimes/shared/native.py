@@ -11,6 +11,9 @@ VULKAN_ALONE = sys.platform not in ("win32", "darwin")
 VULKAN = {"win32": "vulkan-1.dll", "darwin": "libvulkan.1.dylib"}.get(sys.platform, "libvulkan.so.1")
 """The file name of Vulkan's library."""
 
+NEEDED_ARE_FOUND = sys.platform != "win32"
+"""Whether an opened library's handle also leads to the functions of the libraries that it needs."""
+
 
 def library_name(name: str) -> str:
     """Return the file name of a shared library that CMake builds."""
@@ -24,17 +27,9 @@ def c_library() -> ctypes.CDLL:
     return ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
 
 
-def open_together(paths: Sequence[Path]) -> list[ctypes.CDLL]:
-    """Open libraries of which the first needs the others; where its own functions lead to theirs, the first alone.
-
-    The others by their paths might be second copies there, with variables of their own.
-
-    Raises:
-        OSError: A library does not load.
-    """
-    if sys.platform != "win32":
-        return [ctypes.CDLL(str(paths[0]))]
-    for variable in ("CUDA_PATH", "HIP_PATH"):
+def open_libraries(paths: Sequence[Path]) -> list[ctypes.CDLL]:
+    """Open libraries, and let Windows find what they need of CUDA and ROCm (OSError where one does not load)."""
+    for variable in ("CUDA_PATH", "HIP_PATH") if sys.platform == "win32" else ():
         if (folder := os.environ.get(variable)) is not None and (Path(folder) / "bin").is_dir():
             os.add_dll_directory(str(Path(folder) / "bin"))
     return [ctypes.CDLL(str(path)) for path in paths]

@@ -213,7 +213,8 @@ def test_answers_side_by_side(page: Browser) -> None:
     record_requests(page)
     page.ask("Say something.")
     assert sent(page)[0]["n"] == 3
-    boxes = [node.rect for node in page.all(".answer")]
+    places = "return [...document.querySelectorAll('.answer')].map((node) => node.getBoundingClientRect().toJSON())"
+    boxes = page.run(places)  # at once, as the page may scroll between two questions
     assert len({(box["y"], box["width"]) for box in boxes}) == 1
     assert [box["x"] for box in boxes] == sorted({box["x"] for box in boxes})
     texts = page.run("return [...document.querySelectorAll('.answer .text')].map((node) => node.textContent)")
