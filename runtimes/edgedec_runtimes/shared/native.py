@@ -29,7 +29,8 @@ def c_library() -> ctypes.CDLL:
 
 def open_libraries(paths: Sequence[Path]) -> list[ctypes.CDLL]:
     """Open libraries, and let Windows find what they need of CUDA and ROCm (OSError where one does not load)."""
-    for variable in ("CUDA_PATH", "HIP_PATH") if sys.platform == "win32" else ():
-        if (folder := os.environ.get(variable)) is not None and (Path(folder) / "bin").is_dir():
-            os.add_dll_directory(str(Path(folder) / "bin"))
+    if sys.platform == "win32":
+        for variable in ("CUDA_PATH", "HIP_PATH"):
+            if (folder := os.environ.get(variable)) is not None and (Path(folder) / "bin").is_dir():
+                os.add_dll_directory(str(Path(folder) / "bin"))
     return [ctypes.CDLL(str(path)) for path in paths]

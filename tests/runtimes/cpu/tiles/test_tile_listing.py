@@ -138,7 +138,7 @@ def test_what_cannot_be_deleted_is_told(maker: Maker, monkeypatch: pytest.Monkey
 def test_cache_list(maker: Maker) -> None:
     """`cache list` shows size, day, model and what is wrong, and with --json all of it."""
     assert command(maker, "cache", "list").stdout == b"no tile files\n"
-    nothing: dict[str, Any] = {"tiles": [], "environments": [], "prompts": []}
+    nothing: dict[str, Any] = {"tiles": [], "environments": [], "prompts": [], "graphs": []}
     assert json.loads(command(maker, "cache", "list", "--json").stdout) == nothing
     maker.open().close()
     path = maker.tile_file()
