@@ -73,7 +73,7 @@ def test_it_is_made_once_and_listed(wheels: Path, tmp_path: Path, monkeypatch: p
     assert (entry.path, entry.is_current) == (folder, True)
     assert entry.n_bytes > 10**6
     document = {"path": str(folder), "size_bytes": entry.n_bytes, "current": True}
-    found = {"tiles": [], "environments": [document], "prompts": []}
+    found = {"tiles": [], "environments": [document], "prompts": [], "graphs": []}
     assert json.loads(run_here("cache", "list", "--json").out) == found
     assert run_here("cache", "list").text.endswith("  optimum, for edgedec export --via optimum\n")
     assert run_here("cache", "prune").err == "0 B freed\n"
