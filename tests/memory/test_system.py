@@ -16,6 +16,7 @@ from edgedec.memory import system as system_memory
 from edgedec_runtimes.shared import other_systems
 from edgedec_runtimes.shared.other_systems import Machine, Process
 
+HAS_PREAD = pytest.mark.skipif(not hasattr(os, "pread"), reason="only Linux has what it reads")
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads this machine's own /proc")
 UNLIMITED = "9223372036854771712\n"  # what version 1 writes
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    700 kB\nHugePages_Total:       0\n"
@@ -129,6 +130,7 @@ NONSENSE: list[str | bytes] = [
 ]
 
 
+@HAS_PREAD
 @pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
 def test_nonsense_is_none(tmp_path: Path, text: str | bytes) -> None:
     """Files that hold no such number are as good as none, whatever else they hold."""
@@ -168,7 +170,7 @@ def test_resident_pages(tree: Tree) -> None:
     assert system_memory.peak_resident_bytes(tree.proc) == 90 * 1024
 
 
-@pytest.mark.skipif(not hasattr(os, "pread"), reason="only Linux has what it reads")
+@HAS_PREAD
 def test_a_reader_sees_what_the_file_says_now(tree: Tree) -> None:
     """The files stay open: what is written into them later is read, and they close with the reader."""
     tree.write({"proc/self/statm": "900 20 3 1 0 5 0\n", "proc/pressure/memory": PRESSURE.format("0.00")})
@@ -193,6 +195,7 @@ def test_readers_close_their_files(tree: Tree) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+@HAS_PREAD
 def test_pressure_is_the_worst_of_machine_and_groups(tree: Tree) -> None:
     """Of the "some" lines, the largest; groups of version 1 have none."""
     tree.write({"proc/pressure/memory": PRESSURE.format("3.50")})
