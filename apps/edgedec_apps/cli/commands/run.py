@@ -68,7 +68,7 @@ class RunJob:
         prompt_option(
             "--file",
             "-f",
-            help="A text or a PDF (- is standard input) with the prompt, or with what it is about. Repeatable.",
+            help='A text or a PDF with the prompt, or with what it is about ("-": standard input). Repeatable.',
             metavar="FILE",
         ),
     ] = None
