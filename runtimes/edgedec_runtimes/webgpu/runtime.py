@@ -128,6 +128,8 @@ def _check(path: Path, options: LoadOptions) -> None:
         raise RequestError(
             f"the webgpu runtime has no draft heads; leave {argument('draft_head')} out, or use the onnx runtime"
         )
+    if not is_onnx(path) and options.kv_type not in ("f16", "f32"):
+        raise OptionError("kv_type", options.kv_type, "the webgpu runtime takes f16")
     if device == "auto" and not is_onnx(path) and not _graph(path, options).is_dir():
         raise RequestError(f"no graph of {path.name} was made yet; {argument('device')} gpu makes it")
 
