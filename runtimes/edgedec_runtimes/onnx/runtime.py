@@ -107,6 +107,14 @@ def _require_covered_vocabulary(export: Export) -> None:
         raise UnsupportedModelError(f"{export.folder}: {reason}; use the GGUF and the llamacpp runtime")
 
 
+def check_sizes(options: LoadOptions) -> None:
+    """Raise OptionError for a size that is out of range."""
+    for name, most in (("n_ctx", 1 << 24), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):
+        value = getattr(options, name)
+        if value is not None and not 1 <= value <= most:
+            raise OptionError(name, value, f"it must be from 1 to {most}")
+
+
 def _check_options(export: Export, options: LoadOptions) -> None:
     """Raise RequestError for options that the runtime can't honour."""
     if options.kv_type not in _KV_TYPES[export.kv]:
@@ -128,10 +136,7 @@ def _check_options(export: Export, options: LoadOptions) -> None:
     refuse_adapters(options, "onnx runtime")
     if options.resident_bytes is not None:
         raise RequestError(f"the onnx runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
-    for name, most in (("n_ctx", 1 << 24), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):
-        value = getattr(options, name)
-        if value is not None and not 1 <= value <= most:
-            raise OptionError(name, value, f"it must be from 1 to {most}")
+    check_sizes(options)
     if export.kind == OPTIMUM:
         check_n_ctx(options.n_ctx or 1, export.n_ctx_train)
 

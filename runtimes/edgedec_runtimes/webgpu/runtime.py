@@ -24,7 +24,7 @@ from edgedec_runtimes.child.model import ChildModel, Hosting
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.onnx.exported import Export, FileFacts, read_export, verify_files
 from edgedec_runtimes.onnx.memory import memory_terms
-from edgedec_runtimes.onnx.runtime import Onnx
+from edgedec_runtimes.onnx.runtime import Onnx, check_sizes
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
 from edgedec_runtimes.webgpu.finding import NAME, PROVIDER, as_device, found, look, require
 
@@ -128,6 +128,7 @@ def _check(path: Path, options: LoadOptions) -> None:
         raise RequestError(
             f"the webgpu runtime has no draft heads; leave {argument('draft_head')} out, or use the onnx runtime"
         )
+    check_sizes(options)
     if not is_onnx(path) and options.kv_type not in ("f16", "f32"):
         raise OptionError("kv_type", options.kv_type, "the webgpu runtime takes f16")
     if device == "auto" and not is_onnx(path) and not _graph(path, options).is_dir():
