@@ -311,7 +311,9 @@ def test_a_value_that_no_runtime_takes_is_refused_with_what_each_takes(model: Pa
     ):
         with pytest.raises(RequestError, match=f"^{words}"):
             edgedec.load(model, **options)
-    with pytest.raises(RequestError, match=r"llamacpp: llama.cpp knows no device 'x'; it knows CPU.*; webgpu: device is"):
+    with pytest.raises(
+        RequestError, match=r"llamacpp: llama.cpp knows no device 'x'; it knows CPU.*; webgpu: device is"
+    ):
         edgedec.load(model, device="x")
 
 
