@@ -193,7 +193,7 @@ def test_chat_at_a_terminal(model: Path) -> None:
         person.expect("Ctrl-D or /bye leaves")
         person.expect(">>>")
         person.send("x" * 3000 + "\n")
-        person.expect("shorten it")
+        person.expect("horten it")
         person.expect(">>>")
         person.send("Hello again\n")
         person.expect("4 tokens (length)")
