@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from edgedec.api.engine import Engine
     from edgedec.sequence import Generation
     from edgedec_apps.call_bodies import ToolCall
-    from edgedec_apps.cli.about import say_found
-from edgedec_apps.cli.chat.tool_calls import Tools
+    from edgedec_apps.cli.chat.tool_calls import Tools
 
 
 @dataclass(slots=True)
