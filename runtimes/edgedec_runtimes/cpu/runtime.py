@@ -44,6 +44,7 @@ from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION
+from edgedec_runtimes.shared.sizes import check_sizes
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 
@@ -187,16 +188,7 @@ def _check_options(options: LoadOptions) -> None:
         )
     if (wish := own(options).prefetch) != "auto":
         prefetch.parse(wish)
-    for name, most in (
-        ("n_ctx", 1 << 24),
-        ("n_parallel", 1 << 16),
-        ("n_threads", 256),
-        ("max_rows", 1 << 16),
-        ("resident_bytes", 1 << 62),
-    ):
-        value = getattr(options, name)
-        if value is not None and not 1 <= value <= most:
-            raise OptionError(name, value, f"it must be from 1 to {most}")
+    check_sizes(options)
 
 
 def _check_kv(path: Path, network: Network, options: LoadOptions) -> None:

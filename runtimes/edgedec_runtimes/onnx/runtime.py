@@ -29,6 +29,7 @@ from edgedec_runtimes.shared.draft_heads import refuse_adapters
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.pages import with_mappings
 from edgedec_runtimes.shared.processor import cpu_name
+from edgedec_runtimes.shared.sizes import check_sizes
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 
@@ -105,14 +106,6 @@ def _require_covered_vocabulary(export: Export) -> None:
     reason = refusal(export.gguf)
     if reason is not None:
         raise UnsupportedModelError(f"{export.folder}: {reason}; use the GGUF and the llamacpp runtime")
-
-
-def check_sizes(options: LoadOptions) -> None:
-    """Raise OptionError for a size that is out of range."""
-    for name, most in (("n_ctx", 1 << 24), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):
-        value = getattr(options, name)
-        if value is not None and not 1 <= value <= most:
-            raise OptionError(name, value, f"it must be from 1 to {most}")
 
 
 def _check_options(export: Export, options: LoadOptions) -> None:

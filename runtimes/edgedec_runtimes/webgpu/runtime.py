@@ -24,8 +24,9 @@ from edgedec_runtimes.child.model import ChildModel, Hosting
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.onnx.exported import Export, FileFacts, read_export, verify_files
 from edgedec_runtimes.onnx.memory import memory_terms
-from edgedec_runtimes.onnx.runtime import Onnx, check_sizes
+from edgedec_runtimes.onnx.runtime import Onnx
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
+from edgedec_runtimes.shared.sizes import check_sizes
 from edgedec_runtimes.webgpu.finding import NAME, PROVIDER, as_device, found, look, require
 
 _DEVICES = (None, "gpu", "auto", NAME.lower())

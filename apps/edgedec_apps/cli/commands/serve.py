@@ -170,8 +170,8 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags, t
     """Serve models over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.
 
     A request may name any model on this machine. It is loaded then, and where memory is short the least recently used
-    one is unloaded; --memory is for all of them together. Options of drafts, layers and templates are
-    for the models of the command line.
+    one is unloaded; --memory is for all of them together. Options of drafts, layers and templates are for the models of
+    the command line.
 
     With --mcp the web chat may use tools of other programs: they run here, and the page asks before each call. Who may
     use the server may run them.
