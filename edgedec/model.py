@@ -341,7 +341,7 @@ class Session(Protocol):
         """Open a second session that shares this one's cached prefix (CapabilityError where that can't be done)."""
 
     def recall(self, token_ids: Sequence[int], n_held: int) -> int:
-        """Take back what is kept of a prompt beyond `n_held` tokens, with the bits of reading; return n_cached then."""
+        """Load what is kept of a prompt behind `n_held` tokens, with the bits of reading it; return n_cached then."""
         return n_held
 
     def save(self) -> bytes:

@@ -197,7 +197,7 @@ class KeptPrompts:
         return session.n_cached
 
     def _load_block(self, session: CpuSession, name: str, index: int) -> bool:
-        """Load a block behind those that the session holds; return whether it did."""
+        """Load a block from its file, behind the blocks that the session holds; return whether that worked."""
         with session.using():
             n_pages, n_bytes = self._sizes(session)
         data = np.empty(0, np.uint8) if n_pages == 0 else self.files.read(f"{name}.kv", n_bytes, n_bytes)

@@ -173,7 +173,7 @@ def bind_mtmd(api: Any, folders: tuple[Path, ...]) -> None:
 def _open(folders: tuple[Path, ...], *names: str) -> list[ctypes.CDLL]:
     """Open libraries, of which the first needs the others; the first alone where its handle leads to them.
 
-    The others by their paths might be second copies there, with variables of their own.
+    There, opening the others by their paths might load them a second time, with variables of their own.
     """
     found = {name: find(folders, name) for name in (names[:1] if NEEDED_ARE_FOUND else names)}
     missing = [name for name, path in found.items() if path is None]

@@ -1,4 +1,4 @@
-"""libmtmd of llama.cpp, in the child process: it aborts where it does not expect something.
+"""libmtmd of llama.cpp, which runs in a child process, as it aborts on what it does not expect.
 
 Only its functions for pixels are called, never those for files, which know other formats and start other programs.
 """

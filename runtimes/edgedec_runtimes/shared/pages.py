@@ -122,7 +122,7 @@ def open_around_cache(path: Path) -> int:
 
 
 def native_handle(fd: int) -> int:
-    """Return the handle by which native code reads an open file: the descriptor, on Windows the system's own."""
+    """Return the handle by which native code reads an open file: the descriptor; on Windows, the system's handle."""
     if sys.platform != "win32":
         return fd
     import msvcrt
