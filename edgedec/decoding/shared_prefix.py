@@ -21,7 +21,7 @@ from edgedec.sessions.text_pages import PAGE_TOKENS
 _LEAST = PAGE_TOKENS  # a shorter prefix fills no page that could be shared
 _MOST_WAIT_S = 10.0  # without a token read
 _POLL_S = 0.005
-_TRIES = 20
+_MOST_TAKE_S = 1.0  # less than reading a shared prefix takes, and many steps of the other text
 
 
 class PrefixHolder(Protocol):
@@ -129,11 +129,12 @@ def _taken(session: Session, other: Session, n_tokens: int) -> bool:
 
     While a tree of that session is verified, it is branched for a moment, and can't be forked.
     """
-    for i in range(_TRIES):
+    end = monotonic() + _MOST_TAKE_S
+    while monotonic() < end:
         try:
             return isinstance(session, BatchedSession) and session.take_prefix(other, n_tokens)
         except SessionError:
-            sleep(0.0005 * i)
+            sleep(_POLL_S / 10)
         except EdgedecError:
             return False
     return False

@@ -148,5 +148,6 @@ def test_broken_plug_ins_are_lines_in_reports(own_models: Path, broken_plugins: 
     assert re.search(rf"(?m)^on bad +no: {re.escape(told)}$", info.text)
     assert re.search(r"(?m)^on cpu +yes \(chosen by auto\)$", info.text)
     short = run_process("doctor", env=env)
-    assert "not working  runtime bad, drafter bad\n" in short.text
+    (broken,) = re.findall(r"(?m)^not working  (.+)$", short.text)
+    assert {"runtime bad", "drafter bad"} <= set(broken.split(", "))  # webgpu, too, where there is no GPU
     assert len(short.text.splitlines()) <= 10
