@@ -9,27 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 from support.models.gguf_writer import RawTensor, Typed, write_gguf
+from support.models.kept_as_tiles import kept_as_tiles
 from support.models.real_models import real_model
 from support.models.tiny_mamba import tiny_mamba
 from support.models.tiny_models import tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, UNIFORM, Tiny, tiny_metadata, tiny_tensors, write_tiny
 from support.models.tiny_runs import Bits, bits
-from support.processes.servers import StubServer
 
-import edgedec
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, StorageError, UnsupportedModelError
 from edgedec.gguf.file import GGMLType, GGUFArray, ValueType, read_gguf
-from edgedec.load_options import LoadOptions, ResolveOptions
+from edgedec.load_options import LoadOptions
 from edgedec.model import LayerSet
 from edgedec.progress import CancelToken, Progress
 from edgedec.runtime import Runtime
 from edgedec_export.gguf_writer import read_entries
 from edgedec_export.subset import KEPT_KEY, keep_layers, parse_layers, spread_layers
-from edgedec_models.resolve import pull
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
-from edgedec_runtimes.tile_files.record import is_tiled
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 24).astype(np.int32)
 OPTIONS = LoadOptions(n_ctx=64, n_threads=1, max_rows=64)
@@ -113,15 +110,10 @@ def test_all_layers_give_the_same_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no file that is mapped")
-def test_a_model_that_is_kept_as_tiles_gives_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_kept_as_tiles_gives_the_same_file(tmp_path: Path) -> None:
     """Metadata and tensors are those of the GGUF that the tiles stand for; so is the tokenizer of a head for it."""
-    monkeypatch.setenv("NO_PROXY", "*")
     whole = write_tiny(tmp_path / "whole.gguf", Tiny(n_layer=3))
-    with StubServer() as server:
-        server.add("/whole.gguf", whole.read_bytes())
-        fetched = pull(f"{server.root}/whole.gguf", ResolveOptions(tmp_path / "cache"))
-    with edgedec.load(fetched, runtime="cpu", n_ctx=64, cache_dir=tmp_path / "cache"):
-        assert is_tiled(fetched)
+    fetched = kept_as_tiles(whole, tmp_path / "cache")
     subsets = [keep_layers(path, tmp_path / f"{i}.gguf", (0, 2)) for i, path in enumerate((whole, fetched))]
     assert subsets[0].read_bytes() == subsets[1].read_bytes()
     assert read_entries(read_gguf(fetched)) == read_entries(read_gguf(whole))

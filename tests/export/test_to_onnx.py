@@ -1,5 +1,6 @@
 """The exported graph, run by plain onnxruntime, computes what the source computes."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.models.exported_graph import ExportedGraph
+from support.models.kept_as_tiles import kept_as_tiles
 from support.models.tiny_models import byte_ids, tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, EXPORTED, EXPORTED_TYPES, Tiny, write_tiny
 
-from edgedec.gguf.file import DATA
+from edgedec.gguf.file import DATA, GRAPH, VOCABULARY
 from edgedec.load_options import LoadOptions
 from edgedec.model import LayerSet
 from edgedec.runtime import Runtime
@@ -191,6 +193,16 @@ def test_int8_keys_and_values_stay_close(tmp_path: Path, name: str) -> None:
     graph.forward([1, 2], 13, attn_on=off[::2], mlp_on=off[::2])
     parts = [graph.forward(tokens[a:b], a)[0] for a, b in ((13, 14), (14, len(tokens)))]
     assert distance(np.concatenate(parts), expected[13:]) < 0.06
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no file that is mapped")
+def test_a_model_that_is_kept_as_tiles_gives_the_same_graph(tmp_path: Path) -> None:
+    """Weights are read where the GGUF's bytes are, and not at the places that the GGUF had them at."""
+    whole = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES["llama"], types=("Q4_K", "Q6_K", "F16")))
+    fetched = kept_as_tiles(whole, tmp_path / "cache")
+    folders = [export_onnx(path, tmp_path / f"{i}") for i, path in enumerate((whole, fetched))]
+    for name in (DATA, GRAPH, VOCABULARY):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
 
 
 def test_the_graph_says_what_the_contract_says(tmp_path: Path) -> None:

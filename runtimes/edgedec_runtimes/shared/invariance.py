@@ -11,6 +11,7 @@ two ranges.
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ N_PREFIX = 40
 """How many tokens stand before the rows that are compared."""
 RANGE_TOKENS = 256
 """Length of a range of positions; a number of exact rows holds for one range."""
+SLOWEST_STEP_S = 5.0
+"""Where a step takes longer, nothing is measured, which takes as long as some 60 steps: no two rows count as equal."""
 _LEAST_COMPARED = 8  # rows: rounding to int8 hides a small difference in many rows
 
 
@@ -37,7 +40,8 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
 
     The step after the rows is compared too, also where other rows were evaluated before and dropped. The number holds
     for contexts of the same range as `n_prefix`. The session has `n_room` tokens more than are compared. The number is
-    kept in `cache_dir` by the model's fingerprint, which names file, release, machine and options.
+    kept in `cache_dir` by the model's fingerprint, which names file, release, machine and options. It is 1, and not
+    kept, where a step takes longer than SLOWEST_STEP_S.
     """
     n_max = min(N_MAX, model.capabilities.max_rows)
     if n_max == 1 or not model.capabilities.rollback:
@@ -51,6 +55,8 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
     try:
         if model.card.adapters:  # a forward with adapters has what one without them has, and more
             session.adapt((1.0,) * len(model.card.adapters))
+        if all(_step_s(session, tokens) > SLOWEST_STEP_S for _ in range(2)):  # a first one may compile kernels
+            return 1
         session.forward(tokens[:n_prefix], n_past=0)
         result = _largest_equal(session, n_prefix, tokens[n_prefix:], range(2, n_max + 1))
     finally:
@@ -171,6 +177,13 @@ def _key(fingerprint: str, n_max: int, n_prefix: int) -> str:
 
 def _some_tokens(model: Model, n: int) -> NDArray[np.int32]:
     return np.random.default_rng(0).integers(0, model.card.n_vocab, n).astype(np.int32)
+
+
+def _step_s(session: Session, tokens: NDArray[np.int32]) -> float:
+    """Return the seconds of a step at the beginning of a context."""
+    begun = perf_counter()
+    session.forward(tokens[:1], n_past=0)
+    return perf_counter() - begun
 
 
 def _largest_equal(session: Session, n_past: int, tokens: NDArray[np.int32], sizes: Sequence[int]) -> int:

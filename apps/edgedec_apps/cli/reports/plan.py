@@ -218,7 +218,7 @@ def _layers(by_device: dict[str, int], n_layers: int) -> str:
     """Return how many layers are where, for a person; the output matrix counts as a layer."""
     n_host = n_layers - sum(by_device.values())
     where = [f"{n} on {name}" for name, n in by_device.items()] + ([f"{n_host} on the host"] if n_host else [])
-    return f"{', '.join(where)} (the output counts as one, the embedding is always on the host)"
+    return f"{', '.join(where)} (the output counts as one)"
 
 
 def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], chosen: Planned) -> None:
