@@ -53,7 +53,6 @@ void check_item(const ec_model &model, const ec_item &item) {
   require(item.block != EC_BLOCK_MUTUAL || !model.remembers(), "rows with states can't see rows behind them");
   require(item.n_added >= 0 && item.n_added <= c.n_layer, "more is added than there are layers");
   require(item.n_added == 0 || (item.hidden != nullptr && item.first_layer == 0), "only vectors bring what is added");
-  require(item.places == nullptr || !model.rope[0].axes.empty(), "this model's rows have one place each");
   require(item.block == EC_BLOCK_NONE || item.parents == nullptr, "a block is no tree");
   require(item.n_wanted >= 0 && item.n_taps >= 0, "a count is negative");
   for (int32_t i = 0; i < item.n_wanted; ++i)
