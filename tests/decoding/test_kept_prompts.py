@@ -131,7 +131,7 @@ def test_a_trained_head_knows_what_is_kept(tmp_path: Path, kind: str) -> None:
     sizes = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
     model, head = write_tiny(tmp_path / "m.gguf", sizes), tmp_path / "head"
     if kind == "pairs":
-        own = {"n_ff": 80, "n_head": 3, "n_head_kv": 1, "head_dim": 16, "taps": (2, 3, 4)}
+        own: dict[str, Any] = {"n_ff": 80, "n_head": 3, "n_head_kv": 1, "head_dim": 16, "taps": (2, 3, 4)}
         write_head(head, TinyHead(n_embd=48, n_embd_target=48, n_vocab_target=N_VOCAB, **own))
     else:
         write_block(head, tiny_block(of_floats({"n_layer": 2, "size": 6})))
@@ -301,6 +301,15 @@ def test_a_sliding_context_and_short_prompts_keep_nothing(llama: Path, tmp_path:
     assert len(files(tmp_path)) == 2
     with pytest.raises(RequestError, match="no size"):
         load(llama, tmp_path, prompt_cache="much")
+
+
+def test_a_runtime_that_keeps_nothing_says_so(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a size that was asked for by name."""
+    options: dict[str, Any] = {"runtime": "reference", "cache_dir": tmp_path, "n_ctx": 64, "offline": True}
+    with edgedec.load(llama, prompt_cache="auto", **options):
+        assert caplog.messages == []
+    with edgedec.load(llama, prompt_cache="1GB", **options):
+        assert caplog.messages == ["no prompts are kept on the disk: the reference runtime can't, the cpu runtime can"]
 
 
 def test_a_conversation_is_kept_with_its_answers(llama: Path, tmp_path: Path) -> None:

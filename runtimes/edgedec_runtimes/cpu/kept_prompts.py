@@ -184,11 +184,11 @@ class KeptPrompts:
             reading.n_kept += 1
         while reading.n_of_head < n_read and files.takes_more and (head := _head(session)) is not None:
             begin = reading.n_of_head * BLOCK_TOKENS
-            data = head.saved_pages(begin, begin + BLOCK_TOKENS, _block_bytes(head))
-            if data is None:
+            of_head = head.saved_pages(begin, begin + BLOCK_TOKENS, _block_bytes(head))
+            if of_head is None:
                 break
             name = f"{reading.names[reading.n_of_head]}.{reading.head}"
-            files.write(name, data, reading.begun_s - 0.001 * reading.n_of_head)
+            files.write(name, of_head, reading.begun_s - 0.001 * reading.n_of_head)
             reading.n_of_head += 1
         if n_whole == n_tokens and reading.wants_state(n_tokens) and _state_bytes(session, n_tokens):
             name = f"{reading.names[n_tokens // BLOCK_TOKENS - 1]}.state"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,6 +83,7 @@ def test_a_text_goes_on_behind_its_farthest_position(model: Model) -> None:
 def test_what_is_refused(model: Model) -> None:
     """Too few, too far or negative ones, trees; a session with such rows is not saved."""
     session = model.session(N_CTX)
+    wrong: NDArray[Any]
     for wrong in (APART[:2], APART[:3] - 9999, APART[:3] + (1 << 24), APART[:3].astype(np.float32)):
         with pytest.raises(RequestError, match="positions"):
             session.forward(TOKENS[:3], n_past=0, positions=wrong)
