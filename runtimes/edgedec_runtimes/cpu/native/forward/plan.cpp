@@ -76,7 +76,10 @@ void Plan::end_early(const ec_model &model) {
   if (adds_mass) return;  // all rows attend in all layers
   const int32_t n_layer = n_storing = model.config.n_layer;
   const auto stores = [&](const Layer &layer) { return layer.stores_kv || (layer.mixes() && !layer.attends()); };
-  while (attn_rows.empty() && n_storing > 1 && !stores(model.layers[(size_t)n_storing - 1])) --n_storing;
+  // Where rows leave layers out, and nothing is read of any row, a layer that no row runs stores nothing either.
+  const auto runs = [&](int32_t l) { return attn_rows.empty() || !attn_rows[(size_t)l].empty(); };
+  const bool may_end = attn_rows.empty() || (wanted.empty() && taps.empty());
+  while (may_end && n_storing > 1 && !(runs(n_storing - 1) && stores(model.layers[(size_t)n_storing - 1]))) --n_storing;
   last_layer = n_storing - 1;
   for (const Tap &tap : taps) last_layer = std::min(std::max(last_layer, tap.layer + 1), n_layer - 1);
   std::vector<char> is_read((size_t)n_rows, 0);
