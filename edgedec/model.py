@@ -66,6 +66,8 @@ class Capabilities:
         taps: Hidden states after given layers can be returned.
         hidden_input: A forward can start from hidden states instead of tokens.
         vector_rows: A forward can start from vectors in place of embeddings, as pictures of the model need.
+        positions: The rows of a forward can have positions apart from their slots.
+        keeps_prompts: Sessions can recall() what is kept on the disk of prompts that were read.
         attention_mass: The most heads of a layer, where a forward can return its attention's mass; 0 where it can't.
         final_states: The model was trained to embed texts and has no logits: each of its sessions is an EncoderSession,
             whose evaluate() refuses.
@@ -82,6 +84,8 @@ class Capabilities:
     taps: bool = False
     hidden_input: bool = False
     vector_rows: bool = False
+    positions: bool = False
+    keeps_prompts: bool = False
     attention_mass: int = 0
     final_states: bool = False
     max_rows: int = 64
@@ -181,6 +185,8 @@ class ForwardItem:
         first: The number of the first row within the block, whose earlier rows are the last cached ones.
         mass: Layers, and f32[w]: the attention of each head of these layers in the item's last w rows is added up by
             the position that it goes to, each row's times its number. None for none.
+        positions: int32[n], the position that each row of a chain turns to; None where each one stands behind the
+            farthest before it. Which rows see each other depends on slots alone.
     """
 
     session: "Session"
@@ -195,6 +201,7 @@ class ForwardItem:
     block: Block | None = None
     first: int = 0
     mass: tuple[tuple[int, ...], NDArray[np.float32]] | None = None
+    positions: NDArray[np.int32] | None = None
 
     @property
     def n_rows(self) -> int:
@@ -272,11 +279,12 @@ class Session(Protocol):
         block: Block | None = None,
         first: int = 0,
         mass: tuple[tuple[int, ...], NDArray[np.float32]] | None = None,
+        positions: NDArray[np.int32] | None = None,
         on_progress: OnProgress | None = None,
     ) -> Forward:
         """Evaluate new rows; evaluate() with an item of these attributes."""
-        item = ForwardItem(self, n_past, tokens, hidden, resume_after, parents, layers, rows, taps, block, first, mass)
-        return self.evaluate(item, on_progress)
+        special = (layers, rows, taps, block, first, mass, positions)
+        return self.evaluate(ForwardItem(self, n_past, tokens, hidden, resume_after, parents, *special), on_progress)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item of this session: new rows after the first `item.n_past` cached tokens.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from edgedec.api.engine import Engine
 from edgedec.chat import thinking_variables
-from edgedec.decoding.prompt_length import encode_prompt, require_may_fit, too_long
+from edgedec.decoding.prompt_length import about_tokens, encode_prompt, require_may_fit, too_long
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_bool, get_text
@@ -62,7 +62,8 @@ def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int) -> Form
         most = room if cut is None else min(cut, room)
         ids = tokenizer.encode(document, add_special=False, most=most)
         if cut is None and len(ids) > room:
-            raise too_long(len(head) + len(ids) + len(end), n_most, exact=False)
+            n_document = about_tokens(tokenizer, document, len(ids))
+            raise too_long(len(head) + n_document + len(end), n_most, exact=False)
         return (*head, *ids[:most], *end)
 
     return form

@@ -1,15 +1,18 @@
 """Measure what `--prompt-keep` does to answers about long documents, and to the time before the first token.
 
-    python benchmarks/answers/prompt_keep.py qwen2.5-coder-1.5b --reading-model qwen2.5-coder-0.5b --keeps 0.2 0.3 0.5 \
-        --tokens 8000 --count 40 --work FILE.jsonl --json-out FILE.json
+    python benchmarks/answers/prompt_keep.py qwen2.5-coder-1.5b --keeps 1 0.2 0.3 0.5 --tokens 8000 --count 40 \
+        --work FILE.jsonl --json-out FILE.json
 
-Documents are made from a seed. Of three kinds in turn, each has one place that the question is about, and many that
-look like it: a code word in a report (needle), a number in a table (table), and what somebody did where (question).
-Every question is answered greedily from all of the document and from each share of it, with the reading model, or
-with the target's own first layers where none is given. An answer is right where the expected word is in it.
+Documents are made from a seed. Of three kinds in turn, each has five questions, each about one place among many that
+look like it: a code in a report (needle), a number in a table (table), and what somebody did where (question). The
+questions use other words than the documents. Every question is answered greedily from each share of the document, with
+the reading model, or with the target's own first layers where none is given. An answer is right where the expected word
+is in it. Where the reading model is the target itself, its first layers read a document once for its five questions;
+the answers are those of its own first layers.
 
 The script adds a line an answer to --work and skips what that has, so it can be interrupted; --seconds ends it in time.
-It prints accuracy with 95 % intervals and the median time to the first token, and ends with one line of JSON.
+It prints accuracy with 95 % intervals and the median time to the first token of questions about a document that was not
+read before, on the clock and of the processor, and ends with one line of JSON.
 """
 
 import argparse
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 from made_runs import add_line, lines_of
@@ -33,6 +36,7 @@ _PLACES = "Lisbon", "Oslo", "Quito", "Riga", "Dakar", "Turin", "Osaka", "Perth",
 _THINGS = "pencils", "stamps", "apples", "tiles", "bolts", "cups", "cards", "bricks", "lamps", "ropes", "plates"
 _ACTS = "repaired", "counted", "painted", "sold", "packed", "measured", "washed", "borrowed", "labelled"
 KINDS = ("needle", "table", "question")
+N_QUESTIONS = 5  # about a document
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,15 @@ class Asked:
     """A document with a question about one place of it.
 
     Attributes:
-        id: Its kind and number.
+        kind, number: Its kind, and the question's number of that kind.
         lines: The document.
         at: The line that the question is about.
         question: The question.
         answer: The word that a right answer has.
     """
 
-    id: str
+    kind: str
+    number: int
     lines: list[str]
     at: int
     question: str
@@ -55,39 +60,48 @@ class Asked:
 
 
 def made(kind: str, number: int, n_lines: int) -> Asked:
-    """Return a document of so many lines, the same for the same arguments.
+    """Return a question of a kind about a document of so many lines, the same for the same arguments.
 
-    >>> asked = made("table", 0, 3)
-    >>> asked.answer in "".join(asked.lines), len(asked.lines)
-    (True, 3)
+    Questions 0 to 4 are about one document, 5 to 9 about the next one, and so on.
+
+    >>> asked = made("table", 6, 8)
+    >>> asked.answer in asked.lines[asked.at], asked.lines == made("table", 9, 8).lines
+    (True, True)
     """
-    random = Random(f"{kind} {number}")
-    at = random.randrange(n_lines)
-    lines = []
+    random = Random(f"{kind} {number // N_QUESTIONS}")
+    asked_of = random.sample(range(n_lines), N_QUESTIONS)
+    archives = dict(zip(asked_of, random.sample(_PLACES, N_QUESTIONS), strict=True))
+    lines, asked = [], []
     for i in range(n_lines):
         name, place, thing = random.choice(_NAMES), random.choice(_PLACES), random.choice(_THINGS)
         act, count, code = random.choice(_ACTS), random.randrange(100, 1000), random.randrange(10_000, 100_000)
         if kind == "table":
             line = f"| {1000 + 7 * i} | {thing} | {count} | {place} |"
-            ask = f"How many pieces does item {1000 + 7 * i} of the table have?", str(count)
-        elif kind == "needle" and i == at:
-            line = f"The code word of the archive in {place} is {code}."
-            ask = f"What is the code word of the archive in {place}?", str(code)
+            ask = f"What quantity is listed in the row that is numbered {1000 + 7 * i}?", str(count)
+        elif kind == "needle" and i in archives:
+            line = f"The code word of the archive in {archives[i]} is {code}."
+            ask = f"Which secret opens the document store of {archives[i]}?", str(code)
         else:
             line = f"On day {i + 1} {name} {act} {count} {thing} in {place}."
-            ask = f"Where was {name} on day {i + 1}?", place
-        if i == at:
-            found = ask
+            ask = f"In which city did {name} spend day {i + 1}?", place
         lines.append(line)
-    return Asked(f"{kind}{number}", lines, at, *found)
+        asked.append(ask)
+    at = asked_of[number % N_QUESTIONS]
+    return Asked(kind, number, lines, at, *asked[at])
+
+
+def task(i: int) -> tuple[str, int]:
+    """Return the kind and the number of question `i` of all: questions about one document follow one another."""
+    document, question = divmod(i, N_QUESTIONS)
+    return KINDS[document % len(KINDS)], document // len(KINDS) * N_QUESTIONS + question
 
 
 def prompt_of(engine: edgedec.Engine, kind: str, number: int, n_tokens: int) -> tuple[tuple[int, ...], Asked]:
-    """Return the prompt of a document that has about so many tokens, and the document."""
+    """Return the prompt of a question whose document has about so many tokens, and the question."""
     sample = made(kind, number, 100)
     per_line = len(engine.tokenizer.encode("\n".join(sample.lines), add_special=False)) / 100
-    asked = made(kind, number, max(1, int(n_tokens / per_line)))
-    head = "| item | what | pieces | where |\n" if kind == "table" else ""
+    asked = made(kind, number, max(N_QUESTIONS, int(n_tokens / per_line)))
+    head = "| number | what | pieces | where |\n" if kind == "table" else ""
     text = f"{head}{chr(10).join(asked.lines)}\n\nAnswer with one word or number. {asked.question}"
     if engine.can_chat:
         return tuple(engine.chat_ids([{"role": "user", "content": text}])), asked
@@ -96,31 +110,35 @@ def prompt_of(engine: edgedec.Engine, kind: str, number: int, n_tokens: int) -> 
 
 def answers(args: argparse.Namespace, keep: float, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     """Yield the answers that are missing for one share; 1 stands for all of the document."""
-    tasks = [(KINDS[i % len(KINDS)], i // len(KINDS)) for i in range(args.count)]
     reading_model = args.reading_model if keep < 1 else None
-    setting = args.model, reading_model, keep, args.tokens
-    missing = [(kind, i) for kind, i in tasks if (*setting, f"{kind}{i}") not in done]
+    setting = {"model": args.model, "reading_model": reading_model, "keep": keep, "tokens": args.tokens}
+    missing = [each for each in map(task, range(args.count)) if (*setting.values(), *each) not in done]
     if not missing:
         return
     methods = {"prompt_keep": {"keep": keep, "model": reading_model}} if keep < 1 else None
     options = {"runtime": "cpu", "offline": True, "draft": "off", "n_threads": args.threads}
     with edgedec.load(args.model, n_ctx=args.tokens + 1024, lossy=Lossy(methods=methods), **options) as engine:
-        for kind, i in missing:
-            prompt, asked = prompt_of(engine, kind, i, args.tokens)
-            found = engine.generate(prompt, temperature=0.0, max_tokens=args.answer_tokens)
-            yield {
-                "model": args.model,
-                "reading_model": reading_model,
-                "keep": keep,
-                "tokens": args.tokens,
-                "id": asked.id,
+        previous = None
+        for kind, number in missing:
+            prompt, asked = prompt_of(engine, kind, number, args.tokens)
+            begun, first_cpu_s, text = process_time(), 0.0, ""
+            stream = engine.stream(prompt, temperature=0.0, max_tokens=args.answer_tokens)
+            for token in stream:
+                first_cpu_s = first_cpu_s or process_time() - begun
+                text += token.text
+            is_new, previous = asked.lines != previous, asked.lines
+            stats = stream.generation.stats
+            yield setting | {
                 "kind": kind,
-                "right": asked.answer.lower() in found.text.lower(),
-                "text": found.text,
+                "number": number,
+                "is_new": is_new,
+                "right": asked.answer.lower() in text.lower(),
+                "text": text,
                 "expected": asked.answer,
                 "n_prompt": len(prompt),
-                "first_token_s": found.stats.first_token_s,
-                "notes": found.stats.reasons,
+                "first_token_s": stats.first_token_s,
+                "first_token_cpu_s": first_cpu_s,
+                "notes": stats.reasons,
             }
 
 
@@ -130,14 +148,16 @@ def table(rows: list[dict[str, Any]], keeps: list[float]) -> dict[str, Any]:
     for keep in keeps:
         for kind in (*KINDS, "all"):
             of = [row for row in rows if row["keep"] == keep and kind in (row["kind"], "all")]
-            if not of:
+            new = [row for row in of if row["is_new"]]
+            if not new:
                 continue
             n_right = sum(row["right"] for row in of)
             low, high = interval(n_right, len(of))
-            first = median(row["first_token_s"] for row in of)
-            of_kind = {"n": len(of), "right": n_right, "interval": [low, high], "first_token_s": first}
-            found[f"{keep:g} {kind}"] = of_kind
-            print(f"{keep:5g} {kind:>9}: {n_right}/{len(of)} ({low:.2f} to {high:.2f}), first token {first:.2f} s")
+            first, cpu = (median(row[name] for row in new) for name in ("first_token_s", "first_token_cpu_s"))
+            figures = {"n": len(of), "right": n_right, "interval": [low, high]}
+            found[f"{keep:g} {kind}"] = figures | {"first_token_s": first, "first_token_cpu_s": cpu}
+            share = f"{n_right}/{len(of)} ({low:.2f} to {high:.2f})"
+            print(f"{keep:5g} {kind:>9}: {share}, first token {first:.2f} s, of the processor {cpu:.2f} s")
     return found
 
 
@@ -146,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--reading-model")
-    parser.add_argument("--keeps", type=float, nargs="+", default=[0.3])
+    parser.add_argument("--keeps", type=float, nargs="+", default=[1.0, 0.3], help="1 is all of the prompt")
     parser.add_argument("--tokens", type=int, default=8000, help="of a document")
     parser.add_argument("--count", type=int, default=40, help="questions")
     parser.add_argument("--answer-tokens", type=int, default=24)
@@ -155,8 +175,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()
-    until, keeps = monotonic() + args.seconds, [1.0, *args.keeps]
-    fields = ("model", "reading_model", "keep", "tokens", "id")
+    until, keeps = monotonic() + args.seconds, args.keeps
+    fields = ("model", "reading_model", "keep", "tokens", "kind", "number")
     done = {tuple(row[name] for name in fields) for row in lines_of(args.work)}
     for keep in keeps:
         for row in answers(args, keep, done):
@@ -164,7 +184,7 @@ def main() -> None:
             if monotonic() > until:
                 break
     settings = [(args.model, args.reading_model if keep < 1 else None, keep, args.tokens) for keep in keeps]
-    rows = [row for row in lines_of(args.work) if tuple(row[name] for name in fields[:-1]) in settings]
+    rows = [row for row in lines_of(args.work) if tuple(row[name] for name in fields[:-2]) in settings]
     figures = table(rows, keeps)
     report(
         {"benchmark": "prompt_keep", "model": args.model, "reading_model": args.reading_model, "tokens": args.tokens}

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 import edgedec
+from edgedec.api.options import EngineOptions
+from edgedec.loading.resolve import resolve
 from edgedec_apps.bench.provenance import provenance
 
 _QUESTIONS = ("\n\nQuestion: what is the first word?\nAnswer:", "\n\nQuestion: how does it end?\nAnswer:")
@@ -61,13 +63,13 @@ def main() -> None:
         seed, cache, first, size = args.ask
         ask(args.model, args.tokens, args.threads, int(seed), cache, int(first), None if size == "off" else size)
         return
-    rows = []
+    path, rows = str(resolve(args.model, EngineOptions(offline=True).resolving)), []
     with TemporaryDirectory() as cache:
         for seed in range(args.rounds):
             found = []
             for first, size in ((0, "4GB"), (1, "4GB"), (1, "off")):
                 threads = [] if args.threads is None else ["--threads", args.threads]
-                wish = [args.model, "--tokens", args.tokens, *threads, "--ask", seed, cache, first, size]
+                wish = [path, "--tokens", args.tokens, *threads, "--ask", seed, cache, first, size]
                 command = [sys.executable, __file__, *map(str, wish)]
                 found.append(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout))
             reading, from_disk, plain = found

@@ -1,11 +1,11 @@
-"""Which layers' attention says what a question about a long document needs, and how few slots hold most attention.
+"""Which layers' attention says what a question about a long document needs.
 
-    python benchmarks/studies/reading_layers.py smollm2-135m --tokens 2000 --count 9 --json-out FILE
+    python benchmarks/studies/reading_layers.py qwen2.5-coder-1.5b --tokens 8000 --count 40 --layers 14 --json-out FILE
 
-Of the made documents of benchmarks/answers/prompt_keep.py the script reports, for parts of the model's depth and for
-each layer, in how many documents the line that the question is about would be read whole at a share of the prompt, by
-the rule of edgedec_methods.prompt_keep; and how much of the attention of a prompt's last row its best tenth of the
-slots holds, the mean of the heads of each layer.
+Of the made questions of benchmarks/answers/prompt_keep.py the script reports, for parts of the model's depth and for
+each layer, for how many questions the line that the question is about would be read whole at a share of the prompt, by
+the rule of edgedec_methods.prompt_keep. Only the first --layers layers read: no layer above them changes what they say.
+A document is read once for its questions.
 """
 
 import argparse
@@ -20,27 +20,30 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "answers"))
 
-from prompt_keep import KINDS, Asked, prompt_of
+from prompt_keep import Asked, prompt_of, task
 
 import edgedec
-from edgedec.model import Session
+from edgedec.model import LayerSet, Session
+from edgedec.sequence import n_common
 from edgedec_apps.bench.provenance import report
 from edgedec_methods.prompt_keep import WINDOW, frame_of, kept_tokens
 
-_KEEPS = 0.2, 0.3, 0.5
+_KEEPS = 0.1, 0.2, 0.3, 0.5
 _NO_ROWS = np.empty(0, np.int32)
 
 
-def masses(session: Session, ids: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the mass of all layers, f32[n_layer, n_head, n], by the rule of prompts in part, and of the last row."""
-    layers, n = tuple(range(session.model.card.n_layer)), len(ids)
+def masses(session: Session, ids: NDArray[np.int32], n_held: int, layers: range) -> NDArray[np.float32]:
+    """Return the mass of the first layers, f32[n_layers, n_head, n], by the rule of prompts in part.
+
+    The session holds the prompt's first `n_held` tokens, and all of it then.
+    """
+    run, n = LayerSet.of(session.model.card.n_layer, layers), len(ids) - WINDOW
     rising = np.arange(1, WINDOW + 1, dtype=np.float32) / np.float32(WINDOW)
-    session.forward(ids[: n - WINDOW], n_past=0, rows=_NO_ROWS)
-    found = session.forward(ids[n - WINDOW :], n_past=n - WINDOW, rows=_NO_ROWS, mass=(layers, rising)).mass
-    last = session.forward(ids[n - 1 :], n_past=n - 1, rows=_NO_ROWS, mass=(layers, rising[-1:])).mass
+    if n_held < n:
+        session.forward(ids[n_held:n], n_past=n_held, rows=_NO_ROWS, layers=run)
+    found = session.forward(ids[n:], n_past=n, rows=_NO_ROWS, layers=run, mass=(tuple(layers), rising)).mass
     assert found is not None, "it was asked for"
-    assert last is not None, "it was asked for"
-    return found, last
+    return found
 
 
 def line_of(engine: edgedec.Engine, ids: tuple[int, ...], asked: Asked) -> set[int]:
@@ -52,34 +55,50 @@ def line_of(engine: edgedec.Engine, ids: tuple[int, ...], asked: Asked) -> set[i
     return set(np.flatnonzero((starts[1:] > begin) & (starts[:-1] < begin + len(line))).tolist())
 
 
+def parts_of(n_layer: int, n_read: int) -> dict[str, range]:
+    """Return the parts of the first `n_read` layers by name: first parts of the whole depth, later parts, and layers.
+
+    Of a first part, the first third of the layers is not listened to.
+    """
+    firsts = {f"first 1/{k}": math.ceil(n_layer / k) for k in (8, 6, 5, 4, 3, 2)}
+    parts = {name: range(n // 3, n) for name, n in firsts.items()}
+    parts |= {f"{name}, all": range(n) for name, n in firsts.items()}
+    parts["last two thirds"] = range(n_layer // 3, n_layer)
+    parts |= {f"layer {i}": range(i, i + 1) for i in range(n_layer)}
+    return {name: layers for name, layers in parts.items() if layers.stop <= n_read}
+
+
 def main() -> None:
     """Read, count and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--count", type=int, default=9)
+    parser.add_argument("--count", type=int, default=40, help="questions")
+    parser.add_argument("--layers", type=int, help="the first so many layers read; all of them by default")
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()
-    hits, tenths = Counter[str](), []
-    with edgedec.load(args.model, runtime="cpu", offline=True, draft="off", n_ctx=args.tokens + 512) as engine:
-        n = engine.card.n_layer
-        parts = {"first third": range(n // 9, math.ceil(n / 3)), "first half": range(n // 6, math.ceil(n / 2))}
-        parts |= {"last two thirds": range(n // 3, n), **{f"layer {i}": range(i, i + 1) for i in range(n)}}
-        for number in range(args.count):
-            ids, asked = prompt_of(engine, KINDS[number % len(KINDS)], number // len(KINDS), args.tokens)
-            with closing(engine.model.session(len(ids) + 1)) as session:
-                mass, last = masses(session, np.array(ids, np.int32))
-            line, frame = line_of(engine, ids, asked), frame_of(engine.tokenizer, ids)
-            tenths.append((-np.sort(-last, axis=2))[..., : math.ceil(len(ids) / 10)].sum(axis=2).mean(axis=1))
-            for name, layers in parts.items():
-                for keep in _KEEPS:
-                    held = kept_tokens(mass[layers.start : layers.stop].max(axis=(0, 1)), frame, keep)
-                    hits[f"{name} {keep}"] += line <= set(held.tolist())
+    hits, options = Counter[str](), {"runtime": "cpu", "offline": True, "draft": "off", "n_threads": args.threads}
+    with edgedec.load(args.model, n_ctx=args.tokens + 1024, **options) as engine:
+        n_layer = engine.card.n_layer
+        layers = range(args.layers or n_layer)
+        parts, before = parts_of(n_layer, len(layers)), list[int]()
+        with closing(engine.model.session(args.tokens + 1024)) as session:
+            for kind, number in map(task, range(args.count)):
+                prompt, asked = prompt_of(engine, kind, number, args.tokens)
+                ids = np.array(prompt, np.int32)
+                n_held = n_common(before, prompt, min(session.n_cached, len(prompt) - WINDOW))
+                mass = masses(session, ids, n_held, layers)
+                before = list(prompt)
+                line, frame = line_of(engine, prompt, asked), frame_of(engine.tokenizer, prompt)
+                for name, part in parts.items():
+                    worth = mass[part.start : part.stop].max(axis=(0, 1))
+                    for keep in _KEEPS:
+                        hits[f"{name} {keep:g}"] += line <= set(kept_tokens(worth, frame, keep).tolist())
+                        hits[f"{name} {keep:g} {kind}"] += line <= set(kept_tokens(worth, frame, keep).tolist())
     for name in parts:
-        print(f"{name:>16}: " + ", ".join(f"{hits[f'{name} {keep}']} of {args.count} at {keep}" for keep in _KEEPS))
-    tenth = np.mean(tenths, axis=0)
-    print("the best tenth of the slots holds, by layer:", *(f"{share:.2f}" for share in tenth))
-    figures = {"model": args.model, "tokens": args.tokens, "count": args.count, "tenth": tenth.tolist()}
+        print(f"{name:>16}: " + ", ".join(f"{hits[f'{name} {keep:g}']} of {args.count} at {keep}" for keep in _KEEPS))
+    figures = {"model": args.model, "tokens": args.tokens, "count": args.count, "layers": len(layers)}
     report({"benchmark": "reading_layers", **figures, "hits": dict(hits)}, args.json_out)
 
 

@@ -112,7 +112,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
             return_free_memory()  # before what is allocated next is put among the freed pages
         sessions, of_sessions = _sessions(model, planned.setting.options, _around(options.lossy))
         sessions[0], companion = _with_companion(sessions[0], planned, wishes.companion, undo)
-        of_models = _notes(planned, sessions[0].n_ctx)
+        of_models = _notes(planned, sessions[0].n_ctx, model, options)
         for note in (*of_sessions, *of_models):
             logger.warning("%s", note)
         drafts = open_drafters(model, sessions, planned, wishes, options, undo)
@@ -267,11 +267,13 @@ def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -
     return sessions, [f"{options.n_parallel} parallel requests take turns: {reason}"]
 
 
-def _notes(planned: Planned, n_ctx: int) -> list[str]:
-    """Return a sentence for each model trained for a shorter context than its text's, and one on other machines."""
+def _notes(planned: Planned, n_ctx: int, model: Model, options: EngineOptions) -> list[str]:
+    """Return sentences on models trained for a shorter context than a text's, other machines, and an unused option."""
     companion = planned.setting.companion
     elsewhere = machines_of(planned.choice.runtime, planned.setting.options.runtime_options)
+    can = options.prompt_cache in (None, "auto") or model.capabilities.keeps_prompts
     notes = [
+        "" if can else f"no prompts are kept on the disk: the {model.card.runtime} runtime can't, the cpu runtime can",
         "" if elsewhere is None else elsewhere.warning,
         context_note(planned.choice.path, n_ctx),
         "" if companion is None else context_note(companion, n_ctx, f"the {planned.setting.companion_role}"),

@@ -25,6 +25,7 @@ Numerics = Literal["strict", "padded", "loose"]
 
 _MOST_DRAFTED = (1 << 16) - 1
 _LARGEST_SCALE = 1e30
+_KEPT_PROMPTS = "2GB"  # of the disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +160,8 @@ class EngineOptions:
         kv_type: As in LoadOptions; or "auto", which takes f16, and a smaller type where memory is short. A smaller type
             may change the text.
         prompt_cache: Most of the disk ("2GB", or bytes) that prompts take which were read, of all models together, so
-            that none is read twice, also in other processes; None keeps none. They lie in the cache, for their owner's
-            eyes only. Only the cpu runtime keeps them.
+            that none is read twice, also in other processes; "auto" is 2 GB; None keeps none. They lie in the cache,
+            for their owner's eyes only. Only the cpu runtime keeps them; with others, a size brings a warning.
         n_gpu_layers: As in LoadOptions.
         device: As in LoadOptions.
         runtime_options: Options that only the runtime has, by their names (edgedec.load_options): the cpu runtime's
@@ -244,6 +245,7 @@ class EngineOptions:
         Raises:
             RequestError: A count is no whole number.
         """
+        size = _KEPT_PROMPTS if self.prompt_cache == "auto" else self.prompt_cache
         return LoadOptions(
             n_ctx=self.n_ctx,
             n_parallel=self.n_parallel,
@@ -251,7 +253,7 @@ class EngineOptions:
             n_threads=self.n_threads,
             kv_type=self.kv_type,
             tiles_only=True,
-            prompt_cache_bytes=0 if self.prompt_cache is None or self.lossy.slide else parse_size(self.prompt_cache),
+            prompt_cache_bytes=0 if size is None or self.lossy.slide else parse_size(size),
             adapters=tuple(map(self._adapter, self.lora)),
             planning_bytes=planning_bytes,
             n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,

@@ -4,11 +4,14 @@ Three bounds follow each other: the number of messages of a chat, before it is r
 it is tokenized; the number of tokens, during tokenization.
 """
 
+import math
+
 from edgedec.errors import PromptTooLongError, argument, counted
 from edgedec.tokenizer import Tokenizer
 
 _SHORT = 4  # characters for each token of room: a text up to there is tokenized without another check
 _ANSWER, _CONTEXT_STEP = 512, 256  # tokens of an answer, which a context that is named has room for, and its multiple
+_PIECES, _PIECE, _MARGIN = 64, 1024, 1.1  # pieces of a text, their characters, and what their tokens are multiplied by
 _LEAST_MESSAGES = 4096  # a template may leave out messages, so more messages than the context has tokens can fit
 
 
@@ -31,7 +34,7 @@ def require_may_fit(tokenizer: Tokenizer, text: str, n_most: int, n_trained: int
     """Raise PromptTooLongError for a text that certainly takes more than `n_most` tokens, without tokenizing it."""
     least = _least_tokens(tokenizer, text, n_most)
     if least > n_most:
-        raise too_long(least, n_most, n_trained, exact=False)
+        raise too_long(about_tokens(tokenizer, text, least), n_most, n_trained, exact=False)
 
 
 def encode_prompt(
@@ -46,8 +49,9 @@ def encode_prompt(
     """Return the tokens of a prompt, at most `n_most` (raises too_long() where it has more)."""
     ids = _encode(tokenizer, text, n_most, add_special=add_special, parse_special=parse_special)
     if isinstance(ids, int) or len(ids) > n_most:
-        n_tokens, exact = (ids, False) if isinstance(ids, int) else (len(ids), True)
-        raise too_long(n_tokens, n_most, n_trained, exact=exact)
+        if isinstance(ids, int):
+            raise too_long(about_tokens(tokenizer, text, ids), n_most, n_trained, exact=False)
+        raise too_long(len(ids), n_most, n_trained)
     return ids
 
 
@@ -58,18 +62,18 @@ def count_tokens(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: b
 
 
 def too_long(n_tokens: int, n_most: int, n_trained: int = 0, *, exact: bool = True) -> PromptTooLongError:
-    """Return the error for a prompt of `n_tokens` tokens, or of at least so many where that is not exact.
+    """Return the error for a prompt of `n_tokens` tokens, or of about so many where that is not exact.
 
     It names the context that would do, unless that is beyond the `n_trained` tokens of the model (0: not known).
     """
-    least = "" if exact else "at least "
+    about = "" if exact else "about "
     n_ctx = -(-(n_tokens + _ANSWER) // _CONTEXT_STEP) * _CONTEXT_STEP
     n_ctx = n_trained if n_tokens < n_trained < n_ctx else n_ctx
-    longer = f"load the model with a longer context ({argument('n_ctx')} {least}{n_ctx})"
+    longer = f"load the model with a longer context ({argument('n_ctx')} {n_ctx})"
     if 0 < n_trained < n_ctx:
-        longer = f"load a model that was trained for {least}{n_ctx} (this one: {n_trained})"
+        longer = f"load a model that was trained for {about}{n_ctx} (this one: {n_trained})"
     return PromptTooLongError(
-        f"the prompt takes {least}{counted(n_tokens, 'token')}; the context of {n_most + 1} leaves room for {n_most}. "
+        f"the prompt takes {about}{counted(n_tokens, 'token')}; the context of {n_most + 1} leaves room for {n_most}. "
         f"Shorten it, or {longer}, or one that slides ({argument('slide')})"
     )
 
@@ -81,6 +85,13 @@ def _encode(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: bool, 
         return least
     ids = tokenizer.encode(text, add_special=add_special, parse_special=parse_special, most=2 * n_most)
     return len(ids) if len(ids) > 2 * n_most else ids
+
+
+def about_tokens(tokenizer: Tokenizer, text: str, least: int) -> int:
+    """Return about how many tokens a text takes, rather more than fewer: by pieces from all over it."""
+    pieces = [text[at : at + _PIECE] for at in range(0, len(text), max(_PIECE, len(text) // _PIECES))]
+    n = sum(len(tokenizer.encode(piece, add_special=False, parse_special=False)) for piece in pieces)
+    return max(least, math.ceil(_MARGIN * n * len(text) / sum(map(len, pieces))))
 
 
 def _least_tokens(tokenizer: Tokenizer, text: str, n_most: int) -> int:

@@ -11,7 +11,7 @@ from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.errors import CancelledError, RequestError
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.pictures import placed
-from edgedec.progress import CancelToken, OnProgress, Progress, report_progress
+from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sequence import Request, TextState, n_common
 
 _NO_ROWS = np.empty(0, np.int32)
@@ -31,24 +31,25 @@ def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnPro
     """
     session = item.session
     n_held = session.n_cached
-    n_prompt, end = len(text.request.prompt_ids), item.n_past + item.n_rows
+    n_prompt, end, told = len(text.request.prompt_ids), item.n_past + item.n_rows, -1
 
-    def report(found: Progress) -> None:
-        report_progress(
-            on_progress, "prefill", min(n_prompt, end - (found.total or 0) + found.done), n_prompt, "tokens"
-        )
+    def report(n: int) -> None:
+        nonlocal told
+        if told < (n := min(n_prompt, n)):
+            report_progress(on_progress, "prefill", n, n_prompt, "tokens")
+            told = n
 
     reads = on_progress is not None and item.n_past < n_prompt
     if reads:
-        report_progress(on_progress, "prefill", item.n_past, n_prompt, "tokens")
+        report(item.n_past)
     try:
-        forward = session.evaluate(item, report if reads else None)
+        forward = session.evaluate(item, (lambda of: report(end - (of.total or 0) + of.done)) if reads else None)
     except BaseException:  # KeyboardInterrupt too
         if session.n_cached != n_held:  # else the session still holds what it held before
             text.n_cached = min(session.n_cached, n_most)
         raise
     if reads:
-        report_progress(on_progress, "prefill", min(n_prompt, end), n_prompt, "tokens")
+        report(end)
     return forward
 
 

@@ -73,6 +73,8 @@ def cut(item: ForwardItem, n: int) -> tuple[ForwardItem, ForwardItem]:
         first.hidden, rest.hidden = item.hidden[:n], item.hidden[n:]
     if item.block is not None:
         rest.first += n
+    if item.positions is not None:
+        first.positions, rest.positions = item.positions[:n], item.positions[n:]
     return first, rest
 
 

@@ -2,22 +2,29 @@
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.heads.loaded_blocks import of_floats
+from support.heads.tiny_blocks import tiny_block, write_block
+from support.heads.tiny_heads import TinyHead, write_head
 from support.models.tiny_adapters import tiny_adapter
-from support.models.tiny_models import tiny_llama
-from support.models.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_models import N_VOCAB, tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
 import edgedec
 from edgedec.api.options import Lossy
 from edgedec.errors import RequestError
+from edgedec.load_options import LoadOptions
 from edgedec.pictures import Block, PictureRows
 from edgedec.progress import CancelToken
+from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow
 BLOCK = 256
@@ -48,6 +55,15 @@ def reused(engine: edgedec.Engine, prompt: tuple[int, ...], **options: Any) -> i
 def files(cache: Path, kind: str = "*") -> list[Path]:
     """Return the files that are kept."""
     return sorted((cache / "prompts").glob(f"*/*.{kind}"))
+
+
+def wait_for(cache: Path, n_files: int) -> None:
+    """Wait until so many files are written."""
+    for _ in range(1000):
+        if len(files(cache)) == n_files:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{len(files(cache))} files are written, not {n_files}")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -92,6 +108,58 @@ def test_another_process_begins_with_what_was_read(path: Path, plain: dict[Any, 
         assert result.token_ids == plain[prompt]
         assert result.stats.n_reused_tokens == 2 * BLOCK
         assert "512 tokens of the prompt came from the prompt cache on the disk" in result.stats.explanation
+
+
+def test_going_back_begins_at_the_states_on_the_disk(path: Path, plain: dict[Any, Any], tmp_path: Path) -> None:
+    """In the engine that has read a longer text, whose own states of that place are gone."""
+    shorter = (*DOCUMENT[:520], 90, 91)
+    with load(path, tmp_path / "none", prompt_cache=None) as engine:
+        (text,) = texts(engine, shorter)
+    with load(path, tmp_path) as engine:
+        assert texts(engine, FIRST) == [plain[FIRST]]
+        kind = path.parent.name[:-1]
+        wait_for(tmp_path, {"llama": 2, "gemma3": 2, "mamba2": 1}.get(kind, 3))
+        result = engine.generate(shorter, **WISH)
+        n_reused = 520 if kind in ("llama", "gemma3", "lfm2") else 2 * BLOCK  # lfm2 has the columns of the place itself
+        assert (result.token_ids, result.stats.n_reused_tokens) == (text, n_reused)
+        assert texts(engine, FIRST) == [plain[FIRST]]
+
+
+@pytest.mark.parametrize("kind", ["pairs", "block"])
+def test_a_trained_head_knows_what_is_kept(tmp_path: Path, kind: str) -> None:
+    """Behind a prompt from the disk its scores have the bits of those behind one that was read."""
+    sizes = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
+    model, head = write_tiny(tmp_path / "m.gguf", sizes), tmp_path / "head"
+    if kind == "pairs":
+        own: dict[str, Any] = {"n_ff": 80, "n_head": 3, "n_head_kv": 1, "head_dim": 16, "taps": (2, 3, 4)}
+        write_head(head, TinyHead(n_embd=48, n_embd_target=48, n_vocab_target=N_VOCAB, **own))
+    else:
+        write_block(head, tiny_block(of_floats({"n_layer": 2, "size": 6})))
+    ids = np.array(FIRST, np.int32)
+
+    def scores(cache: Path, n_bytes: int, n_files: int) -> tuple[int, list[float]]:
+        options = LoadOptions(n_ctx=N_CTX, draft_head=head, prompt_cache_bytes=n_bytes, cache_dir=cache, n_threads=1)
+        with Cpu().load(model, options) as loaded, closing(loaded.session(N_CTX)) as session:
+            n = session.recall(FIRST, 0)
+            session.forward(ids[n:], n_past=n)
+            assert session.draft_head is not None
+            found = session.draft_head.begin(len(ids), 9)
+            assert found is not None
+            found = found.tolist()
+            for i in range(100):  # what found no place among those that are written is tried again
+                if len(files(cache)) == n_files:
+                    break
+                session.forward(ids[:1], n_past=len(ids) + i)
+                time.sleep(0.01)
+            assert len(files(cache)) == n_files
+            return n, found
+
+    n, read = scores(tmp_path / "none", 0, 0)
+    assert n == 0
+    assert scores(tmp_path, 1 << 30, 4) == (0, read)
+    assert scores(tmp_path, 1 << 30, 4) == (2 * BLOCK, read)
+    files(tmp_path, "head-*")[0].unlink()
+    assert scores(tmp_path, 1 << 30, 3)[0] == 2 * BLOCK
 
 
 def test_what_two_contexts_and_threads_keep_is_one(llama: Path, of_llama: dict[Any, Any], tmp_path: Path) -> None:
@@ -233,6 +301,15 @@ def test_a_sliding_context_and_short_prompts_keep_nothing(llama: Path, tmp_path:
     assert len(files(tmp_path)) == 2
     with pytest.raises(RequestError, match="no size"):
         load(llama, tmp_path, prompt_cache="much")
+
+
+def test_a_runtime_that_keeps_nothing_says_so(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a size that was asked for by name."""
+    options: dict[str, Any] = {"runtime": "reference", "cache_dir": tmp_path, "n_ctx": 64, "offline": True}
+    with edgedec.load(llama, prompt_cache="auto", **options):
+        assert caplog.messages == []
+    with edgedec.load(llama, prompt_cache="1GB", **options):
+        assert caplog.messages == ["no prompts are kept on the disk: the reference runtime can't, the cpu runtime can"]
 
 
 def test_a_conversation_is_kept_with_its_answers(llama: Path, tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("runtime", "text", "code", "words"),
     [
-        ("cpu", "a b c d " * 500_000, "41", "the prompt takes at least "),
-        ("llamacpp", "中" * 1_300_000, "41", "the prompt takes at least "),
+        ("cpu", "a b c d " * 500_000, "41", "the prompt takes about "),
+        ("llamacpp", "中" * 1_300_000, "41", "the prompt takes about "),
         (
             "cpu",
             "中" * 21_000_000,

@@ -30,7 +30,6 @@ from edgedec_apps.server.core.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 
 _RPC_WAIT_S = 120.0
-_PROMPT_CACHE = "2GB"  # of the disk, for commands that keep prompts
 _DRAFTING = {f"draft_{name}": name for name in ("overlap", "tree", "numerics", "store")}
 _LOSSY = ("slide", "layer_skip", "layer_skip_force")
 _METHODS = {
@@ -117,7 +116,7 @@ def engine_options(
     )
     drafting = {field: getattr(flags, name) for name, field in _DRAFTING.items()}
     given["drafting"] = DraftOptions(**drafting, max_rows=1 if flags.draft == "off" else None)
-    size = flags.prompt_cache or (_PROMPT_CACHE if keeps_prompts else "off")
+    size = flags.prompt_cache or ("auto" if keeps_prompts else "off")
     given["prompt_cache"] = None if size == "off" else size
     given["runtime_options"] = _own_options(flags.runtime_option or [])
     given["projector"] = None if flags.mmproj == "off" else flags.mmproj

@@ -4,7 +4,8 @@ A block is addressed by what it holds: SHA-256 over the address of the block bef
 type and adapters for the first one) and its tokens. So prompts that begin alike share blocks, and a block that is found
 has the bits that reading would give. ADDRESS.kv has keys and values, in the pages of the KV cache. Where a model has
 recurrent states or short convolutions, ADDRESS.state has these behind a block: behind every fourth one, and behind the
-last one of a prompt. From there a text can go on.
+last one of a prompt. From there a text can go on. ADDRESS.head-MARK has what a trained draft head knows of a block. Its
+last token's part also depends on the token behind: behind another one, the head may draft otherwise.
 """
 
 import time
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import EdgedecError, counted
+from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.kv_types import PAGE_TOKENS
 from edgedec_runtimes.cpu.library import address, check, native
 from edgedec_runtimes.cpu.session import CpuSession
@@ -41,6 +43,8 @@ class _Reading:
         begun_s: When it began.
         n_kept: How many of the first blocks are on the disk, or on their way.
         n_loaded: How many of its tokens came from the disk.
+        head: The kind of the files of the draft head that follows the session; empty for none.
+        n_of_head: As n_kept, of these files.
     """
 
     ids: NDArray[np.int64]
@@ -48,6 +52,8 @@ class _Reading:
     begun_s: float
     n_kept: int = 0
     n_loaded: int = 0
+    head: str = ""
+    n_of_head: int = 0
 
     def wants_state(self, n_tokens: int) -> bool:
         """Return whether states are kept behind the first tokens."""
@@ -112,16 +118,21 @@ class KeptPrompts:
             return n_held
         with session.using():
             has_pages, has_state = _page_bytes(session) > 0, _state_bytes(session, BLOCK_TOKENS) > 0
+            n_ready, head = native().ec_session_held_before(session.handle, n_held), _head(session)
+            reading.head = "" if head is None else f"head-{head.head.mark.hex()[:16]}"
         missing = (i for i, name in enumerate(names) if has_pages and not files.has(f"{name}.kv"))
         n = reading.n_kept = next(missing, len(names))
+        unknown = (i for i, name in enumerate(names) if reading.head and not files.has(f"{name}.{reading.head}"))
+        reading.n_of_head = next(unknown, len(names))
         while n and not (reading.may_end(n) and (not has_state or files.has(f"{names[n - 1]}.state"))):
             n -= 1
-        if n * BLOCK_TOKENS - n_held >= _LEAST_GAIN:
+        if n * BLOCK_TOKENS - n_ready >= _LEAST_GAIN:
             n_before, n_held = n_held, self._load(session, reading, n_held, n, has_state=has_state)
-            reading.n_loaded = max(n_held - n_before, 0)
+            reading.n_loaded = max(n_held - min(n_before, n_ready), 0)
             if n_held < n * BLOCK_TOKENS:  # a file was damaged, or is gone by now
                 reading.n_kept = n_held // BLOCK_TOKENS
-        files.use([f"{name}.{kind}" for name in names[:n] for kind in ("kv", "state")[: 1 + has_state]], time.time())
+        kinds = ["kv", *["state"] * has_state, *filter(None, [reading.head])]
+        files.use([f"{name}.{kind}" for name in names[:n] for kind in kinds], time.time())
         self._readings[session] = reading
         return n_held
 
@@ -153,10 +164,11 @@ class KeptPrompts:
         if reading is None:
             return
         if item.n_past + begin < len(reading.ids):
-            if item.parents is not None or not reading.is_read_by(item, begin, end):
+            apart = item.parents is not None or item.positions is not None
+            if apart or not reading.is_read_by(item, begin, end):
                 del self._readings[session]  # it is another text
                 return
-        elif reading.n_kept == len(reading.names):
+        elif reading.n_kept == reading.n_of_head == len(reading.names):
             return
         with suppress(EdgedecError, MemoryError):  # the weights are damaged, which the next forward says
             self._write(session, reading)
@@ -170,6 +182,14 @@ class KeptPrompts:
                 data = self._pages(session, reading.n_kept)
                 files.write(name, data, reading.begun_s - 0.001 * reading.n_kept)
             reading.n_kept += 1
+        while reading.n_of_head < n_read and files.takes_more and (head := _head(session)) is not None:
+            begin = reading.n_of_head * BLOCK_TOKENS
+            of_head = head.saved_pages(begin, begin + BLOCK_TOKENS, _block_bytes(head))
+            if of_head is None:
+                break
+            name = f"{reading.names[reading.n_of_head]}.{reading.head}"
+            files.write(name, of_head, reading.begun_s - 0.001 * reading.n_of_head)
+            reading.n_of_head += 1
         if n_whole == n_tokens and reading.wants_state(n_tokens) and _state_bytes(session, n_tokens):
             name = f"{reading.names[n_tokens // BLOCK_TOKENS - 1]}.state"
             if files.takes_more and not files.has(name):
@@ -180,7 +200,7 @@ class KeptPrompts:
 
         Keys and values take effect block by block, other sessions' forwards between them; states only with all blocks.
         """
-        n, done = n_blocks * BLOCK_TOKENS, min(n_held, session.state.n_whole) // BLOCK_TOKENS
+        n, done = n_blocks * BLOCK_TOKENS, min(min(n_held, session.state.n_whole) // BLOCK_TOKENS, n_blocks)
         begun, is_done = done, False
         with session.using() if has_state else nullcontext(), suppress(EdgedecError):  # closed, or no memory
             while done < n_blocks and self._load_block(session, reading.names[done], done):
@@ -190,11 +210,31 @@ class KeptPrompts:
             if not is_done and has_state:  # keys and values may be there, and states of another place
                 session.state.restore(0, True)
                 return 0
-            if done == begun:
+            if done == begun and not has_state:
                 return n_held
-            if session.follower is not None:
-                session.follower.restore(b"", session.n_cached)
+            if has_state:
+                session.state.restore(n, True, session.state.held_places(n))
+            self._load_head(session, reading, done)
         return session.n_cached
+
+    def _load_head(self, session: CpuSession, reading: _Reading, n_blocks: int) -> None:
+        """Let the session's draft head know what the disk has of the first blocks; nothing unless it has all of them.
+
+        Call it with the model's lock held. Of a text whose beginning the head does not know, nothing is kept.
+        """
+        if (head := _head(session)) is None:
+            return
+        head.reset()
+        n_bytes, is_known = _block_bytes(head), n_blocks <= reading.n_of_head
+        for i, name in enumerate(reading.names[:n_blocks] if is_known else ()):
+            data = self.files.read(f"{name}.{reading.head}", n_bytes, n_bytes)
+            if is_known := data is not None:
+                head.take_pages(i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS, data)
+            else:
+                head.reset()
+                break
+        if not is_known:
+            reading.n_of_head = len(reading.names)
 
     def _load_block(self, session: CpuSession, name: str, index: int) -> bool:
         """Load a block from its file, behind the blocks that the session holds; return whether that worked."""
@@ -239,6 +279,17 @@ class KeptPrompts:
         """Return the bytes of a block's pages, and of all of a block."""
         n_pages = _page_bytes(session) * BLOCK_TOKENS // PAGE_TOKENS
         return n_pages, n_pages + BLOCK_TOKENS * PLACE_BYTES * self._has_places
+
+
+def _head(session: CpuSession) -> CpuDraftHeadState | None:
+    """Return what a draft head knows of a session's text; None where none follows it. Hold the model's lock."""
+    head = session.follower
+    return head if isinstance(head, CpuDraftHeadState) and head.page_bytes() else None
+
+
+def _block_bytes(head: CpuDraftHeadState) -> int:
+    """Return the bytes of a block of what a draft head knows."""
+    return head.page_bytes() * BLOCK_TOKENS // PAGE_TOKENS
 
 
 def _page_bytes(session: CpuSession) -> int:

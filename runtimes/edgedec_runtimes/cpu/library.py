@@ -211,6 +211,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_session_state_bytes": (c_uint64, (c_void_p, c_int32)),
     "ec_session_save_state": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_uint64)),
     "ec_session_load_state": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
+    "ec_session_held_before": (c_int32, (c_void_p, c_int32)),
     "ec_session_page_bytes": (c_uint64, (c_void_p,)),
     "ec_session_save_pages": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_uint64)),
     "ec_session_load_pages": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_uint64)),
@@ -248,6 +249,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_draft_saved_bytes": (c_uint64, (c_void_p, c_int32)),
     "ec_draft_save": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
     "ec_draft_load": (c_int32, (c_void_p, c_int32, c_void_p, c_uint64)),
+    "ec_draft_page_bytes": (c_uint64, (c_void_p,)),
+    "ec_draft_save_pages": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_uint64, POINTER(c_int32))),
+    "ec_draft_load_pages": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_uint64)),
 }
 
 

@@ -49,6 +49,8 @@ CAPABILITIES = Capabilities(
     taps=True,
     hidden_input=True,
     vector_rows=True,
+    positions=True,
+    keeps_prompts=True,
     max_rows=256,
     prefill_chunk=1,
 )

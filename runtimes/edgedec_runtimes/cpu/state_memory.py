@@ -79,6 +79,6 @@ def prompt_terms(network: Network, options: LoadOptions, n_ctx: int) -> tuple[Me
     if not options.prompt_cache_bytes or n_ctx < BLOCK_TOKENS:
         return ()
     token_bytes = kv_types.token_bytes(network, options.kv_type) + PLACE_BYTES
-    of_states = 2 * state_bytes(network) + kv_types.column_bytes(network, n_ctx)
+    of_states = state_bytes(network) + kv_types.column_bytes(network, n_ctx)
     n_bytes = (QUEUED + 2) * max(BLOCK_TOKENS * token_bytes, of_states)
     return (MemoryTerm("prompt cache", n_bytes, "prompts being written and read", grows=True),)

@@ -42,6 +42,7 @@ _CAPABILITIES = Capabilities(
     taps=True,
     hidden_input=True,
     vector_rows=True,
+    positions=True,
     max_rows=LOGIT_ROWS,
     prefill_chunk=1,
 )

@@ -204,7 +204,8 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, row: Row
         if not switches.norms_after_rope:
             y = _normed_heads(y, norm, hyper)
         if layer.turns is not None:
-            places = position if row.places is None or layer.turns.axes is None else row.places[layer.turns.axes]
+            axes = 0 if layer.turns.axes is None else layer.turns.axes
+            places = position if row.places is None else row.places[axes]
             y = _rotate(y, places, shape.head_dim, layer.turns, interleaved=switches.rope_interleaved)
         return _normed_heads(y, norm, hyper) if switches.norms_after_rope else y
 

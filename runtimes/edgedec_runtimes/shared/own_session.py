@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError, RequestError, counted
+from edgedec.errors import ModelFormatError, RequestError, SessionError, counted
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
 from edgedec_runtimes.shared.follower import Follower
@@ -133,6 +133,8 @@ class OwnSession(Session):
         """Serialize the cached KV; see edgedec.model.Session."""
         with self._model.lock:
             self.state.check_settled("saved")
+            if self.state.places is not None and not self._model.has_places:
+                raise SessionError("a session with positions of its own can't be saved; evaluate its tokens again")
             n = self.n_cached
             arrays = (*self._places_kept(n), *self._arrays(n))
             return self._head(n) + b"".join(array.tobytes() for array in arrays) + self._marked_beside(n)

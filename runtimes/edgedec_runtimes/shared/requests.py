@@ -58,7 +58,7 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     tokens = None if item.tokens is None else _tokens(item.tokens, limits)
     is_special = item.hidden is not None or item.layers is not None or bool(item.taps) or item.block is not None
     is_special = is_special or item.mass is not None
-    if is_special or item.parents is not None:
+    if is_special or item.parents is not None or item.positions is not None:
         _require_capable(item, limits)
     hidden = None if item.hidden is None else _hidden(item.hidden, item.resume_after, limits)
     n = len(tokens) if tokens is not None else len(hidden) if hidden is not None else 0
@@ -82,8 +82,9 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     if len(wanted) > limits.capabilities.max_rows:
         _refuse_rows(len(wanted), limits.capabilities.max_rows)
     mass = None if item.mass is None else _mass(item, *item.mass, n, n_layer)
-    what = (tokens, hidden, n, first_layer, parents, layers, wanted, taps, is_special, item.block, item.first, mass)
-    checked = CheckedItem(session, item.n_past, *what)
+    positions = None if item.positions is None else _positions(item, item.positions, n)
+    what = (tokens, hidden, n, first_layer, parents, layers, wanted, taps, is_special, item.block, item.first)
+    checked = CheckedItem(session, item.n_past, *what, mass, positions)
     if state.n_whole < item.n_past:
         state.check_written(checked)
     return checked
@@ -104,12 +105,14 @@ def _require_capable(item: ForwardItem, limits: Limits) -> None:
         "hidden_input": item.hidden is not None and item.resume_after != -1,
         "vector_rows": item.resume_after == -1 or item.block is not None,
         "attention_mass": item.mass is not None,
+        "positions": item.positions is not None,
     }
     for name, is_needed in needs.items():
         if is_needed:
             limits.capabilities.require(name, limits.card.runtime)
 
 
+_FAR = 1 << 24  # no position is as far as this
 _LARGEST = np.float32(1e15)  # of a vector: sums of squares stay numbers
 _INT32 = np.dtype(np.int32)
 _ONE_ROW = np.zeros(1, np.int32)
@@ -166,6 +169,16 @@ def _mass(
     if weights.ndim != 1 or not 1 <= len(weights) <= n or not np.isfinite(weights).all():
         raise RequestError(f"mass has numbers of the shape {weights.shape}; it must have 1 to {n}, one for a last row")
     return tuple(layers), np.concatenate([np.zeros(n - len(weights), np.float32), weights])
+
+
+def _positions(item: ForwardItem, given: NDArray[np.int32], n: int) -> NDArray[np.int32]:
+    positions = np.asarray(given)
+    if item.tokens is None or item.parents is not None:
+        raise RequestError("a chain of tokens has positions of its own; leave `positions` out for other rows")
+    is_row = positions.shape == (n,) and positions.dtype.kind in "iu"
+    if not is_row or positions.min() < 0 or positions.max() >= _FAR:
+        raise RequestError(f"positions have the shape {positions.shape}; they must be {n} numbers from 0 to {_FAR - 1}")
+    return np.ascontiguousarray(positions, dtype=np.int32)
 
 
 def _check_block(item: ForwardItem, n: int, limits: Limits) -> None:

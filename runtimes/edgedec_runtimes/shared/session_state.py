@@ -38,6 +38,7 @@ class CheckedItem:
         is_special: Whether it begins with hidden states, leaves layers out, has taps or wants attention's mass.
         block, first: The picture's block that the rows belong to, or None, and the number of the first row in it.
         mass: Layers, and f32[n_rows] to multiply the attention of each row by, to be added up; None for none.
+        positions: int32[n_rows], the position of each row; None where they follow what is there.
     """
 
     session: Any
@@ -54,6 +55,7 @@ class CheckedItem:
     block: Block | None = None
     first: int = 0
     mass: tuple[tuple[int, ...], NDArray[np.float32]] | None = None
+    positions: NDArray[np.int32] | None = None
 
 
 class SessionState:
@@ -67,7 +69,7 @@ class SessionState:
         tree: The last forward where that was a tree of which no path was kept yet, or None.
         is_closed: Whether close() was called.
         places: int32[n_ctx, 3], the time, height and width that the row in each written slot turns to; None while they
-            are the slot's number, as they are without pictures and in models that turn by positions alone.
+            are the slot's number, as they are without pictures and positions of their own.
     """
 
     def __init__(self, n_ctx: int, n_layer: int, *, has_places: bool = False) -> None:
@@ -137,7 +139,7 @@ class SessionState:
             self._n_written = min(self._n_written, end if first else n_past)
         if n_past < self.n_whole:
             self.n_whole = n_past
-        if self._has_places and not first:
+        if not first and (self._has_places or item.positions is not None or self.places is not None):
             self._place(item)
 
     def next_place(self, n_past: int) -> int:
@@ -168,7 +170,7 @@ class SessionState:
         if n_past == 0:
             self.places = None
         if self.places is None:
-            if block is None:
+            if block is None and item.positions is None:
                 return
             self.places = np.zeros((self.n_ctx, 3), np.int32)
             self.places[:n_past] = _as_places(np.arange(n_past, dtype=np.int32))
@@ -177,6 +179,9 @@ class SessionState:
             start = int(self.places[n_past - 1, 0]) if item.first else self.next_place(n_past)
             rows = np.arange(item.first, item.first + n)
             to[:, 0], to[:, 1], to[:, 2] = start, start + rows // block.n_x, start + rows % block.n_x
+            return
+        if item.positions is not None:
+            to[:] = item.positions[:, None]
             return
         depths = np.arange(n)
         for row, parent in enumerate(() if item.parents is None else item.parents.tolist()):

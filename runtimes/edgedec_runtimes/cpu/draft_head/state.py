@@ -289,6 +289,22 @@ class CpuDraftHeadState:
         twin._joined = joined or self._joined
         return twin
 
+    def page_bytes(self) -> int:
+        """Return the bytes of a page of the head's keys and values; 0 where the head rests or was freed."""
+        return int(native().ec_draft_page_bytes(self._session))
+
+    def saved_pages(self, begin: int, end: int, n_bytes: int) -> NDArray[np.uint8] | None:
+        """Return the head's keys and values of the slots [begin, end), in whole pages; None while some are not read."""
+        data, saved = np.empty(n_bytes, np.uint8), ctypes.c_int32()
+        code = native().ec_draft_save_pages(self._session, begin, end, address(data), n_bytes, ctypes.byref(saved))
+        check(code, "saving a draft head")
+        return data if saved.value else None
+
+    def take_pages(self, begin: int, end: int, data: NDArray[np.uint8]) -> None:
+        """Know what saved_pages() returned, of pages one after another from slot 0 on."""
+        code = native().ec_draft_load_pages(self._session, begin, end, address(data), data.nbytes)
+        check(code, "restoring a draft head")
+
     def saved(self, n_tokens: int) -> bytes:
         """Return what the head knows of the first tokens; call it with the model's lock held."""
         data = np.empty(native().ec_draft_saved_bytes(self._session, n_tokens), np.uint8)

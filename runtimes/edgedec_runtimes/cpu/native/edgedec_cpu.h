@@ -226,8 +226,8 @@ typedef struct ec_item {
   int32_t block;          /* EC_BLOCK_... */
   int32_t n_added;        /* behind each of the layers from 0 on, of so many, the next n_embd numbers of `hidden` are
                              added to the state; first_layer is 0 then */
-  const int32_t *places;  /* [n_past + n_rows][3], of each slot: the places that its pairs turn to, where
-                             ec_model_set_rope says which; NULL: all are its position */
+  const int32_t *places;  /* [n_past + n_rows][3], of each slot: the places that its pairs turn to, the first one
+                             unless ec_model_set_rope says which; NULL: all are its number */
   const int32_t *mass_layers; /* [n_mass], the layers whose attention is added up; of a chain only */
   const float *mass_weights;  /* [n_rows], what the attention of each row is multiplied by; 0: it is left out */
   float *mass;            /* [n_mass][n_mass_heads][n_mass_slots], to which each row's attention is added, by slot */

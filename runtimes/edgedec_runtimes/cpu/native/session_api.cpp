@@ -1,6 +1,7 @@
 // The C interface of sessions: opening, forking, moving, saving and loading.
 #include <string.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -31,25 +32,31 @@ uint64_t kv_bytes(const ec_session *session, int32_t n_tokens) {
   return (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
 }
 
-// Write what the session holds of the first n_tokens beside keys and values.
-void save_state(ec_session *session, int32_t n_tokens, const int32_t *places, uint8_t *target) {
+uint64_t state_bytes(const ec_session *session, int32_t n_tokens, bool before) {
+  return session->notes.saved_bytes(n_tokens) + session->columns.saved_bytes(n_tokens, before) +
+         session->states.saved_bytes(before);
+}
+
+// Write what the session holds of the first n_tokens beside keys and values; with `before`, also what it takes to go
+// back without evaluating all rows again.
+void save_state(ec_session *session, int32_t n_tokens, const int32_t *places, uint8_t *target, bool before) {
   ec_item end{};
   end.session = session, end.n_past = n_tokens, end.places = places;
   require(renew(end, nullptr) == Outcome::done, "the session's rows could not be evaluated again");
   if (session->model->mapping != nullptr) session->model->mapping->check();
   uint8_t *columns = target + session->notes.saved_bytes(n_tokens);
   session->notes.save(n_tokens, target);
-  session->columns.save(n_tokens, columns);
+  session->columns.save(n_tokens, columns, before);
   session->states.save(*session->model->kernels, session->notes, n_tokens,
-                       columns + session->columns.saved_bytes(n_tokens));
+                       columns + session->columns.saved_bytes(n_tokens, before), before);
 }
 
-void load_state(ec_session *session, int32_t n_tokens, const uint8_t *source) {
+void load_state(ec_session *session, int32_t n_tokens, const uint8_t *source, bool before) {
   const uint8_t *columns = source + session->notes.saved_bytes(n_tokens);
   RowNotes loaded(session->notes, 0);
   loaded.load(n_tokens, source);
-  session->states.load(n_tokens, columns + session->columns.saved_bytes(n_tokens));
-  session->columns.load(n_tokens, columns);
+  session->states.load(n_tokens, columns + session->columns.saved_bytes(n_tokens, before), before);
+  session->columns.load(n_tokens, columns, before);
   session->notes = std::move(loaded);
 }
 
@@ -94,14 +101,14 @@ int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, i
 
 uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens) {
   if (n_tokens < 0) return 0;
-  return kv_bytes(session, n_tokens) + ec_session_state_bytes(session, n_tokens);
+  return kv_bytes(session, n_tokens) + state_bytes(session, n_tokens, true);
 }
 
 int32_t ec_session_save(ec_session *session, int32_t n_tokens, const int32_t *places, void *target, uint64_t n_bytes) {
   return guarded([&] {
     check_tokens(session, n_tokens);
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the target has another size");
-    save_state(session, n_tokens, places, (uint8_t *)target + kv_bytes(session, n_tokens));
+    save_state(session, n_tokens, places, (uint8_t *)target + kv_bytes(session, n_tokens), true);
     session->cache.save(n_tokens, (uint8_t *)target);
     return EC_OK;
   });
@@ -111,15 +118,14 @@ int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *sourc
   return guarded([&] {
     require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the source has another size");
-    load_state(session, n_tokens, (const uint8_t *)source + kv_bytes(session, n_tokens));
+    load_state(session, n_tokens, (const uint8_t *)source + kv_bytes(session, n_tokens), true);
     session->cache.load(n_tokens, (const uint8_t *)source);
     return EC_OK;
   });
 }
 
 uint64_t ec_session_state_bytes(const ec_session *session, int32_t n_tokens) {
-  if (n_tokens < 0) return 0;
-  return session->notes.saved_bytes(n_tokens) + session->columns.saved_bytes(n_tokens) + session->states.saved_bytes();
+  return n_tokens < 0 ? 0 : state_bytes(session, n_tokens, false);
 }
 
 int32_t ec_session_save_state(ec_session *session, int32_t n_tokens, const int32_t *places, void *target,
@@ -127,7 +133,7 @@ int32_t ec_session_save_state(ec_session *session, int32_t n_tokens, const int32
   return guarded([&] {
     check_tokens(session, n_tokens);
     require(n_bytes == ec_session_state_bytes(session, n_tokens), "the target has another size");
-    save_state(session, n_tokens, places, (uint8_t *)target);
+    save_state(session, n_tokens, places, (uint8_t *)target, false);
     return EC_OK;
   });
 }
@@ -136,9 +142,14 @@ int32_t ec_session_load_state(ec_session *session, int32_t n_tokens, const void 
   return guarded([&] {
     require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
     require(n_bytes == ec_session_state_bytes(session, n_tokens), "the source has another size");
-    load_state(session, n_tokens, (const uint8_t *)source);
+    load_state(session, n_tokens, (const uint8_t *)source, false);
     return EC_OK;
   });
+}
+
+int32_t ec_session_held_before(const ec_session *session, int32_t n_tokens) {
+  if (n_tokens < 0 || n_tokens > session->cache.n_ctx()) return 0;
+  return std::min(session->states.held_before(n_tokens), session->columns.held_before(n_tokens));
 }
 
 uint64_t ec_session_page_bytes(const ec_session *session) { return (uint64_t)session->cache.shape().page_bytes(); }

@@ -3,6 +3,7 @@
 
 #include "api_calls.h"
 #include "draft_head/draft_head.h"
+#include "edgedec_prompts.h"
 
 using namespace edgedec;
 
@@ -200,6 +201,25 @@ uint64_t ec_draft_state_bytes(const ec_session *session) {
 
 uint64_t ec_draft_saved_bytes(const ec_session *session, int32_t n_tokens) {
   return session->draft_head ? session->draft_head->saved_bytes(n_tokens) : 0;
+}
+
+uint64_t ec_draft_page_bytes(const ec_session *session) {
+  return session->draft_head ? session->draft_head->page_bytes() : 0;
+}
+
+int32_t ec_draft_save_pages(ec_session *session, int32_t begin, int32_t end, void *target, uint64_t n_bytes,
+                            int32_t *saved) {
+  return guarded([&] {
+    *saved = state_of(session).save_pages(begin, end, (uint8_t *)target, n_bytes);
+    return EC_OK;
+  });
+}
+
+int32_t ec_draft_load_pages(ec_session *session, int32_t begin, int32_t end, const void *source, uint64_t n_bytes) {
+  return guarded([&] {
+    state_of(session).load_pages(begin, end, (const uint8_t *)source, n_bytes);
+    return EC_OK;
+  });
 }
 
 int32_t ec_draft_save(ec_session *session, int32_t n_tokens, void *target, uint64_t n_bytes) {

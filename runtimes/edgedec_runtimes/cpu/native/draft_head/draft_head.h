@@ -128,6 +128,11 @@ class DraftHeadState {
   uint64_t saved_bytes(int32_t n_tokens) const;
   void save(int32_t n_tokens, uint8_t *target);
   void load(int32_t n_tokens, const uint8_t *source);
+  // The keys and values of the slots [begin, end) of a text, in whole pages. save_pages() returns whether all of them,
+  // and a row behind them, are known; load_pages() knows the first `end` positions then. Both throw Invalid.
+  uint64_t page_bytes() const { return (uint64_t)kv_.cache.shape().page_bytes(); }
+  bool save_pages(int32_t begin, int32_t end, uint8_t *target, uint64_t n_bytes);
+  void load_pages(int32_t begin, int32_t end, const uint8_t *source, uint64_t n_bytes);
 
   virtual uint64_t state_bytes() const;  // of all that is held of the text
 
@@ -153,6 +158,7 @@ class DraftHeadState {
   std::vector<float> taps_;        // of these rows, [n][n_tapped], and room for those of a forward
 
  private:
+  void check_pages(int32_t begin, int32_t end, uint64_t n_bytes) const;
   float *room_for(int32_t n_past, int32_t n_rows);
   // --- what kinds of heads differ in ---
   // Forget what depends on positions from n_past on, and the draft that was begun.

@@ -53,7 +53,6 @@ void check_item(const ec_model &model, const ec_item &item) {
   require(item.block != EC_BLOCK_MUTUAL || !model.remembers(), "rows with states can't see rows behind them");
   require(item.n_added >= 0 && item.n_added <= c.n_layer, "more is added than there are layers");
   require(item.n_added == 0 || (item.hidden != nullptr && item.first_layer == 0), "only vectors bring what is added");
-  require(item.places == nullptr || !model.rope[0].axes.empty(), "this model's rows have one place each");
   require(item.block == EC_BLOCK_NONE || item.parents == nullptr, "a block is no tree");
   require(item.n_wanted >= 0 && item.n_taps >= 0, "a count is negative");
   for (int32_t i = 0; i < item.n_wanted; ++i)
@@ -77,7 +76,10 @@ void Plan::end_early(const ec_model &model) {
   if (adds_mass) return;  // all rows attend in all layers
   const int32_t n_layer = n_storing = model.config.n_layer;
   const auto stores = [&](const Layer &layer) { return layer.stores_kv || (layer.mixes() && !layer.attends()); };
-  while (attn_rows.empty() && n_storing > 1 && !stores(model.layers[(size_t)n_storing - 1])) --n_storing;
+  // Where rows leave layers out, and nothing is read of any row, a layer that no row runs stores nothing either.
+  const auto runs = [&](int32_t l) { return attn_rows.empty() || !attn_rows[(size_t)l].empty(); };
+  const bool may_end = attn_rows.empty() || (wanted.empty() && taps.empty());
+  while (may_end && n_storing > 1 && !(runs(n_storing - 1) && stores(model.layers[(size_t)n_storing - 1]))) --n_storing;
   last_layer = n_storing - 1;
   for (const Tap &tap : taps) last_layer = std::min(std::max(last_layer, tap.layer + 1), n_layer - 1);
   std::vector<char> is_read((size_t)n_rows, 0);

@@ -172,11 +172,12 @@ void RecurrentState::move(const int32_t *source, int32_t n, int32_t start) {
   }
 }
 
-uint64_t RecurrentState::saved_bytes() const {
+uint64_t RecurrentState::saved_bytes(bool before) const {
   if (!is_used()) return 0;
   const uint64_t columns = (uint64_t)shape_.n_back * (uint64_t)shape_.n_column;
   const uint64_t of_layer = ((uint64_t)shape_.state_floats() + columns) * sizeof(float);
-  return sizeof(int32_t) + 2 * (uint64_t)shape_.n_layer() * of_layer;
+  const uint64_t of_all = (uint64_t)shape_.n_layer() * of_layer;
+  return before ? sizeof(int32_t) + 2 * of_all : of_all;
 }
 
 // Write a layer's state, and the columns of the last rows before it, to `target`; the columns of fewer rows than n_back
@@ -212,7 +213,8 @@ const uint8_t *RecurrentState::take(int32_t layer, const uint8_t *source, Floats
   return source;
 }
 
-void RecurrentState::save(const Kernels &kernels, const RowNotes &notes, int32_t n_tokens, uint8_t *target) const {
+void RecurrentState::save(const Kernels &kernels, const RowNotes &notes, int32_t n_tokens, uint8_t *target,
+                          bool before) const {
   if (!is_used()) return;
   Checkpoint last{0, std::vector<Floats>(states_.size()), {}};
   for (const Checkpoint &checkpoint : checkpoints_)
@@ -220,8 +222,8 @@ void RecurrentState::save(const Kernels &kernels, const RowNotes &notes, int32_t
   const std::vector<Floats> rows = rows_before(n_tokens);
   std::vector<float> state((size_t)shape_.state_floats());
   for (int32_t l = 0; l < shape_.n_layer(); ++l) {
-    const float *before = states_[(size_t)l].get();
-    if (before != nullptr) std::copy_n(before, state.size(), state.begin());
+    const float *base = states_[(size_t)l].get();
+    if (base != nullptr) std::copy_n(base, state.size(), state.begin());
     else std::fill(state.begin(), state.end(), 0.0f);
     for (int32_t slot = bases_[(size_t)l]; slot < n_tokens; ++slot)
       if (notes.ran(slot, shape_.layers[(size_t)l]))
@@ -229,12 +231,13 @@ void RecurrentState::save(const Kernels &kernels, const RowNotes &notes, int32_t
           fold_record(kernels, shape_, record(slot, l), i, state.data() + i * shape_.tile_floats());
     target = put(l, state.data(), rows, target);
   }
+  if (!before) return;
   memcpy(target, &last.n_tokens, sizeof(int32_t));
   target += sizeof(int32_t);
   for (int32_t l = 0; l < shape_.n_layer(); ++l) target = put(l, last.states[(size_t)l].get(), last.rows, target);
 }
 
-void RecurrentState::load(int32_t n_tokens, const uint8_t *source) {
+void RecurrentState::load(int32_t n_tokens, const uint8_t *source, bool before) {
   if (!is_used()) return;
   RecurrentState loaded(shape_);
   loaded.first_ = std::max(0, n_tokens - shape_.n_back);
@@ -242,6 +245,11 @@ void RecurrentState::load(int32_t n_tokens, const uint8_t *source) {
   for (int32_t l = 0; l < shape_.n_layer(); ++l)
     source = loaded.take(l, source, loaded.states_[(size_t)l], loaded.log_);
   loaded.bases_.assign(bases_.size(), n_tokens);
+  if (!before) {
+    if (n_tokens > 0) loaded.checkpoints_.push_back({n_tokens, loaded.states_, loaded.rows_before(n_tokens)});
+    *this = std::move(loaded);
+    return;
+  }
   Checkpoint last{0, std::vector<Floats>(states_.size()), {}};
   memcpy(&last.n_tokens, source, sizeof(int32_t));
   source += sizeof(int32_t);

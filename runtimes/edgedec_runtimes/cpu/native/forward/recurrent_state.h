@@ -95,11 +95,12 @@ class RecurrentState {
     return log_[(size_t)i].get() + layer * shape_.record_floats();
   }
 
-  // What is saved is S behind n_tokens rows, the last checkpoint before, and the columns before both; the rows before
-  // n_tokens must be held.
-  uint64_t saved_bytes() const;
-  void save(const Kernels &kernels, const RowNotes &notes, int32_t n_tokens, uint8_t *target) const;
-  void load(int32_t n_tokens, const uint8_t *source);  // throws Invalid for a checkpoint that is not in the text
+  // What is saved is S behind n_tokens rows and, with `before`, the last checkpoint before, and the columns before them;
+  // the rows before n_tokens must be held.
+  uint64_t saved_bytes(bool before) const;
+  void save(const Kernels &kernels, const RowNotes &notes, int32_t n_tokens, uint8_t *target, bool before) const;
+  // Throws Invalid for a checkpoint that is not in the text. Without one, what is loaded is a checkpoint.
+  void load(int32_t n_tokens, const uint8_t *source, bool before);
 
  private:
   using Floats = std::shared_ptr<float>;

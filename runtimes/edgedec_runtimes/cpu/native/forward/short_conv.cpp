@@ -81,35 +81,35 @@ void ColumnCache::move(const int32_t *source, int32_t n, int32_t start) {
   }
 }
 
-// Call visitor(page, first, n_slots) for each page of the first n_tokens: the slots of it that are saved.
+// Call visitor(page, first, n_slots) for pages of the first n_tokens: the slots of them that are saved.
 template <class Visit>
-void ColumnCache::visit_saved(int32_t n_tokens, Visit visitor) const {
-  for (int32_t begin = 0; begin < n_tokens; begin += PAGE_TOKENS) {
+void ColumnCache::visit_saved(int32_t n_tokens, bool before, Visit visitor) const {
+  for (int32_t begin = before ? 0 : (n_tokens - 1) / PAGE_TOKENS * PAGE_TOKENS; begin < n_tokens; begin += PAGE_TOKENS) {
     const int32_t n_held = std::min(n_tokens - begin, PAGE_TOKENS), n = std::min(n_held, shape_.n_back);
     visitor(begin / PAGE_TOKENS, n_held - n, n);
   }
 }
 
-uint64_t ColumnCache::saved_bytes(int32_t n_tokens) const {
+uint64_t ColumnCache::saved_bytes(int32_t n_tokens, bool before) const {
   if (!is_used() || n_tokens < 0) return 0;
   uint64_t n_columns = 0;
-  visit_saved(n_tokens, [&](int32_t, int32_t, int32_t n) { n_columns += (uint64_t)n * (uint64_t)shape_.n_conv; });
+  visit_saved(n_tokens, before, [&](int32_t, int32_t, int32_t n) { n_columns += (uint64_t)n * (uint64_t)shape_.n_conv; });
   return n_columns * (uint64_t)shape_.n_embd * sizeof(float);
 }
 
-void ColumnCache::save(int32_t n_tokens, uint8_t *target) const {
+void ColumnCache::save(int32_t n_tokens, uint8_t *target, bool before) const {
   if (!is_used()) return;
-  visit_saved(n_tokens, [&](int32_t page, int32_t first, int32_t n) {
+  visit_saved(n_tokens, before, [&](int32_t page, int32_t first, int32_t n) {
     const size_t n_bytes = (size_t)n * (size_t)shape_.n_embd * sizeof(float);
     for (int32_t l = 0; l < shape_.n_conv; ++l, target += n_bytes)
       memcpy(target, at(page * PAGE_TOKENS + first, l), n_bytes);
   });
 }
 
-void ColumnCache::load(int32_t n_tokens, const uint8_t *source) {
+void ColumnCache::load(int32_t n_tokens, const uint8_t *source, bool before) {
   if (!is_used()) return;
   forget(0);
-  visit_saved(n_tokens, [&](int32_t number, int32_t first, int32_t n) {
+  visit_saved(n_tokens, before, [&](int32_t number, int32_t first, int32_t n) {
     pages_[(size_t)number] = new_page(first);
     const size_t n_bytes = (size_t)n * (size_t)shape_.n_embd * sizeof(float);
     for (int32_t l = 0; l < shape_.n_conv; ++l, source += n_bytes)

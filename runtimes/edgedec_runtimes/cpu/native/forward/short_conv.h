@@ -42,9 +42,10 @@ class ColumnCache {
     return page.columns.get() + (page.place(slot, layer)) * shape_.n_embd;
   }
 
-  uint64_t saved_bytes(int32_t n_tokens) const;
-  void save(int32_t n_tokens, uint8_t *target) const;  // the columns before n_tokens are held
-  void load(int32_t n_tokens, const uint8_t *source);
+  // What is saved is the last columns of the first n_tokens and, with `before`, those at the ends of earlier pages.
+  uint64_t saved_bytes(int32_t n_tokens, bool before) const;
+  void save(int32_t n_tokens, uint8_t *target, bool before) const;  // the columns before n_tokens are held
+  void load(int32_t n_tokens, const uint8_t *source, bool before);
 
  private:
   // The columns of the slots from number `first` of the page on, [n_conv][PAGE_TOKENS - first][n_embd].
@@ -59,7 +60,7 @@ class ColumnCache {
   Page copy_of(const Page &page, int32_t first) const;
   bool holds(int32_t slot) const { return slot % PAGE_TOKENS >= pages_[(size_t)(slot / PAGE_TOKENS)].first; }
   template <class Visit>
-  void visit_saved(int32_t n_tokens, Visit visitor) const;
+  void visit_saved(int32_t n_tokens, bool before, Visit visitor) const;
 
   ColumnShape shape_;
   std::vector<Page> pages_;

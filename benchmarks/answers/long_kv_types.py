@@ -1,0 +1,148 @@
+"""Measure what smaller types of the KV cache, and a context that slides, do to answers about long documents.
+
+    python benchmarks/answers/long_kv_types.py qwen2.5-coder-1.5b --tokens 8000 --count 10 --threads 2 \
+        --work FILE.jsonl --json-out FILE.json
+
+The documents and questions are those of benchmarks/answers/prompt_keep.py. Each way reads a document once for its five
+questions, answers them greedily, and evaluates the answer of f16 keys and values. Reported are the right answers, and
+over the tokens of f16's answers the KL divergence from f16 in nats and how often the best token is the same. "slide" is
+a context of a quarter of the document's length that slides. Beside these stands what `edgedec plan` gives up at this
+length, step by step, and what is held then.
+
+The script adds a line a question to --work and skips what that has, so it can be interrupted. It keeps f16's logits
+beside that file. It ends with one line of JSON.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from made_runs import add_line, lines_of
+from made_table import interval
+from numpy.typing import NDArray
+from prompt_keep import prompt_of, task
+
+import edgedec
+from edgedec.api.options import Lossy
+from edgedec_apps.bench.provenance import report
+
+WAYS = ("f16", "q8_0", "gear", "q4_0", "slide")
+F64 = NDArray[np.float64]
+
+
+def log_shares(logits: NDArray[np.float32]) -> F64:
+    """Return the logarithms of the probabilities of rows of logits."""
+    rows = logits.astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    shares: F64 = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    return shares
+
+
+def logits_of(engine: edgedec.Engine, prompt: tuple[int, ...], answer: list[int]) -> NDArray[np.float32]:
+    """Return the logits that predict each token of an answer, f32[n, n_vocab]."""
+    with engine.prompt_read(prompt) as read:
+        first = read.forward.logits[-1:].copy()
+        if len(answer) == 1:
+            return first
+        behind = read.slot.session.forward(np.array(answer[:-1], np.int32), n_past=len(prompt), rows="all").logits
+        return np.concatenate([first, behind])
+
+
+def answers(args: argparse.Namespace, way: str, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Yield what is missing of one way; f16 comes first, as the others are compared with its answers."""
+    missing = [each for each in map(task, range(args.count)) if (args.model, args.tokens, way, *each) not in done]
+    if not missing:
+        return
+    slides, n_ctx = way == "slide", args.tokens + 1024
+    options = {"runtime": "cpu", "offline": True, "draft": "off", "n_threads": args.threads}
+    kept = args.work.with_suffix(".logits")
+    kept.mkdir(exist_ok=True)
+    with edgedec.load(
+        args.model,
+        n_ctx=args.tokens // 4 if slides else n_ctx,
+        kv_type="f16" if slides else way,
+        lossy=Lossy(slide=slides),
+        **options,
+    ) as engine:
+        for kind, number in missing:
+            prompt, asked = prompt_of(engine, kind, number, args.tokens)
+            found = engine.generate(prompt, temperature=0.0, max_tokens=args.answer_tokens)
+            file = kept / f"{args.model}-{args.tokens}-{kind}{number}.npz"
+            if way == "f16":
+                ids = list(found.token_ids)
+                np.savez(file, ids=ids, logits=logits_of(engine, prompt, ids))
+            of_f16 = np.load(file)
+            expected = log_shares(of_f16["logits"])
+            own = expected if way == "f16" else log_shares(logits_of(engine, prompt, of_f16["ids"].tolist()))
+            kl = (np.exp(expected) * (expected - own)).sum(axis=1)
+            yield {
+                "model": args.model,
+                "tokens": args.tokens,
+                "way": way,
+                "kind": kind,
+                "number": number,
+                "right": asked.answer.lower() in found.text.lower(),
+                "text": found.text,
+                "expected": asked.answer,
+                "kl": kl.tolist(),
+                "same": (expected.argmax(axis=1) == own.argmax(axis=1)).tolist(),
+            }
+
+
+def ladder(model: str, n_ctx: int) -> list[dict[str, Any]]:
+    """Return what `edgedec plan` gives up at this length, step by step, and what is held then; the KV type is free."""
+    wish = ("plan", model, "--context", str(n_ctx), "--kv-type", "auto", "--runtime", "cpu", "--json", "--offline")
+    program = [sys.executable, "-m", "edgedec_apps.cli", *wish, "--memory", "64GB"]
+    plan = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout)
+    steps = [{"total_bytes": each["total_bytes"], "given_up": each["given_up"]} for each in plan["alternatives"]]
+    for step in steps:
+        print(f"{step['total_bytes'] / 1e6:6.0f} MB: {', '.join(step['given_up'])}")
+    return steps
+
+
+def table(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of each way, and print them."""
+    found: dict[str, Any] = {}
+    for way in WAYS:
+        of = [row for row in rows if row["way"] == way]
+        if not of:
+            continue
+        kl, same = (np.concatenate([row[name] for row in of]) for name in ("kl", "same"))
+        n_right = sum(row["right"] for row in of)
+        low, high = interval(n_right, len(of))
+        found[way] = {"n": len(of), "right": n_right, "interval": [low, high], "n_tokens": len(kl)}
+        found[way] |= {"kl": float(kl.mean()), "most_kl": float(kl.max()), "same": float(same.mean())}
+        share = f"{n_right}/{len(of)} ({low:.2f} to {high:.2f})"
+        print(f"{way:>6}: {share}, KL {kl.mean():.4f}, at most {kl.max():.3f}, same best token {same.mean():.3f}")
+    return found
+
+
+def main() -> None:
+    """Ask, compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--tokens", type=int, default=8000, help="of a document")
+    parser.add_argument("--count", type=int, default=10, help="questions")
+    parser.add_argument("--answer-tokens", type=int, default=12)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--json-out", type=Path)
+    args = parser.parse_args()
+    fields = ("model", "tokens", "way", "kind", "number")
+    done = {tuple(row[name] for name in fields) for row in lines_of(args.work)}
+    for way in args.ways:
+        for row in answers(args, way, done):
+            add_line(args.work, row)
+    rows = [row for row in lines_of(args.work) if (row["model"], row["tokens"]) == (args.model, args.tokens)]
+    figures = {"results": table(rows), "ladder": ladder(args.model, args.tokens + 1024)}
+    report({"benchmark": "long_kv_types", "model": args.model, "tokens": args.tokens} | figures, args.json_out)
+
+
+if __name__ == "__main__":
+    main()
