@@ -98,8 +98,8 @@ std::vector<Floats> attend(const Kernels &kernels, const Cached &c, const std::v
                            int64_t n_steps = 1) {
   const size_t d = (size_t)c.kind.head_dim;
   const int64_t tree_stride = (n_slots - n_prefix) / PAGE_TOKENS * PAGE_TOKENS + 2 * PAGE_TOKENS;
-  Floats packed(MAX_QUERIES * d, NAN), weights((size_t)(MAX_QUERIES * SPAN_TOKENS), NAN), sums(8 * d, NAN);
-  Floats tree(8 * (size_t)tree_stride, NAN), unpacked((SPAN_TOKENS + PAGE_TOKENS) * d, NAN);
+  Floats packed(MAX_QUERIES * d, NAN), weights((size_t)(MAX_QUERIES * SPAN_TOKENS), NAN), sums(QUERY_GROUP * d, NAN);
+  Floats tree(QUERY_GROUP * (size_t)tree_stride, NAN), unpacked((SPAN_TOKENS + PAGE_TOKENS) * d, NAN);
   std::vector<Floats> out(queries.size(), Floats(d, NAN)), states(queries.size(), Floats(2, NAN));
   AttentionWork w{};
   w.head_dim = c.kind.head_dim;

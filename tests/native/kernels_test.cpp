@@ -215,7 +215,7 @@ void check_products(const Kernels &kernels) {
   for (int32_t type : TYPES) {
     const bool quantized = !is_float_type(type);
     const int64_t unit = std::max(block_layout(type).columns, quantized ? 32 : 16);
-    for (int64_t columns : {unit, 3 * unit, quantized ? 4 * unit : 50}) {
+    for (int64_t columns : {unit, 3 * unit, !quantized ? 50 : unit == 32 ? 10 * unit : 4 * unit}) {
       const TestMatrix w(random, type, 40, columns, 0);
       std::vector<Floats> rows;
       for (int64_t i = 0; i < N_ROWS; ++i) rows.push_back(normal(random, (size_t)columns));

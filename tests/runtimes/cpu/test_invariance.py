@@ -240,7 +240,7 @@ def test_saved_sessions_go_on(case: Case) -> None:
 
 @pytest.mark.parametrize("name", each_architecture())
 def test_prefill_in_several_chunks(tmp_path: Path, name: str) -> None:
-    """Over two borders of chunks, at their rows and beside a second session, the bits are those of single steps.
+    """Over borders of chunks, in any pieces, and beside a second session, the bits are those of single steps.
 
     With keys and values as float16, and as one of the other types.
     """
@@ -254,6 +254,8 @@ def test_prefill_in_several_chunks(tmp_path: Path, name: str) -> None:
             expected = one_by_one(model.session(n), text)
             found = model.session(n).forward(text, n_past=0, rows=wanted).logits
             np.testing.assert_array_equal(bits(found), expected[wanted])
+            for sizes in ((15, 16, 17, 131), (65, 1, 256)):  # from 16 rows on, weights are unpacked for all of them
+                np.testing.assert_array_equal(extend(model.session(n), text, sizes), expected)
             odd = model.session(n)
             odd.forward(text[:100], n_past=0)
             second = model.session(n)

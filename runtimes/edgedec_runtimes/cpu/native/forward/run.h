@@ -18,7 +18,6 @@ namespace edgedec {
 constexpr int PANEL_TILES = 2;  // a panel is 32 rows of a matrix: their products are one block of quantized activations
 constexpr int PANEL_ROWS = PANEL_TILES * TILE_ROWS;
 constexpr int BAND = 64;  // the most activations that pass a panel together
-constexpr int QUERY_GROUP = 8;  // queries that share what a kernel of attention loads
 
 // Whether a thread that is late may read what later stages write, and throw away what it made of it: pieces in its
 // hands are computed by others, and a few rows are normalized by each thread for itself. ThreadSanitizer would report

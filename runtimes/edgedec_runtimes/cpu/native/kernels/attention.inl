@@ -1,4 +1,4 @@
-// Attention of up to 64 queries over one head's pages. Included by kernels.cpp, once per instruction set.
+// Attention of up to MAX_QUERIES queries over one head's pages. Included by kernels.cpp, once per instruction set.
 //
 // Positions are cut into spans of 128. Of a span a query has: its scores, each the sum of one lane over the elements of
 // a head, in order; the greatest score; the weights e^(score - greatest), summed in lanes by position modulo LANES; and
@@ -9,9 +9,9 @@
 #include "kernels/unpack.inl"
 
 constexpr int SPAN = edgedec::SPAN_TOKENS, PAGE = edgedec::PAGE_TOKENS;
-constexpr int CHUNK = 8;  // queries that share what is loaded of keys and values
-constexpr int SUMS = LANES == 8 || EDGEDEC_SIMD == 0 ? 12 : 24;  // vectors of sums that registers hold
-static_assert(SPAN == 2 * PAGE && edgedec::MAX_QUERIES % CHUNK == 0, "a span is two pages");
+// Vectors of sums that registers hold: with 12, six queries take two vectors at a time, and 8 loads serve 12 products.
+constexpr int SUMS = LANES == 8 || EDGEDEC_SIMD == 0 ? 12 : 24;
+static_assert(SPAN == 2 * PAGE && QUERY_GROUP == 6, "a span is two pages; Functions has a form for each count");
 
 // How many vectors of keys, or of values, N queries take at a time.
 template <int N>
@@ -165,9 +165,10 @@ struct View {
   int first, n;                  // queries
   int64_t low, high;             // tokens of the span that some query sees: [low, high)
   int64_t joint;                 // tokens below this one are in the slots of their number; the others are on paths
-  int64_t begin[CHUNK], end[CHUNK];  // tokens that each query sees
-  View(const AttentionWork &w, int64_t span, int chunk) : base(span * SPAN), first(chunk * CHUNK), low(SPAN), high(0) {
-    n = w.n_queries - first < CHUNK ? w.n_queries - first : CHUNK;
+  int64_t begin[QUERY_GROUP], end[QUERY_GROUP];  // tokens that each query sees
+  View(const AttentionWork &w, int64_t span, int chunk)
+      : base(span * SPAN), first(chunk * QUERY_GROUP), low(SPAN), high(0) {
+    n = w.n_queries - first < QUERY_GROUP ? w.n_queries - first : QUERY_GROUP;
     for (int q = 0; q < n; ++q) {
       const int64_t start = w.start[first + q] - base, visible = w.visible[first + q] - base;
       begin[q] = start < 0 ? 0 : start;
@@ -262,12 +263,10 @@ template <bool PACKED>
 struct Functions {
   using Score = void (*)(const AttentionWork &, const View &, const float *, float *);
   using Sum = void (*)(const AttentionWork &, const Values *, const float *, float *);
-  static constexpr Score score[CHUNK] = {score_span<PACKED, 1>, score_span<PACKED, 2>, score_span<PACKED, 3>,
-                                         score_span<PACKED, 4>, score_span<PACKED, 5>, score_span<PACKED, 6>,
-                                         score_span<PACKED, 7>, score_span<PACKED, 8>};
-  static constexpr Sum sum[CHUNK] = {sum_values<PACKED, 1>, sum_values<PACKED, 2>, sum_values<PACKED, 3>,
-                                     sum_values<PACKED, 4>, sum_values<PACKED, 5>, sum_values<PACKED, 6>,
-                                     sum_values<PACKED, 7>, sum_values<PACKED, 8>};
+  static constexpr Score score[QUERY_GROUP] = {score_span<PACKED, 1>, score_span<PACKED, 2>, score_span<PACKED, 3>,
+                                               score_span<PACKED, 4>, score_span<PACKED, 5>, score_span<PACKED, 6>};
+  static constexpr Sum sum[QUERY_GROUP] = {sum_values<PACKED, 1>, sum_values<PACKED, 2>, sum_values<PACKED, 3>,
+                                           sum_values<PACKED, 4>, sum_values<PACKED, 5>, sum_values<PACKED, 6>};
 };
 
 // Sum the weighted values of a span for one chunk, and join the sums to those of the spans before, or keep them.
@@ -296,11 +295,11 @@ void finish_span(const AttentionWork &w, int64_t span, const View &view, const f
 
 template <bool PACKED>
 void attend_as(const AttentionWork &w) {
-  const int n_chunks = (w.n_queries + CHUNK - 1) / CHUNK;
+  const int n_chunks = (w.n_queries + QUERY_GROUP - 1) / QUERY_GROUP;
   Part all[edgedec::MAX_QUERIES], parts[edgedec::MAX_QUERIES];
   for (int c = 0; c < n_chunks; ++c) {
     const View view(w, w.span_begin, c);
-    float *queries = w.packed + c * CHUNK * w.head_dim;
+    float *queries = w.packed + c * QUERY_GROUP * w.head_dim;
     for (int q = 0; q < view.n; ++q) {
       for (int32_t d = 0; d < w.head_dim; ++d) queries[d * view.n + q] = w.query[view.first + q][d];
       if (w.kept == nullptr) all[view.first + q] = begun(w, view.first + q);
@@ -380,7 +379,7 @@ void weigh_chunk(const AttentionWork &w, int chunk, float *out, int64_t stride) 
 }
 
 void weigh(const AttentionWork &work, float *weights, int64_t stride) {
-  for (int chunk = 0; chunk * CHUNK < work.n_queries; ++chunk) {
+  for (int chunk = 0; chunk * QUERY_GROUP < work.n_queries; ++chunk) {
     if (work.layout.bits < 16) weigh_chunk<true>(work, chunk, weights, stride);
     else weigh_chunk<false>(work, chunk, weights, stride);
   }

@@ -46,6 +46,7 @@ using edgedec::Matrix;
 using edgedec::MAX_QUERIES;
 using edgedec::PairsWork;
 using edgedec::PanelWork;
+using edgedec::QUERY_GROUP;
 
 constexpr bool ROWS_IN_PAIRS = EDGEDEC_SIMD == 5;  // of the activations (kernels.h)
 

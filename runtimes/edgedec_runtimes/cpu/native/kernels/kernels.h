@@ -95,7 +95,8 @@ constexpr int STATE_LANES = 32;
 // What Kernels::map() makes of an element.
 enum class Function { silu, sigmoid, softplus, exp };
 
-constexpr int MAX_QUERIES = 64;
+constexpr int QUERY_GROUP = 6;  // queries that share what attention loads
+constexpr int MAX_QUERIES = 10 * QUERY_GROUP;
 constexpr int SPAN_TOKENS = 128;  // positions whose part of an attention's result is computed by itself
 
 // Rows of logits are read in blocks of this many values.
@@ -110,7 +111,7 @@ static inline uint64_t hash_of(uint64_t key, int64_t token) {
   return x ^ (x >> 31);
 }
 
-// Up to 64 queries of one key-value head. Query i sees the positions [start[i], visible[i]). A position below
+// Up to MAX_QUERIES queries of one key-value head. Query i sees the positions [start[i], visible[i]). A position below
 // `n_prefix` is in the slot of the same number, a later one in the slot path[i][position - n_prefix]; there are paths
 // for all queries or for none, and without them n_prefix has no meaning.
 struct AttentionWork {
@@ -141,8 +142,8 @@ struct AttentionWork {
   // scratch memory
   float *packed;       // [MAX_QUERIES * head_dim], queries in the order they are used
   float *weights;      // [MAX_QUERIES * SPAN_TOKENS], of one span
-  float *sums;         // [8 * head_dim], of one span
-  float *tree_scores;  // [8][tree_stride], the tree's slots in whole pages
+  float *sums;         // [QUERY_GROUP * head_dim], of one span
+  float *tree_scores;  // [QUERY_GROUP][tree_stride], the tree's slots in whole pages
   int64_t tree_stride;
   float *unpacked;     // [(SPAN_TOKENS + PAGE_TOKENS) * head_dim], for keys and values of less than 16 bits
 };

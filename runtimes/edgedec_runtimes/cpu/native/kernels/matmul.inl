@@ -92,7 +92,8 @@ static_assert(sizeof(ActivationBlock) == 8 * (32 + 5 * 4), "Rows counts on this 
 
 template <bool MIN, bool FIFTH>
 struct Simple {  // Q4_0, Q4_1, Q5_0, Q5_1
-  static constexpr int SUBS = 1, BYTES = 256 + (FIFTH ? 64 : 0) + (MIN ? 64 : 32);
+  static constexpr int BITS = FIFTH ? 5 : 4, SUBS = 1, BYTES = 256 + (FIFTH ? 64 : 0) + (MIN ? 64 : 32);
+  static constexpr bool BY_16 = false, MINIMUM = MIN;
   Floats d, minimum;
 
   Simple(const uint8_t *unit, int part) {
@@ -105,14 +106,19 @@ struct Simple {  // Q4_0, Q4_1, Q5_0, Q5_1
     load_nibbles(unit + PART_BYTES * part, w);
     if constexpr (FIFTH) add_fifth_bits(unit + 256 + PART_BYTES * part, w);
   }
+  void factors(Floats *of) const {
+    of[0] = d;
+    if constexpr (MIN) of[1] = sub(zero(), minimum);
+  }
+  static Ints start(const Rows &a, int, int m) {
+    if constexpr (MIN) return set_ints(0);
+    else return shift_ints<FIFTH ? 1 : 0>(a.minus8(m));
+  }
   template <int N>
   inline void accumulate(Floats *acc, const Bytes *w, const Rows &a) const {
     Ints c[N];
-    UNROLL for (int m = 0; m < N; ++m) {
-      if constexpr (MIN) c[m] = set_ints(0);
-      else c[m] = shift_ints<FIFTH ? 1 : 0>(a.minus8(m));
-    }
-    dots<FIFTH ? 5 : 4, 8, N>(c, w, a.q);
+    UNROLL for (int m = 0; m < N; ++m) c[m] = start(a, 0, m);
+    dots<BITS, 8, N>(c, w, a.q);
     UNROLL for (int m = 0; m < N; ++m) {
       acc[m] = fma(to_floats(c[m]), mul(d, a.scale(m)), acc[m]);
       if constexpr (MIN) acc[m] = fma(minimum, a.sum(m), acc[m]);
@@ -144,7 +150,8 @@ struct Eight {  // Q8_0
 
 template <bool FIFTH>
 struct K45 {  // Q4_K, Q5_K
-  static constexpr int STEP = FIFTH ? 320 : 256, SUBS = 8, BYTES = 8 * STEP + 256;
+  static constexpr int BITS = FIFTH ? 5 : 4, STEP = FIFTH ? 320 : 256, SUBS = 8, BYTES = 8 * STEP + 256;
+  static constexpr bool BY_16 = false, MINIMUM = true;
   Floats d, dmin, scale, minimum;
   alignas(64) uint8_t scales[128], minimums[128];  // [8][16], 6 bits each
 
@@ -169,11 +176,13 @@ struct K45 {  // Q4_K, Q5_K
     scale = mul(d, load_u8(scales + 16 * sub + LANES * part));
     minimum = mul(dmin, load_u8(minimums + 16 * sub + LANES * part));
   }
+  void factors(Floats *of) const { of[0] = scale, of[1] = minimum; }
+  static Ints start(const Rows &, int, int) { return set_ints(0); }
   template <int N>
   inline void accumulate(Floats *acc, const Bytes *w, const Rows &a) const {
     Ints c[N];
-    UNROLL for (int m = 0; m < N; ++m) c[m] = set_ints(0);
-    dots<FIFTH ? 5 : 4, 8, N>(c, w, a.q);
+    UNROLL for (int m = 0; m < N; ++m) c[m] = start(a, 0, m);
+    dots<BITS, 8, N>(c, w, a.q);
     UNROLL for (int m = 0; m < N; ++m) {
       acc[m] = fma(to_floats(c[m]), mul(scale, a.scale(m)), acc[m]);
       acc[m] = fnma(minimum, a.sum(m), acc[m]);
@@ -182,7 +191,8 @@ struct K45 {  // Q4_K, Q5_K
 };
 
 struct K6 {  // Q6_K
-  static constexpr int SUBS = 8, BYTES = 3360;
+  static constexpr int BITS = 6, SUBS = 8, BYTES = 3360;
+  static constexpr bool BY_16 = true, MINIMUM = false;
   Floats d, first, second;
 
   K6(const uint8_t *unit, int part) { d = load_halves(unit + 3328 + 2 * LANES * part); }
@@ -194,17 +204,19 @@ struct K6 {  // Q6_K
     first = mul(d, load_s8(unit + 3072 + 32 * sub + LANES * part));
     second = mul(d, load_s8(unit + 3072 + 32 * sub + 16 + LANES * part));
   }
+  void factors(Floats *of) const { of[0] = first, of[1] = second; }
+  static Ints start(const Rows &a, int half, int m) { return a.minus32(half, m); }
   template <int N>
   inline void accumulate(Floats *acc, const Bytes *w, const Rows &a) const {
     Ints c[N];
     Floats both[N];
-    UNROLL for (int m = 0; m < N; ++m) c[m] = a.minus32(0, m);
-    dots<6, 4, N>(c, w, a.q);
+    UNROLL for (int m = 0; m < N; ++m) c[m] = start(a, 0, m);
+    dots<BITS, 4, N>(c, w, a.q);
     UNROLL for (int m = 0; m < N; ++m) {
       both[m] = mul(to_floats(c[m]), first);
-      c[m] = a.minus32(1, m);
+      c[m] = start(a, 1, m);
     }
-    dots<6, 4, N>(c, w + 4, a.q + 16);
+    dots<BITS, 4, N>(c, w + 4, a.q + 16);
     UNROLL for (int m = 0; m < N; ++m) acc[m] = fma(fma(to_floats(c[m]), second, both[m]), a.scale(m), acc[m]);
   }
 };
@@ -275,14 +287,24 @@ void quantized_product(const Matrix &w, int64_t tile_begin, int64_t tile_end, co
 
 #if EDGEDEC_SIMD == 4
 #include "kernels/matmul_halves.inl"
+#elif EDGEDEC_SIMD == 2
+#include "kernels/matmul_unpacked.inl"
 #endif
 #endif  // EDGEDEC_NEON
 
 using Q4_0Unit = Simple<false, false>;
-#if EDGEDEC_SIMD == 4
-#define PRODUCT(unit, halves) product_of_halves<unit, halves>
+using Q4_1Unit = Simple<true, false>;
+using Q5_0Unit = Simple<false, true>;
+using Q5_1Unit = Simple<true, true>;
+#if EDGEDEC_SIMD == 2
+#define UNPACKED(unit) unpacked_products<unit>
 #else
-#define PRODUCT(unit, halves) quantized_product<unit>
+#define UNPACKED(unit) quantized_product<unit>
+#endif
+#if EDGEDEC_SIMD == 4
+#define HALVES(unit, halves, others) product_of_halves<unit, halves>
+#else
+#define HALVES(unit, halves, others) others
 #endif
 
 using Product = void (*)(const Matrix &, int64_t, int64_t, const Activations &, int64_t, int64_t, float *, int64_t);
@@ -364,14 +386,14 @@ void matmul(const Matrix &w, int64_t tile_begin, int64_t tile_end, const Activat
     case edgedec::F32: product = float_product<load_f32, 4>; break;
     case edgedec::F16: product = float_product<load_halves, 2>; break;
     case edgedec::BF16: product = float_product<load_bfloats, 2>; break;
-    case edgedec::Q4_0: product = PRODUCT(Q4_0Unit, HalvesOfQ4_0); break;
-    case edgedec::Q4_1: product = quantized_product<Simple<true, false>>; break;
-    case edgedec::Q5_0: product = quantized_product<Simple<false, true>>; break;
-    case edgedec::Q5_1: product = quantized_product<Simple<true, true>>; break;
-    case edgedec::Q8_0: product = PRODUCT(Eight, HalvesOfQ8_0); break;
-    case edgedec::Q4_K: product = PRODUCT(K45<false>, HalvesOfK45<false>); break;
-    case edgedec::Q5_K: product = PRODUCT(K45<true>, HalvesOfK45<true>); break;
-    case edgedec::Q6_K: product = quantized_product<K6>; break;
+    case edgedec::Q4_0: product = HALVES(Q4_0Unit, HalvesOfQ4_0, UNPACKED(Q4_0Unit)); break;
+    case edgedec::Q4_1: product = UNPACKED(Q4_1Unit); break;
+    case edgedec::Q5_0: product = UNPACKED(Q5_0Unit); break;
+    case edgedec::Q5_1: product = UNPACKED(Q5_1Unit); break;
+    case edgedec::Q8_0: product = HALVES(Eight, HalvesOfQ8_0, quantized_product<Eight>); break;
+    case edgedec::Q4_K: product = HALVES(K45<false>, HalvesOfK45<false>, UNPACKED(K45<false>)); break;
+    case edgedec::Q5_K: product = HALVES(K45<true>, HalvesOfK45<true>, UNPACKED(K45<true>)); break;
+    case edgedec::Q6_K: product = UNPACKED(K6); break;
     default: product = coded_product(w.type); break;
   }
   product(w, tile_begin, tile_end, a, row_begin, row_end, y, stride);

@@ -92,6 +92,22 @@ inline void dots_signed(Ints *sums, const Bytes *w, const int8_t *a) {
 }
 #endif
 
+#if EDGEDEC_SIMD == 2
+// Products of two neighbouring columns each, unsigned weights and signed activations, in 16 bits; sums of such; and
+// sums of such in 32 bits (`matmul_unpacked.inl`).
+inline Ints in_turn(Ints sum) {
+#if defined(__GNUC__)
+  __asm__("" : "+x"(sum));  // or else GCC makes all products first, and then keeps sums in memory
+#endif
+  return sum;
+}
+inline Ints short_pairs(Bytes w, Ints a) { return _mm256_maddubs_epi16(w, a); }
+inline Ints add_shorts(Ints a, Ints b) { return in_turn(_mm256_add_epi16(a, b)); }
+inline Ints add_widened(Ints sum, Ints shorts) {
+  return in_turn(_mm256_add_epi32(sum, _mm256_madd_epi16(shorts, _mm256_set1_epi16(1))));
+}
+#endif
+
 inline Floats zero() { return _mm256_setzero_ps(); }
 inline Floats set(float x) { return _mm256_set1_ps(x); }
 inline Floats load(const float *p) { return _mm256_loadu_ps(p); }
