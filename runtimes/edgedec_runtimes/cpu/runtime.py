@@ -38,6 +38,7 @@ from edgedec_runtimes.cpu.model import CAPABILITIES, CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.options import CpuOptions, own
 from edgedec_runtimes.cpu.state_memory import prompt_terms, scratch_floats, state_terms
+from edgedec_runtimes.shared.denoising import denoising
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
@@ -172,8 +173,9 @@ def _report(path: Path, options: LoadOptions, percent: int) -> None:
 
 def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
-    require_text_decoder(gguf, may_embed=True)
+    require_text_decoder(gguf, may_embed=True, may_denoise=True)
     network = read_network(gguf)
+    denoising(gguf)
     return usual_tensors(gguf, network), network
 
 

@@ -68,6 +68,7 @@ _VECTORS = {
     "gpt-oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight", "attn_output.bias", "attn_sinks.weight"),
     "olmo2": (*_QK_NORMS, *_POST_NORMS),
     "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
+    "dream": (*_INPUT_NORMS, *_BIASES),
     "qwen2": (*_INPUT_NORMS, *_BIASES),
     "qwen2moe": (*_INPUT_NORMS, *_BIASES),
     "qwen2vl": (*_INPUT_NORMS, *_BIASES),
