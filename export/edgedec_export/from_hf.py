@@ -130,4 +130,6 @@ def _entries(config: Config) -> list[Entry]:
         entries.append((f"{prefix}.expert_count", whole_number(c.n_expert)))
         entries.append((f"{prefix}.expert_used_count", whole_number(c.n_expert_used)))
         entries.append((f"{prefix}.expert_feed_forward_length", whole_number(c.n_ff_expert)))
+    if c.denoising is not None:
+        entries += c.denoising.entries(prefix)
     return entries + [(f"{prefix}.{key}", real_number(value)) for key, value in c.scales.items()]

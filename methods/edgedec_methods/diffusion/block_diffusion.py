@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, counted
+from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, argument, counted
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.pictures import Block
 from edgedec.progress import OnProgress, report_progress
@@ -41,7 +41,7 @@ class Diffusion:
     """Implements edgedec.companion.Companion: how a diffusion language model writes.
 
     Attributes:
-        rule: Which positions a pass commits: the name of a plug-in of `edgedec.denoising_rules`, perhaps with :NUMBER.
+        denoise: Which positions a pass commits: the name of a plug-in of `edgedec.denoising_rules`, perhaps with :NUMBER.
         length: Positions that are denoised together in a model whose rows see the whole text.
         mask, block, shift, most_rows: What the model's file says: the mask token; the positions of a block, None where
             rows see the whole text; whether a row is of the position behind it; most rows of a forward.
@@ -51,7 +51,7 @@ class Diffusion:
         RequestError: `length` is below 1.
     """
 
-    rule: str = "threshold"
+    denoise: str = "threshold"
     length: int = 32
     mask: int = -1
     block: int | None = None
@@ -63,7 +63,7 @@ class Diffusion:
     model: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        rule_named(self.rule)
+        rule_named(self.denoise)
         if self.length < 1:
             raise RequestError(f"a diffusion model's length is {self.length} positions; it must be at least 1")
 
@@ -71,7 +71,7 @@ class Diffusion:
         """Return a session that denoises (RequestError where the model is no diffusion language model)."""
         if self.mask < 0:
             raise RequestError(
-                f"{target.model.card.name or 'the model'} is no diffusion language model; leave the denoising rule out"
+                f"{target.model.card.name or 'the model'} is no diffusion language model; leave {argument('denoise')} out"
             )
         return DiffusionSession(target, self)
 
@@ -139,7 +139,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
             raise CapabilityError("a diffusion language model can't write in a context that slides; leave that out")
         super().__init__(inner, DiffusionModel(inner.model, facts))
         self._facts = facts
-        self._make_rule = rule_named(facts.rule)
+        self._make_rule = rule_named(facts.denoise)
         self._grid = Block(facts.block or facts.most_rows, 1, 1, mutual=True)
         self._ids: list[int] = []  # the text
         self._open: Opened | None = None
@@ -306,7 +306,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
             size = self._facts.block or self._facts.length
             stats.explanation.append(
                 f"diffusion: {counted(n_generated, 'token')} in {self._n_passes} forwards over blocks of {size} "
-                f"positions, {n_generated / self._n_passes:.2f} tokens a forward; the rule is {self._facts.rule}; "
+                f"positions, {n_generated / self._n_passes:.2f} tokens a forward; the rule is {self._facts.denoise}; "
                 f"{self._n_rows} rows were evaluated"
             )
 

@@ -69,12 +69,12 @@ def rule_named(text: str) -> Callable[[], Rule]:
     name, colon, number = text.partition(":")
     names = plugins.plugins(plugins.DENOISING_RULES)
     if name not in names:
-        raise OptionError("rule", text, f"it must be one of {', '.join(names)}, perhaps with :NUMBER")
+        raise OptionError("denoise", text, f"it must be one of {', '.join(names)}, perhaps with :NUMBER")
     kind: RuleKind = plugins.load_plugin(plugins.DENOISING_RULES, name)
     try:
         value = float(number) if colon else kind.default
     except ValueError:
         value = np.nan
     if not kind.least <= value <= kind.most:
-        raise OptionError("rule", text, f"the number of {name} must be from {kind.least:g} to {kind.most:g}")
+        raise OptionError("denoise", text, f"the number of {name} must be from {kind.least:g} to {kind.most:g}")
     return lambda: kind.make(value)

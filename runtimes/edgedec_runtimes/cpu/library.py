@@ -14,7 +14,7 @@ from edgedec.errors import CancelledError, MemoryCapError, RuntimeUnavailableErr
 from edgedec.plugins import DISTRIBUTION
 from edgedec_runtimes.shared.native import library_name
 
-ABI_VERSION = 30
+ABI_VERSION = 29
 ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
@@ -70,7 +70,6 @@ class Item(ctypes.Structure):
         ("tapped", c_void_p),
         ("n_taps", c_int32),
         ("block", c_int32),
-        ("block_rows", c_int32),
         ("n_added", c_int32),
         ("places", c_void_p),
         ("mass_layers", c_void_p),

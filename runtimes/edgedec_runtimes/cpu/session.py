@@ -87,7 +87,6 @@ class NativeRows:
         self.item.first_layer, self.item.n_taps = c.first_layer, len(taps)
         self.item.n_added = 0 if hidden is None else hidden.shape[1] // self._n_embd - 1
         self.item.block = MUTUAL_BLOCK if c.block is not None and c.block.mutual else 0
-        self.item.block_rows = c.block.n_rows if c.block is not None and c.tokens is not None else 0
         layers, weights, self.item.n_mass = None, None, 0
         if c.mass is not None and mass is not None and c.mass[1][begin:end].any():
             layers, weights = np.array(c.mass[0], np.int32), c.mass[1][begin:end]

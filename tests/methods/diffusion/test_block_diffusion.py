@@ -50,7 +50,7 @@ def engine(path: Path) -> Iterator[Engine]:
 
 def opened(path: Path, rule: str, n_parallel: int = 1, n_ctx: int = N_CTX) -> Engine:
     """Load a model with a rule."""
-    lossy = Lossy(methods={"diffusion": {"rule": rule}})
+    lossy = Lossy(methods={"diffusion": {"denoise": rule}})
     return edgedec.load(path, runtime="cpu", n_ctx=n_ctx, lossy=lossy, n_parallel=n_parallel, n_threads=1)
 
 
@@ -185,7 +185,7 @@ def test_other_runtimes_and_rules_are_refused(path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="diffusion language model"):
         edgedec.load(path, runtime="llamacpp")
     for rule in ("none", "threshold:2", "schedule:x", "threshold:"):
-        with pytest.raises(OptionError, match="rule"):
+        with pytest.raises(OptionError, match="denoise"):
             opened(path, rule)
     with pytest.raises(CapabilityError, match="slides"):
         edgedec.load(path, runtime="cpu", n_ctx=N_CTX, lossy=Lossy(slide=True))

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 30
+#define EC_ABI_VERSION 29
 
 enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
 
@@ -224,8 +224,6 @@ typedef struct ec_item {
   float *tapped;          /* [n_taps][n_rows][n_embd] */
   int32_t n_taps;
   int32_t block;          /* EC_BLOCK_... */
-  int32_t block_rows;     /* of EC_BLOCK_MUTUAL: the positions 0 to block_rows - 1, and each further such run, are a
-                             block; 0: all rows of the item are one */
   int32_t n_added;        /* behind each of the layers from 0 on, of so many, the next n_embd numbers of `hidden` are
                              added to the state; first_layer is 0 then */
   const int32_t *places;  /* [n_past + n_rows][3], of each slot: the places that its pairs turn to, where

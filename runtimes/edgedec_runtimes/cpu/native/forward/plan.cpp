@@ -51,7 +51,6 @@ void check_item(const ec_model &model, const ec_item &item) {
   }
   require(item.block >= EC_BLOCK_NONE && item.block <= EC_BLOCK_MUTUAL, "no such block");
   require(item.block != EC_BLOCK_MUTUAL || !model.remembers(), "rows with states can't see rows behind them");
-  require(item.block_rows >= 0 && (item.block_rows == 0 || item.block == EC_BLOCK_MUTUAL), "only mutual rows have blocks");
   require(item.n_added >= 0 && item.n_added <= c.n_layer, "more is added than there are layers");
   require(item.n_added == 0 || (item.hidden != nullptr && item.first_layer == 0), "only vectors bring what is added");
   require(item.places == nullptr || !model.rope[0].axes.empty(), "this model's rows have one place each");
@@ -130,9 +129,7 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     const bool of_row = item.block == EC_BLOCK_NONE || item.block == EC_BLOCK_MUTUAL;
     for (int32_t r = 0; r < item.n_rows; ++r) {
       const int32_t position = item.n_past + r,
-                    end = item.n_past + item.n_rows,
-                    of_block = item.block_rows > 0 ? item.block_rows - position % item.block_rows : end - position,
-                    visible = item.block >= EC_BLOCK_WHOLE ? position + std::min(of_block, end - position) : position + 1,
+                    visible = item.block >= EC_BLOCK_WHOLE ? item.n_past + item.n_rows : position + 1,
                     window_end = of_row ? position + 1 : item.n_past;
       plan.rows.push_back({i, r, position, position, visible, window_end, 0, 0});
       plan.all_rows.push_back(plan.n_rows + r);
