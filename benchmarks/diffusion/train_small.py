@@ -16,13 +16,11 @@ from time import monotonic, process_time
 
 import numpy as np
 import torch
+from small_tasks import TASKS
 from torch import Tensor, nn
 from torch.nn import functional
 
-from small_tasks import TASKS
-
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.gguf.values import ValueType
 from edgedec_export import gguf_writer as out
 
 BLOCK, LENGTH = 8, 40
@@ -81,7 +79,9 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, sees: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         """Return what leaves the layer."""
         y = self.attn_norm(x)
-        q, k, v = (m(y).unflatten(-1, (N_HEAD, HEAD_DIM)).transpose(1, 2) for m in (self.attn_q, self.attn_k, self.attn_v))
+        q, k, v = (
+            m(y).unflatten(-1, (N_HEAD, HEAD_DIM)).transpose(1, 2) for m in (self.attn_q, self.attn_k, self.attn_v)
+        )
         q, k = rotated(self.attn_q_norm(q), turns), rotated(self.attn_k_norm(k), turns)
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)
         x = x + self.attn_output(y.transpose(1, 2).flatten(2))
@@ -129,11 +129,19 @@ def write(network: Network, path: Path) -> None:
         ("diffusion.block_size", out.whole_number(BLOCK)),
         ("diffusion.shift_logits", out.boolean(False)),
         ("tokenizer.ggml.mask_token_id", out.whole_number(MASK)),
-        *((f"qwen3.{key}", out.whole_number(value)) for key, value in {
-            "context_length": 1024, "embedding_length": WIDTH, "block_count": N_LAYER, "feed_forward_length": N_FF,
-            "attention.head_count": N_HEAD, "attention.head_count_kv": N_HEAD, "attention.key_length": HEAD_DIM,
-            "attention.value_length": HEAD_DIM,
-        }.items()),
+        *(
+            (f"qwen3.{key}", out.whole_number(value))
+            for key, value in {
+                "context_length": 1024,
+                "embedding_length": WIDTH,
+                "block_count": N_LAYER,
+                "feed_forward_length": N_FF,
+                "attention.head_count": N_HEAD,
+                "attention.head_count_kv": N_HEAD,
+                "attention.key_length": HEAD_DIM,
+                "attention.value_length": HEAD_DIM,
+            }.items()
+        ),
         ("qwen3.attention.layer_norm_rms_epsilon", out.real_number(EPSILON)),
         ("qwen3.rope.freq_base", out.real_number(ROPE_BASE)),
         ("tokenizer.ggml.model", out.text("llama")),
@@ -190,7 +198,9 @@ def main() -> None:
             print(f"{spent / 60:5.1f} minutes, step {n}, loss {mean:.3f}", flush=True)
         if monotonic() - written > 60:
             written = monotonic()
-            torch.save({"network": network.state_dict(), "optimizer": optimizer.state_dict(), "n": n, "spent": spent}, state)
+            torch.save(
+                {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "n": n, "spent": spent}, state
+            )
             write(network, options.gguf)
     write(network, options.gguf)
     state.unlink(missing_ok=True)

@@ -80,7 +80,7 @@ def open_drafters(
     max_rows = setting.options.max_rows if planned.plan.terms else None
     n_most = options.n_draft_max if max_rows is None else min(options.n_draft_max, max_rows - 1)
     with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
-        n_max = _draft_limit(first.model, n_most, options.drafting.numerics)
+        n_max = _draft_limit(model, n_most, options.drafting.numerics)
     curves: tuple[CostCurve, ...] = ()
     if n_max >= 1 and (not setting.pinned or any(demands_of(factory).costs for factory in factories.values())):
         curves = _curves(sessions, cost_curve(first, setting.options, most_rows=max_rows or MOST_ROWS))

@@ -1,1 +1,1 @@
-"""Diffusion language models: one denoising loop (block_diffusion.py), and the rules by which it commits tokens, a file each."""
+"""Diffusion language models: one denoising loop (block_diffusion.py), and its rules, a file each."""

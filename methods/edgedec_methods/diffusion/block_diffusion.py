@@ -41,7 +41,7 @@ class Diffusion:
     """Implements edgedec.companion.Companion: how a diffusion language model writes.
 
     Attributes:
-        denoise: Which positions a pass commits: the name of a plug-in of `edgedec.denoising_rules`, perhaps with :NUMBER.
+        denoise: Which positions a pass commits: a plug-in of `edgedec.denoising_rules`, perhaps with :NUMBER.
         length: Positions that are denoised together in a model whose rows see the whole text.
         mask, block, shift, most_rows: What the model's file says: the mask token; the positions of a block, None where
             rows see the whole text; whether a row is of the position behind it; most rows of a forward.
@@ -70,9 +70,8 @@ class Diffusion:
     def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session that denoises (RequestError where the model is no diffusion language model)."""
         if self.mask < 0:
-            raise RequestError(
-                f"{target.model.card.name or 'the model'} is no diffusion language model; leave {argument('denoise')} out"
-            )
+            name = target.model.card.name or "the model"
+            raise RequestError(f"{name} is no diffusion language model; leave {argument('denoise')} out")
         return DiffusionSession(target, self)
 
 
@@ -80,7 +79,7 @@ class DiffusionModel(OuterModel):
     """Implements edgedec.model.Model: a model whose sessions return one row for the next token, and draft nothing."""
 
     def __init__(self, inner: Model, facts: Diffusion) -> None:
-        off = {name: False for name in ("trees", "fork", "layers", "taps", "hidden_input", "vector_rows")}
+        off = dict.fromkeys(("trees", "fork", "layers", "taps", "hidden_input", "vector_rows"), False)
         super().__init__(inner, inner.card, replace(inner.capabilities, **off, attention_mass=0, max_rows=1))
         self._facts = facts
 
@@ -272,7 +271,9 @@ class DiffusionSession(UnsavedSession, OuterSession):
     def _is_open(self, opened: Opened, i: int, token: int) -> bool:
         return token == self._facts.mask and opened.start + i >= len(self._ids)
 
-    def _forward(self, opened: Opened, places: NDArray[np.int64], on_progress: OnProgress | None) -> tuple[Forward, int]:
+    def _forward(
+        self, opened: Opened, places: NDArray[np.int64], on_progress: OnProgress | None
+    ) -> tuple[Forward, int]:
         """Evaluate what lacks keys and values, and the open block; return it with the position of its first row."""
         facts, start, size = self._facts, opened.start, self._grid.n_rows
         behind: list[int] = []

@@ -124,7 +124,9 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
         """Raise an error for vectors that are too short for llama.cpp, or over which it would end the process."""
         if item.hidden is None:
             if item.block is not None:
-                raise CapabilityError("tokens that see each other are not for the llamacpp runtime; use the cpu runtime")
+                raise CapabilityError(
+                    "tokens that see each other are not for the llamacpp runtime; use the cpu runtime"
+                )
             return
         if item.hidden.shape[1] != self._n_input:
             raise RequestError(

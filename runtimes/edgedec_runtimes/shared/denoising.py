@@ -10,6 +10,8 @@ from edgedec.gguf.values import ValueType
 
 MOST_ROWS = 256
 """Most rows of a block, and most tokens of a text whose rows all see each other: those of one forward."""
+USUAL_ROWS = 32
+"""Positions that are denoised together where rows see the whole text."""
 _ARCHITECTURES = ("dream", "llada", "qwen2", "qwen3")
 
 
@@ -40,9 +42,20 @@ def denoising(gguf: GGUF) -> Mapping[str, Mapping[str, object]]:
     is_whole = architecture in ("dream", "llada") or get_bool(gguf, f"{architecture}.attention.causal") is False
     if block is None and not is_whole:
         raise ModelFormatError(
-            f"{path}: a diffusion language model says its block by diffusion.block_size, or that its rows see the whole "
+            f"{path}: a diffusion language model says its block by diffusion.block_size, or that its rows see all of a "
             f"text by a false {architecture}.attention.causal, and this file says neither; convert the checkpoint again"
         )
     shift = get_bool(gguf, "diffusion.shift_logits")
     facts = {"mask": mask, "block": block, "shift": shift is not False, "most_rows": MOST_ROWS}
     return {"diffusion": {name: value for name, value in facts.items() if value is not None}}
+
+
+def row_count(gguf: GGUF, n: int) -> int:
+    """Return how many rows of logits are held at a time, where other models hold `n`.
+
+    Of a diffusion language model these are a pass's rows of a block, those by which its positions were committed, and a
+    copy of the first, while one is put in front of them.
+    """
+    facts = denoising(gguf).get("diffusion")
+    block = facts and facts.get("block", USUAL_ROWS)
+    return max(n, 3 * block) if isinstance(block, int) else n

@@ -173,7 +173,9 @@ def _check_block(item: ForwardItem, n: int, limits: Limits) -> None:
     block, first = item.block, item.first
     if block is not None and item.tokens is not None:
         if not block.mutual or block.n_rows < 1 or first or item.parents is not None:
-            raise RequestError("tokens that see each other have a mutual block of at least 1 row, no `first`, no parents")
+            raise RequestError(
+                "tokens that see each other have a mutual block of at least 1 row, no `first`, no parents"
+            )
         if n > limits.tree_rows:
             raise CapabilityError(f"{n} rows see each other; a forward of this model takes {limits.tree_rows} at most")
         return

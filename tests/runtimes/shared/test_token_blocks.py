@@ -83,7 +83,9 @@ def test_the_runtimes_agree(tmp_path: Path, name: str) -> None:
 
 def test_bits_are_those_of_any_forward(tmp_path: Path) -> None:
     """On any number of threads, block by block, with some rows wanted, and beside another session's rows."""
-    path = write_tiny(tmp_path / "m.gguf", Tiny("qwen3", types=("Q4_K", "Q6_K"), n_head=8, head_dim=32), metadata=BLOCKS)
+    path = write_tiny(
+        tmp_path / "m.gguf", Tiny("qwen3", types=("Q4_K", "Q6_K"), n_head=8, head_dim=32), metadata=BLOCKS
+    )
     expected = bits(rows(Cpu(), path, 8))
     assert (bits(rows(Cpu(), path, 8, n_threads=3)) == expected).all()
     with Cpu().load(path, LoadOptions(n_ctx=64, n_threads=2)) as model:
@@ -92,7 +94,9 @@ def test_bits_are_those_of_any_forward(tmp_path: Path) -> None:
             found = session.forward(TOKENS[begin:end], n_past=begin, rows="all", block=grid(8)).logits
             assert (bits(found) == expected[begin:end]).all()
         wanted = np.array([1, 6], np.int32)
-        assert (bits(session.forward(TOKENS[16:24], n_past=16, rows=wanted, block=grid(8)).logits) == expected[[17, 22]]).all()
+        assert (
+            bits(session.forward(TOKENS[16:24], n_past=16, rows=wanted, block=grid(8)).logits) == expected[[17, 22]]
+        ).all()
         other.forward(TOKENS[:5], n_past=0)
         items = [
             ForwardItem(other, 5, TOKENS[5:9], rows="all"),
@@ -100,7 +104,9 @@ def test_bits_are_those_of_any_forward(tmp_path: Path) -> None:
         ]
         causal, found = model.forward(items)
         assert (bits(found.logits) == expected[8:16]).all()
-        assert (bits(causal.logits) == bits(model.session(64).forward(TOKENS[:9], n_past=0, rows="all").logits[5:])).all()
+        assert (
+            bits(causal.logits) == bits(model.session(64).forward(TOKENS[:9], n_past=0, rows="all").logits[5:])
+        ).all()
 
 
 def test_what_is_no_block_is_refused(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.models.tiny_quantized import Tiny, write_tiny
 
 from edgedec.model import Model
 from edgedec.pictures import Block
 from edgedec.sampling import Noise, SamplingParams, draw
+from support.models.tiny_quantized import Tiny, write_tiny
 
 MASK = 260
 TINY = Tiny("qwen3", n_embd=64, n_head=2, n_head_kv=1, head_dim=32, n_ff=64, n_vocab=272)
@@ -64,7 +64,9 @@ class Plain:
                 places = [i for i in range(start, end) if ids[i] == MASK]
                 rows = self._rows(ids, block or seen)[[place - shift for place in places]]
                 rows[:, MASK] = -1e30
-                tokens = [draw(row, self.params, (), Noise(self.seed), place) for place, row in zip(places, rows, strict=True)]
+                tokens = [
+                    draw(row, self.params, (), Noise(self.seed), place) for place, row in zip(places, rows, strict=True)
+                ]
                 laws = np.exp(rows.astype(np.float64) - rows.max(1, keepdims=True))
                 confidences = laws[range(len(places)), tokens] / laws.sum(1)
                 chosen = self.choose(confidences)
