@@ -9,7 +9,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.models.tiny_quantized import Tiny, write_tiny
+from support.models.tiny_quantized import DIFFUSION, Tiny, write_tiny
 from support.models.tiny_runs import bits
 
 from edgedec.errors import CapabilityError, RequestError
@@ -25,8 +25,7 @@ pytestmark = pytest.mark.slow
 N = 40
 TOKENS = np.random.default_rng(1).integers(4, 260, N).astype(np.int32)
 REFERENCE_BOUND, LLAMACPP_BOUND = 2.5e-4, 2.5e-3
-MASK = {"tokenizer.ggml.mask_token_id": 3}
-BLOCKS = MASK | {"diffusion.block_size": 8, "diffusion.shift_logits": False}
+BLOCKS = {"tokenizer.ggml.mask_token_id": 3, "diffusion.block_size": 8, "diffusion.shift_logits": False}
 
 
 def grid(n: int) -> Block:
@@ -70,9 +69,7 @@ def of_llama_cpp(path: Path) -> NDArray[np.float32]:
 @pytest.mark.parametrize("name", ["dream", "llada", "qwen3"])
 def test_the_runtimes_agree(tmp_path: Path, name: str) -> None:
     """On rows that see their blocks, and on those that see the whole text, where llama.cpp is asked as well."""
-    heads = {"n_head": 4, "n_head_kv": 4 if name == "llada" else 2}
-    whole = {f"{name}.attention.causal": False, "diffusion.shift_logits": name == "dream"}
-    path = write_tiny(tmp_path / "m.gguf", Tiny(name, **heads), metadata=BLOCKS if name == "qwen3" else MASK | whole)
+    path = write_tiny(tmp_path / "m.gguf", DIFFUSION.get(name, Tiny(name)), metadata=BLOCKS if name == "qwen3" else {})
     for size in (8, 64):
         found, exact = rows(Cpu(), path, size), rows(Reference(), path, size)
         assert distance(found, exact) < REFERENCE_BOUND
