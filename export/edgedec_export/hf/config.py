@@ -82,6 +82,7 @@ _REMEDY = (
     "GGUF cannot express this, so the model would write another text; use llama.cpp's convert_hf_to_gguf.py where it "
     "supports this"
 )
+_ROLES = ("bos", "eos", "mask")
 GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
 GEMMA_27B_LAYERS = 62  # by which llama.cpp recognizes the 27B; it scales that model's attention in another way
 # Settings that must have this value, or be absent.
@@ -109,7 +110,7 @@ class Config:
         n_expert, n_expert_used, n_ff_expert: Experts of a layer and of a token, and their width; 0 in dense models.
         scales: Factors of a granite, by metadata key below the architecture's name.
         tied: The head is the embedding matrix.
-        token_ids: For "bos" and "eos", the first token id that the configuration names.
+        token_ids: For "bos", "eos" and "mask", the first token id that the configuration names.
         denoising: What makes it a diffusion language model; None for another one.
     """
 
@@ -197,7 +198,7 @@ def _config(values: ConfigValues, raw: dict[str, Any]) -> Config:
         **_experts(values),
         scales={key: values.number(name) for key, name in _SCALES.items() if architecture == "granite"},
         tied=values.flag("tie_word_embeddings", False),
-        token_ids={role: i for role in ("bos", "eos") if (i := _first_id(raw, values, f"{role}_token_id")) is not None},
+        token_ids={role: i for role in _ROLES if (i := _first_id(raw, values, f"{role}_token_id")) is not None},
         denoising=read_denoising(values),
     )
     if config.n_head % config.n_head_kv or config.head_dim % 2:
