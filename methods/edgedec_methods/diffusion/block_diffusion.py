@@ -133,7 +133,10 @@ class DiffusionSession(UnsavedSession, OuterSession):
     what = "a text that is being denoised"
 
     def __init__(self, inner: Session, facts: Diffusion) -> None:
-        inner.model.capabilities.require("vector_rows", inner.model.card.runtime)
+        if not inner.model.capabilities.vector_rows:
+            raise CapabilityError(
+                f"rows of this model can't see each other here; leave {argument('layer_skip')} out, or use the cpu runtime"
+            )
         if inner.n_text_max != inner.n_ctx:
             raise CapabilityError("a diffusion language model can't write in a context that slides; leave that out")
         super().__init__(inner, DiffusionModel(inner.model, facts))
