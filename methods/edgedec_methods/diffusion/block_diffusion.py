@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, argument, counted
+from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.pictures import Block
 from edgedec.progress import OnProgress, report_progress
@@ -33,6 +34,8 @@ from edgedec.stats import DecodeStats
 from edgedec_methods.diffusion.rules import Pass, Rule, rule_named
 
 F32 = NDArray[np.float32]
+Looked = tuple[F32, LogitOps]
+"""The rows of masked positions, and the operations on them."""
 _NEVER = np.float32(-1e30)  # a logit of what is never drawn
 
 
@@ -108,6 +111,8 @@ class Opened:
         rows: By committed position, the row that its token is drawn from.
         passes: The passes so far.
         before: The row in front of the block, where that says what stands at its first position.
+        ahead: By their tokens, the rows of states of the block that were evaluated beside an earlier one.
+        forks: The sessions that such states are evaluated on.
     """
 
     start: int
@@ -117,6 +122,13 @@ class Opened:
     rows: dict[int, F32] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
     before: F32 | None = None
+    ahead: dict[tuple[int, ...], Looked] = field(default_factory=dict)
+    forks: list[Session] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Close the forks."""
+        for fork in self.forks:
+            fork.close()
 
 
 class DiffusionSession(UnsavedSession, OuterSession):
@@ -135,13 +147,13 @@ class DiffusionSession(UnsavedSession, OuterSession):
     def __init__(self, inner: Session, facts: Diffusion) -> None:
         if not inner.model.capabilities.vector_rows:
             raise CapabilityError(
-                f"rows of this model can't see each other here; leave {argument('layer_skip')} out, or use the cpu runtime"
+                f"rows can't see each other here; leave {argument('layer_skip')} out, or use the cpu runtime"
             )
         if inner.n_text_max != inner.n_ctx:
             raise CapabilityError("a diffusion language model can't write in a context that slides; leave that out")
         super().__init__(inner, DiffusionModel(inner.model, facts))
         self._facts = facts
-        self._make_rule = rule_named(facts.denoise)
+        self._make_rule, self._n_ahead = rule_named(facts.denoise)
         self._grid = Block(facts.block or facts.most_rows, 1, 1, mutual=True)
         self._ids: list[int] = []  # the text
         self._open: Opened | None = None
@@ -166,12 +178,16 @@ class DiffusionSession(UnsavedSession, OuterSession):
     def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
         """Begin a text that ends with the block; `sampling` and `seed` draw the tokens that passes look at."""
         with self.inner.generating(n_prompt):
-            self._n_prompt, self._open, self._n_passes, self._n_rows = n_prompt, None, 0, 0
+            self._leave()
+            self._n_prompt, self._n_passes, self._n_rows = n_prompt, 0, 0
             self._draws, self._noise = sampling or SamplingParams(temperature=0.0), Noise(seed)
             most = self._draws.max_tokens
             self._end = self.n_ctx if most is None else min(self.n_ctx, n_prompt + most)
-            yield
-        self._n_prompt, self._open = None, None
+            try:
+                yield
+            finally:
+                self._leave()
+                self._n_prompt = None
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Take tokens of the text, and return the row that the next one is drawn from; see Session.forward.
@@ -208,10 +224,16 @@ class DiffusionSession(UnsavedSession, OuterSession):
         kept = n_past if n_past <= n_prompt else max(n_prompt, self._start(n_past, n_prompt))
         again = self._ids[kept:n_past]
         del self._ids[kept:]
-        self._open = None
+        self._leave()
         if self._facts.block:
             self._n_clean = min(self._n_clean, kept // self._facts.block * self._facts.block)
         return again
+
+    def _leave(self) -> None:
+        """Forget the open block."""
+        if self._open is not None:
+            self._open.close()
+        self._open = None
 
     def _start(self, place: int, n_prompt: int) -> int:
         """Return where the block of a position begins."""
@@ -225,13 +247,14 @@ class DiffusionSession(UnsavedSession, OuterSession):
         if opened is not None and place < opened.end and opened.ids[place - opened.start] != token:
             n_masked = opened.end - place - 1
             opened.ids[place - opened.start :] = [token, *[self._facts.mask] * n_masked]
-            opened.rows, opened.passes, opened.rule = {}, [], self._make_rule()
+            opened.rows, opened.passes, opened.ahead, opened.rule = {}, [], {}, self._make_rule()
         self._ids.append(token)
 
     def _row(self, n_prompt: int, on_progress: OnProgress | None) -> F32:
         """Return the row that the token behind the text is drawn from, after the passes that commit it."""
         place, size = len(self._ids), self._facts.block or self._facts.length
         if self._open is None or place >= self._open.end:
+            self._leave()
             start = self._start(place, n_prompt)
             end = min(start + size, self.n_ctx if self._facts.block else self._end)
             ids = [*self._ids[start:], *[self._facts.mask] * (end - place)]
@@ -241,25 +264,18 @@ class DiffusionSession(UnsavedSession, OuterSession):
         return self._open.rows[place]
 
     def _pass(self, opened: Opened, on_progress: OnProgress | None) -> None:
-        """Evaluate the open block once, and commit what the rule chooses."""
+        """Look at the open block once, and commit what the rule chooses."""
         facts, start = self._facts, opened.start
-        places = np.array([start + i for i, token in enumerate(opened.ids) if self._is_open(opened, i, token)])
-        forward, first = self._forward(opened, places, on_progress)
-        logits = forward.logits
-        if facts.shift and places[0] == start:
-            if first < start:
-                opened.before = logits[0].copy()
-            else:
-                assert opened.before is not None, "the first pass of a block evaluates the row before it"
-                logits = np.concatenate([opened.before[None], logits])
+        places = self._masked(opened, opened.ids)
+        found = opened.ahead.get(tuple(opened.ids))
+        logits, ops = self._forward(opened, places, on_progress) if found is None else found
         logits[:, facts.mask] = _NEVER
         tokens, confidences = np.empty(len(places), np.int64), np.empty(len(places))
         for i, (place, row) in enumerate(zip(places.tolist(), logits, strict=True)):
-            tokens[i] = draw(row, self._draws, self._ids, self._noise, place, forward.ops)
-            total = forward.ops.total(row)
+            tokens[i] = draw(row, self._draws, self._ids, self._noise, place, ops)
+            total = ops.total(row)
             confidences[i] = np.exp(float(row[tokens[i]]) - total.most) / total.weight
-        n_left = len(places) + (0 if facts.block else self._end - opened.end)
-        opened.passes.append(Pass(opened.end - start, places - start, tokens, confidences, logits, n_left))
+        opened.passes.append(Pass(opened.end - start, places - start, tokens, confidences, logits))
         chosen = opened.rule(opened.passes)
         opened.passes[-1] = replace(opened.passes[-1], logits=logits[:0])  # only those of the latest pass are kept
         for i, place in enumerate((places - start).tolist()):
@@ -269,39 +285,72 @@ class DiffusionSession(UnsavedSession, OuterSession):
             row = logits[i].copy() if token == tokens[i] else np.full_like(logits[i], _NEVER)
             row[token] = row[token] if token == tokens[i] else 0.0
             opened.rows[start + place] = row
-        self._n_passes += 1
 
-    def _is_open(self, opened: Opened, i: int, token: int) -> bool:
-        return token == self._facts.mask and opened.start + i >= len(self._ids)
+    def _masked(self, opened: Opened, ids: Sequence[int]) -> NDArray[np.int64]:
+        """Return the positions of the open block that are masked where its tokens are `ids`."""
+        begin = max(0, len(self._ids) - opened.start)  # a prompt may hold the mask token
+        return opened.start + begin + np.flatnonzero(np.array(ids[begin:]) == self._facts.mask)
 
-    def _forward(
-        self, opened: Opened, places: NDArray[np.int64], on_progress: OnProgress | None
-    ) -> tuple[Forward, int]:
-        """Evaluate what lacks keys and values, and the open block; return it with the position of its first row."""
+    def _forward(self, opened: Opened, places: NDArray[np.int64], on_progress: OnProgress | None) -> Looked:
+        """Evaluate what lacks keys and values, and the open block; return the rows of the masked positions."""
         facts, start, size = self._facts, opened.start, self._grid.n_rows
-        behind: list[int] = []
-        if facts.block is None:
-            first, behind = 0, [facts.mask] * (self._end - opened.end)
-        else:
-            first = self._n_clean
-            if facts.shift and places[0] == start and opened.before is None:
-                first = min(first, start - size)
-            while opened.end - first > facts.most_rows:
-                n = min(facts.most_rows // size * size, start - first)
-                self._evaluated(self._ids[first : first + n], first, np.empty(0, np.int32))
-                self._n_clean = first = first + n
-                report_progress(on_progress, "prefill", first, start, "tokens")
-        rows = places - facts.shift - first
-        ids = [*self._ids[first:start], *opened.ids, *behind]
-        forward = self._evaluated(ids, first, rows[rows >= 0].astype(np.int32))
-        if facts.block is not None:
-            self._n_clean = start
-        return forward, first
+        first = 0 if facts.block is None else self._n_clean
+        if facts.block is not None and facts.shift and places[0] == start and opened.before is None:
+            first = min(first, start - size)
+        while opened.end - first > facts.most_rows:
+            n = min(facts.most_rows // size * size, start - first)
+            self._evaluated([self._item(self.inner, self._ids[first : first + n], first, places[:0])])
+            self._n_clean = first = first + n
+            report_progress(on_progress, "prefill", first, start, "tokens")
+        behind = [facts.mask] * (0 if facts.block else self._end - opened.end)
+        states = [opened.ids, *(self._states_ahead(opened) if first in (0, start) else [])]
+        wanted = [self._masked(opened, ids) for ids in states]
+        items = [
+            self._item(session, [*self._ids[first:start], *ids, *behind], first, rows - facts.shift - first)
+            for session, ids, rows in zip(
+                [self.inner, *self._forks(opened, len(states) - 1)], states, wanted, strict=True
+            )
+        ]
+        forwards = self._evaluated(items)
+        self._n_clean = start if facts.block else 0
+        self._n_passes += 1
+        if facts.shift and places[0] == start and first < start:
+            opened.before = forwards[0].logits[0].copy()
+        looked = []
+        for forward, rows in zip(forwards, wanted, strict=True):
+            logits = forward.logits if forward.is_own or len(items) == 1 else forward.logits.copy()  # they are kept
+            if facts.shift and len(rows) > len(logits):
+                assert opened.before is not None, "the first pass of a block evaluates the row before it"
+                logits = np.concatenate([opened.before[None], logits])
+            looked.append((logits, forward.ops))
+        opened.ahead = dict(zip(map(tuple, states[1:]), looked[1:], strict=True))
+        return looked[0]
 
-    def _evaluated(self, ids: Sequence[int], n_past: int, rows: NDArray[np.int32]) -> Forward:
-        tokens = np.array(ids, np.int32)
-        self._n_rows += len(tokens)
-        return self.inner.evaluate(ForwardItem(self.inner, n_past, tokens, rows=rows, block=self._grid))
+    def _states_ahead(self, opened: Opened) -> list[list[int]]:
+        """Return what the block becomes in later passes, if each commits the most confident token of the latest one."""
+        if not self._n_ahead or not opened.passes:
+            return []
+        latest, ids = opened.passes[-1], list(opened.ids)
+        states = []
+        for i in np.argsort(-latest.confidences, kind="stable").tolist():
+            if ids[place := int(latest.places[i])] == self._facts.mask and len(states) < self._n_ahead:
+                ids[place] = int(latest.tokens[i])
+                states.append(list(ids))
+        return [state for state in states if self._facts.mask in state]
+
+    def _forks(self, opened: Opened, n: int) -> list[Session]:
+        """Return `n` sessions beside the inner one, for states ahead; they live as long as the block."""
+        while len(opened.forks) < n:
+            opened.forks.append(self.inner.fork())
+        return opened.forks[:n]
+
+    def _item(self, session: Session, ids: Sequence[int], n_past: int, rows: NDArray[np.int64]) -> ForwardItem:
+        wanted = rows[rows >= 0].astype(np.int32)
+        return ForwardItem(session, n_past, np.array(ids, np.int32), rows=wanted, block=self._grid)
+
+    def _evaluated(self, items: list[ForwardItem]) -> list[Forward]:
+        self._n_rows += sum(item.n_rows for item in items)
+        return [self.inner.evaluate(items[0])] if len(items) == 1 else self.inner.model.forward(items)
 
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
         """Say in the explanation how many passes the text took."""

@@ -23,7 +23,6 @@ class Pass:
         tokens: int64[n], the token that each of them would get.
         confidences: f64[n], the model's probabilities of these tokens.
         logits: f32[n, n_vocab], the rows that they were drawn from.
-        n_left: Masked positions of the whole text, those of later blocks included.
     """
 
     size: int
@@ -31,7 +30,6 @@ class Pass:
     tokens: NDArray[np.int64]
     confidences: NDArray[np.float64]
     logits: NDArray[np.float32]
-    n_left: int = 0
 
     def chosen(self, which: NDArray[np.bool_]) -> dict[int, int]:
         """Return the tokens of some of the positions by position; of none, that of the most confident one."""
@@ -52,16 +50,18 @@ class RuleKind:
         make: Returns the rule of a number; it is called for each text.
         default: The number where none is given.
         least, most: Between which it must be.
+        looks_ahead: The number says how many later states of a block are evaluated beside the current one.
     """
 
     make: Callable[[float], Rule]
     default: float
     least: float
     most: float
+    looks_ahead: bool = False
 
 
-def rule_named(text: str) -> Callable[[], Rule]:
-    """Return what makes the rule that a text such as "threshold" or "threshold:0.8" names.
+def rule_named(text: str) -> tuple[Callable[[], Rule], int]:
+    """Return what makes the rule that a text such as "threshold:0.8" names, and how many states ahead it looks.
 
     Raises:
         OptionError: No rule has that name, or the number is none or out of range.
@@ -77,4 +77,4 @@ def rule_named(text: str) -> Callable[[], Rule]:
         value = np.nan
     if not kind.least <= value <= kind.most:
         raise OptionError("denoise", text, f"the number of {name} must be from {kind.least:g} to {kind.most:g}")
-    return lambda: kind.make(value)
+    return lambda: kind.make(value), int(value) if kind.looks_ahead else 0
