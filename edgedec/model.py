@@ -20,6 +20,7 @@ from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.memory_plan import MemoryTerm
 from edgedec.pictures import Block
 from edgedec.progress import OnProgress
+from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 
@@ -123,6 +124,8 @@ class ModelCard:
         pooling: How the model was trained to make one vector of a text ("mean", "cls", "last"); None for a model that
             writes texts.
         adapters: The paths of the low-rank adapters that were loaded with the model.
+        methods: The method around sessions by which the model writes, with its facts as options (edgedec.companion);
+            empty for a model whose rows are the law of the next token.
     """
 
     name: str
@@ -141,6 +144,7 @@ class ModelCard:
     lossy: str = ""
     pooling: str | None = None
     adapters: tuple[str, ...] = ()
+    methods: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -181,7 +185,8 @@ class ForwardItem:
         layers: The layers to run; None for all.
         rows: The rows whose logits to return: "all", "last" or int32 row indices, ascending.
         taps: The layers whose output to return for every row.
-        block: The picture's block that the vectors belong to; None for vectors that stand as tokens do.
+        block: The picture's block that the vectors belong to; None for vectors that stand as tokens do. Of tokens: a
+            mutual block of n positions, counted from 0: a row also sees those rows behind it that are in its n.
         first: The number of the first row within the block, whose earlier rows are the last cached ones.
         mass: Layers, and f32[w]: the attention of each head of these layers in the item's last w rows is added up by
             the position that it goes to, each row's times its number. None for none.
@@ -256,8 +261,13 @@ class Session(Protocol):
         """Return how many rows one forward may add to a text of `n_tokens` tokens."""
         return self.n_ctx - n_tokens
 
-    def generating(self, n_prompt: int) -> AbstractContextManager[None]:
-        """Begin a text whose first `n_prompt` tokens are its prompt; the text ends with the block."""
+    def generating(
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0
+    ) -> AbstractContextManager[None]:
+        """Begin a text whose first `n_prompt` tokens are its prompt; the text ends with the block.
+
+        `sampling` and `seed` say how its tokens are drawn; None where none are.
+        """
         return nullcontext()
 
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:

@@ -26,7 +26,7 @@ from edgedec.memory.setting import HELD, Cap, Planned, planning_bytes
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import HasDevices, MemoryPlan
-from edgedec.model import Model, Session
+from edgedec.model import Model, ModelCard, Session
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.runtime import processes_of
 from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
@@ -110,7 +110,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         model, of_model = _load_model(planned, wishes, options, undo)
         if is_planned:
             return_free_memory()  # before what is allocated next is put among the freed pages
-        sessions, of_sessions = _sessions(model, planned.setting.options, _around(options.lossy))
+        sessions, of_sessions = _sessions(model, planned.setting.options, _around(options.lossy, model.card))
         sessions[0], companion = _with_companion(sessions[0], planned, wishes.companion, undo)
         of_models = _notes(planned, sessions[0].n_ctx, model, options)
         for note in (*of_sessions, *of_models):
@@ -166,7 +166,7 @@ def _slots(
     # A few rows of a small vocabulary are within the working memory that is planned.
     few_rows = _FEW_ROWS_BYTES // (4 * first.model.card.n_vocab)
     n_pages_each = n_pages(0, first.n_ctx)
-    shared = len(sessions) > 1 and not _around(options.lossy) and first.model.capabilities.fork
+    shared = len(sessions) > 1 and not _around(options.lossy, first.model.card) and first.model.capabilities.fork
     prefixes = None
     if shared and first.model.capabilities.prefill_chunk == 1:
         from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -235,9 +235,11 @@ def _load_model(
     return model, () if note is None else (note,)
 
 
-def _around(lossy: Lossy) -> list[Companion]:
+def _around(lossy: Lossy, card: ModelCard) -> list[Companion]:
     """Return the methods without a further model, which stand around the session of each parallel request."""
-    named = companion_of({"slide": {}} if lossy.slide else None), companion_of(lossy.methods)
+    given = dict(lossy.methods or {})
+    given |= {name: {**own, **given.get(name, {})} for name, own in card.methods.items()}
+    named = companion_of({"slide": {}} if lossy.slide else None), companion_of(given)
     return [method for method in named if method is not None and method.model is None]
 
 

@@ -9,7 +9,7 @@ from edgedec.api.options import Application, EngineOptions, Lossy, ModelName
 from edgedec.companion import Companion, companion_of
 from edgedec.drafter import DrafterFactory
 from edgedec.errors import RequestError, argument
-from edgedec.gguf.model_kinds import embeds_only
+from edgedec.gguf.model_kinds import denoises, embeds_only
 from edgedec.grammar import GRAMMAR_BYTES
 from edgedec.head_kinds import OFF, require_fit, usable_head
 from edgedec.load_options import LoadOptions
@@ -128,7 +128,8 @@ def engine_wishes(
     if (elsewhere := machines_of(choice.runtime, load_options.runtime_options)) is not None:
         load_options = replace(load_options, machines=elsewhere.machines)
     companion, companion_path = companion_of(options.lossy.methods), None
-    draft = None if embeds else options.draft
+    denoising = choice.header is not None and denoises(choice.header)  # its forwards give several tokens anyway
+    draft = None if embeds or denoising else options.draft
     if companion is not None and companion.model is not None:
         _require_alone(companion.what, options)
         from edgedec.loading.second_model import pair_options

@@ -143,7 +143,8 @@ def decoded(
     try:
         if slot.prefixes is not None and not text.request.begun_ids:  # those come before the prompt is read
             slot.prefixes.begin(slot, text.request.prompt_ids, cancel)
-        with slot.session.generating(len(text.request.prompt_ids)):
+        request = text.request
+        with slot.session.generating(len(request.prompt_ids), request.sampling, request.seed):
             reuse_prefix(slot, text)
             if slot.prefixes is not None:
                 on_progress = slot.prefixes.noting(slot, text.request.prompt_ids, on_progress)

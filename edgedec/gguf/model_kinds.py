@@ -27,6 +27,7 @@ _FILE_TYPES = {
 
 _ENCODER = "an embedding or reranker model (an encoder)"
 _DIFFUSION_TEXT = "a diffusion language model, which does not write left to right"
+_DENOISING = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _DRAFT_HEAD = "a draft head, which works only on top of its own target model"
 _IMAGE = "an image or video generation model"
 _SPEECH_ARCHITECTURES = ("whisper", "parler-tts", "kokoro", "dia", "snac", "qwen3tts", "pockettts")
@@ -42,10 +43,6 @@ _ARCHITECTURES = {
     "t5encoder": "a text encoder, as image generation models use",
     "gemma-embedding": _ENCODER,
     "llama-embed": _ENCODER,
-    "dream": _DIFFUSION_TEXT,
-    "llada": _DIFFUSION_TEXT,
-    "llada-moe": _DIFFUSION_TEXT,
-    "rnd1": _DIFFUSION_TEXT,
     **dict.fromkeys(("eagle3", "dflash", "dflash-draft", "gemma4-assistant"), _DRAFT_HEAD),
     "wavtokenizer-dec": "a vocoder, which turns audio codes into sound",
     **dict.fromkeys(_SPEECH_ARCHITECTURES, "a speech model"),
@@ -76,8 +73,14 @@ def is_embedder(gguf: GGUF) -> bool:
     architecture = get_text(gguf, "general.architecture")
     if architecture is None:
         return False
-    is_causal = get_bool(gguf, f"{architecture}.attention.causal")
+    is_causal = get_bool(gguf, f"{architecture}.attention.causal") or denoises(gguf)
     return _is_encoder(architecture) or is_causal is False or read_pooling(gguf, architecture) is not None
+
+
+def denoises(gguf: GGUF) -> bool:
+    """Return whether a file holds a diffusion language model: its rows say what stands at masked positions."""
+    keys = ("diffusion.shift_logits", "diffusion.block_size")  # the first one is llama.cpp's, the second one ours
+    return get_text(gguf, "general.architecture") in _DENOISING or any(key in gguf.metadata for key in keys)
 
 
 def is_ranker(gguf: GGUF) -> bool:
@@ -111,27 +114,32 @@ def _is_encoder(architecture: str) -> bool:
     return "bert" in architecture or _ARCHITECTURES.get(architecture) == _ENCODER
 
 
-def require_text_decoder(gguf: GGUF, *, may_embed: bool = False, may_encode: bool = False) -> None:
+def require_text_decoder(
+    gguf: GGUF, *, may_embed: bool = False, may_encode: bool = False, may_denoise: bool = False
+) -> None:
     """Raise an error unless the file holds a text decoder with its tokenizer.
 
     Args:
         gguf: The file.
         may_embed: Whether it may be one that was trained to embed texts, not to write them.
         may_encode: Whether it may also be an encoder, which sees each text at once and embeds it or ranks it.
+        may_denoise: Whether it may be a diffusion language model.
 
     Raises:
         UnsupportedModelError: The file holds something else, which the message names.
         ModelFormatError: A value that would say it has the wrong type, or nothing says what the file is.
     """
-    kind = _other_kind(gguf, may_embed=may_embed or may_encode, may_encode=may_encode)
+    kind = _other_kind(gguf, may_embed=may_embed or may_encode, may_encode=may_encode, may_denoise=may_denoise)
     if kind is not None:
         remedy = "edgedec runs text decoders: pass the GGUF of a language model"
         if kind.startswith(_ENCODER):
             remedy = "the llamacpp runtime embeds texts or ranks documents with it: use that"
+        if kind.startswith(_DIFFUSION_TEXT):
+            remedy = "the cpu runtime runs such models: use that, or the GGUF of another language model"
         raise UnsupportedModelError(f"{gguf.paths[0]}: this is {kind}; {remedy}")
 
 
-def _other_kind(gguf: GGUF, *, may_embed: bool, may_encode: bool) -> str | None:
+def _other_kind(gguf: GGUF, *, may_embed: bool, may_encode: bool, may_denoise: bool) -> str | None:
     """Return the name of what the file holds; None for a text decoder."""
     file_type = get_text(gguf, "general.type")
     if file_type in _FILE_TYPES:
@@ -144,6 +152,8 @@ def _other_kind(gguf: GGUF, *, may_embed: bool, may_encode: bool) -> str | None:
         return kind if kind is not None else refuse_missing(gguf, "general.architecture")
     if _is_encoder(architecture) and not may_encode:
         return f"{_ENCODER} (architecture {architecture[:60]!r})"
+    if denoises(gguf) and not may_denoise:
+        return f"{_DIFFUSION_TEXT} (architecture {architecture[:60]!r})"
     if architecture in _ARCHITECTURES and not _is_encoder(architecture):
         return f"{_ARCHITECTURES[architecture]} (architecture {architecture})"
     if not gguf.tensors:
@@ -159,7 +169,7 @@ def _encoder_by_metadata(gguf: GGUF, architecture: str, *, may_embed: bool, may_
     pooling = get_int(gguf, f"{architecture}.pooling_type", at_least=-1, at_most=2**31 - 1)
     if pooling is not None and pooling > 0 and not (may_embed and pooling < _POOLING_RANK) and pooling != _POOLING_RANK:
         return f"an embedding model (architecture {architecture[:60]!r} with pooling type {pooling})"
-    if get_bool(gguf, f"{architecture}.attention.causal") is False and not may_encode:
+    if get_bool(gguf, f"{architecture}.attention.causal") is False and not (may_encode or denoises(gguf)):
         return f"an encoder (architecture {architecture[:60]!r} without causal attention)"
     return None
 

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from edgedec import plugins
 from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import GGUF, is_onnx, read_gguf, read_header_of
-from edgedec.gguf.model_kinds import is_embedder
+from edgedec.gguf.model_kinds import denoises, is_embedder
 from edgedec.load_options import LoadOptions, OtherMachines, own_options, read_options
 from edgedec.progress import stage
 from edgedec.runtime import Runtime
@@ -79,7 +79,8 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
         order = [candidate for candidate in order if _may_have_gpu(devices[candidate])] or order
     choice = replace(_first_taking(path, found, order, options), header=header)
     may_differ = tuple(order[:2]) == _PREFERRED and choice.runtime.name == _PREFERRED[0]
-    if options is not None and may_differ and not (header is not None and is_embedder(header)):
+    is_other = header is not None and (is_embedder(header) or denoises(header))
+    if options is not None and may_differ and not is_other:
         for rival in order[1:] if options.device == "auto" else order[1:2]:
             choice = _compare(choice, found[rival], options, measure=measure)
     return replace(choice, reason="; ".join(filter(None, (choice.reason, note))))

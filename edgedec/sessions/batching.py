@@ -22,6 +22,7 @@ from edgedec.errors import CancelledError, SessionError
 from edgedec.head_state import DraftCall, HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
+from edgedec.sampling import SamplingParams
 from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups, kind_of, n_rows_of
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 
@@ -327,7 +328,7 @@ class BatchedSession(OuterSession):
         return self.model.answer([(session, call) for session, call in calls if isinstance(session, BatchedSession)])
 
     @contextmanager
-    def generating(self, n_prompt: int) -> Iterator[None]:
+    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
         """Let other sessions wait for this session's forwards inside the block."""
         self.taking_part = True
         try:

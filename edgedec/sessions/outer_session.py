@@ -16,6 +16,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Capabilities, Forward, ForwardItem, Model, ModelCard, Session
 from edgedec.progress import OnProgress
 from edgedec.runtime import processes_of
+from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
 
@@ -90,9 +91,11 @@ class OuterSession(Session):
         """Return what the session inside says."""
         return self.inner.measuring_s(n_rows, cost)
 
-    def generating(self, n_prompt: int) -> AbstractContextManager[None]:
+    def generating(
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0
+    ) -> AbstractContextManager[None]:
         """Begin a text that ends with the block; see edgedec.model.Session."""
-        return self.inner.generating(n_prompt)
+        return self.inner.generating(n_prompt, sampling, seed)
 
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
         """Let the session inside add what it knows of the text."""

@@ -83,6 +83,11 @@ def _parts(folder: Path, matrix_type: GGMLType | None) -> tuple[str, list[OutTen
     config = read_config(folder)
     tensors = gguf_tensors(open_checkpoint(folder), config, matrix_type, folder)
     entries = _entries(config) + tokenizer_entries(folder, config.n_vocab, config.token_ids) + sampling_entries(folder)
+    if config.denoising is not None and "tokenizer.ggml.mask_token_id" not in dict(entries):
+        raise ModelFormatError(
+            f"{folder}: no mask_token_id in config.json and no mask_token in tokenizer_config.json says which token "
+            "stands for a masked position; add it to one of them"
+        )
     if (pooling := pooling_of_modules(folder)) is not None:
         entries.append((f"{config.architecture}.pooling_type", whole_number(number_of(pooling))))
     return config.architecture, tensors, entries
@@ -130,4 +135,6 @@ def _entries(config: Config) -> list[Entry]:
         entries.append((f"{prefix}.expert_count", whole_number(c.n_expert)))
         entries.append((f"{prefix}.expert_used_count", whole_number(c.n_expert_used)))
         entries.append((f"{prefix}.expert_feed_forward_length", whole_number(c.n_ff_expert)))
+    if c.denoising is not None:
+        entries += c.denoising.entries(prefix)
     return entries + [(f"{prefix}.{key}", real_number(value)) for key, value in c.scales.items()]

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF
+from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec_runtimes.architectures.architecture import SINKS, Switches
 from edgedec_runtimes.architectures.rope import LONG_DIVISORS, SHORT_DIVISORS, Rope, turns
 from edgedec_runtimes.cpu.network import Network
@@ -67,6 +68,7 @@ def require_operations(gguf: GGUF, network: Network) -> None:
     Raises:
         UnsupportedModelError: It has divisors for short and for long contexts, a tensor or a switch that graphs lack.
     """
+    require_text_decoder(gguf, may_embed=True)  # a graph's rows see what is before them
     for name in (SHORT_DIVISORS, LONG_DIVISORS):
         if name in gguf.tensors:
             raise UnsupportedModelError(

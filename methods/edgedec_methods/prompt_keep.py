@@ -30,6 +30,7 @@ from edgedec.errors import CapabilityError, ContextFullError, OptionError, Sessi
 from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, LayerSet, Session
 from edgedec.progress import OnProgress
+from edgedec.sampling import SamplingParams
 from edgedec.sequence import n_common
 from edgedec.sessions.outer_session import OuterSession, UnsavedSession
 from edgedec.stats import DecodeStats
@@ -213,11 +214,11 @@ class KeptSession(UnsavedSession, OuterSession):
         self._forget()
 
     @contextmanager
-    def generating(self, n_prompt: int) -> Iterator[None]:
+    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
         """Begin a text, whose first `n_prompt` tokens may be read in part."""
         self._n_prompt = n_prompt
         try:
-            with self.inner.generating(n_prompt):
+            with self.inner.generating(n_prompt, sampling, seed):
                 yield
         finally:
             self._n_prompt = 0

@@ -31,6 +31,7 @@ from edgedec.errors import CapabilityError, RequestError, SessionError, argument
 from edgedec.logit_ops import entropy_of
 from edgedec.model import Forward, ForwardItem, Model, Rows, Session
 from edgedec.progress import OnProgress
+from edgedec.sampling import SamplingParams
 from edgedec.sessions.outer_session import UnsavedSession
 from edgedec.stats import DecodeStats
 
@@ -163,7 +164,7 @@ class SwitchingSession(UnsavedSession):
         self.written = []
 
     @contextmanager
-    def generating(self, n_prompt: int) -> Iterator[None]:
+    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
         """Begin a text that ends with the block; see begin()."""
         self.begin(n_prompt)
         yield

@@ -89,6 +89,6 @@ def test_what_is_found_by_entry_point_says_what_it_is() -> None:
         for name, plugin in plugins.plugins(group).items():
             package, _, module = plugin.target.partition(":")[0].partition(".")
             if package == "edgedec_methods":
-                assert module.split(".")[0] in named, f"{group} {name}: {module} has no fields in its docstring"
+                assert module.split(".")[-1] in named, f"{group} {name}: {module} has no fields in its docstring"
     tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.rglob("test_*.py")}
     assert named <= tests, f"no test of the same name: {', '.join(sorted(named - tests))}"

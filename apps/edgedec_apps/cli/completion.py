@@ -94,6 +94,11 @@ def rule(incomplete: str) -> list[str]:
     return _fitting(incomplete, lambda: ["coupled", *_plugins("edgedec.rules")])
 
 
+def denoising_rule(incomplete: str) -> list[str]:
+    """Return the names of the rules of denoising that begin so."""
+    return _fitting(incomplete, lambda: _plugins("edgedec.denoising_rules"))
+
+
 def tree_shape(incomplete: str) -> list[str]:
     """Return the names of the shapes of drafted trees that begin so."""
     return _fitting(incomplete, lambda: ["chain", *_plugins("edgedec.tree_shapes")])

@@ -34,6 +34,7 @@ _DRAFTING = {f"draft_{name}": name for name in ("overlap", "tree", "numerics", "
 _LOSSY = ("slide", "layer_skip", "layer_skip_force")
 _METHODS = {
     "switching": {name: name for name in ("small_model", "entropy", "entropy_force")},
+    "diffusion": {"denoise": "denoise"},
     "prompt_keep": {"prompt_keep": "keep", "prompt_keep_model": "model"},
 }  # by its name, a method's options by those of the command line
 ONE_REQUEST_BYTES = 4_000_000

@@ -271,6 +271,16 @@ class LoadFlags:
     entropy_force: Annotated[
         bool, model_option("--entropy-force", help="Allow an --entropy beyond what was measured.", further=True)
     ] = False
+    denoise: Annotated[
+        str | None,
+        model_option(
+            "--denoise",
+            help="Of a diffusion language model: the rule that commits tokens, perhaps with its number.",
+            metavar="RULE",
+            complete=completion.denoising_rule,
+            further=True,
+        ),
+    ] = None
     prompt_keep: Annotated[
         float | None,
         model_option(

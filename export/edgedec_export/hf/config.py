@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
+from edgedec_export.hf.denoising import Denoising, read_denoising
 from edgedec_runtimes.weights.config_values import ConfigValues, llama3_divisors
 from edgedec_runtimes.weights.safetensors import read_json
 
@@ -21,10 +22,16 @@ _MODEL_TYPES = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma3", "granite", "olmo2", "smollm3")},
     "gemma3_text": "gemma3",
     "qwen3_moe": "qwen3moe",
+    "Dream": "dream",
+    "Fast_dLLM_Qwen": "qwen2",
+    "sdar": "qwen3",
+    "a2d-qwen2": "qwen2",
+    "a2d-qwen3": "qwen3",
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
     "qwen2": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768},
+    "dream": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
     "qwen3": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "head_dim": 128},
     "gemma3": {
         "rms_norm_eps": 1e-6,
@@ -75,6 +82,7 @@ _REMEDY = (
     "GGUF cannot express this, so the model would write another text; use llama.cpp's convert_hf_to_gguf.py where it "
     "supports this"
 )
+_ROLES = ("bos", "eos", "mask")
 GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
 GEMMA_27B_LAYERS = 62  # by which llama.cpp recognizes the 27B; it scales that model's attention in another way
 # Settings that must have this value, or be absent.
@@ -102,7 +110,8 @@ class Config:
         n_expert, n_expert_used, n_ff_expert: Experts of a layer and of a token, and their width; 0 in dense models.
         scales: Factors of a granite, by metadata key below the architecture's name.
         tied: The head is the embedding matrix.
-        token_ids: For "bos" and "eos", the first token id that the configuration names.
+        token_ids: For "bos", "eos" and "mask", the first token id that the configuration names.
+        denoising: What makes it a diffusion language model; None for another one.
     """
 
     architecture: str
@@ -126,6 +135,7 @@ class Config:
     scales: Mapping[str, float]
     tied: bool
     token_ids: Mapping[str, int]
+    denoising: Denoising | None
 
 
 def read_config(folder: Path) -> Config:
@@ -188,7 +198,8 @@ def _config(values: ConfigValues, raw: dict[str, Any]) -> Config:
         **_experts(values),
         scales={key: values.number(name) for key, name in _SCALES.items() if architecture == "granite"},
         tied=values.flag("tie_word_embeddings", False),
-        token_ids={role: i for role in ("bos", "eos") if (i := _first_id(raw, values, f"{role}_token_id")) is not None},
+        token_ids={role: i for role in _ROLES if (i := _first_id(raw, values, f"{role}_token_id")) is not None},
+        denoising=read_denoising(values),
     )
     if config.n_head % config.n_head_kv or config.head_dim % 2:
         values.fail(f"{config.n_head} heads of size {config.head_dim} cannot share {config.n_head_kv} key-value heads")

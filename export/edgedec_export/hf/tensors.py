@@ -57,6 +57,7 @@ _EXPERTS = {
 LAYER_NAMES: Mapping[str, Mapping[str, str]] = {
     "llama": _LAYER | _BIASES,
     "qwen2": _LAYER | _BIASES,
+    "dream": _LAYER | _BIASES,
     "qwen3": _LAYER | _HEAD_NORMS,
     "gemma3": _LAYER | _HEAD_NORMS | _GEMMA_NORMS,
     "granite": _LAYER,

@@ -3,4 +3,4 @@
 from edgedec_runtimes.architectures.architecture import BIASES, Architecture
 from edgedec_runtimes.architectures.rope import SCALING_KEYS
 
-QWEN2 = Architecture(keys=SCALING_KEYS, vectors=BIASES)
+QWEN2 = Architecture(keys=SCALING_KEYS | {"attention.causal"}, vectors=BIASES)

@@ -3,4 +3,4 @@
 from edgedec_runtimes.architectures.architecture import QK_NORMS, Architecture
 from edgedec_runtimes.architectures.rope import SCALING_KEYS
 
-QWEN3 = Architecture(keys=SCALING_KEYS, vectors=QK_NORMS)
+QWEN3 = Architecture(keys=SCALING_KEYS | {"attention.causal"}, vectors=QK_NORMS)

@@ -266,10 +266,13 @@ def _groups(checked: list[CheckedItem], results: list[Forward], kept: "KeptPromp
     """Cut items into forwards of at most KERNEL_ROWS rows: first the beginnings of long chains, then all ends.
 
     The rows of logits of a forward follow one another. So an end begins a new one where its beginning had some, too.
-    Where prompts are kept, a chain is also cut where its states are.
+    Where prompts are kept, a chain is also cut where its states are. Rows of tokens that see their block are one block
+    each, as all rows of such a native forward see each other.
     """
 
     def most(item: CheckedItem, begin: int) -> int:
+        if item.block is not None and item.tokens is not None:
+            return min(KERNEL_ROWS, item.block.n_rows - (item.n_past + begin) % item.block.n_rows)
         return KERNEL_ROWS if kept is None else kept.n_rows_at(item, begin, KERNEL_ROWS)
 
     if len(checked) == 1 and checked[0].n_rows <= most(checked[0], 0):  # a step: nothing to cut or to join

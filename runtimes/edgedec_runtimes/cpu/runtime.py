@@ -43,6 +43,7 @@ from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.denoising import denoising, row_count
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION
 from edgedec_runtimes.shared.sizes import check_sizes
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
@@ -87,7 +88,7 @@ class Cpu:
         # The header and the vocabulary that the plan is made from take most of the room.
         most = MEASURED_BYTES if options.planning_bytes is None else options.planning_bytes // 8
         held = weights.weights_term(job, streamed, in_file=in_file, n_threads=options.n_threads, most_bytes=most)
-        terms = _terms(held, network, options, n_ctx, options.max_rows, resident_bytes() or 0)
+        terms = _terms(held, network, options, n_ctx, row_count(gguf, options.max_rows), resident_bytes() or 0)
         return (*terms, *_head_terms(gguf, options)(n_ctx))
 
     def load(self, path: Path, options: LoadOptions) -> Model:
@@ -128,14 +129,18 @@ class Cpu:
             card = replace(card, adapters=adapters.names)
             held = _held_weights(job, streamed, tiles, options.n_threads)
 
+            least = row_count(gguf, 1)
+
             @lru_cache(maxsize=8)
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
-                return (*_terms(held, network, options, n_ctx, n_rows, before), *of_head(n_ctx))
+                return (*_terms(held, network, options, n_ctx, max(n_rows, least), before), *of_head(n_ctx))
 
             reads = not network.n_per_layer  # else layers also read the tokens
             n_heads = network.most_heads
             can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=n_heads)
-            model = CpuModel(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms, options.max_rows)
+            model = CpuModel(
+                handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms, max(options.max_rows, least)
+            )
             model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)
             if options.prompt_cache_bytes and options.cache_dir is not None:
@@ -172,8 +177,9 @@ def _report(path: Path, options: LoadOptions, percent: int) -> None:
 
 def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
-    require_text_decoder(gguf, may_embed=True)
+    require_text_decoder(gguf, may_embed=True, may_denoise=True)
     network = read_network(gguf)
+    denoising(gguf)
     return usual_tensors(gguf, network), network
 
 

@@ -123,6 +123,10 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
     def _check_vectors(self, item: CheckedItem) -> None:
         """Raise an error for vectors that are too short for llama.cpp, or over which it would end the process."""
         if item.hidden is None:
+            if item.block is not None:
+                raise CapabilityError(
+                    "tokens that see each other are not for the llamacpp runtime; use the cpu runtime"
+                )
             return
         if item.hidden.shape[1] != self._n_input:
             raise RequestError(

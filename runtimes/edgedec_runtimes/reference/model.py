@@ -158,7 +158,12 @@ def _rows(item: CheckedItem) -> list[Row]:
     if places is not None:
         rows = [replace(row, places=places[row.visible[-1]]) for row in rows]
     if item.block is not None and item.block.mutual:
-        rows = [replace(row, behind=np.arange(n_past + i + 1, n_past + n)) for i, row in enumerate(rows)]
+        size = n_past + n if item.tokens is None else item.block.n_rows
+        ends = [min(n_past + n, (n_past + i) // size * size + size) for i in range(n)]
+        rows = [
+            replace(row, behind=np.arange(n_past + i + 1, end))
+            for i, (row, end) in enumerate(zip(rows, ends, strict=True))
+        ]
     return rows
 
 

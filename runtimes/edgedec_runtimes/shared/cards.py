@@ -7,6 +7,7 @@ from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import describe
 from edgedec.gguf.model_kinds import read_pooling
 from edgedec.model import ModelCard
+from edgedec_runtimes.shared.denoising import denoising
 
 
 class Shaped(Protocol):
@@ -42,4 +43,5 @@ def model_card(runtime: str, gguf: GGUF, shape: Shaped, fingerprint: str) -> Mod
         chat_template=get_text(gguf, "tokenizer.chat_template"),
         sampling_defaults=info.sampling_defaults,
         pooling=read_pooling(gguf, shape.architecture),
+        methods=denoising(gguf),
     )

@@ -184,6 +184,14 @@ def _positions(item: ForwardItem, given: NDArray[np.int32], n: int) -> NDArray[n
 def _check_block(item: ForwardItem, n: int, limits: Limits) -> None:
     """Refuse rows that are not those of the block that they are said to be in, or that must not be cut."""
     block, first = item.block, item.first
+    if block is not None and item.tokens is not None:
+        if not block.mutual or block.n_rows < 1 or first or item.parents is not None:
+            raise RequestError(
+                "tokens that see each other have a mutual block of at least 1 row, no `first`, no parents"
+            )
+        if n > limits.tree_rows:
+            raise CapabilityError(f"{n} rows see each other; a forward of this model takes {limits.tree_rows} at most")
+        return
     if block is None or item.resume_after != -1 or item.parents is not None:
         raise RequestError("a picture's block has vectors (resume_after=-1) and no parents, and `first` is for blocks")
     if block.n_x < 1 or not 0 <= first <= min(item.n_past, block.n_rows - n):

@@ -166,7 +166,7 @@ class SessionState:
         A text's row stands one place behind the farthest place before it. A block stands there, too; its rows have that
         time, and are placed by their rows and columns of its grid from there on.
         """
-        n_past, n, block = item.n_past, item.n_rows, item.block
+        n_past, n, block = item.n_past, item.n_rows, item.block if item.tokens is None else None
         if n_past == 0:
             self.places = None
         if self.places is None:

@@ -68,6 +68,7 @@ _VECTORS = {
     "gpt-oss": ("attn_norm.weight", *_BIASES, "post_attention_norm.weight", "attn_output.bias", "attn_sinks.weight"),
     "olmo2": (*_QK_NORMS, *_POST_NORMS),
     "olmoe": (*_INPUT_NORMS, *_QK_NORMS),
+    "dream": (*_INPUT_NORMS, *_BIASES),
     "qwen2": (*_INPUT_NORMS, *_BIASES),
     "qwen2moe": (*_INPUT_NORMS, *_BIASES),
     "qwen2vl": (*_INPUT_NORMS, *_BIASES),
@@ -240,6 +241,8 @@ ARCHITECTURES = {
     "mamba2": Tiny("mamba2", n_layer=3, parts=("M",) * 3, space=StateSpace(n_group=2)),
 }
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
+DIFFUSION = {"dream": Tiny("dream", n_head=8, n_head_kv=4, head_dim=32), "llada": Tiny("llada", n_head_kv=4)}
+"""Diffusion language models whose rows all see each other."""
 WINDOWED_EXAONE4 = Tiny(
     "exaone4",
     n_layer=64,
@@ -311,10 +314,13 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
             n_shared=tiny.n_shared,
             n_per_layer=tiny.n_per_layer,
         )
+    if tiny.architecture in DIFFUSION:
+        keys |= {"attention.causal": False}
     keys = _parts_keys(tiny, keys) if tiny.parts else keys
     keys |= dict(tiny.keys)
     name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
     general = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
+    general |= {"tokenizer.ggml.mask_token_id": 3} if tiny.architecture in DIFFUSION else {}
     return general | {f"{tiny.architecture}.{key}": value for key, value in keys.items()} | vocabulary(tiny.n_vocab)
 
 

@@ -1,0 +1,128 @@
+"""Compare the rules of denoising: right answers against tokens a forward, and what a forward of a block costs.
+
+    python benchmarks/diffusion/compare_rules.py small.gguf --json rules.json --plot rules.svg
+    python benchmarks/diffusion/compare_rules.py small.gguf --cost smollm2-135m --json rules.json
+
+The answers are those to the made tasks of train_small.py, from another seed, written greedily on one thread. With
+--cost, forwards of one row and of a block of rows are timed in turn on any model: a diffusion model of its size pays on
+this machine where it commits more tokens a forward than such a forward costs steps.
+"""
+
+import argparse
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from small_tasks import TASKS, made
+
+import edgedec
+from edgedec.api.options import Lossy
+from edgedec.load_options import LoadOptions, ResolveOptions
+from edgedec.loading.resolve import resolve
+from edgedec.pictures import Block
+from edgedec_apps.plots import COLORS, picture, require_picture
+from edgedec_runtimes.cpu.runtime import Cpu
+
+RULES = (
+    *("schedule:1", "schedule:2", "schedule:3", "schedule:4", "schedule:8", "ascending:2"),
+    *("threshold:0.99", "threshold:0.9", "threshold:0.7", "threshold:0.5"),
+    *("credit:0.9", "credit:0.7", "local_leap:0.75", "local_leap:0.5", "redundancy:0.8", "redundancy:0.6"),
+    *("prophet:7.5", "prophet:4", "entropy:0.5", "entropy:1.0", "entropy_bound:0.1", "entropy_bound:0.5"),
+    *("adaptive:4", "adaptive:8", "near_first:0.4", "near_first:0.8"),
+)
+_SEED, _MOST_TOKENS, _CACHED, _ROUNDS = 10**6, 32, 256, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rule gave: the share of right answers, by task and of all, and tokens a forward."""
+
+    rule: str
+    right: float
+    right_of: dict[str, float]
+    tokens_a_forward: float
+
+
+def found(path: Path, rule: str, n: int) -> Found:
+    """Answer `n` tasks of each kind with a rule."""
+    right, n_tokens, n_forwards = dict.fromkeys(TASKS, 0), 0, 0
+    lossy = Lossy(methods={"diffusion": {"denoise": rule}})
+    with edgedec.load(path, runtime="cpu", n_ctx=128, n_threads=1, lossy=lossy) as engine:
+        for kind in TASKS:
+            for prompt, answer in made(kind, n, _SEED):
+                text = engine.generate(prompt, temperature=0.0, max_tokens=_MOST_TOKENS)
+                counts = re.match(r"diffusion: (\d+) tokens? in (\d+) forwards", text.stats.explanation[-1])
+                assert counts is not None, "a diffusion model's statistics say how many forwards there were"
+                right[kind] += text.text == answer
+                n_tokens, n_forwards = n_tokens + int(counts[1]), n_forwards + int(counts[2])
+    return Found(
+        rule, sum(right.values()) / n / len(TASKS), {k: r / n for k, r in right.items()}, n_tokens / n_forwards
+    )
+
+
+def costs(name: str, n_threads: int, sizes: tuple[int, ...] = (4, 8, 16, 32)) -> dict[int, float]:
+    """Return how many single steps a forward of a block costs, by its rows: medians of forwards made in turn."""
+    path = resolve(name, ResolveOptions())
+    seconds: dict[int, list[float]] = {n: [] for n in (1, *sizes)}
+    with Cpu().load(path, LoadOptions(n_ctx=512, n_threads=n_threads, max_rows=max(sizes))) as model:
+        session = model.session(512)
+        session.forward(np.arange(10, 10 + _CACHED, dtype=np.int32), n_past=0)
+        for _ in range(_ROUNDS):
+            for n, times in seconds.items():
+                tokens, begun = np.arange(5, 5 + n, dtype=np.int32), perf_counter()
+                block = None if n == 1 else Block(n, 1, 1, mutual=True)
+                session.forward(tokens, n_past=_CACHED, rows="all", block=block)
+                times.append(perf_counter() - begun)
+    return {n: median(times) / median(seconds[1]) for n, times in seconds.items()}
+
+
+def draw(path: Path, results: list[Found]) -> None:
+    """Draw right answers against tokens a forward, a color for each kind of rules."""
+    kinds = list(dict.fromkeys(result.rule.partition(":")[0] for result in results))
+    with picture(path, (7.0, 4.5), "Rules of denoising on made tasks") as figure:
+        axes = figure.add_subplot()
+        for i, kind in enumerate(kinds):
+            own = sorted((r for r in results if r.rule.partition(":")[0] == kind), key=lambda r: r.tokens_a_forward)
+            style = "o-" if i < len(COLORS) else "s--"
+            x, y = [r.tokens_a_forward for r in own], [100 * r.right for r in own]
+            axes.plot(x, y, style, color=COLORS[i % len(COLORS)], label=kind)
+        axes.set(xlabel="tokens a forward", ylabel="right answers (%)", xlim=(0, None), ylim=(0, 102))
+        axes.legend(fontsize=7)
+
+
+def main() -> None:
+    """Answer, time, and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("gguf", type=Path)
+    parser.add_argument("--tasks", type=int, default=50, help="of each kind")
+    parser.add_argument("--rules", nargs="+", default=RULES)
+    parser.add_argument("--cost", nargs="*", default=[], help="models whose forwards are timed")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    require_picture(options.plot)
+    results = []
+    for rule in options.rules:
+        results.append(result := found(options.gguf, rule, options.tasks))
+        of = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in result.right_of.items())
+        print(
+            f"{rule:18} {100 * result.right:5.1f} % right ({of}), {result.tokens_a_forward:.2f} tokens a forward",
+            flush=True,
+        )
+    steps = {name: costs(name, options.threads) for name in options.cost}
+    for name, by_rows in steps.items():
+        print(f"{name}: " + ", ".join(f"{n} rows cost {x:.2f} steps" for n, x in by_rows.items()))
+    if options.json is not None:
+        written = {"rules": [asdict(result) for result in results], "steps_by_rows": steps, "tasks": options.tasks}
+        options.json.write_text(json.dumps(written | {"threads": options.threads}, indent=1) + "\n")
+    if options.plot is not None:
+        draw(options.plot, results)
+
+
+if __name__ == "__main__":
+    main()

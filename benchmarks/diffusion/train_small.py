@@ -1,0 +1,210 @@
+"""Train a small block-diffusion model on made tasks, on one core, and write it as a GGUF that edgedec runs.
+
+    python benchmarks/diffusion/train_small.py small.gguf --minutes 20
+
+The network is a Qwen3 whose rows see their block of 8 positions and all blocks before. A row is trained to predict its
+own token where that is masked, as in block diffusion (Arriola et al. 2025, arXiv:2503.09573): each sequence stands
+twice in a batch, once clean and once with a random part of its answer masked; a noisy row sees its own noisy block and
+the clean blocks before. Losses on the answer only. A checkpoint beside the result is written every minute, so a run
+that was stopped goes on.
+"""
+
+import argparse
+from pathlib import Path
+from random import Random
+from time import monotonic, process_time
+
+import numpy as np
+import torch
+from small_tasks import TASKS
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edgedec.gguf.tensor_types import GGMLType
+from edgedec_export import gguf_writer as out
+
+BLOCK, LENGTH = 8, 40
+BOS, EOS, SPACE, BYTES, MASK = 1, 2, 3, 4, 260
+N_VOCAB, WIDTH, N_LAYER, N_HEAD, HEAD_DIM, N_FF = 272, 128, 4, 4, 32, 384
+ROPE_BASE, EPSILON = 10_000.0, 1e-6
+
+
+def token_ids(text: str) -> list[int]:
+    """Return the ids of a text, a byte each."""
+    return [SPACE if byte == 32 else BYTES + byte for byte in text.encode()]
+
+
+def batch(rng: Random, n: int) -> tuple[Tensor, Tensor]:
+    """Return int[n, LENGTH] of sequences, and the same with masks."""
+    clean, noisy = [], []
+    for _ in range(n):
+        prompt, answer = TASKS[rng.choice(tuple(TASKS))](rng)
+        begun = [BOS, *token_ids(prompt)]
+        whole = [*begun, *token_ids(answer)]
+        end = (len(whole) // BLOCK + 1) * BLOCK
+        row = [*whole, *[EOS] * (LENGTH - len(whole))]
+        masked = list(row)
+        for start in range(len(begun) // BLOCK * BLOCK, end, BLOCK):
+            places = [i for i in range(start, start + BLOCK) if i >= len(begun)]
+            share = rng.random()
+            chosen = [i for i in places if rng.random() < share] or [rng.choice(places)]
+            for i in chosen:
+                masked[i] = MASK
+        clean.append(row)
+        noisy.append(masked)
+    return torch.tensor(clean), torch.tensor(noisy)
+
+
+def visible() -> Tensor:
+    """Return bool[2 * LENGTH, 2 * LENGTH]: which rows each row sees, of a clean half and a noisy one."""
+    of = torch.arange(LENGTH) // BLOCK
+    before, same = of[:, None] > of[None, :], of[:, None] == of[None, :]
+    none = torch.zeros_like(same)
+    return torch.cat([torch.cat([before | same, none], 1), torch.cat([before, same], 1)])
+
+
+class Layer(nn.Module):
+    """A layer of a Qwen3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        n = N_HEAD * HEAD_DIM
+        self.attn_norm, self.ffn_norm = nn.RMSNorm(WIDTH, EPSILON), nn.RMSNorm(WIDTH, EPSILON)
+        self.attn_q_norm, self.attn_k_norm = nn.RMSNorm(HEAD_DIM, EPSILON), nn.RMSNorm(HEAD_DIM, EPSILON)
+        self.attn_q, self.attn_k, self.attn_v = (nn.Linear(WIDTH, n, bias=False) for _ in range(3))
+        self.attn_output = nn.Linear(n, WIDTH, bias=False)
+        self.ffn_gate, self.ffn_up = (nn.Linear(WIDTH, N_FF, bias=False) for _ in range(2))
+        self.ffn_down = nn.Linear(N_FF, WIDTH, bias=False)
+
+    def forward(self, x: Tensor, sees: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        """Return what leaves the layer."""
+        y = self.attn_norm(x)
+        q, k, v = (
+            m(y).unflatten(-1, (N_HEAD, HEAD_DIM)).transpose(1, 2) for m in (self.attn_q, self.attn_k, self.attn_v)
+        )
+        q, k = rotated(self.attn_q_norm(q), turns), rotated(self.attn_k_norm(k), turns)
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)
+        x = x + self.attn_output(y.transpose(1, 2).flatten(2))
+        y = self.ffn_norm(x)
+        return x + self.ffn_down(functional.silu(self.ffn_gate(y)) * self.ffn_up(y))
+
+
+def rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate the halves of heads to their positions."""
+    first, second = x.chunk(2, -1)
+    return x * turns[0] + torch.cat([-second, first], -1) * turns[1]
+
+
+class Network(nn.Module):
+    """The network: int[n, 2 * LENGTH] -> logits of the noisy half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_embd = nn.Embedding(N_VOCAB, WIDTH)
+        self.blk = nn.ModuleList(Layer() for _ in range(N_LAYER))
+        self.output_norm = nn.RMSNorm(WIDTH, EPSILON)
+        self.output = nn.Linear(WIDTH, N_VOCAB, bias=False)
+        nn.init.normal_(self.token_embd.weight, std=0.5)
+        angles = torch.arange(LENGTH)[:, None] / ROPE_BASE ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        angles = torch.cat([angles, angles], -1).repeat(2, 1)
+        self.turns = angles.cos(), angles.sin()
+        self.sees = visible()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return f32[n, LENGTH, N_VOCAB]."""
+        x = self.token_embd(ids)
+        for layer in self.blk:
+            x = layer(x, self.sees, self.turns)
+        return self.output(self.output_norm(x[:, LENGTH:]))
+
+
+def write(network: Network, path: Path) -> None:
+    """Write the network as a GGUF."""
+    tokens = ["<unk>", "<s>", "</s>", "\u2581", *(f"<0x{byte:02X}>" for byte in range(256)), "<mask>"]
+    tokens += [f"[unused{i}]" for i in range(N_VOCAB - len(tokens))]
+    kinds = [2, 3, 3, 1, *[6] * 256, 3, *[5] * (N_VOCAB - 261)]
+    entries = [
+        ("general.architecture", out.text("qwen3")),
+        ("general.name", out.text("small block diffusion, made tasks")),
+        ("diffusion.block_size", out.whole_number(BLOCK)),
+        ("diffusion.shift_logits", out.boolean(False)),
+        ("tokenizer.ggml.mask_token_id", out.whole_number(MASK)),
+        *(
+            (f"qwen3.{key}", out.whole_number(value))
+            for key, value in {
+                "context_length": 1024,
+                "embedding_length": WIDTH,
+                "block_count": N_LAYER,
+                "feed_forward_length": N_FF,
+                "attention.head_count": N_HEAD,
+                "attention.head_count_kv": N_HEAD,
+                "attention.key_length": HEAD_DIM,
+                "attention.value_length": HEAD_DIM,
+            }.items()
+        ),
+        ("qwen3.attention.layer_norm_rms_epsilon", out.real_number(EPSILON)),
+        ("qwen3.rope.freq_base", out.real_number(ROPE_BASE)),
+        ("tokenizer.ggml.model", out.text("llama")),
+        ("tokenizer.ggml.tokens", out.texts([token.encode() for token in tokens])),
+        ("tokenizer.ggml.scores", out.float32s(np.zeros(N_VOCAB, np.float32))),
+        ("tokenizer.ggml.token_type", out.int32s(kinds)),
+        ("tokenizer.ggml.unknown_token_id", out.whole_number(0)),
+        ("tokenizer.ggml.bos_token_id", out.whole_number(BOS)),
+        ("tokenizer.ggml.eos_token_id", out.whole_number(EOS)),
+        ("tokenizer.ggml.add_bos_token", out.boolean(True)),
+        ("tokenizer.ggml.add_space_prefix", out.boolean(False)),
+    ]
+    tensors = []
+    for name, value in network.state_dict().items():
+        data = value.float().numpy()
+        tensors.append(out.OutTensor(name, data.shape[::-1], GGMLType.F32, lambda data=data: iter([data.tobytes()])))
+    with out.new_file(path, force=True) as part:
+        out.write_gguf(part, entries, tensors)
+
+
+def main() -> None:
+    """Train, and write the model."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("gguf", type=Path)
+    parser.add_argument("--minutes", type=float, default=20.0, help="of the processor")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    network, state = Network(), options.gguf.with_suffix(".pt")
+    optimizer = torch.optim.AdamW(network.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    n, spent = 0, 0.0
+    if state.exists():
+        saved = torch.load(state, weights_only=True)
+        network.load_state_dict(saved["network"])
+        optimizer.load_state_dict(saved["optimizer"])
+        n, spent = saved["n"], saved["spent"]
+    begun, written, mean = process_time() - spent, monotonic(), 3.0
+    while (spent := process_time() - begun) < 60 * options.minutes:
+        progress = spent / (60 * options.minutes)
+        for group in optimizer.param_groups:
+            group["lr"] = options.rate * min(1.0, (n + 1) / 100) * min(1.0, (1 - progress) * 2.5 + 0.02)
+        clean, noisy = batch(Random(n), options.batch)
+        logits = network(torch.cat([clean, noisy], 1))
+        places = noisy == MASK
+        loss = functional.cross_entropy(logits[places], clean[places])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        n, mean = n + 1, 0.98 * mean + 0.02 * loss.item()
+        if n % 50 == 0:
+            print(f"{spent / 60:5.1f} minutes, step {n}, loss {mean:.3f}", flush=True)
+        if monotonic() - written > 60:
+            written = monotonic()
+            torch.save(
+                {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "n": n, "spent": spent}, state
+            )
+            write(network, options.gguf)
+    write(network, options.gguf)
+    state.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

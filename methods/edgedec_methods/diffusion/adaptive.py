@@ -1,0 +1,33 @@
+"""CD4LM: at most a few positions a pass are committed, the most confident ones with a probability of at least 0.8.
+
+The decoding half of CD4LM (confidence-adaptive decoding), whose models are distilled for it.
+
+Paper: CD4LM, github.com/yihao-liang/CDLM
+Option: `--denoise adaptive:4`
+For: diffusion language models
+Measured: nothing yet
+Status: study
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+
+_SURE = 0.8
+
+
+def adaptive(most: float) -> Rule:
+    """Return the rule that commits the `most` most confident positions, of those with a probability of 0.8."""
+
+    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
+        latest = passes[-1]
+        best = np.argsort(-latest.confidences, kind="stable")[: int(most)]
+        which = np.isin(np.arange(len(latest.places)), best)
+        return latest.chosen(which & (latest.confidences >= _SURE))
+
+    return rule
+
+
+ADAPTIVE = RuleKind(adaptive, default=4.0, least=1.0, most=256.0)

@@ -1,0 +1,31 @@
+"""ASS: the passes commit 1, 2, 4, 8 and so on positions, so a block of n takes about log2(n) passes.
+
+The ascending step size of EOSER and ASS, with another base where a number is given.
+
+Paper: Yang et al. 2025, arXiv:2509.23924
+Option: `--denoise ascending:2`
+For: diffusion language models, as the extreme with few passes
+Measured: nothing yet
+Status: study
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+
+
+def ascending(base: float) -> Rule:
+    """Return the rule whose pass i commits the base ** i most confident positions."""
+
+    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
+        latest = passes[-1]
+        n = min(int(base ** min(len(passes) - 1, 64)), len(latest.places))
+        order = np.argsort(-latest.confidences, kind="stable")[:n]
+        return latest.chosen(np.isin(np.arange(len(latest.places)), order))
+
+    return rule
+
+
+ASCENDING = RuleKind(ascending, default=2.0, least=1.0, most=256.0)

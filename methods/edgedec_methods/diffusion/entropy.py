@@ -1,0 +1,40 @@
+"""dParallel: every masked position is committed whose law has an entropy below a given one, at least the lowest.
+
+The decoding half of dParallel, whose models are trained to be certain early. The entropy is in nats.
+
+Paper: Chen et al. 2025, arXiv:2509.26488
+Option: `--denoise entropy:0.5`
+For: diffusion language models
+Measured: nothing yet
+Status: study
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+
+
+def entropies(its: Pass) -> NDArray[np.float64]:
+    """Return the entropy in nats of each row of a pass."""
+    scores = its.logits.astype(np.float64) - its.logits.max(1, keepdims=True)
+    weights = np.exp(scores)
+    total = weights.sum(1)
+    found: NDArray[np.float64] = np.log(total) - (weights * scores).sum(1) / total
+    return found
+
+
+def entropy(most: float) -> Rule:
+    """Return the rule that commits every position whose entropy is below `most`."""
+
+    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
+        found = entropies(passes[-1])
+        return replace(passes[-1], confidences=-found).chosen(found < most)
+
+    return rule
+
+
+ENTROPY = RuleKind(entropy, default=0.5, least=0.0, most=100.0)

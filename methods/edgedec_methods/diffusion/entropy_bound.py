@@ -1,0 +1,36 @@
+"""EB-Sampler: as many of the surest positions are committed as have a given entropy together, at least one.
+
+The entropies in nats of the positions but the last are added up from the lowest on; so positions that depend on each
+other are not committed together unless the model is sure of them.
+
+Paper: Ben-Hamu et al. 2025, arXiv:2505.24857
+Option: `--denoise entropy_bound:0.5`
+For: diffusion language models
+Measured: nothing yet
+Status: study
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from edgedec_methods.diffusion.entropy import entropies
+from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+
+
+def entropy_bound(most: float) -> Rule:
+    """Return the rule that commits the surest positions whose entropies but the greatest sum to at most `most`."""
+
+    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
+        found = entropies(passes[-1])
+        order = np.argsort(found, kind="stable")
+        sums = np.cumsum(found[order])
+        which = np.zeros(len(order), np.bool_)
+        which[order[sums - found[order] <= most]] = True
+        return replace(passes[-1], confidences=-found).chosen(which)
+
+    return rule
+
+
+ENTROPY_BOUND = RuleKind(entropy_bound, default=0.5, least=0.0, most=1000.0)

@@ -1,0 +1,35 @@
+"""LocalLeap: near a position whose token has a probability of 0.9, a lower one is enough for the others.
+
+The positions that are committed are the anchors, with 0.9 or more, and those at most 4 places from an anchor that have
+at least the given probability.
+
+Paper: Kong et al. 2025, arXiv:2510.07081
+Option: `--denoise local_leap:0.75`
+For: diffusion language models
+Measured: nothing yet
+Status: study
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+
+_ANCHOR, _RADIUS = 0.9, 4
+
+
+def local_leap(least: float) -> Rule:
+    """Return the rule that commits anchors, and near them every position with at least the probability `least`."""
+
+    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
+        latest = passes[-1]
+        anchors = latest.confidences >= _ANCHOR
+        apart = np.abs(latest.places[:, None] - latest.places[None, anchors])
+        is_near = (apart <= _RADIUS).any(1)
+        return latest.chosen(anchors | (is_near & (latest.confidences >= least)))
+
+    return rule
+
+
+LOCAL_LEAP = RuleKind(local_leap, default=0.75, least=0.0, most=1.0)

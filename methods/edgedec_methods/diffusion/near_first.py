@@ -1,0 +1,32 @@
+"""WeDLM: every position is committed whose entropy, with 0.02 for each place behind the first masked one, is low.
+
+The choice of WeDLM's decoding, without its causal form: so the beginning of a block, which is shown first, comes first.
+
+Paper: Liu et al. 2025, arXiv:2512.22737
+Option: `--denoise near_first:0.4`
+For: diffusion language models
+Measured: nothing yet
+Status: study
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from edgedec_methods.diffusion.entropy import entropies
+from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+
+_BY_PLACE = 0.02
+
+
+def near_first(most: float) -> Rule:
+    """Return the rule that commits every position whose entropy and distance are below `most` together."""
+
+    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
+        latest = passes[-1]
+        found = entropies(latest) + _BY_PLACE * (latest.places - latest.places[0])
+        return replace(latest, confidences=-found).chosen(found < most)
+
+    return rule
+
+
+NEAR_FIRST = RuleKind(near_first, default=0.4, least=0.0, most=100.0)

@@ -1,0 +1,36 @@
+"""Prophet: all masked positions are committed once the model is sure on the average, which it is long before the end.
+
+How sure it is, is the mean distance of the best and the second logit over the masked positions. The distance that is
+enough falls with the part of the block that is committed: the number, two thirds of it from a third on, and a third of
+it from two thirds on. Until then each pass commits one position. The paper looks at the positions of the answer, which
+its evaluation pins; here they are the block's.
+
+Paper: Li et al. 2025, arXiv:2508.19982
+Option: `--denoise prophet:7.5`
+For: diffusion language models
+Measured: nothing yet
+Status: study
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+
+
+def prophet(enough: float) -> Rule:
+    """Return the rule that commits everything at a mean distance of logits of `enough`, or less in a later pass."""
+
+    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
+        latest = passes[-1]
+        best = np.partition(latest.logits, -2)[:, -2:].astype(np.float64)
+        done = 1 - len(latest.places) / latest.size
+        third = 3 if done < 1 / 3 else 2 if done < 2 / 3 else 1
+        is_sure = float((best[:, 1] - best[:, 0]).mean()) >= enough * third / 3
+        return latest.chosen(np.full(len(latest.places), is_sure))
+
+    return rule
+
+
+PROPHET = RuleKind(prophet, default=7.5, least=0.0, most=1000.0)

@@ -1,0 +1,30 @@
+"""LLaDA: each pass commits the same number of positions, those with the most confident tokens.
+
+With one token a pass it is the plain decoding of a diffusion model, which all other rules are compared with.
+
+Paper: Nie et al. 2025, arXiv:2502.09992
+Option: `--denoise schedule:1`
+For: diffusion language models, as the reference of the other rules
+Measured: nothing yet
+Status: study
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+
+
+def schedule(n_tokens: float) -> Rule:
+    """Return the rule that commits the `n_tokens` most confident positions, of equal ones the first."""
+
+    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
+        latest = passes[-1]
+        order = np.argsort(-latest.confidences, kind="stable")
+        return latest.chosen(np.isin(np.arange(len(order)), order[: int(n_tokens)]))
+
+    return rule
+
+
+SCHEDULE = RuleKind(schedule, default=1.0, least=1.0, most=256.0)

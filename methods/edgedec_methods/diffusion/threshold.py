@@ -1,0 +1,24 @@
+"""Fast-dLLM: every masked position whose token has at least a given probability is committed, at least the best one.
+
+Paper: Wu et al. 2025, arXiv:2505.22618
+Option: `--denoise threshold:0.9`
+For: diffusion language models; the default
+Measured: nothing yet
+Status: opt-in
+"""
+
+from collections.abc import Mapping, Sequence
+
+from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+
+
+def threshold(least: float) -> Rule:
+    """Return the rule that commits every position whose token has a probability of at least `least`."""
+
+    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
+        return passes[-1].chosen(passes[-1].confidences >= least)
+
+    return rule
+
+
+THRESHOLD = RuleKind(threshold, default=0.9, least=0.0, most=1.0)

@@ -1,0 +1,197 @@
+"""A diffusion language model writes what a plain form of denoising writes, and all around a text holds for it."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.decoding.plain_denoising import FORMS, MASK, Choose, Plain, write_model
+
+import edgedec
+from edgedec.api.engine import Engine
+from edgedec.api.options import Lossy
+from edgedec.errors import CapabilityError, ModelFormatError, OptionError, RequestError, UnsupportedModelError
+from edgedec.load_options import LoadOptions
+from edgedec.progress import CancelToken
+from edgedec.sampling import SamplingParams
+from edgedec_runtimes.cpu.runtime import Cpu
+
+pytestmark = pytest.mark.slow
+
+N_CTX, PROMPT = 96, [1, 70, 80, 90, 100, 110, 120, 130, 140, 150, 160]
+
+
+def best(n: int) -> Choose:
+    """Return what chooses the `n` greatest, the first of equal ones."""
+    return lambda confidences: np.isin(np.arange(len(confidences)), np.argsort(-confidences, kind="stable")[:n])
+
+
+RULES: dict[str, Choose] = {
+    "schedule:1": best(1),
+    "schedule:3": best(3),
+    "threshold:0.05": lambda confidences: confidences >= 0.05,
+}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of each form; its name says which."""
+    form: str = request.param
+    return write_model(tmp_path_factory.mktemp("diffusion") / f"{form}.gguf", form)
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path) -> Iterator[Engine]:
+    """It, loaded with a rule that commits several positions in some passes."""
+    with opened(path, "threshold:0.05") as loaded:
+        yield loaded
+
+
+def opened(path: Path, rule: str, n_parallel: int = 1, n_ctx: int = N_CTX) -> Engine:
+    """Load a model with a rule."""
+    lossy = Lossy(methods={"diffusion": {"denoise": rule}})
+    return edgedec.load(path, runtime="cpu", n_ctx=n_ctx, lossy=lossy, n_parallel=n_parallel, n_threads=1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_texts_are_those_of_plain_denoising(path: Path, rule: str) -> None:
+    """Greedy ones and drawn ones, in as many passes, whatever the session held before."""
+    with opened(path, rule) as engine, Cpu().load(path, LoadOptions(n_threads=1, n_ctx=N_CTX)) as model:
+        for temperature, seed, prompt in ((0.0, 0, PROMPT), (1.0, 5, PROMPT[:8]), (0.0, 0, PROMPT * 2)):
+            params = SamplingParams(temperature=temperature, top_p=1.0)
+            expected, n_passes = Plain(model, path.stem, RULES[rule], params, seed).text(prompt, 21)
+            found = engine.generate(
+                prompt, max_tokens=21, temperature=temperature, top_p=1.0, seed=seed, ignore_end=True
+            )
+            assert list(found.token_ids) == expected
+            assert f"21 tokens in {n_passes} forwards" in found.stats.explanation[-1]
+
+
+def test_nothing_is_drafted(engine: Engine) -> None:
+    """Whatever the drafters, and the statistics say why."""
+    found = engine.generate(PROMPT, max_tokens=20, temperature=0.0, ignore_end=True)
+    assert found.stats.n_drafts == 0
+    assert (
+        found.token_ids
+        == engine.generate(PROMPT, max_tokens=20, temperature=0.0, ignore_end=True, draft=False).token_ids
+    )
+
+
+def test_a_stop_string_ends_a_text_where_it_stands(engine: Engine) -> None:
+    """The text is the beginning of the one without it, and a later text is not another one for it."""
+    whole = engine.generate(PROMPT, max_tokens=24, temperature=0.0, ignore_end=True)
+    stop = whole.outputs[9].text + whole.outputs[10].text
+    assert stop, "the random text has characters there"
+    cut = engine.generate(PROMPT, max_tokens=24, temperature=0.0, ignore_end=True, stop=(stop,))
+    assert (cut.finish_reason, cut.stop_string) == ("stop", stop)
+    assert cut.text == whole.text.partition(stop)[0]
+    assert engine.generate(PROMPT, max_tokens=24, temperature=0.0, ignore_end=True).token_ids == whole.token_ids
+
+
+def test_a_text_goes_on_as_it_would_have(engine: Engine) -> None:
+    """After it was cancelled, from any of its tokens."""
+    options = {"max_tokens": 20, "temperature": 0.8, "seed": 3, "ignore_end": True}
+    whole = engine.generate(PROMPT, **options).token_ids
+    for n in (1, 6, 13):
+        cancel = CancelToken()
+        stream = engine.stream(PROMPT, cancel=cancel, **options)
+        for _ in range(n):
+            next(stream)
+        cancel.cancel()
+        assert "".join(output.text for output in stream).strip("\ufffd") == ""  # bytes of a character, at most
+        assert engine.generate(PROMPT, resume=whole[:n], **options).token_ids == whole
+
+
+def test_a_conversation_is_that_of_a_cold_start(path: Path, engine: Engine) -> None:
+    """A prompt that goes on from an earlier text and its answer."""
+    first = engine.generate(PROMPT, max_tokens=12, temperature=0.0, ignore_end=True).token_ids
+    longer = [*PROMPT, *first, 200, 201, 202]
+    warm = engine.generate(longer, max_tokens=12, temperature=0.0, ignore_end=True, reuse="longest")
+    assert warm.stats.n_reused_tokens > len(PROMPT)
+    with opened(path, "threshold:0.05") as cold:
+        assert cold.generate(longer, max_tokens=12, temperature=0.0, ignore_end=True).token_ids == warm.token_ids
+
+
+def test_parallel_requests_and_samples_are_those_of_one(path: Path, engine: Engine) -> None:
+    """Their forwards are joined, and texts of one prompt come one after another."""
+    options = {"max_tokens": 16, "temperature": 1.0, "ignore_end": True}
+    alone = [engine.generate(PROMPT, seed=seed, **options).token_ids for seed in range(3)]
+    with opened(path, "threshold:0.05", n_parallel=3) as several, ThreadPoolExecutor(3) as threads:
+        found = threads.map(lambda seed: several.generate(PROMPT, seed=seed, **options).token_ids, range(3))
+        assert list(found) == alone
+    assert [text.token_ids for text in engine.samples(PROMPT, 3, seed=0, **options)] == alone
+
+
+def test_a_penalty_masks_the_rest_of_a_block_again(engine: Engine) -> None:
+    """Each token is drawn of its row, with all tokens before it: none comes twice, where a penalty forbids that."""
+    found = engine.generate(
+        PROMPT, max_tokens=16, temperature=0.0, ignore_end=True, presence_penalty=100.0, penalty_last_n=-1
+    )
+    assert len({*found.token_ids}) == 16
+    assert not {*found.token_ids} & {*PROMPT}
+    assert MASK not in found.token_ids
+
+
+def test_log_probabilities_are_of_the_rows_that_committed(engine: Engine) -> None:
+    """Each is that of the token that was drawn."""
+    found = engine.generate(PROMPT, max_tokens=8, temperature=0.0, ignore_end=True, logprobs=2)
+    for output in found.outputs:
+        assert output.logprob == max(output.top_logprobs.values())
+
+
+def test_a_text_fills_the_context(path: Path) -> None:
+    """It ends there by its length; one token less of a prompt than the context is the most."""
+    with opened(path, "threshold:0.05", n_ctx=40) as engine:
+        found = engine.generate(PROMPT, temperature=0.0, ignore_end=True)
+        assert (len(found.token_ids), found.finish_reason) == (29, "length")
+        assert len(engine.generate([1, *[70] * 38], temperature=0.0, ignore_end=True).token_ids) == 1
+        with pytest.raises(RequestError):
+            engine.generate([1, *[70] * 39])
+
+
+def test_long_prompts_are_read_in_pieces(tmp_path: Path) -> None:
+    """A prompt of more rows than a forward takes, in whole blocks: the text is that of a cold start in any case."""
+    path = write_model(tmp_path / "m.gguf", "shifted", **{"diffusion.block_size": 24})
+    prompt = [1, *np.random.default_rng(0).integers(4, 260, 700).tolist()]
+    with opened(path, "schedule:4", n_ctx=800) as engine:
+        whole = engine.generate(prompt, max_tokens=30, temperature=0.0, ignore_end=True).token_ids
+        engine.generate(prompt[:300], max_tokens=5, temperature=0.0)
+        again = engine.generate(prompt, max_tokens=30, temperature=0.0, ignore_end=True)
+        assert (again.token_ids, again.stats.n_reused_tokens) == (whole, 300)
+
+
+def test_a_text_whose_rows_all_see_each_other_is_short(tmp_path: Path) -> None:
+    """It has the tokens of one forward, whatever the context."""
+    path = write_model(tmp_path / "m.gguf", "whole")
+    with opened(path, "schedule:256", n_ctx=1000) as engine:
+        assert len(engine.generate(PROMPT, temperature=0.0, ignore_end=True).token_ids) == 256 - len(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("tokenizer.ggml.mask_token_id", None, ModelFormatError),
+        ("tokenizer.ggml.mask_token_id", 272, ModelFormatError),
+        ("diffusion.block_size", None, ModelFormatError),
+        ("diffusion.block_size", 129, ModelFormatError),
+        ("diffusion.block_size", 0, ModelFormatError),
+        ("diffusion.shift_logits", 1, ModelFormatError),
+    ],
+)
+def test_a_file_that_lacks_something_is_refused_by_name(tmp_path: Path, key: str, value: object, error: type) -> None:
+    """The message says which key."""
+    path = write_model(tmp_path / "m.gguf", "blocks", **{key: value})
+    with pytest.raises(error, match="mask token is 272" if value == 272 else key.replace(".", r"\.")):
+        edgedec.load(path, runtime="cpu")
+
+
+def test_other_runtimes_and_rules_are_refused(path: Path) -> None:
+    """llama.cpp would write another text from left to right; a rule that is not there is named."""
+    with pytest.raises(UnsupportedModelError, match="diffusion language model"):
+        edgedec.load(path, runtime="llamacpp")
+    for rule in ("none", "threshold:2", "schedule:x", "threshold:"):
+        with pytest.raises(OptionError, match="denoise"):
+            opened(path, rule)
+    with pytest.raises(CapabilityError, match="slides"):
+        edgedec.load(path, runtime="cpu", n_ctx=N_CTX, lossy=Lossy(slide=True))
