@@ -126,6 +126,11 @@ class Ran:
     said: bytes
     failure: str
 
+    @property
+    def is_status(self) -> bool:
+        """Whether the command ended by itself, or by a signal, with another status than 0."""
+        return self.failure.startswith("ended")
+
     def scores(self) -> Sequence[float] | None:
         """Return the array that it printed; None where it failed, or printed something else."""
         with suppress(PluginError):

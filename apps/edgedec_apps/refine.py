@@ -20,7 +20,7 @@ from edgedec.api.best_text import prompt_text
 from edgedec.api.engine import Engine
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.scorer import SCORER_S, checked_scores, in_time
-from edgedec.errors import CancelledError, EdgedecError, OptionError, PluginError, PromptTooLongError, ScorerError
+from edgedec.errors import CancelledError, OptionError, PluginError, PromptTooLongError, ScorerError
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sampling import SEED_LIMIT
 from edgedec.sequence import Generation
@@ -80,7 +80,7 @@ class RefineBy:
     def __post_init__(self) -> None:
         _require("refine", self.n, 256)
         _require("n_texts", self.most, MOST_TEXTS)
-        _require("refine_tokens", self.tokens or 1, 1 << 40)
+        _require("refine_tokens", 1 if self.tokens is None else self.tokens, 1 << 40)
         if self.seconds is not None and not 0 < self.seconds < 1e7:
             raise OptionError("refine_seconds", self.seconds, "it must be above 0")
         if not callable(self.check):
@@ -160,12 +160,8 @@ def refined(
 def revised(messages: Sequence[Mapping[str, Any]], text: str, verdict: Verdict | None) -> list[Mapping[str, Any]]:
     """Return a chat with an answer and what the check said about it, so that the model writes the answer again."""
     words = "" if verdict is None else cut(verdict.words)
-    said = (
-        f"Your answer did not pass a check. The check said:\n\n{words}"
-        if words
-        else "Your answer did not pass a check."
-    )
-    turn = f"{said}\n\nWrite the whole answer again, corrected."
+    said = f" The check said:\n\n{words}" if words else ""
+    turn = f"Your answer did not pass a check.{said}\n\nWrite the whole answer again, corrected."
     return [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": turn}]
 
 
@@ -231,8 +227,9 @@ def _verdict(how: RefineBy, prefix: str, text: str, stop: CancelToken) -> Verdic
     try:
         (score,) = checked_scores(ran.scores(), 1)
     except PluginError:
-        wrong = ran.failure or f"printed {ran.printed[:60]!r}, and no JSON array with one score from 0 to 1"
-        return Verdict(0.0, "\n".join(filter(None, (said, f"The check {EdgedecError(wrong)}."))))
+        wrong = ran.failure.partition(";")[0] or f"printed {ran.printed[:60]!r}, and no JSON array with one score"
+        told = [] if said and ran.is_status else [f"The check {wrong}."]
+        return Verdict(0.0, "\n".join([*told, *filter(None, [said])]))
     return Verdict(score, said)
 
 
