@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Timer
 from typing import Any
 
@@ -111,6 +111,18 @@ class Refined(ChosenText):
         """Whether the best text passed."""
         return _score(self.verdicts[self.place]) == 1
 
+    def said(self, place: int) -> str:
+        """Return the round of a text and what the check said about it, cut to a length for a person."""
+        verdict = self.verdicts[place]
+        if verdict is None:
+            return f"round {self.rounds[place]}, not checked"
+        words = f": {cut(verdict.words, 200)}" if verdict.words else ""
+        return f"round {self.rounds[place]}, score {verdict.score:.3f}{words}"
+
+    def lines(self) -> list[str]:
+        """Return a line for each text: its round, its score, and what the check said."""
+        return [f"text {place + 1}: {self.said(place)}" for place in range(len(self.texts))]
+
 
 def refined(
     engine: Engine,
@@ -149,6 +161,11 @@ def refined(
             else:
                 asked = _fitting(engine, messages, revised(messages, texts[best].text, verdicts[best]))
                 texts += engine.samples(asked, min(n, how.most - first), cancel=stop, **options)
+            if stop.cancelled and not (cancel is not None and cancel.cancelled):  # the seconds are over
+                texts = [
+                    replace(text, finish_reason="length") if text.finish_reason == "cancelled" else text
+                    for text in texts
+                ]
             rounds += [turn] * (len(texts) - first)
             verdicts += _verdicts(how, prompt_text(messages), texts, first, stop, options.get("on_progress"))
             best = max(range(len(texts)), key=lambda place: _score(verdicts[place]))  # of equals the first
@@ -210,7 +227,7 @@ def _verdicts(
                 found[text.text] = None
             except PluginError as error:
                 raise ScorerError(error.marked, tuple(each.text for each in texts)) from error
-    return [None if text.finish_reason == "cancelled" else found[text.text] for text in texts[first:]]
+    return [found[text.text] for text in texts[first:]]
 
 
 def _verdict(how: RefineBy, prefix: str, text: str, stop: CancelToken) -> Verdict:

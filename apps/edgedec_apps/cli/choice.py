@@ -18,7 +18,7 @@ from edgedec.sessions.text_pages import require_count
 from edgedec_apps.cli.exit_codes import NOT_PASSED
 from edgedec_apps.cli.sampling_options import ChoiceFlags
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.refine import RefineBy, Refined, Verdict, refined
+from edgedec_apps.refine import RefineBy, Refined, refined
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
@@ -50,7 +50,7 @@ def way_of(flags: ChoiceFlags) -> BestOf | SearchBy | RefineBy | None:
         OptionError: A value is out of range.
     """
     n = count_of(flags)
-    command = None if flags.scorer is None else _command(flags.scorer)
+    command = None if flags.scorer is None else command_of(flags.scorer)
     seconds = SCORER_S if flags.scorer_seconds is None else flags.scorer_seconds
     answer = ANSWER if flags.answer is None else flags.answer
     if flags.refine is not None:
@@ -111,19 +111,19 @@ def n_texts_of(way: BestOf | SearchBy | RefineBy | None, flags: ChoiceFlags) -> 
     return way.n_texts if isinstance(way, SearchBy) else count_of(flags)
 
 
-def _command(words: str) -> list[str]:
-    """Return the arguments of a command, split as a shell splits words."""
+def command_of(words: str, name: str = "scorer") -> list[str]:
+    """Return the arguments of a command, split as a shell splits words; `name` is the option that has it."""
     try:
         found = shlex.split(words)
     except ValueError as error:
-        raise OptionError("scorer", words, f"its quotes must close ({error})") from error
+        raise OptionError(name, words, f"its quotes must close ({error})") from error
     if not found or not found[0]:
-        raise OptionError("scorer", words, "it must name a program")
+        raise OptionError(name, words, "it must name a program")
     if shutil.which(found[0]) is None:
         path = Path(found[0])
         what = "a folder" if path.is_dir() else "no program that may be run (chmod +x)" if path.exists() else ""
         wrong = f"{found[0]!r} is {what}" if what else f"there is no program {found[0]!r}"
-        raise OptionError("scorer", words, f"{wrong}; give the path of a program")
+        raise OptionError(name, words, f"{wrong}; give the path of a program")
     return found
 
 
@@ -148,8 +148,8 @@ def say_choice(chosen: ChosenText, *, others: bool) -> None:
     n = len(chosen.texts)
     say(f"chosen: text {chosen.place + 1} of {n}: {chosen.why}")
     if isinstance(chosen, Refined) and not others:
-        for place, verdict in enumerate(chosen.verdicts):
-            say(f"  text {place + 1} (round {chosen.rounds[place]}): {_said(verdict)}")
+        for line in chosen.lines():
+            say(f"  {one_line(line)}")
     if not others:
         return
     for place, text in enumerate(chosen.texts):
@@ -166,18 +166,10 @@ def _facts(chosen: ChosenText, place: int, text: Generation) -> str:
     if text.logprob_sum is not None and text.token_ids:
         facts.append(f"mean log-probability {text.logprob_sum / len(text.token_ids):.3f}")
     if isinstance(chosen, Refined):
-        facts.append(f"round {chosen.rounds[place]}, {_said(chosen.verdicts[place])}")
+        facts.append(one_line(chosen.said(place)))
     elif chosen.scores:
         facts.append(f"score {chosen.scores[place]:.3f}")
     return ", ".join(facts)
-
-
-def _said(verdict: Verdict | None) -> str:
-    """Return a verdict on a line."""
-    if verdict is None:
-        return "not checked"
-    words = f": {one_line(verdict.words):.160}" if verdict.words else ""
-    return f"score {verdict.score:.3f}{words}"
 
 
 def choice_document(chosen: ChosenText) -> dict[str, Any]:

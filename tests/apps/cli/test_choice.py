@@ -156,8 +156,8 @@ def test_a_refined_text_with_what_was_said_of_each(model: Path) -> None:
     assert found.code == 46
     assert "none of 4 texts passed the check" in found.err.splitlines()[-1]
     assert found.err.count("characters") == 4
-    assert "text 1 (round 0): score " in found.err
-    assert "text 4 (round 2): score " in found.err
+    assert "text 1: round 0, score " in found.err
+    assert "text 4: round 2, score " in found.err
     document = json.loads(run_here("run", model, "Hello", *WARM, *args, "--json").out)
     choice, texts = document["choice"], document["texts"]
     assert found.text == document["text"] + "\n"
