@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Timer
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgedec.api.best_text import prompt_text
 from edgedec.api.engine import Engine
@@ -34,8 +34,7 @@ MOST_TEXTS = 1024
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a check says about a text.
 
     Attributes:
@@ -47,8 +46,8 @@ class Verdict:
     words: str = ""
 
 
-Check = Callable[[str, str], Verdict]
-"""`(prefix, text)` -> the verdict; `prefix` is the last message of the prompt."""
+Check = Callable[[str, str], tuple[float, str]]
+"""`(prefix, text)` -> a Verdict, or as a pair; `prefix` is the last message of the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,10 +234,9 @@ def _verdict(how: RefineBy, prefix: str, text: str, stop: CancelToken) -> Verdic
     check = how.check
     if callable(check):
         found = in_time(lambda: check(prefix, text), how.check_seconds, stop)
-        if not isinstance(found, Verdict):
-            raise PluginError(f"the check returned {found!r:.100}; it must return a Verdict")
-        checked_scores([found.score], 1)
-        return found
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], str)):
+            raise PluginError(f"the check returned {found!r:.100}; it must return a score from 0 to 1 and its words")
+        return Verdict(checked_scores([found[0]], 1)[0], found[1])
     ran = CommandScorer(check, seconds=how.check_seconds, cancel=stop).run(prefix, [text])
     said = ran.said.decode("utf-8", "replace").strip()
     try:
