@@ -4,8 +4,9 @@
     python benchmarks/answers/refining.py table FILE.jsonl --json-out FILE
 
 `run` solves each task in both ways, in turn, and adds a line a task and way; it skips what FILE has, so it can be
-interrupted, and --seconds ends it in time. `table` looks at `--refine` after 1, 5, 9 ... texts, which begin alike. A text is right where it passes the hidden tests, too. The time is that
-of the process, CPU seconds of its one thread, which other work on the machine hardly changes.
+interrupted, and --seconds ends it in time. `table` looks at `--refine` after 1, 5, 9 ... texts, which begin alike. A
+text is right where it passes the hidden tests, too. The time is CPU seconds of the process's one thread, which other
+work on the machine changes little.
 """
 
 import argparse

@@ -25,10 +25,9 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, get_args
 
 from edgedec.api.engine import Engine
-from edgedec.api.requests import RequestOptions
 from edgedec.errors import OptionError, RequestError
 from edgedec_methods.multilingual import judged_together
 
@@ -112,7 +111,7 @@ def through_layers(
     question: str,
     *,
     seed: int = 0,
-    **options: Unpack[RequestOptions],
+    **options: Any,
 ) -> list[Answer]:
     """Return the answers that leave the last layer, the best first where that layer ranks.
 
@@ -151,7 +150,7 @@ def through_layers(
 
 
 def _written(
-    engines: Sequence[Engine], content: str, n: int, seeds: Iterator[int], options: RequestOptions
+    engines: Sequence[Engine], content: str, n: int, seeds: Iterator[int], options: Mapping[str, Any]
 ) -> list[Answer]:
     """Return n answers of each model to a message."""
     found = list[Answer]()

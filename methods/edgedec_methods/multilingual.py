@@ -14,6 +14,7 @@ Status: study
 
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ def multilingual(
     if not 1 <= len(languages) < len(ascii_uppercase):
         raise OptionError("languages", list(languages), f"there must be 1 to {len(ascii_uppercase) - 1}")
     texts = [engine.chat(_turn(question), temperature=0, max_tokens=max_tokens, cancel=cancel)]
-    more = {} if temperature is None else {"temperature": temperature}
+    more: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
     for k, language in enumerate(languages):
         asked = _turn(ASKED.format(question=question, language=language))
         texts.append(engine.chat(asked, seed=seed + k, max_tokens=max_tokens, cancel=cancel, **more))

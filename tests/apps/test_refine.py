@@ -11,6 +11,7 @@ from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import OptionError, RequestError, ScorerError
+from edgedec.grammar import Grammar
 from edgedec.progress import CancelToken
 from edgedec_apps.refine import RefineBy, Verdict, cut, refined, revised
 
@@ -25,9 +26,15 @@ DRAWN: dict[str, Any] = {"seed": 7, "temperature": 1.5, "max_tokens": 6, "ignore
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edgedec.Engine]:
-    """A tiny model with a chat template and 512 tokens of context."""
-    path = tiny_llama(tmp_path_factory.mktemp("refine") / "tiny.gguf", chat_template=CHAT, n_ctx_train=512, n_vocab=261)
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a chat template."""
+    folder = tmp_path_factory.mktemp("refine")
+    return tiny_llama(folder / "tiny.gguf", chat_template=CHAT, n_ctx_train=512, n_vocab=261)
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path) -> Iterator[edgedec.Engine]:
+    """It with 512 tokens of context."""
     with edgedec.load(path, runtime="cpu", draft="off", n_ctx=512) as loaded:
         yield loaded
 
@@ -62,6 +69,20 @@ def test_every_text_is_that_of_its_seed_and_answers_the_best_one_before_it(engin
     assert found.place == max(range(9), key=found.scores.__getitem__)
     assert not found.passed
     assert "none passed" in found.why
+
+
+def test_drafts_stop_strings_and_grammars_change_nothing(engine: edgedec.Engine, path: Path) -> None:
+    """With drafts all texts are the same, also where a stop string ends them or they keep to a grammar."""
+    how = RefineBy(check=check, n=2, texts=5)
+    plain = refined(engine, ASKED, how, **DRAWN | {"max_tokens": 24})
+    stop = plain.texts[3].text[2:4]
+    ways: list[dict[str, Any]] = [{}, {"stop": (stop,)}, {"grammar": Grammar.regex("[a-c]{4,30}"), "ignore_end": False}]
+    with edgedec.load(path, runtime="cpu", draft="suffix", n_ctx=512) as drafting:
+        for way in ways:
+            options = DRAWN | {"max_tokens": 24} | way
+            texts = [text.text for text in refined(engine, ASKED, how, **options).texts]
+            assert [text.text for text in refined(drafting, ASKED, how, **options).texts] == texts
+            assert all(stop not in text for text in texts) or "stop" not in way
 
 
 def test_it_ends_with_the_text_that_passes(engine: edgedec.Engine) -> None:
