@@ -177,7 +177,7 @@ def revised(messages: Sequence[Mapping[str, Any]], text: str, verdict: Verdict |
     """Return a chat with an answer and what the check said about it, so that the model writes the answer again."""
     words = "" if verdict is None else cut(verdict.words)
     said = f" The check said:\n\n{words}" if words else ""
-    turn = f"Your answer did not pass a check.{said}\n\nWrite the whole answer again, corrected."
+    turn = f"Your answer did not pass a check.{said}\n\nSo it is not right. Write a different answer, which passes."
     return [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": turn}]
 
 

@@ -196,15 +196,17 @@ def test_a_flood_of_words_is_cut() -> None:
 
 def test_what_is_refused(engine: edgedec.Engine, tmp_path: Path) -> None:
     """Values out of range, commands that do not start, and functions that are no checks; the texts are not lost."""
-    for wrong in ({"n": 0}, {"n": 257}, {"texts": 0}, {"texts": True}, {"seconds": 0}, {"tokens": 0}, {"check": "x"}):
+    cases: list[dict[str, Any]] = [{"n": 0}, {"n": 257}, {"texts": 0}, {"texts": True}, {"seconds": 0}, {"tokens": 0}]
+    for wrong in [*cases, {"check": "x"}]:
         with pytest.raises(OptionError):
             RefineBy(**{"check": check, **wrong})
     with pytest.raises(ScorerError, match="does not start") as failed:
         refined(engine, ASKED, RefineBy(check=[str(tmp_path)]), **DRAWN)
     assert failed.value.texts == (engine.chat(ASKED, **DRAWN | {"temperature": 0}).text,)
-    for result in (0.5, Verdict(2.0), Verdict(float("nan"))):
+    results: list[Any] = [0.5, (0.5,), (0.5, None), Verdict(2.0), Verdict(float("nan"))]
+    while results:
         with pytest.raises(ScorerError, match="must return"):
-            refined(engine, ASKED, RefineBy(check=lambda prefix, text, result=result: result), **DRAWN)
+            refined(engine, ASKED, RefineBy(check=lambda prefix, text: results.pop()), **DRAWN)
     with pytest.raises(RequestError, match="flavour"):
         refined(engine, ASKED, RefineBy(check=check), flavour=1, **DRAWN)
 

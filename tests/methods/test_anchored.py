@@ -103,6 +103,7 @@ def test_texts(paths: list[Path]) -> None:
 
 def test_what_is_refused() -> None:
     """Both options are needed, and the budget is no negative number."""
-    for wrong in ({}, {"nats": 1.0}, {"safe_model": "x"}, {"safe_model": "x", "nats": -1.0}):
+    cases: list[dict[str, Any]] = [{}, {"nats": 1.0}, {"safe_model": "x"}, {"safe_model": "x", "nats": -1.0}]
+    for wrong in cases:
         with pytest.raises(RequestError, match="nats"):
-            Anchored(**wrong)  # type: ignore[arg-type]
+            Anchored(**wrong)

@@ -9,6 +9,7 @@ from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.best_text import BestOf
+from edgedec.api.requests import RequestOptions
 from edgedec.errors import OptionError
 from edgedec_apps.refine import RefineBy, refined
 from edgedec_methods.critiques import ASKED, critic, critic_check, critiques_of
@@ -32,7 +33,8 @@ class Critic:
 def test_the_mean_of_the_grades() -> None:
     """A critique without a grade counts for nothing; the words are those of the worst critique."""
     assert critic(Critic(), 3)("?", ["aaab", "b", ""]) == [pytest.approx(0.2), pytest.approx(0.05), 0.0]
-    assert critic_check(Critic(), 3)("?", "aaab") == (pytest.approx(0.2), "Bad.\nGrade: 1")
+    score, words = critic_check(Critic(), 3)("?", "aaab")
+    assert (score, words) == (0.2, "Bad.\nGrade: 1")
     assert critic_check(Critic(), 1)("?", "a") == (0.1, "Grade: 1")
     with pytest.raises(OptionError, match="at least 1"):
         critic(Critic(), 0)
@@ -49,9 +51,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edgedec.Engine]
 @pytest.mark.slow
 def test_a_model_is_its_own_critic(engine: edgedec.Engine) -> None:
     """Critique k draws with the seed plus k; a critic is a scorer of BestOf, and its check one of RefineBy."""
-    options: dict[str, Any] = {"seed": 5, "max_tokens": 6, "temperature": 1.5}
+    options: RequestOptions = {"seed": 5, "max_tokens": 6, "temperature": 1.5}
     asked = [{"role": "user", "content": ASKED.format(prefix="Why?", text="So.")}]
-    own = [engine.chat(asked, **options | {"seed": 5 + k}).text for k in range(3)]
+    own = [engine.chat(asked, seed=5 + k, max_tokens=6, temperature=1.5).text for k in range(3)]
     assert [words for _, words in critiques_of(engine, "Why?", "So.", 3, options)] == own
     why = [{"role": "user", "content": "Why?"}]
     found = engine.best(why, BestOf(2, "score", scorer=critic(engine, 2, **options)), **options)
