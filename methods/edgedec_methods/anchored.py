@@ -21,11 +21,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, RequestError, SessionError, argument
-from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.errors import RequestError, argument
+from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.outer_session import UnsavedSession
 from edgedec.stats import DecodeStats
+from edgedec_methods.pair_session import PairSession, name_of
 
 _HALVINGS = 24
 
@@ -105,7 +105,7 @@ def anchored(risky: Logs, safe: Logs, nats: float) -> tuple[Logs, float]:
     return found
 
 
-class AnchoredSession(UnsavedSession):
+class AnchoredSession(PairSession):
     """Implements edgedec.model.Session on two sessions: its rows are the risky model's, kept near the safe model's.
 
     What is spent at a row depends on the rows before it back to the prompt's end, so it is a function of the text.
@@ -122,31 +122,14 @@ class AnchoredSession(UnsavedSession):
         CapabilityError: The rows of a model depend on how a prefill is cut, or a model can't go back.
     """
 
-    what = "what two models hold"
     option = "safe_model"
+    together = "mix their laws"
 
     def __init__(self, risky: Session, safe: Session, nats: float) -> None:
-        for session in (risky, safe):
-            session.model.capabilities.require("rollback", session.model.card.runtime)
-            if session.model.capabilities.prefill_chunk != 1:
-                raise CapabilityError(
-                    f"on the {session.model.card.runtime} runtime a row depends on how its prompt is cut, so no bound "
-                    "can be kept there; choose another runtime (cpu)"
-                )
-        self.sessions = (risky, safe)
+        super().__init__(risky, safe)
         self.nats = nats
         self.spent: list[float] = []
         self._first = 0  # position of the prompt's last token: the first row that a token is drawn from
-
-    @property
-    def model(self) -> Model:
-        """The model that writes."""
-        return self.sessions[0].model
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens that both models can hold."""
-        return min(session.n_ctx for session in self.sessions)
 
     @property
     def n_cached(self) -> int:
@@ -166,10 +149,7 @@ class AnchoredSession(UnsavedSession):
         Raises:
             CapabilityError: The item is a tree, or names layers, taps or hidden states.
         """
-        tokens, n_past = item.tokens, item.n_past
-        options = (item.hidden, item.resume_after, item.parents, item.layers, item.taps or None)
-        if tokens is None or any(option is not None for option in options):
-            raise CapabilityError("a model that stays near another one takes chains of tokens, through all its layers")
+        tokens, n_past = self.chain_of(item), item.n_past
         end = n_past + len(tokens)
         named = {"all": range(n_past, end), "last": range(end - 1, end)}
         wanted = set(named[item.rows] if isinstance(item.rows, str) else (n_past + int(row) for row in item.rows))
@@ -190,27 +170,13 @@ class AnchoredSession(UnsavedSession):
         self.spent = spent
         return Forward(np.stack(rows), {}, both[0].ops)
 
-    def keep(self, rows: NDArray[np.int32]) -> None:
-        """Raise SessionError: no trees are evaluated here."""
-        raise SessionError("keep() follows a tree, and a model that stays near another one takes none")
-
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
         """Put into the statistics how far the text went from the safe model."""
         spent: Sequence[float] = self.spent[:n_generated]
         if spent:
-            name = self.sessions[1].model.card.name or "the safe model"
+            name = name_of(self.sessions[1])
             stats.add_reason(f"lossy: the text stays within {self.nats:g} nats a token of {name}")
             stats.explanation.append(
                 f"anchored: {sum(spent):.3f} nats from {name} in {len(spent)} tokens, of at most "
                 f"{self.nats * len(spent):.3f}"
             )
-
-    def cancel(self) -> None:
-        """Stop the forward that is running, from any thread; without one, nothing happens."""
-        for session in self.sessions:
-            session.cancel()
-
-    def close(self) -> None:
-        """Free both KV caches; calling it again does nothing."""
-        for session in self.sessions:
-            session.close()
